@@ -1,0 +1,89 @@
+"""What a plan costs: FLOPs, activation bytes and the speed-up nothing can beat.
+
+The formulas count matrix multiplications as 2 * rows * columns * inner, as `torch.utils.flop_counter` does, for
+the layers alone: patch embedding and head are the same in both and small. Backward is twice forward, so ratios
+of forward FLOPs are ratios of training FLOPs.
+"""
+
+from dataclasses import dataclass
+
+from tread.routing.errors import ConfigError, check_int
+from tread.routing.plan import RoutePlan
+from tread.routing.selection import kept_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """One transformer layer; `context` counts tokens beside the stream that join attention and are never dropped."""
+
+    width: int
+    mlp_hidden: int | None = None
+    gated_mlp: bool = False
+    modulated: bool = True
+    context: int = 0
+
+    def __post_init__(self) -> None:
+        check_int(self.width, "width", 1)
+        check_int(self.context, "context", 0)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the mlp's hidden layer; four times the model's unless given."""
+        return 4 * self.width if self.mlp_hidden is None else self.mlp_hidden
+
+    def flops(self, tokens: int) -> int:
+        """Forward FLOPs of one sample: projections, attention scores and values, mlp, adaLN modulation."""
+        rows = tokens + self.context
+        projections = 8 * rows * self.width**2
+        attention = 4 * rows**2 * self.width
+        mlp = (6 if self.gated_mlp else 4) * rows * self.width * self.hidden
+        modulation = 12 * self.width**2 if self.modulated else 0
+        return projections + attention + mlp + modulation
+
+    def activation_elements(self, tokens: int) -> int:
+        """Elements one sample keeps for backward in eager mode.
+
+        Per row: two norms' inputs and outputs, two modulated streams, q, k, v, attention's output and its
+        projection, the mlp's output (12 widths), and the mlp's hidden layer before and after its activation (a
+        gated mlp also keeps the gate).
+        """
+        rows = tokens + self.context
+        return rows * (12 * self.width + (4 if self.gated_mlp else 2) * self.hidden)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Forward FLOPs and activation bytes of one sample, dense and routed."""
+
+    dense_flops: int
+    routed_flops: int
+    dense_bytes: int
+    routed_bytes: int
+
+    @property
+    def speedup(self) -> float:
+        """Ideal steps per second, routed over dense."""
+        return self.dense_flops / self.routed_flops
+
+
+def plan_cost(
+    plan: RoutePlan, shape: LayerShape, *, tokens: int, forced: int | None = None, element_bytes: int = 2
+) -> Cost:
+    """The cost of a resolved plan on `tokens` tokens; `forced` as in `kept_count`.
+
+    >>> paper = RoutePlan.from_config({"preset": "paper"}).resolve(28)
+    >>> round(plan_cost(paper, LayerShape(width=1152), tokens=256).speedup, 2)
+    1.71
+    """
+    if plan.depth is None:
+        raise ConfigError("the plan has no depth yet: call plan.resolve(depth) first.")
+    counts = [tokens] * plan.depth
+    for route in plan.routes:
+        for layer in range(route.start_layer_idx, route.end_layer_idx + 1):
+            counts[layer] = kept_count(tokens, route.selection_ratio, forced)
+    return Cost(
+        dense_flops=plan.depth * shape.flops(tokens),
+        routed_flops=sum(shape.flops(count) for count in counts),
+        dense_bytes=plan.depth * shape.activation_elements(tokens) * element_bytes,
+        routed_bytes=sum(shape.activation_elements(count) for count in counts) * element_bytes,
+    )

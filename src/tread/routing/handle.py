@@ -1,0 +1,159 @@
+"""The handle of a routed model: when routing is on, which step it is, and what must be kept.
+
+- On only in training with gradients; `routed()` turns it on anywhere, `dense()` off.
+- Selections are a pure function of (seed, step, micro-step, global sample position, route, token). The step and
+  micro-step are 0-d CPU tensors: they change every step without a recompile, mix with any device without a copy
+  or a synchronisation, and a resumed run goes on where it stopped.
+- A handle owns no parameters and is no module: state-dict keys do not know it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tread.routing import noise
+from tread.routing.errors import ConfigError, check_fraction, check_int
+from tread.routing.plan import RoutePlan
+from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
+from tread.routing.selection import kept_count, l1_rank, mixed_score, select
+from tread.routing.state import State
+
+
+@dataclass(frozen=True)
+class _Mode:
+    """What the contexts set: on or off by force, another ratio, given selections, a force mask and its count."""
+
+    on: bool | None = None
+    ratio: float | None = None
+    selections: tuple[Tensor, ...] | None = None
+    mask: Tensor | None = None
+    forced: int | None = None
+
+
+class Handle:
+    """Routing for one model of `depth` layers by `plan`; `seed` replaces the plan's."""
+
+    def __init__(self, plan: RoutePlan, *, depth: int, seed: int | None = None) -> None:
+        plan = plan.resolve(depth)
+        self.plan = plan if seed is None else replace(plan, seed=seed)
+        self.selections: list[Tensor] = []
+        self._mode = _Mode()
+        self._scale: float | None = None if plan.schedule else 1.0
+        self._step = torch.zeros((), dtype=torch.int64)
+        self._micro_step = torch.zeros((), dtype=torch.int64)
+        self._said: set[str] = set()
+        warn_once(layer_risks(self.plan), self._said)
+
+    def set_step(self, step: int) -> None:
+        """Say which optimizer step the next forwards belong to; micro-steps count from it.
+
+        A loop that never calls this advances by itself, one micro-step per routed forward.
+        """
+        check_int(step, "step", 0)
+        self._step = torch.tensor(step)
+        self._micro_step = torch.zeros((), dtype=torch.int64)
+        if self.plan.schedule is not None:
+            self._scale = self.plan.schedule.scale(step)
+
+    @contextmanager
+    def force_keep(self, mask: Tensor) -> Iterator[None]:
+        """Never drop the tokens that are True in mask (B, S). Its count is read here, outside the forward."""
+        if mask.dtype != torch.bool or mask.ndim != 2:
+            raise ConfigError(f"force_keep is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool (B, S).")
+        forced = int(mask.sum(dim=1).max())
+        warn_once(mask_risks(mask.shape[1], forced), self._said)
+        with self._set(mask=mask, forced=forced):
+            yield
+
+    @contextmanager
+    def routed(
+        self, selection_ratio: float | None = None, *, selections: Sequence[Tensor] | None = None
+    ) -> Iterator[None]:
+        """Route in any mode, with another ratio for all routes or with given ascending indices (B, K) per route."""
+        if selection_ratio is not None:
+            check_fraction(selection_ratio, "selection_ratio", closed=False)
+        if selections is not None and len(selections) != len(self.plan.routes):
+            raise ConfigError(f"{len(selections)} selections for {len(self.plan.routes)} routes; give one per route.")
+        given = None if selections is None else tuple(selections)
+        with self._set(on=True, ratio=selection_ratio, selections=given):
+            yield
+
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        """Run every forward inside with all tokens."""
+        with self._set(on=False):
+            yield
+
+    @contextmanager
+    def _set(self, **changes: object) -> Iterator[None]:
+        before = self._mode
+        self._mode = replace(before, **changes)
+        try:
+            yield
+        finally:
+            self._mode = before
+
+    @property
+    def active_scale(self) -> float:
+        """What the schedule makes of every ratio at this step: 1 as configured, 0 dense."""
+        if self._scale is None:
+            raise ConfigError("the schedule needs to know the step: call handle.set_step(step) before each step.")
+        return self._scale
+
+    def begin(self, x: Tensor, *, training: bool) -> State:
+        """The state of one forward whose stream is x (B, S, D)."""
+        mode = self._mode
+        on = mode.on if mode.on is not None else training and torch.is_grad_enabled()
+        if not on or (mode.on is None and self.active_scale == 0):
+            self.selections = []
+            return State()
+        state = State(self.plan.routes, self._selector(x, mode))
+        self.selections = state.selections
+        return state
+
+    def _selector(self, x: Tensor, mode: _Mode):
+        """The function that chooses the tokens of each route in this forward, and the next micro-step."""
+        batch, tokens = x.shape[:2]
+        if mode.mask is not None and mode.mask.shape != (batch, tokens):
+            raise ConfigError(
+                f"force_keep has shape {tuple(mode.mask.shape)}; this forward has {batch} samples of {tokens} tokens."
+            )
+        if not torch.compiler.is_compiling():
+            warn_once(token_risks(self.plan, tokens), self._said)
+        if mode.selections is not None:
+            given = mode.selections
+            return lambda index, stream: given[index].to(stream.device)
+
+        step, micro_step = self._step, self._micro_step
+        self._micro_step = micro_step + 1
+        first = _rank() * batch
+        positions = torch.arange(first, first + batch, device=x.device).unsqueeze(1)  # (B, 1)
+        token = torch.arange(tokens, device=x.device)  # (S,)
+
+        def choose(index: int, stream: Tensor) -> Tensor:
+            route = self.plan.routes[index]
+            ratio = route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
+            score = noise.bits(self.plan.seed, step, micro_step, index, positions, token)  # (B, S)
+            if self.plan.importance:
+                score = mixed_score(score, l1_rank(stream), self.plan.importance)
+            mask = None if mode.mask is None else mode.mask.to(stream.device)
+            return select(score, kept_count(tokens, ratio, mode.forced), mask)  # (B, K)
+
+        return choose
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the selections stand, for loops that keep their own checkpoints."""
+        return {"step": int(self._step), "micro_step": int(self._micro_step)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from `state_dict()`."""
+        self.set_step(state["step"])
+        self._micro_step = torch.tensor(state["micro_step"])
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -1,0 +1,61 @@
+"""Random numbers as a pure function of integer words: no generator, no global state.
+
+- `bits(seed, step, sample, token)` hashes its words and nothing else, so a number depends on what it is
+  for and never on what was drawn before it: a resumed run, another number of processes, CPU or GPU, eager
+  or compiled code all see the same values.
+- A word is a non-negative Python int or an int64 tensor below 2**32; tensors broadcast against each other.
+  Leading Python ints are folded on the host and cost no kernel.
+- Everything stays below 2**63: a 32-bit state times a constant below 2**31. No backend has to wrap, so
+  none can wrap differently.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+Word = int | Tensor
+
+_MASK = 0xFFFFFFFF
+_GOLDEN = 0x1E3779B9
+
+
+def _mix(h: Word) -> Word:
+    """A bijection of 32-bit integers in which every input bit moves every output bit."""
+    h = h ^ (h >> 16)
+    h = (h * 0x21F0AAAD) & _MASK
+    h = h ^ (h >> 15)
+    h = (h * 0x735A2D97) & _MASK
+    h = h ^ (h >> 16)
+    h = (h * 0x31848BAB) & _MASK
+    return h ^ (h >> 15)
+
+
+def _fold(words: tuple[Word, ...]) -> Word:
+    h: Word = _GOLDEN
+    for word in words:
+        h = _mix(h ^ (word & _MASK))
+        while isinstance(word, int) and (word := word >> 32) > 0:  # a seed may be longer than 32 bits
+            h = _mix(h ^ (word & _MASK))
+        h = (h + _GOLDEN) & _MASK  # a step between words, so that (0, 1) and (1, 0) part ways
+    return h
+
+
+def bits(*words: Word) -> Tensor:
+    """32 random bits per element, as int64 in [0, 2**32); the shape is the broadcast shape of the words.
+
+    >>> bits(0, 7, torch.arange(2)[:, None], torch.arange(3)).shape
+    torch.Size([2, 3])
+    """
+    return torch.as_tensor(_mix(_fold(words)))
+
+
+def uniform(*words: Word) -> Tensor:
+    """Float32 in the open interval (0, 1), in steps of 2**-23."""
+    return ((bits(*words) >> 9).float() + 0.5) * 2.0**-23
+
+
+def normal(*words: Word) -> Tensor:
+    """Standard normal float32 by Box and Muller's transform of two independent uniforms."""
+    radius = torch.sqrt(-2.0 * torch.log(uniform(*words, 0)))
+    return radius * torch.cos(2.0 * math.pi * uniform(*words, 1))

@@ -1,0 +1,28 @@
+"""Take rows out of a sequence and put them back, saving nothing for backward but the indices.
+
+- `gather` copies K rows; `restore` writes one full sequence. Nothing else of that size is made.
+- The indices are flattened over the batch once: `index_select` and `scatter` on flat rows keep only the
+  index for backward, where `torch.gather` keeps its whole input and `index_copy` its source.
+"""
+
+import torch
+from torch import Tensor
+
+
+def flat_rows(ids: Tensor, tokens: int) -> Tensor:
+    """Indices (B, K) into S tokens each -> indices (B * K,) into the rows of a flattened (B * S, ...)."""
+    offsets = torch.arange(ids.shape[0], device=ids.device).unsqueeze(1) * tokens  # (B, 1)
+    return (ids + offsets).flatten()  # (B * K,)
+
+
+def gather(x: Tensor, ids: Tensor) -> Tensor:
+    """The rows `ids` (B, K) of x (B, S, ...) -> (B, K, ...)."""
+    rows = x.flatten(0, 1).index_select(0, flat_rows(ids, x.shape[1]))  # (B * K, ...)
+    return rows.unflatten(0, ids.shape)  # (B, K, ...)
+
+
+def restore(x: Tensor, ids: Tensor, bypass: Tensor) -> Tensor:
+    """The rows x (B, K, D) written over those rows of bypass (B, S, D); all other rows pass through."""
+    rows = flat_rows(ids, bypass.shape[1]).unsqueeze(1).expand(-1, x.shape[-1])  # (B * K, D), no copy
+    flat = bypass.flatten(0, 1).scatter(0, rows, x.flatten(0, 1).to(bypass.dtype))  # (B * S, D)
+    return flat.view_as(bypass)  # (B, S, D)

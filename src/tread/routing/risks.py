@@ -1,0 +1,58 @@
+"""Settings that are legal but that the literature warns about, each with the reason and the way out."""
+
+import warnings
+
+from tread.routing.plan import RoutePlan
+
+FEW_TOKENS = 256
+HIGH_RATIO = 0.5
+LITTLE_GAIN = 0.75
+
+
+class RiskWarning(UserWarning):
+    """A setting that runs, but that is known to cost quality or to gain no speed."""
+
+
+def layer_risks(plan: RoutePlan) -> list[str]:
+    """Windows that touch the first two layers or the last one of a resolved plan."""
+    risks = []
+    for route in plan.routes:
+        if route.start_layer_idx < 2:
+            risks.append(
+                f"{route} starts before layer 2: the first layers build what the dropped tokens carry past the "
+                "window, and the paper found layer 2 the best start. Set start_layer_idx to 2, or preset 'paper'."
+            )
+        if plan.depth is not None and route.end_layer_idx == plan.depth - 1:
+            risks.append(
+                f"{route} includes the last of {plan.depth} layers: dropped tokens then reach the output without a "
+                "dense layer after the window. Set end_layer_idx to -4 (the paper) or at most -2."
+            )
+    return risks
+
+
+def token_risks(plan: RoutePlan, tokens: int) -> list[str]:
+    """High ratios on few tokens."""
+    return [
+        f"{route} keeps {tokens - int(tokens * route.selection_ratio)} of {tokens} tokens: at 256 tokens the paper "
+        "lost quality above a ratio of 0.5 (DiT-B/2, FID 21.3 at 0.5, 49.3 at 0.75, 43.5 dense). Use 0.5 or less."
+        for route in plan.routes
+        if route.selection_ratio > HIGH_RATIO and tokens <= FEW_TOKENS
+    ]
+
+
+def mask_risks(tokens: int, forced: int) -> list[str]:
+    """Force masks that leave little to drop."""
+    if forced < LITTLE_GAIN * tokens:
+        return []
+    return [
+        f"a sample forces {forced} of {tokens} tokens, so at most {tokens - forced} can be dropped in its batch and "
+        "routing gains little speed. Use smaller masks, or group samples of similar mask size into a batch."
+    ]
+
+
+def warn_once(risks: list[str], said: set[str]) -> None:
+    """Issue each warning that is not in `said` yet."""
+    for risk in risks:
+        if risk not in said:
+            said.add(risk)
+            warnings.warn(risk, RiskWarning, stacklevel=3)

@@ -1,0 +1,89 @@
+"""`TREADRouter`: the low-level class for people who write their own model, with the names model code knows.
+
+It keeps those names, `mask_ratio` and `l1_reg` included; everywhere else the package says `selection_ratio` and
+`importance`. Every call of `get_mask` draws anew.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tread.routing import noise
+from tread.routing.errors import check_fraction, check_int
+from tread.routing.ops import gather, restore
+from tread.routing.plan import DEFAULT_SEED
+from tread.routing.selection import kept_count, l1_rank, mixed_score, select
+
+
+@dataclass(frozen=True)
+class MaskInfo:
+    """One selection in the forms model code uses; `mask` (B, S) is True where a token is dropped."""
+
+    mask: Tensor
+    ids_keep: Tensor
+    ids_mask: Tensor
+    ids_shuffle: Tensor
+    ids_restore: Tensor
+
+
+class TREADRouter:
+    """Draws selections, takes the kept tokens out and puts them back.
+
+    >>> router, x = TREADRouter(seed=0), torch.randn(2, 16, 8)
+    >>> info = router.get_mask(x, mask_ratio=0.5)
+    >>> router.end_route(router.start_route(x, info), info, original_x=x).equal(x)
+    True
+    """
+
+    def __init__(self, seed: int = DEFAULT_SEED, device: torch.device | str | None = None) -> None:
+        self.seed = check_int(seed, "seed", 0)
+        self.device = device
+        self.calls = 0
+
+    def get_mask(
+        self,
+        x: Tensor,
+        mask_ratio: float = 0.0,
+        l1_reg: float = 0.0,
+        inverse: bool = False,
+        force_keep: Tensor | None = None,
+    ) -> MaskInfo:
+        """Choose which tokens of x (B, S, D) stay.
+
+        `mask_ratio` is the fraction dropped; `l1_reg` mixes importance (1) with chance (0), the most important
+        tokens staying, or the least important with `inverse`; `force_keep` (B, S) bool names tokens that stay.
+        """
+        check_fraction(mask_ratio, "mask_ratio", closed=False)
+        check_fraction(l1_reg, "l1_reg")
+        batch, tokens = x.shape[:2]
+        device = x.device if self.device is None else self.device
+        sample = torch.arange(batch, device=device).unsqueeze(1)  # (B, 1)
+        score = noise.bits(self.seed, self.calls, sample, torch.arange(tokens, device=device))  # (B, S)
+        self.calls += 1
+        if l1_reg:
+            rank = l1_rank(x).to(device)
+            score = mixed_score(score, tokens - 1 - rank if inverse else rank, l1_reg)
+
+        forced = None
+        if force_keep is not None:
+            force_keep = force_keep.to(device)
+            forced = int(force_keep.sum(dim=1).max())
+        keep = select(score, kept_count(tokens, mask_ratio, forced), force_keep)  # (B, K)
+        mask = torch.ones(batch, tokens, dtype=torch.bool, device=device).scatter(1, keep, False)  # (B, S)
+        shuffle = mask.to(torch.uint8).argsort(dim=1, stable=True)  # (B, S): kept first, then dropped
+        return MaskInfo(
+            mask=mask,
+            ids_keep=keep,
+            ids_mask=shuffle[:, keep.shape[1] :],
+            ids_shuffle=shuffle,
+            ids_restore=shuffle.argsort(dim=1),
+        )
+
+    def start_route(self, x: Tensor, info: MaskInfo) -> Tensor:
+        """The kept tokens of x (B, S, D) -> (B, K, D)."""
+        return gather(x, info.ids_keep.to(x.device))
+
+    def end_route(self, x: Tensor, info: MaskInfo, original_x: Tensor) -> Tensor:
+        """The processed tokens x (B, K, D) written over original_x (B, S, D)."""
+        return restore(x, info.ids_keep.to(x.device), original_x)

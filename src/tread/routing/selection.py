@@ -1,0 +1,52 @@
+"""Which tokens a route keeps: the budget, the scores, and the kept indices.
+
+- One K for the whole batch, so that tensors stay dense. Forced tokens come on top of the budget instead of eating
+  it: the ratio applies to the tokens that may be dropped.
+- Scores are 64-bit integers. Ranking integers has no rounding, so eager, compiled, CPU and GPU agree on every
+  index, and a stable sort settles ties by token position.
+- Nothing here reads a tensor on the host.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+SHAPE_LEVELS = 16  # with a force mask, K takes at most this many values, so that few shapes are compiled
+_FORCED = 1 << 62  # above every score
+
+
+def kept_count(tokens: int, ratio: float, forced: int | None = None) -> int:
+    """How many of `tokens` stay: K = S - int((S - F) * ratio).
+
+    `forced` is the largest number of forced tokens in the batch, or None where no force mask is given. With a mask,
+    K is rounded up to a multiple of ceil(S / 16), capped at S.
+
+    >>> kept_count(256, 0.5), kept_count(256, 0.5, forced=100)
+    (128, 192)
+    """
+    kept = tokens - int((tokens - (forced or 0)) * ratio)
+    if forced is None:
+        return kept
+    level = math.ceil(tokens / SHAPE_LEVELS)
+    return min(tokens, math.ceil(kept / level) * level)
+
+
+def l1_rank(x: Tensor) -> Tensor:
+    """The rank of each token of x (B, S, D) by its L1 norm, 0 for the smallest -> (B, S)."""
+    norms = x.detach().abs().sum(-1, dtype=torch.float32)  # (B, S)
+    return norms.argsort(dim=-1, stable=True).argsort(dim=-1)  # (B, S)
+
+
+def mixed_score(noise: Tensor, rank: Tensor, importance: float) -> Tensor:
+    """(1 - importance) * uniform + importance * rank / S as integers, from 32 random bits and ranks (B, S)."""
+    weight = round(importance * 65536)
+    return (65536 - weight) * noise + weight * ((rank << 32) // rank.shape[-1])  # (B, S)
+
+
+def select(score: Tensor, kept: int, force_keep: Tensor | None = None) -> Tensor:
+    """The `kept` highest scores of (B, S), every forced token (B, S) among them -> ascending indices (B, K)."""
+    if force_keep is not None:
+        score = score.masked_fill(force_keep, _FORCED)
+    order = score.argsort(dim=-1, descending=True, stable=True)  # (B, S)
+    return order[:, :kept].sort(dim=-1).values  # (B, K)

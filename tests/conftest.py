@@ -1,0 +1,27 @@
+"""Shared by all tests: one torch thread (two test processes share two cores) and where the real data lies."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device")
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real images and weights: TREAD_TEST_DATA, else shared/data beside the repository."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("TREAD_TEST_DATA", beside))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}; set TREAD_TEST_DATA")
+    return folder

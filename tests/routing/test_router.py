@@ -1,0 +1,51 @@
+"""The low-level class: its fields describe one selection, and every call draws anew."""
+
+import pytest
+import torch
+
+from tread import ConfigError, TREADRouter
+
+X = torch.randn(4, 64, 8)
+
+
+def test_fields_describe_one_selection():
+    info = TREADRouter(seed=3).get_mask(X, mask_ratio=0.25)
+    assert info.ids_keep.shape == (4, 48)
+    assert info.ids_mask.shape == (4, 16)
+    for b in range(4):
+        assert info.mask[b].nonzero().flatten().tolist() == info.ids_mask[b].tolist()
+        assert info.ids_shuffle[b].tolist() == info.ids_keep[b].tolist() + info.ids_mask[b].tolist()
+        assert info.ids_shuffle[b][info.ids_restore[b]].tolist() == list(range(64))
+
+
+def test_start_and_end_route():
+    router = TREADRouter()
+    info = router.get_mask(X, mask_ratio=0.5)
+    out = router.end_route(router.start_route(X, info) * 0, info, original_x=X)
+    assert out[info.mask].equal(X[info.mask])
+    assert (out[~info.mask] == 0).all()
+
+
+def test_every_call_draws_anew_and_the_seed_decides():
+    a, b = TREADRouter(seed=3), TREADRouter(seed=3)
+    first = a.get_mask(X, 0.5).ids_keep
+    assert first.equal(b.get_mask(X, 0.5).ids_keep)
+    assert not first.equal(a.get_mask(X, 0.5).ids_keep)
+    assert not first.equal(TREADRouter(seed=4).get_mask(X, 0.5).ids_keep)
+
+
+def test_importance_inverse_and_force_keep():
+    x = torch.arange(1, 65.0).view(1, 64, 1)
+    router = TREADRouter()
+    assert router.get_mask(x, 0.5, l1_reg=1.0).ids_keep.tolist() == [list(range(32, 64))]
+    assert router.get_mask(x, 0.5, l1_reg=1.0, inverse=True).ids_keep.tolist() == [list(range(32))]
+    force = torch.zeros(1, 64, dtype=torch.bool)
+    force[0, :8] = True
+    kept = router.get_mask(x, 0.5, l1_reg=1.0, force_keep=force).ids_keep[0].tolist()
+    assert kept == list(range(8)) + list(range(36, 64)), "36 of 64: the mask's 8 and the 28 most important"
+
+
+def test_ratios_outside_the_range_are_refused():
+    for ratio in (1.0, -0.1):
+        with pytest.raises(ConfigError, match="mask_ratio"):
+            TREADRouter().get_mask(X, ratio)

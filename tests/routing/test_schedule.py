@@ -1,0 +1,25 @@
+"""The ratio's course over training."""
+
+import pytest
+
+from tread import ConfigError, Schedule
+
+
+def test_warm_up_climbs_in_levels_and_cool_down_is_dense():
+    schedule = Schedule(warmup_steps=8, cooldown_fraction=0.25, levels=4, total_steps=20)
+    scales = [schedule.scale(step) for step in range(20)]
+    assert scales == [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75] + [1.0] * 7 + [0.0] * 5
+
+
+def test_few_distinct_values_whatever_the_length():
+    schedule = Schedule(warmup_steps=1000, cooldown_fraction=0.1, levels=3, total_steps=10_000)
+    assert {schedule.scale(step) for step in range(10_000)} == {0, 1 / 3, 2 / 3, 1}
+
+
+def test_without_settings_the_ratio_is_constant():
+    assert {Schedule().scale(step) for step in range(100)} == {1.0}
+
+
+def test_cool_down_needs_the_number_of_steps():
+    with pytest.raises(ConfigError, match="total_steps"):
+        Schedule(cooldown_fraction=0.1).scale(0)
