@@ -73,7 +73,7 @@ def plan_cost(
 
     >>> paper = RoutePlan.from_config({"preset": "paper"}).resolve(28)
     >>> round(plan_cost(paper, LayerShape(width=1152), tokens=256).speedup, 2)
-    1.71
+    1.72
     """
     if plan.depth is None:
         raise ConfigError("the plan has no depth yet: call plan.resolve(depth) first.")

@@ -40,6 +40,7 @@ class Handle:
         plan = plan.resolve(depth)
         self.plan = plan if seed is None else replace(plan, seed=seed)
         self.selections: list[Tensor] = []
+        self._tokens = 0
         self._mode = _Mode()
         self._scale: float | None = None if plan.schedule else 1.0
         self._step = torch.zeros((), dtype=torch.int64)
@@ -111,8 +112,17 @@ class Handle:
             self.selections = []
             return State()
         state = State(self.plan.routes, self._selector(x, mode))
-        self.selections = state.selections
+        self.selections, self._tokens = state.selections, x.shape[1]
         return state
+
+    @property
+    def kept_share(self) -> float:
+        """The share of tokens kept in the routed layers of the last forward; 1 where it ran dense."""
+        if not self.selections:
+            return 1.0
+        layers = [route.end_layer_idx - route.start_layer_idx + 1 for route in self.plan.routes]
+        kept = sum(n * ids.shape[1] for n, ids in zip(layers, self.selections, strict=True))
+        return kept / (sum(layers) * self._tokens)
 
     def _selector(self, x: Tensor, mode: _Mode):
         """The function that chooses the tokens of each route in this forward, and the next micro-step."""

@@ -1,0 +1,139 @@
+"""The command `tread`: one table from subcommand to function.
+
+A mistake of the user's ends in one sentence on stderr and exit code 2; with TREAD_DEBUG=1 in the environment the
+traceback is shown.
+"""
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tread import __version__
+from tread.routing.errors import ConfigError
+from tread.routing.risks import RiskWarning
+
+
+def train(arguments: list[str]) -> None:
+    """train a model from scratch, dense or routed"""
+    from tread.train.config import compose, config_folder
+    from tread.train.pretrain import pretrain
+
+    if {"-h", "--help"} & set(arguments):
+        print("usage: tread train [FILE.yaml] [setting=value ...]\n\nSettings and their defaults:\n")
+        print((config_folder() / "config.yaml").read_text())
+        for group in ("model", "data", "objective"):
+            for path in sorted((config_folder() / group).glob("*.yaml")):
+                print(f"# {group}={path.stem}, as {group}.SETTING\n{path.read_text()}")
+        return
+    pretrain(compose(arguments))
+
+
+def sample(arguments: list[str]) -> None:
+    """draw images from a trained run"""
+    parser = _parser("sample", sample)
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("--classes", default="0-9", help="class labels, e.g. 0-9 or 1,5,207 (default: %(default)s)")
+    parser.add_argument("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
+    parser.add_argument("--guidance", type=float, help="classifier-free guidance scale; 1: none (default: the run's)")
+    parser.add_argument("--interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="guide only in these levels")
+    parser.add_argument("--steps", type=int, help="solver steps (default: the run's)")
+    parser.add_argument("--solver", choices=("euler", "heun"), help="default: the run's")
+    parser.add_argument("--churn", type=float, help="EDM's S_churn: noise added and removed along the way")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--weights", choices=("ema", "model"), default="ema", help="(default: %(default)s)")
+    parser.add_argument("--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples")
+    parser.add_argument("--out", type=Path, help="folder for the PNGs and grid.png (default: RUN/generated)")
+    from tread.train.run import sample_run
+
+    grid = sample_run(**vars(parser.parse_args(arguments)))
+    print(f"grid: {grid}")
+
+
+def encode(arguments: list[str]) -> None:
+    """turn a folder of images into latent shards"""
+    parser = _parser("encode", encode)
+    parser.add_argument("images", type=Path, help="a folder of images, one subfolder per class")
+    parser.add_argument("--vae", required=True, help="a diffusers autoencoder: local folder or hub id")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the tars; an interrupted run goes on there")
+    parser.add_argument("--size", type=int, default=256, help="pixels, square (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=16, help="(default: %(default)s)")
+    parser.add_argument("--kind", choices=("moments", "sample"), default="moments", help="(default: %(default)s)")
+    parser.add_argument("--shard-size", type=int, default=1000, help="images per tar (default: %(default)s)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the VAE")
+    parser.add_argument("--seed", type=int, default=0, help="of --kind sample (default: %(default)s)")
+    from tread.data.encode import encode as run
+
+    print(run(**vars(parser.parse_args(arguments))))
+
+
+def plan(arguments: list[str]) -> None:
+    """show what routes cost and what speed-up they allow"""
+    parser = _parser("plan", plan)
+    parser.add_argument("config", help="a preset, a JSON string, or a JSON or YAML file with tread_config")
+    parser.add_argument("--depth", type=int, required=True, help="layers of the model")
+    parser.add_argument("--width", type=int, required=True, help="width of the stream")
+    parser.add_argument("--tokens", type=int, required=True, help="image tokens")
+    parser.add_argument("--context", type=int, default=0, help="text tokens that join attention (default: 0)")
+    from tread.report.plan import describe_plan
+
+    options = vars(parser.parse_args(arguments))
+    print(describe_plan(options.pop("config"), **options))
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train,
+    "sample": sample,
+    "encode": encode,
+    "plan": plan,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run `tread COMMAND ...`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: tread COMMAND ...\n\nToken routing that makes diffusion-transformer training faster.\n")
+        for name, function in COMMANDS.items():
+            print(f"  {name:<10}{function.__doc__}")
+        print("\n`tread COMMAND --help` says more.")
+        return
+    if arguments[0] in ("-V", "--version"):
+        print(f"tread {__version__}")
+        return
+    command, *rest = arguments
+    if command not in COMMANDS:
+        _fail(f"tread: there is no command {command!r}; choose one of: {', '.join(COMMANDS)}")
+    warnings.showwarning = _show_warning
+    try:
+        COMMANDS[command](rest)
+    except _user_errors() as error:
+        if os.environ.get("TREAD_DEBUG"):
+            raise
+        _fail(f"tread {command}: {error}")
+
+
+def _parser(name: str, function: Callable[[list[str]], None]) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"tread {name}", description=(function.__doc__ or "").capitalize() + ".")
+
+
+def _user_errors() -> tuple[type[Exception], ...]:
+    """What is reported as a sentence: everything else is a defect of ours and keeps its traceback."""
+    from tread.data.base import DataError
+    from tread.train.checkpoint import CheckpointError
+    from tread.train.metrics import TrainingDiverged
+
+    return ConfigError, DataError, CheckpointError, TrainingDiverged, ImportError
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    if issubclass(category, RiskWarning) and os.environ.get("RANK", "0") == "0":
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def _fail(message: str) -> None:
+    print(message, file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,40 @@
+"""Scikit-learn's handwritten digits: the data that is always there.
+
+- 1,797 images of 8 x 8 in 10 classes, inside the scikit-learn package: no download, no disk.
+- The whole set is a 460 kB tensor; reading a sample is a slice of it.
+- Nothing is random: a mirrored digit is not a digit.
+"""
+
+import torch
+from torch import Tensor
+
+from tread.data.base import Dataset, to_uint8
+
+
+class Digits(Dataset):
+    """`Digits()[i]` is (1, 8, 8) in [-1, 1] and the digit."""
+
+    shape = (1, 8, 8)
+    num_classes = 10
+
+    def __init__(self) -> None:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise ImportError("the built-in digits need scikit-learn: pip install 'tread-diffusion[demo]'") from error
+        pixels, labels = load_digits(return_X_y=True)
+        pixels = torch.as_tensor(pixels, dtype=torch.float32)  # (N, 64), 0..16
+        self._images = pixels.view(-1, *self.shape) / 8 - 1  # (N, 1, 8, 8)
+        self._labels: list[int] = torch.as_tensor(labels).tolist()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._images[index], self._labels[index]
+
+    def prepare(self, x: Tensor, seed: int, positions: Tensor) -> Tensor:
+        return x
+
+    def to_images(self, x: Tensor) -> Tensor:
+        return to_uint8(x)

@@ -1,0 +1,214 @@
+"""Precomputed VAE latents in WebDataset tars, read as a map.
+
+- A stored latent is unscaled. The VAE is named in the config; its name fixes the channel count C and the
+  scale and shift, (x - shift) * scale, so that no factor is ever typed by hand.
+- `latent.npy` holds either a sampled latent (C, H, W) or moments (2C, H, W), mean then logvar. Which one
+  is decided once, from the first sample's channels and the VAE's C; with `vae="none"` there is no C, so
+  the kind has to be said.
+- Moments are sampled and everything is scaled in `prepare`, batched on the training device, with noise
+  that depends on the seed and the sample's position alone.
+- Every mistake that the index can show (labels, shapes by file size) is reported before training; what
+  only the numbers show (NaN) when the sample is read, by name.
+- Files are opened where they are read: a DataLoader worker never shares a file offset with its parent.
+"""
+
+import io
+import operator
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tread.data.base import DataError, Dataset
+from tread.data.index import ShardIndex, index_shards
+from tread.routing import noise
+from tread.routing.errors import ConfigError
+
+StoredKind = Literal["sample", "moments"]
+Kind = Literal["auto", "sample", "moments"]
+
+_MOMENTS_WORD = int.from_bytes(b"mome")
+_OPEN_FILES = 128  # per process; a thousand shards in eight workers would pass the usual limit of the system
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How one family of autoencoders' latents become what the model sees, and back."""
+
+    channels: int | None
+    scale: float
+    shift: float = 0.0
+
+    def to_model(self, latent: Tensor) -> Tensor:
+        return (latent - self.shift) * self.scale
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        """The inverse of `to_model`: what the VAE's decoder takes."""
+        return x / self.scale + self.shift
+
+
+VAES: dict[str, Scaling] = {
+    "sd": Scaling(channels=4, scale=0.18215),
+    "sdxl": Scaling(channels=4, scale=0.13025),
+    "sd3": Scaling(channels=16, scale=1.5305, shift=0.0609),
+    "flux": Scaling(channels=16, scale=0.3611, shift=0.1159),
+    "none": Scaling(channels=None, scale=1.0),
+}
+
+
+class Latents(Dataset):
+    """`Latents(path, vae="sd", num_classes=1000)[i]` is the stored array in float32 and the label.
+
+    `path`: a folder of tars, one tar, a glob, or a brace pattern.
+    """
+
+    def __init__(self, path: str | Path, *, vae: str, num_classes: int, kind: Kind = "auto") -> None:
+        if vae not in VAES:
+            raise ConfigError(f"data.vae is {vae!r}; known are {', '.join(VAES)}")
+        if num_classes < 1:
+            raise ConfigError(f"data.num_classes is {num_classes}; it must be at least 1")
+        self.scaling = VAES[vae]
+        self.num_classes = num_classes
+        self._index = index_shards(path)
+        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._pid = os.getpid()
+        _check_labels(self._index, num_classes)
+        self._stored_shape = self._find_shape()
+        self.kind = decide_kind(kind, vae, self._stored_shape[0])
+        channels, height, width = self._stored_shape
+        self.shape = (channels // 2 if self.kind == "moments" else channels, height, width)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        i = operator.index(index)
+        latent = self._read(i)
+        if latent.shape != self._stored_shape:
+            raise self._shape_error(i, latent.shape)
+        x = torch.from_numpy(latent.astype(np.float32))
+        if not x.isfinite().all():
+            raise DataError(
+                f"sample {self._index.name(i)} has NaN or infinite values: encode it again (a VAE in float16 "
+                "overflows, float32 does not) or remove it"
+            )
+        return x, int(self._index.label[i])
+
+    def prepare(self, x: Tensor, seed: int, positions: Tensor) -> Tensor:
+        if self.kind == "moments":
+            x = sample_moments(x, seed, _MOMENTS_WORD, positions)  # (B, C, H, W)
+        return self.scaling.to_model(x)
+
+    def to_images(self, x: Tensor) -> Tensor:
+        """The first three channels (the first, where there are fewer), each image stretched to 0..255."""
+        shown = x[:, :3] if x.shape[1] >= 3 else x[:, :1]  # (B, 3 or 1, H, W)
+        shown = shown.float()
+        low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
+        pixels = 255 * (shown - low) / (high - low).clamp(min=1e-12)
+        return pixels.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()  # (B, H, W, 3 or 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_files": OrderedDict()}
+
+    def _find_shape(self) -> tuple[int, int, int]:
+        # A file's size gives its shape away: one look per distinct size finds the odd ones before training.
+        firsts = np.sort(np.unique(self._index.size, return_index=True)[1]).tolist()
+        expected = self._read(0).shape
+        if len(expected) != 3:
+            raise DataError(
+                f"sample {self._index.name(0)} has shape {expected}, not (channels, height, width): "
+                "write one latent per sample"
+            )
+        self._stored_shape = cast(tuple[int, int, int], expected)
+        for i in firsts:
+            shape = self._read(i).shape
+            if shape != expected:
+                raise self._shape_error(i, shape)
+        return self._stored_shape
+
+    def _shape_error(self, i: int, shape: tuple[int, ...]) -> DataError:
+        return DataError(
+            f"sample {self._index.name(i)} has shape {shape}, the first sample has {self._stored_shape}: "
+            "keep latents of different sizes in different folders"
+        )
+
+    def _read(self, i: int) -> np.ndarray:
+        """The stored array, its type checked, its shape and values not."""
+        file = self._file(int(self._index.shard[i]))
+        file.seek(int(self._index.offset[i]))
+        try:
+            latent = np.load(io.BytesIO(file.read(int(self._index.size[i]))), allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise DataError(
+                f"latent.npy of sample {self._index.name(i)} is not a readable array ({error}): write the shard again"
+            ) from error
+        if latent.dtype.kind != "f":
+            raise DataError(f"latent.npy of sample {self._index.name(i)} is {latent.dtype}: store float16 or float32")
+        return latent
+
+    def _file(self, shard: int) -> BinaryIO:
+        if self._pid != os.getpid():  # forked: an inherited file shares its offset with the parent
+            self._files, self._pid = OrderedDict(), os.getpid()
+        if shard in self._files:
+            self._files.move_to_end(shard)
+            return self._files[shard]
+        if len(self._files) >= _OPEN_FILES:
+            self._files.popitem(last=False)[1].close()
+        path = self._index.shards[shard]
+        try:
+            self._files[shard] = open(path, "rb")  # noqa: SIM115 - it stays open
+        except OSError as error:
+            raise DataError(f"cannot open shard {path} ({error.strerror}): restore it or start again") from error
+        return self._files[shard]
+
+
+def decide_kind(kind: Kind, vae: str, channels: int) -> StoredKind:
+    """What `channels` stored channels are: a sampled latent has the VAE's C of them, moments have 2C.
+
+    >>> decide_kind("auto", "sd", 8)
+    'moments'
+    """
+    if kind not in get_args(Kind):
+        raise ConfigError(f"data.kind is {kind!r}; known are {', '.join(get_args(Kind))}")
+    expected = VAES[vae].channels
+    if expected is None:
+        if kind == "auto":
+            raise ConfigError(
+                "data.kind=auto needs a VAE to compare with and data.vae is none: set data.kind to sample, "
+                f"or to moments if the {channels} stored channels are mean and logvar"
+            )
+        if kind == "moments" and channels % 2:
+            raise ConfigError(f"data.kind is moments, but {channels} stored channels are not mean and logvar")
+        return kind
+    found: dict[int, StoredKind] = {expected: "sample", 2 * expected: "moments"}
+    if channels not in found or kind not in ("auto", found[channels]):
+        wanted = {"sample": f"{expected}", "moments": f"{2 * expected}", "auto": f"{expected} or {2 * expected}"}
+        raise ConfigError(
+            f"the latents have {channels} channels, data.vae={vae} with data.kind={kind} means {wanted[kind]}: "
+            "change data.vae or data.kind"
+        )
+    return found[channels]
+
+
+def sample_moments(moments: Tensor, seed: int, word: int, positions: Tensor) -> Tensor:
+    """mean + std * noise from (B, 2C, H, W) mean and logvar; the noise of sample b is that of positions[b]."""
+    mean, logvar = moments.chunk(2, dim=1)  # (B, C, H, W) each
+    element = torch.arange(mean[0].numel(), device=mean.device)
+    eps = noise.normal(seed, word, positions.to(mean.device)[:, None], element).view_as(mean)  # (B, C, H, W)
+    return mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * eps
+
+
+def _check_labels(index: ShardIndex, num_classes: int) -> None:
+    wrong = np.flatnonzero((index.label < 0) | (index.label >= num_classes))
+    if len(wrong):
+        first = int(wrong[0])
+        raise DataError(
+            f"sample {index.name(first)} has label {index.label[first]}, outside 0..{num_classes - 1} "
+            f"({len(wrong)} such sample(s), the largest label is {index.label.max()}): set data.num_classes "
+            "or correct the labels"
+        )

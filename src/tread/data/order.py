@@ -1,0 +1,136 @@
+"""The order of the data as a pure function of the step.
+
+- Sample positions count 0, 1, 2, ... over the whole run. Step s takes positions s * batch ..
+  (s + 1) * batch - 1; the position decides the sample, and with the seed everything random about it.
+  There is nothing to save: a run resumed at step k asks for the positions of step k.
+- Every epoch is its own permutation: the stable order of hashed indices, from the same stateless noise
+  as everything else, so that it depends on no library's generator. A batch may span two epochs; nothing
+  is dropped at the end of one.
+- Micro-steps and ranks take contiguous slices of the step, so that the union over any number of
+  processes is the single-process batch, in order. The sampler is complete for its rank: a loader that
+  uses it must not be split again by accelerate.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from tread.routing import noise
+from tread.routing.errors import ConfigError
+
+_ORDER_WORD = int.from_bytes(b"orde")
+_SPLIT_WORD = int.from_bytes(b"spli")
+
+
+class Order:
+    """Maps global sample positions to indices of a dataset of n samples.
+
+    >>> order = Order(4, seed=0)
+    >>> sorted(order.indices(torch.arange(4, 8)).tolist())
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        if n < 1:
+            raise ConfigError(f"the order needs at least 1 sample to train on, there are {n}")
+        self.n = n
+        self.seed = seed
+        self._epochs: dict[int, Tensor] = {}
+
+    def indices(self, positions: Tensor) -> Tensor:
+        """(B,) positions -> (B,) dataset indices, both int64."""
+        out = torch.empty_like(positions)
+        epochs = positions // self.n
+        for epoch in epochs.unique().tolist():
+            here = epochs == epoch
+            out[here] = self._epoch(epoch)[positions[here] % self.n]
+        return out
+
+    def _epoch(self, epoch: int) -> Tensor:
+        if epoch not in self._epochs:
+            while len(self._epochs) > 1:  # two are enough for batches that cross an epoch's end
+                self._epochs.pop(next(iter(self._epochs)))
+            self._epochs[epoch] = _permutation(self.n, self.seed, _ORDER_WORD, epoch)
+        return self._epochs[epoch]
+
+
+class StepSampler(Sampler[list[int]]):
+    """A DataLoader's `batch_sampler`: one list of dataset indices per micro-step, for one rank.
+
+    `steps` is where the run ends, not how many are left: a run resumed at step k gives `start_step=k`
+    and sees the tail of what a run never stopped sees.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        *,
+        batch: int,
+        micro_steps: int,
+        rank: int,
+        world: int,
+        start_step: int,
+        steps: int,
+    ) -> None:
+        _slice_size(batch, micro_steps, world)
+        self.order = order
+        self.batch = batch
+        self.micro_steps = micro_steps
+        self.rank = rank
+        self.world = world
+        self.start_step = start_step
+        self.steps = steps
+
+    def __len__(self) -> int:
+        return max(0, self.steps - self.start_step) * self.micro_steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(self.start_step, self.steps):
+            for micro_step in range(self.micro_steps):
+                where = positions(
+                    step,
+                    micro_step,
+                    batch=self.batch,
+                    micro_steps=self.micro_steps,
+                    rank=self.rank,
+                    world=self.world,
+                )
+                yield self.order.indices(where).tolist()
+
+
+def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank: int, world: int) -> Tensor:
+    """The global sample positions of one micro-step on one rank, (batch / micro_steps / world,) int64.
+
+    >>> positions(3, 1, batch=8, micro_steps=2, rank=0, world=2)
+    tensor([28, 29])
+    """
+    size = _slice_size(batch, micro_steps, world)
+    first = step * batch + (micro_step * world + rank) * size
+    return torch.arange(first, first + size)
+
+
+def split(n: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A seeded choice of `held_out` of n samples: (train indices, validation indices), each ascending."""
+    if not 0 <= held_out < n:
+        raise ConfigError(
+            f"cannot hold out {held_out} of {n} samples for validation; allowed is 0..{n - 1}, "
+            "which leaves at least one to train on"
+        )
+    shuffled = _permutation(n, seed, _SPLIT_WORD)
+    return shuffled[held_out:].sort().values, shuffled[:held_out].sort().values
+
+
+def _permutation(n: int, *words: int) -> Tensor:
+    return torch.argsort(noise.bits(*words, torch.arange(n)), stable=True)  # (n,)
+
+
+def _slice_size(batch: int, micro_steps: int, world: int) -> int:
+    parts = micro_steps * world
+    if batch < 1 or batch % parts:
+        raise ConfigError(
+            f"train.batch_size is {batch}; it must be a multiple of {parts}, that is {world} process(es) "
+            f"times {micro_steps} accumulation micro-step(s)"
+        )
+    return batch // parts

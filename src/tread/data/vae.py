@@ -1,0 +1,82 @@
+"""Diffusers' autoencoders behind one face: pixels in, latents out, and back.
+
+- AutoencoderKL gives moments; AutoencoderTiny gives one deterministic latent. `has_moments` tells.
+- A place is a folder or a hub id, of the VAE itself or of a pipeline that keeps one in `vae/`.
+- Latents are the VAE's own, unscaled: `latents.VAES` turns them into what a model sees and back.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from tread.data.latents import VAES
+from tread.routing.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class Autoencoder:
+    """`load_vae(place)`; `encode` and `decode` run without gradients, in the VAE's own precision."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self.model = model.eval().requires_grad_(False)
+        self.has_moments = type(model).__name__ == "AutoencoderKL"
+        stages = config.block_out_channels if self.has_moments else config.encoder_block_out_channels
+        self.factor = 2 ** (len(stages) - 1)
+        """How many times smaller a latent is than its image, on each side."""
+        known = (config.latent_channels, config.scaling_factor, config.shift_factor or 0.0)
+        named = (name for name, v in VAES.items() if (v.channels, v.scale, v.shift) == known)
+        self.name = next(named, "none")
+        """The name in `latents.VAES` that has this VAE's scaling; `none` where no scaling is known or needed."""
+
+    @torch.inference_mode()
+    def encode(self, pixels: Tensor) -> Tensor:
+        """(B, 3, H, W) in [-1, 1] -> float32 moments (B, 2C, h, w), or latents (B, C, h, w) without them."""
+        output = self.model.encode(pixels.to(self.model.device, self.model.dtype))
+        return (output.latent_dist.parameters if self.has_moments else output.latents).float()
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor) -> Tensor:
+        """(B, C, h, w) unscaled -> float32 pixels (B, 3, H, W), about [-1, 1]."""
+        return self.model.decode(latents.to(self.model.device, self.model.dtype)).sample.float()
+
+
+def load_vae(vae: str | Path, *, dtype: Dtype = "float32", device: str | torch.device | None = None) -> Autoencoder:
+    """An AutoencoderKL or AutoencoderTiny from a folder or the hub, on `device` (default: the accelerator)."""
+    try:
+        from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+        from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+    except ImportError as error:
+        raise ImportError("a VAE needs diffusers: pip install 'tread-diffusion[diffusers]'") from error
+    if dtype not in get_args(Dtype):
+        raise ConfigError(f"dtype is {dtype!r}; known are {', '.join(get_args(Dtype))}")
+    classes: dict[str, Any] = {cls.__name__: cls for cls in (AutoencoderKL, AutoencoderTiny)}
+    config, subfolder = _find_config(classes["AutoencoderKL"], str(vae))
+    name = config.get("_class_name")
+    if name not in classes:
+        raise ConfigError(f"{vae} is a {name}; the VAE must be an {' or an '.join(classes)}")
+    try:
+        model = classes[name].from_pretrained(str(vae), subfolder=subfolder, torch_dtype=getattr(torch, dtype))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the weights of {vae} do not load ({reason}): get or save the VAE again") from error
+    device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    return Autoencoder(model.to(device))
+
+
+def _find_config(loader: Any, vae: str) -> tuple[dict[str, Any], str | None]:
+    """The VAE's config, and the subfolder it was found in."""
+    for subfolder in (None, "vae"):
+        if os.path.isdir(vae) and not os.path.isfile(os.path.join(vae, subfolder or "", "config.json")):
+            continue  # diffusers would take the folder's own config for a subfolder's
+        try:
+            return loader.load_config(vae, subfolder=subfolder), subfolder
+        except OSError:
+            continue
+    raise ConfigError(
+        f"no autoencoder at {vae}: give a folder that has config.json or vae/config.json, or a hub id in reach"
+    )

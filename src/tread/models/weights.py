@@ -1,0 +1,114 @@
+"""Read the published weights of facebookresearch/DiT into our DiT.
+
+- A key map and four changes of layout, nothing else: the networks compute the same function.
+- Everything is checked before anything is written, so a mismatch leaves the model as it was.
+- The published models predict noise and a variance; a model with `out_channels == in_channels` takes the
+  noise half alone.
+- Their position embedding is a fixed table that ours computes for itself; it is compared and not stored.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tread.models.dit import DiT
+from tread.routing.errors import ConfigError
+
+_OUTSIDE = {
+    "x_embedder.proj": "patch_embed",
+    "t_embedder.mlp.0": "time_embed.fc1",
+    "t_embedder.mlp.2": "time_embed.fc2",
+    "final_layer.adaLN_modulation.1": "final.modulation",
+    "final_layer.linear": "final.linear",
+}
+_INSIDE = {
+    "attn.qkv": "attn.qkv",
+    "attn.proj": "attn.proj",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+    "adaLN_modulation.1": "modulation",
+}
+
+
+def _key_map(depth: int) -> dict[str, str]:
+    """Published key -> our key, for every weight that is stored."""
+    modules = dict(_OUTSIDE)
+    for layer in range(depth):
+        modules |= {f"blocks.{layer}.{theirs}": f"blocks.{layer}.{ours}" for theirs, ours in _INSIDE.items()}
+    keys = {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in modules.items() for kind in ("weight", "bias")}
+    return keys | {"y_embedder.embedding_table.weight": "label_embed.weight"}
+
+
+def _check_layers(model: DiT) -> None:
+    published = {"rope": False, "qk_norm": False, "norm": "layer", "mlp": "gelu"}
+    for option, value in published.items():
+        if (given := getattr(model, option)) != value:
+            raise ConfigError(
+                f"The published DiT weights need a model with {option}={value!r} and this one has {option}={given!r}; "
+                "build it from a preset without the prefix 'modern-'."
+            )
+
+
+def _check_keys(given: set[str], wanted: set[str]) -> None:
+    if missing := sorted(wanted - given):
+        raise ConfigError(
+            f"The state dict has no key {missing[0]!r} ({len(missing)} of the {len(wanted)} that this model needs "
+            "are missing); give the published DiT state dict itself, of the size that the model has."
+        )
+    if unknown := sorted(given - wanted):
+        raise ConfigError(
+            f"The state dict has the key {unknown[0]!r} ({len(unknown)} such), for which this model has no place; "
+            "build the model with the depth of the published one."
+        )
+
+
+def _check_shape(key: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if given != wanted:
+        raise ConfigError(
+            f"The weight {key!r} has shape {given} where this model needs {wanted}; build the model with the size, "
+            "patch, channels and number of classes of the published one."
+        )
+
+
+def _first_channels(weight: Tensor, positions: int, channels: int) -> Tensor:
+    """Rows (positions * published channels, ...) -> the first `channels` of each patch position."""
+    return weight.unflatten(0, (positions, -1))[:, :channels].flatten(0, 1)  # (positions * channels, ...)
+
+
+@torch.no_grad()
+def load_published_dit(model: DiT, state_dict: Mapping[str, Tensor]) -> None:
+    """Load a published DiT state dict, e.g. DiT-XL-2-256x256.pt, into `model` in place.
+
+    >>> model = DiT(**preset("XL/2"), input_size=32, in_channels=4, out_channels=8, num_classes=1000)
+    >>> load_published_dit(model, torch.load("DiT-XL-2-256x256.pt", weights_only=True))
+    """
+    _check_layers(model)
+    keys = _key_map(model.depth)
+    _check_keys(set(state_dict), {*keys, "pos_embed"})
+
+    positions, channels = model.patch**2, model.in_channels
+    wanted = {theirs: tuple(model.get_parameter(ours).shape) for theirs, ours in keys.items()}
+    wanted["x_embedder.proj.weight"] = (model.width, channels, model.patch, model.patch)
+    wanted["pos_embed"] = (1, *model.positions.shape)
+    takes_noise_half = (
+        model.out_channels == channels and state_dict["final_layer.linear.bias"].shape[0] == 2 * positions * channels
+    )
+    if takes_noise_half:
+        wanted["final_layer.linear.weight"] = (2 * positions * channels, model.width)
+        wanted["final_layer.linear.bias"] = (2 * positions * channels,)
+    for theirs, shape in wanted.items():
+        _check_shape(theirs, tuple(state_dict[theirs].shape), shape)
+    if not torch.allclose(state_dict["pos_embed"][0].to(model.positions), model.positions, atol=1e-4):
+        raise ConfigError(
+            "The table 'pos_embed' is not the fixed sine-cosine embedding that this model computes; "
+            "these weights belong to another kind of model."
+        )
+
+    mapped = {ours: state_dict[theirs] for theirs, ours in keys.items()}
+    convolution = mapped["patch_embed.weight"]  # (D, C, p, p)
+    mapped["patch_embed.weight"] = convolution.permute(0, 2, 3, 1).flatten(1)  # (D, p * p * C)
+    if takes_noise_half:
+        for kind in ("final.linear.weight", "final.linear.bias"):
+            mapped[kind] = _first_channels(mapped[kind], positions, channels)
+    model.load_state_dict(mapped)

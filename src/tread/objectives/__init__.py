@@ -1,0 +1,32 @@
+"""Training objectives: what the network learns, and the field a solver integrates afterwards.
+
+A new one is a file with a frozen dataclass that follows `objective.Objective`, and a line in `OBJECTIVES`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from tread.objectives.edm import EDM
+from tread.objectives.flow import Flow
+from tread.objectives.objective import Field, Net, Objective
+from tread.routing.errors import ConfigError
+
+__all__ = ["EDM", "OBJECTIVES", "Field", "Flow", "Net", "Objective", "build"]
+
+OBJECTIVES: dict[str, type[EDM] | type[Flow]] = {"edm": EDM, "flow": Flow}
+
+
+def build(name: str, settings: Mapping[str, object]) -> Objective:
+    """The objective called `name`, with `settings` checked.
+
+    >>> build("flow", {"shift": 3.0})
+    Flow(time='uniform', logit_mean=0.0, logit_std=1.0, shift=3.0)
+    """
+    if name not in OBJECTIVES:
+        raise ConfigError(f"objective.name is {name!r}; choose one of: {', '.join(OBJECTIVES)}.")
+    objective = OBJECTIVES[name]
+    known = [field.name for field in fields(objective)]
+    for setting in settings:
+        if setting not in known:
+            raise ConfigError(f"objective.{setting} is no setting of objective {name!r}; it has: {', '.join(known)}.")
+    return objective(**settings)  # pyright: ignore[reportArgumentType]  (each value is checked by the class)

@@ -1,0 +1,81 @@
+"""What a training objective is: the one interface that trainer and sampler know.
+
+- A *level* says how noisy a state is, in the objective's own unit (EDM: sigma, flow: t). It falls to 0 at
+  the data. Training draws one per sample, as a tensor; a solver visits a fixed list shared by the batch, as
+  Python floats, so that no decision about a level ever waits for the device.
+- A *field* is the slope dx/dlevel of the ODE that carries noise to data. Both objectives give the same kind
+  of field, so one Euler and one Heun serve both. Guidance may work on slopes, for a slope is affine in the
+  network's answer and the guidance weights sum to one. A field is never asked at level 0.
+- Randomness is always an argument: `noise` like x and `u` uniform in (0, 1), which the objective maps to its
+  levels. An objective holds settings and nothing else.
+- The maths runs in float32 at least, whatever the autocast; float64 stays float64.
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from tread.routing.errors import ConfigError
+
+Net = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""x (B, C, H, W), time (B,), labels (B,) -> (B, C, H, W)."""
+
+Field = Callable[[Tensor, float, Tensor], Tensor]
+"""x (B, C, H, W), level > 0, labels (B,) -> dx/dlevel (B, C, H, W)."""
+
+TIME_SCALE = 1000.0
+"""A network embeds its time by sinusoids whose periods run from 2 pi upwards, made for times of 0..1000. Over
+a range of about one, nearly all of them would be constant, so noise conditions are stretched by this."""
+
+
+class Objective(Protocol):
+    default_solver: ClassVar[str]
+    additive_noise: ClassVar[bool]
+    """Whether a state is data plus level times noise: what churn needs to raise a level by adding noise."""
+
+    def level(self, u: Tensor) -> Tensor:
+        """The training distribution of levels as its quantile function, (B,) -> (B,)."""
+        ...
+
+    def loss(self, net: Net, x: Tensor, labels: Tensor, *, noise: Tensor, u: Tensor) -> Tensor:
+        """The training loss of each sample: x and noise (B, C, H, W), labels and u (B,) -> (B,)."""
+        ...
+
+    def field(self, net: Net) -> Field:
+        """The slope a solver integrates."""
+        ...
+
+    def levels(self, steps: int) -> list[float]:
+        """steps + 1 falling levels: the first times standard normal noise is where sampling starts, the
+        last is 0."""
+        ...
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def beside(level: Tensor, x: Tensor) -> Tensor:
+    """One number per sample, in the shape and dtype to multiply x with."""
+    return level.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))  # (B,) -> (B, 1, 1, 1)
+
+
+def mean_square(error: Tensor) -> Tensor:
+    return error.square().flatten(1).mean(1)  # (B, C, H, W) -> (B,)
+
+
+def check_number(setting: str, value: object, *, above: float = -inf, at_least: float = -inf) -> None:
+    """Refuse anything but a finite number within the bounds, naming the setting."""
+    is_bool = isinstance(value, bool)  # which Python counts among the ints
+    if isinstance(value, int | float) and not is_bool and above < value < inf and value >= at_least:
+        return
+    bound = f" above {above:g}" if above > -inf else f" of at least {at_least:g}" if at_least > -inf else ""
+    raise ConfigError(f"{setting} is {value!r}; it must be a finite number{bound}.")
+
+
+def check_steps(steps: int) -> None:
+    if steps < 1:
+        raise ConfigError(f"steps is {steps}; sampling needs at least 1 step.")

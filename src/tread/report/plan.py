@@ -1,0 +1,31 @@
+"""A plan in words and numbers: which layers see how many tokens, and what that can gain."""
+
+import warnings
+
+from tread.routing.cost import LayerShape, plan_cost
+from tread.routing.plan import PRESETS, RoutePlan
+from tread.routing.risks import RiskWarning, layer_risks, token_risks
+from tread.routing.selection import kept_count
+
+
+def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: int = 0) -> str:
+    """The text of `tread plan`; `config` is a preset's name or any form of tread_config."""
+    plan = RoutePlan.from_config({"preset": config} if config in PRESETS else config).resolve(depth)
+    cost = plan_cost(plan, LayerShape(width=width, context=context), tokens=tokens)
+    lines = [f"{depth} layers, width {width}, {tokens} tokens" + (f" + {context} of text" if context else "")]
+    for route in plan.routes:
+        kept = kept_count(tokens, route.selection_ratio)
+        lines.append(
+            f"  layers {route.start_layer_idx}..{route.end_layer_idx}: {kept} of {tokens} tokens "
+            f"(drops {route.selection_ratio:.0%})"
+        )
+    mib = 2**20
+    lines += [
+        "                            dense      routed",
+        f"GFLOPs forward, a sample {cost.dense_flops / 1e9:8.1f}    {cost.routed_flops / 1e9:8.1f}",
+        f"MiB of activations       {cost.dense_bytes / mib:8.1f}    {cost.routed_bytes / mib:8.1f}",
+        f"ideal speed-up                       {cost.speedup:8.2f}x",
+    ]
+    for risk in layer_risks(plan) + token_risks(plan, tokens):
+        warnings.warn(risk, RiskWarning, stacklevel=2)
+    return "\n".join(lines)

@@ -1,0 +1,42 @@
+"""Images on disk: single PNGs and grids of them."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+SMALLEST = 48  # pixels: smaller images are enlarged by whole factors, so that an 8 x 8 digit can be seen
+
+
+def to_pil(image: Tensor) -> Image.Image:
+    """One uint8 image (H, W, 3 or 1)."""
+    array = image.cpu().numpy()
+    return Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
+
+
+def make_grid(images: Tensor, columns: int, gap: int = 2) -> Image.Image:
+    """uint8 images (N, H, W, 3 or 1) row by row on white."""
+    count, height, width, channels = images.shape
+    factor = max(1, math.ceil(SMALLEST / max(height, width)))
+    large = images.repeat_interleave(factor, 1).repeat_interleave(factor, 2).cpu().numpy()  # (N, fH, fW, C)
+    height, width, rows = height * factor, width * factor, math.ceil(count / columns)
+    canvas = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), 255, np.uint8)
+    for i, image in enumerate(large):
+        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        canvas[top : top + height, left : left + width] = image
+    return Image.fromarray(canvas.squeeze(-1) if channels == 1 else canvas)
+
+
+def save_images(images: Tensor, labels: Sequence[int], folder: Path) -> list[Path]:
+    """Each image as `class-index.png`, counted within its class."""
+    folder.mkdir(parents=True, exist_ok=True)
+    counts: dict[int, int] = {}
+    paths = []
+    for image, label in zip(images, labels, strict=True):
+        counts[label] = counts.get(label, -1) + 1
+        paths.append(folder / f"{label:04d}-{counts[label]:05d}.png")
+        to_pil(image).save(paths[-1])
+    return paths

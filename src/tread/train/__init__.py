@@ -1,0 +1,1 @@
+"""Training: one loop, its checkpoints, EMA and metrics, and the jobs that run on it."""

@@ -1,0 +1,139 @@
+"""Checkpoints that are whole or absent.
+
+- A checkpoint is a folder `step-00001000` with one safetensors file per part (model, ema, optimizer) and a
+  `checkpoint.json` that lists them with their sizes. It is written under a temporary name, synced to disk and
+  renamed, so an interrupted save leaves the earlier ones untouched.
+- The newest checkpoint that is whole is the one that is loaded; a broken one is named and passed over.
+- There is no random state to keep: noise, data order and selections are functions of the step.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tread.routing.errors import ConfigError
+
+MANIFEST = "checkpoint.json"
+Parts = Mapping[str, Mapping[str, Tensor]]
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or used."""
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps lies."""
+    return folder / f"step-{step:08d}"
+
+
+def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep: int) -> Path:
+    """Write the checkpoint after `step` steps, then remove all but the newest `keep`."""
+    final = checkpoint_path(folder, step)
+    temporary = folder / f".{final.name}.tmp"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        sizes = {}
+        for name, tensors in parts.items():
+            path = temporary / f"{name}.safetensors"
+            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
+            _sync(path)
+            sizes[path.name] = path.stat().st_size
+        manifest = temporary / MANIFEST
+        manifest.write_text(json.dumps({"step": step, "files": sizes, **meta}, indent=2) + "\n")
+        _sync(manifest)
+        _sync(temporary)
+        shutil.rmtree(final, ignore_errors=True)  # only ever the same step, written again after a resume
+        os.replace(temporary, final)
+        _sync(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the checkpoint {final}: {error.strerror or error}. Earlier checkpoints are untouched; "
+            "free space or name another output_dir."
+        ) from error
+    for old in list_checkpoints(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """All checkpoint folders, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, after checking that every file it lists is there in full."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        for name, size in manifest["files"].items():
+            found = (path / name).stat().st_size
+            if found != size:
+                raise CheckpointError(f"{path} is not whole: {name} has {found} of {size} bytes")
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        raise CheckpointError(f"{path} is not whole: {error}") from error
+    return manifest
+
+
+def newest(folder: Path, say=print) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its manifest; broken ones are named through `say`."""
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return path, read_manifest(path)
+        except CheckpointError as error:
+            say(f"{error}; using the one before it.")
+    return None
+
+
+def load_part(path: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of one part of a checkpoint."""
+    try:
+        return load_file(path / f"{name}.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path / name}.safetensors: {error}") from error
+
+
+def load_model(model: torch.nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Put weights into a model, or say in what the two differ."""
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if own != given:
+        name = next(name for name in [*own, *given] if own.get(name) != given.get(name))
+        raise ConfigError(
+            f"the checkpoint {source} is of another model: {name} is {given.get(name, 'absent')} there and "
+            f"{own.get(name, 'absent')} here. Set model.* as in the config.yaml of that run."
+        )
+    model.load_state_dict(tensors)
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """An optimizer's state as flat tensors, "3.exp_avg" for the fourth parameter."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items()
+    }
+
+
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put a state from `optimizer_tensors` back; hyper-parameters stay as configured now."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

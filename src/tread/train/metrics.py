@@ -1,0 +1,100 @@
+"""Where the numbers go: a JSONL file always, TensorBoard or wandb by setting.
+
+- Values stay on the device until `flush`, one transfer for many steps, so that logging never stalls training.
+- The file has one line per step. After a resume it is cut back to the checkpoint's step first: it reads as if the
+  run had never stopped.
+"""
+
+import importlib.util
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from tread.routing.errors import ConfigError
+
+FILE = "metrics.jsonl"
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss is no longer a number."""
+
+
+def tracker_of(setting: str) -> str | None:
+    """The accelerate tracker a setting means; one that was asked for by name must be installed."""
+    if setting == "none" or (setting == "auto" and importlib.util.find_spec("tensorboard") is None):
+        return None
+    name = "tensorboard" if setting == "auto" else setting
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(f"log.trackers is {setting!r}, but {name} is missing: pip install 'tread-diffusion[track]'.")
+    return name
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """One step's numbers: those known on the host, and the names and values of those still on the device."""
+
+    step: int
+    known: dict[str, float]
+    names: list[str]
+    values: Tensor
+
+
+class Metrics:
+    """Collects per-step values on every rank; rank 0 writes them."""
+
+    def __init__(self, folder: Path, accelerator: Accelerator, *, start_step: int) -> None:
+        self._path = folder / FILE
+        self._accelerator = accelerator
+        self._waiting: list[_Waiting] = []
+        if accelerator.is_main_process and self._path.exists():
+            kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= start_step]
+            self._path.write_text("".join(f"{line}\n" for line in kept))
+
+    def add(self, step: int, values: Mapping[str, float], tensors: Mapping[str, Tensor]) -> None:
+        """Take the numbers of step `step` (counted from 1); `tensors` are 0-d and averaged over ranks."""
+        stacked = torch.stack([tensor.detach().float() for tensor in tensors.values()])  # (N,)
+        self._waiting.append(_Waiting(step, dict(values), list(tensors), stacked))
+
+    def flush(self) -> dict[str, float]:
+        """Write what is waiting and return the last step's values; raises where one is not finite."""
+        if not self._waiting:
+            return {}
+        table = torch.stack([waiting.values for waiting in self._waiting])  # (steps, N)
+        rows = self._accelerator.reduce(table, "mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
+        waiting, self._waiting = self._waiting, []
+        last: dict[str, float] = {}
+        for step, row in zip(waiting, rows, strict=True):
+            last = {**step.known, **dict(zip(step.names, row, strict=True))}
+            if not all(math.isfinite(value) for value in row):
+                raise TrainingDiverged(
+                    f"the loss or its gradient is no longer finite at step {step.step}. Lower optimizer.learning_rate, "
+                    "set optimizer.clip or train.precision=float32, and continue with resume=latest."
+                )
+            self.write(step.step, last)
+        return last
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write one line now, on rank 0."""
+        self._accelerator.log(dict(values), step=step)
+        if self._accelerator.is_main_process:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"step": step, **values}) + "\n")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """All lines of a run's metrics."""
+    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (json.JSONDecodeError, KeyError):
+        return math.inf  # a line cut off by a kill

@@ -1,0 +1,243 @@
+"""Pretraining a class-conditional DiT: the job behind `tread train` and `accelerate launch train.py`.
+
+Labels, noise, times and the data's own randomness are hashes of (seed, purpose, global sample position), so a
+step is the same step whatever the number of processes, and a resumed run needs no random state.
+"""
+
+import inspect
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+
+from tread.data import DATASETS, Dataset, Order, StepSampler, positions, split
+from tread.models import DiT, load_published_dit, preset
+from tread.objectives import Objective
+from tread.objectives import build as build_objective
+from tread.routing import noise
+from tread.routing.errors import ConfigError, check_choice, check_keys
+from tread.routing.handle import Handle
+from tread.routing.plan import RoutePlan
+from tread.sampling.generate import generate, sample_noise
+from tread.sampling.grid import make_grid
+from tread.train.checkpoint import list_checkpoints
+from tread.train.config import CONFIG_FILE, Composed, ModelConfig, PretrainConfig, changes, flatten, from_run
+from tread.train.loop import CHECKPOINTS, Session, fit
+from tread.train.metrics import tracker_of
+
+NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
+
+
+def build_dataset(settings: Mapping[str, Any]) -> Dataset:
+    """The dataset of a `data` section: its name, and the arguments of its class."""
+    settings = dict(settings)
+    name = check_choice(settings.pop("name"), "data.name", DATASETS)
+    check_keys(settings, inspect.signature(DATASETS[name]).parameters, "data")
+    return DATASETS[name](**settings)
+
+
+def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *, checkpointing: bool) -> DiT:
+    """The model of a `model` section for samples of `shape` (C, H, W), with its routes on."""
+    channels, height, width = shape
+    arguments = preset(config.preset) | config.overrides()
+    model = DiT(
+        input_size=(height, width),
+        in_channels=channels,
+        num_classes=num_classes,
+        checkpointing=checkpointing,
+        **arguments,
+    )
+    if config.weights is not None:
+        load_published_dit(model, _read_weights(Path(config.weights)))
+    return model
+
+
+class Pretraining:
+    """The task: a DiT, a dataset, an objective."""
+
+    def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
+        self.config, self.accelerator, self.folder = config, accelerator, folder
+        seed = config.train.seed
+        self.dataset = build_dataset(config.data)
+        train, held_out = split(len(self.dataset), min(config.validation.samples, len(self.dataset) // 2), seed)
+        self.train_set, self.held_out = Subset(self.dataset, train.tolist()), held_out  # pyright: ignore[reportArgumentType]
+        settings = dict(config.objective)
+        self.objective: Objective = build_objective(settings.pop("name"), settings)
+        torch.manual_seed(seed)
+        shape, num_classes = self.dataset.shape, self.dataset.num_classes
+        self.model: DiT = build_model(config.model, shape, num_classes, checkpointing=config.train.checkpointing).to(
+            accelerator.device
+        )
+        self.handle: Handle | None = None
+        if config.model.tread_config is not None:
+            plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
+            self.handle = self.model.route(plan)
+        self.facts = {"shape": list(shape), "num_classes": num_classes}
+        self._slices = {
+            "batch": config.train.batch_size,
+            "micro_steps": config.train.micro_steps,
+            "rank": accelerator.process_index,
+            "world": accelerator.num_processes,
+        }
+
+    def compile(self) -> None:
+        """Compile each block: one shape inside windows, one outside, for every layer alike."""
+        for block in self.model.blocks:
+            block.compile()
+
+    def batches(self, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(x, labels) on the device."""
+        train, device = self.config.train, self.accelerator.device
+        order = Order(len(self.train_set), train.seed)
+        sampler = StepSampler(order, start_step=start_step, steps=train.steps, **self._slices)
+        loader = DataLoader(
+            self.train_set, batch_sampler=sampler, num_workers=train.workers, pin_memory=device.type == "cuda"
+        )
+        for x, labels in loader:
+            yield x.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], step: int, micro_step: int) -> Tensor:
+        """The objective's mean loss; labels are dropped here, so the model never does."""
+        x, labels = batch
+        seed = self.config.train.seed
+        where = positions(step, micro_step, **self._slices).to(x.device, non_blocking=True)  # (B,)
+        x = self.dataset.prepare(x, seed, where)  # (B, C, H, W)
+        dropped = noise.uniform(seed, LABEL, where) < self.config.train.class_dropout
+        labels = labels.masked_fill(dropped, self.dataset.num_classes)
+        return self.objective.loss(
+            model, x, labels, noise=sample_noise(seed, where, x.shape[1:], NOISE), u=noise.uniform(seed, TIME, where)
+        ).mean()
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The mean loss on held-out data with fixed noise and evenly spread times."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        count = len(self.held_out)
+        if count == 0:
+            return {}
+        device, total = self.accelerator.device, torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
+        for chunk in torch.arange(count)[rank::world].split(self.config.train.batch_size):
+            samples = [self.dataset[int(self.held_out[i])] for i in chunk]
+            x = torch.stack([sample for sample, _ in samples]).to(device)
+            labels = torch.tensor([label for _, label in samples], device=device)
+            where = chunk.to(device)
+            x = self.dataset.prepare(x, VALIDATION, where)
+            # the times visit every 1/count-th quantile once, in an order that does not follow the samples'
+            u = (where * _coprime(count) % count + 0.5) / count
+            drawn = sample_noise(VALIDATION, where, x.shape[1:])
+            with self.accelerator.autocast():
+                total += self.objective.loss(model, x, labels, noise=drawn, u=u).double().sum()
+        return {"val_loss": float(self.accelerator.reduce(total, "sum")) / count}  # pyright: ignore[reportArgumentType]
+
+    def preview(self, model: nn.Module, step: int) -> None:
+        """A grid of samples, one row per class, drawn on rank 0."""
+        if self.accelerator.is_main_process:
+            sample, classes = self.config.sample, self.dataset.num_classes
+            labels = torch.arange(min(sample.classes, classes)).repeat_interleave(sample.per_class)
+            with self.accelerator.autocast():
+                samples = generate(
+                    model,
+                    self.objective,
+                    labels,
+                    shape=self.dataset.shape,
+                    seed=sample.seed,
+                    steps=sample.steps,
+                    guidance=sample.guidance,
+                    null_label=classes,
+                    interval=sample.bounds,
+                    solver=sample.solver,
+                    device=self.accelerator.device,
+                    progress=False,
+                )
+            path = self.folder / "samples" / f"step-{step:08d}.png"
+            path.parent.mkdir(exist_ok=True)
+            make_grid(self.dataset.to_images(samples), columns=sample.per_class).save(path)
+        self.accelerator.wait_for_everyone()
+
+
+def pretrain(composed: Composed) -> Path:
+    """Run (or go on with) the training of a config; returns the run's folder."""
+    config = composed.config
+    accelerator = _accelerator(config)
+    folder = _claim_folder(config, accelerator)
+    task = Pretraining(config, accelerator, folder)
+    session = Session(task, config, accelerator)
+    start = 0
+    if config.resume is not None:
+        source = folder if config.resume == "latest" else Path(config.resume)
+        start = session.load(source / CHECKPOINTS)
+    if accelerator.is_main_process:  # only now: a run that could not be resumed keeps its config
+        _write_config(folder / CONFIG_FILE, composed.raw, accelerator)
+    if accelerator.log_with:
+        settings = {
+            name: value if isinstance(value, int | float) else str(value)
+            for name, value in flatten(composed.raw).items()
+        }
+        accelerator.init_trackers(config.log.project, config=settings)
+    fit(session, folder, start=start)
+    accelerator.end_training()
+    accelerator.print(f"run: {folder}")
+    return folder
+
+
+def _accelerator(config: PretrainConfig) -> Accelerator:
+    precision = config.train.precision
+    if precision == "auto":
+        precision = "bf16" if torch.cuda.is_available() else "float32"
+    return Accelerator(
+        mixed_precision="bf16" if precision == "bf16" else "no",
+        log_with=tracker_of(config.log.trackers),
+        project_config=ProjectConfiguration(logging_dir=config.output_dir),
+    )
+
+
+def _claim_folder(config: PretrainConfig, accelerator: Accelerator) -> Path:
+    """Make the run's folder; one that holds another run is refused."""
+    folder = Path(config.output_dir)
+    taken = config.resume is None and list_checkpoints(folder / CHECKPOINTS)
+    accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
+    if taken:
+        raise ConfigError(f"{folder} already holds a run: continue it with resume=latest, or name another output_dir.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
+        raise ConfigError(f"{reason}. Name another output_dir.") from None
+    return folder
+
+
+def _write_config(path: Path, raw: dict[str, Any], accelerator: Accelerator) -> None:
+    from omegaconf import OmegaConf
+
+    if path.is_file():
+        for change in changes(from_run(path.parent).raw, raw):
+            if not change.startswith("resume:"):
+                accelerator.print(f"changed since the run was started: {change}")
+    OmegaConf.save(OmegaConf.create(raw), path)
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ConfigError(f"model.weights names {str(path)!r}, which does not exist.")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _coprime(count: int) -> int:
+    """A stride near count / 1.618 that visits every residue."""
+    stride = max(1, round(count * 0.618))
+    while math.gcd(stride, count) != 1:
+        stride += 1
+    return stride
