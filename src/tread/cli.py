@@ -126,7 +126,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from tread.train.checkpoint import CheckpointError
     from tread.train.metrics import TrainingDiverged
 
-    return ConfigError, DataError, CheckpointError, TrainingDiverged, ImportError
+    return ConfigError, DataError, CheckpointError, TrainingDiverged, ImportError, OSError
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:

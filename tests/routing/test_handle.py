@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from tread import ConfigError, Handle, RiskWarning, RoutePlan
 from tread.routing.state import State
@@ -75,13 +76,20 @@ def test_selections_depend_on_step_micro_step_route_sample_and_seed():
     assert all(a.equal(b) for a, b in zip(first, run(handle, depth=8), strict=True)), "and on nothing else"
 
 
+def test_routes_of_the_same_ratio_select_differently():
+    routes = [{"selection_ratio": 0.5, "start_layer_idx": i, "end_layer_idx": i} for i in (2, 3)]
+    first, second = run(Handle(RoutePlan.from_config({"routes": routes}), depth=8), depth=8)
+    assert not first.equal(second)
+
+
 def test_a_loop_without_set_step_advances_and_resumes():
     """Regression: generator state was not saved, so a resumed run replayed its masks."""
     handle = Handle(PLAN, depth=12)
     course = [run(handle)[0] for _ in range(4)]
     assert len({tuple(s.flatten().tolist()) for s in course}) == 4
     handle = Handle(PLAN, depth=12)
-    run(handle), run(handle)
+    for _ in range(2):
+        run(handle)
     resumed = Handle(PLAN, depth=12)
     resumed.load_state_dict(handle.state_dict())
     assert run(resumed)[0].equal(course[2])
@@ -156,7 +164,8 @@ def test_schedule_scales_the_ratio_and_needs_the_step():
 def test_risky_settings_warn_once_with_the_reason():
     with pytest.warns(RiskWarning) as caught:
         handle = Handle(RoutePlan.from_config({"preset": "max-speed"}), depth=12)
-        run(handle), run(handle)
+        for _ in range(2):
+            run(handle)
     texts = [str(w.message) for w in caught]
     assert len(texts) == 3
     assert "starts before layer 2" in texts[0]
@@ -205,7 +214,7 @@ def test_a_state_without_routes_is_transparent():
 
 def test_step_changes_do_not_recompile():
     handle = Handle(PLAN, depth=12)
-    frames = torch._dynamo.testing.CompileCounter()
+    frames = CompileCounter()
 
     @torch.compile(backend=frames, fullgraph=True)
     def forward(x):

@@ -35,7 +35,7 @@ def test_every_form_of_the_config_gives_the_same_plan(tmp_path):
 )
 def test_presets(name, ratio, start, end):
     route = Route(selection_ratio=ratio, start_layer_idx=start, end_layer_idx=end)
-    assert RoutePlan.from_config({"preset": name}).routes == (route,)
+    assert RoutePlan.from_config({"preset": name}).routes == RoutePlan.from_config(name).routes == (route,)
     assert set(PRESETS) == {"balanced", "max-speed", "high-res", "lora", "masked", "paper", "video"}
 
 
@@ -57,6 +57,11 @@ def test_a_plan_survives_json_with_every_field():
 def test_importance_defaults_to_a_half_for_l1_only():
     assert RoutePlan.from_config({"routes": [ROUTE], "selector": "l1"}).importance == 0.5
     assert RoutePlan.from_config({"routes": [ROUTE]}).importance == 0.0
+
+
+def test_null_means_not_set():
+    config = {"routes": [ROUTE], "preset": None, "importance": None, "schedule": None, "seed": None}
+    assert RoutePlan.from_config(config) == PLAN
 
 
 def with_route(**changes):
@@ -96,7 +101,7 @@ def with_route(**changes):
         (with_route(mask_ratio=0.5), r"routes\[0\]: unknown key 'mask_ratio'"),
         ({"routes": [{"selection_ratio": 0.5}]}, r"routes\[0\] lacks start_layer_idx, end_layer_idx"),
         ("{broken", r"not valid JSON"),
-        ("no/such/file.json", r"'no/such/file.json', which does not exist"),
+        ("no/such/file.json", r"'no/such/file.json': no preset .* and no file that exists"),
         (17, r"tread_config is 17"),
     ],
 )

@@ -47,7 +47,7 @@ def test_selection_is_ascending_distinct_and_holds_the_highest_scores():
 
 
 def test_ties_go_to_the_earlier_token():
-    assert select(torch.zeros(1, 6, dtype=torch.int64), 3).tolist() == [[0, 1, 2]]
+    assert select(torch.zeros(1, 5000, dtype=torch.int64), 3000).tolist() == [list(range(3000))]
 
 
 def test_forced_tokens_always_stay_and_the_rest_stays_random():
@@ -69,8 +69,8 @@ def test_rank_follows_the_l1_norm_in_float32():
         assert row.tolist() == [int((norms < norm).sum()) for norm in norms]
     # in bf16 the sum itself would round: neighbouring norms must still be told apart
     x = torch.ones(1, 64, 512, dtype=torch.bfloat16)
-    x[0, :, 0] += torch.arange(64) / 64
-    assert l1_rank(x)[0, -1] > l1_rank(x)[0, 0]
+    x[0, :, 0] += torch.arange(63, -1, -1) / 64
+    assert l1_rank(x)[0].tolist() == list(range(63, -1, -1))
 
 
 def test_importance_one_keeps_exactly_the_most_important():

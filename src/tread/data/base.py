@@ -47,8 +47,9 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
     def prepare(self, x: Tensor, seed: int, positions: Tensor) -> Tensor:
         """(B, ...) as collated -> (B, C, H, W) on x's device; random only by `seed` and `positions` (B,)."""
 
+    @staticmethod
     @abstractmethod
-    def to_images(self, x: Tensor) -> Tensor:
+    def to_images(x: Tensor) -> Tensor:
         """(B, C, H, W) as the model sees it -> uint8 (B, H, W, 3 or 1) for a preview."""
 
 

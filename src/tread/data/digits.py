@@ -36,5 +36,6 @@ class Digits(Dataset):
     def prepare(self, x: Tensor, seed: int, positions: Tensor) -> Tensor:
         return x
 
-    def to_images(self, x: Tensor) -> Tensor:
+    @staticmethod
+    def to_images(x: Tensor) -> Tensor:
         return to_uint8(x)

@@ -52,7 +52,8 @@ class ImageFolder(Dataset):
         mirrored = noise.bits(seed, _FLIP_WORD, positions.to(x.device)) & 1 == 1
         return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
 
-    def to_images(self, x: Tensor) -> Tensor:
+    @staticmethod
+    def to_images(x: Tensor) -> Tensor:
         return to_uint8(x)
 
 

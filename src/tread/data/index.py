@@ -100,6 +100,13 @@ def expand_shards(path: str | Path) -> list[Path]:
     return shards
 
 
+def open_shard(shard: Path) -> io.BufferedReader:
+    try:
+        return open(shard, "rb")
+    except OSError as error:
+        raise DataError(f"cannot open shard {shard} ({error.strerror}): restore it or make it readable") from error
+
+
 def _cached(shard: Path) -> dict[str, np.ndarray]:
     try:
         cache = _cache_file(shard)
@@ -114,10 +121,11 @@ def _cached(shard: Path) -> dict[str, np.ndarray]:
         with written_whole(cache) as file:
             np.savez(file, allow_pickle=False, **columns)
     except (OSError, RuntimeError) as error:
+        # The same text for every shard, so that Python shows it once.
         warnings.warn(
-            f"the index of the shards could not be kept ({error}), so the next run indexes them again: "
-            "point XDG_CACHE_HOME to a writable folder",
-            stacklevel=3,
+            f"the index of the shards could not be kept ({getattr(error, 'strerror', None) or error}), so the next "
+            "run indexes them again: point XDG_CACHE_HOME to a writable folder",
+            stacklevel=2,
         )
     return columns
 
@@ -131,7 +139,7 @@ def _cache_file(shard: Path) -> Path:
 
 def _index_one(shard: Path) -> dict[str, np.ndarray]:
     samples: dict[str, dict[str, tuple[int, int]]] = {}  # key -> suffix -> (offset, size)
-    with open(shard, "rb") as file:
+    with open_shard(shard) as file:
         for name, offset, size in _members(file, shard):
             key, suffix = base_plus_ext(name)
             if key is None or suffix is None or _META.match(name):
@@ -187,7 +195,7 @@ def _read_label(file: io.BufferedReader, offset: int, size: int, name: str) -> i
                 raise ValueError(f"an array of {array.size} {array.dtype}")
             return int(array.item())
         return int(np.int64(int(raw)))
-    except (ValueError, OverflowError) as error:
+    except Exception as error:  # numpy hands a damaged header to Python's tokenizer
         raise DataError(
             f"the cls of sample {name} is {raw[:40]!r}, not a whole number: write the class index as text"
         ) from error

@@ -18,14 +18,14 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tread.data.base import DataError, Dataset
-from tread.data.index import ShardIndex, index_shards
+from tread.data.index import ShardIndex, index_shards, open_shard
 from tread.routing import noise
 from tread.routing.errors import ConfigError
 
@@ -78,9 +78,10 @@ class Latents(Dataset):
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
         self._pid = os.getpid()
         _check_labels(self._index, num_classes)
-        self._stored_shape = self._find_shape()
-        self.kind = decide_kind(kind, vae, self._stored_shape[0])
+        self._stored_shape = self._read(0).shape
+        self._check_shapes()
         channels, height, width = self._stored_shape
+        self.kind = decide_kind(kind, vae, channels)
         self.shape = (channels // 2 if self.kind == "moments" else channels, height, width)
 
     def __len__(self) -> int:
@@ -104,7 +105,8 @@ class Latents(Dataset):
             x = sample_moments(x, seed, _MOMENTS_WORD, positions)  # (B, C, H, W)
         return self.scaling.to_model(x)
 
-    def to_images(self, x: Tensor) -> Tensor:
+    @staticmethod
+    def to_images(x: Tensor) -> Tensor:
         """The first three channels (the first, where there are fewer), each image stretched to 0..255."""
         shown = x[:, :3] if x.shape[1] >= 3 else x[:, :1]  # (B, 3 or 1, H, W)
         shown = shown.float()
@@ -115,21 +117,17 @@ class Latents(Dataset):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": OrderedDict()}
 
-    def _find_shape(self) -> tuple[int, int, int]:
-        # A file's size gives its shape away: one look per distinct size finds the odd ones before training.
-        firsts = np.sort(np.unique(self._index.size, return_index=True)[1]).tolist()
-        expected = self._read(0).shape
-        if len(expected) != 3:
+    def _check_shapes(self) -> None:
+        if len(self._stored_shape) != 3:
             raise DataError(
-                f"sample {self._index.name(0)} has shape {expected}, not (channels, height, width): "
+                f"sample {self._index.name(0)} has shape {self._stored_shape}, not (channels, height, width): "
                 "write one latent per sample"
             )
-        self._stored_shape = cast(tuple[int, int, int], expected)
-        for i in firsts:
+        # A file's size gives its shape away: one look per distinct size finds the odd ones before training.
+        for i in sorted(np.unique(self._index.size, return_index=True)[1].tolist()):
             shape = self._read(i).shape
-            if shape != expected:
+            if shape != self._stored_shape:
                 raise self._shape_error(i, shape)
-        return self._stored_shape
 
     def _shape_error(self, i: int, shape: tuple[int, ...]) -> DataError:
         return DataError(
@@ -143,7 +141,7 @@ class Latents(Dataset):
         file.seek(int(self._index.offset[i]))
         try:
             latent = np.load(io.BytesIO(file.read(int(self._index.size[i]))), allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
+        except Exception as error:  # numpy hands a damaged header to Python's tokenizer, which has errors of its own
             raise DataError(
                 f"latent.npy of sample {self._index.name(i)} is not a readable array ({error}): write the shard again"
             ) from error
@@ -159,11 +157,7 @@ class Latents(Dataset):
             return self._files[shard]
         if len(self._files) >= _OPEN_FILES:
             self._files.popitem(last=False)[1].close()
-        path = self._index.shards[shard]
-        try:
-            self._files[shard] = open(path, "rb")  # noqa: SIM115 - it stays open
-        except OSError as error:
-            raise DataError(f"cannot open shard {path} ({error.strerror}): restore it or start again") from error
+        self._files[shard] = open_shard(self._index.shards[shard])
         return self._files[shard]
 
 

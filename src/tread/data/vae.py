@@ -5,7 +5,6 @@
 - Latents are the VAE's own, unscaled: `latents.VAES` turns them into what a model sees and back.
 """
 
-import os
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -71,8 +70,6 @@ def load_vae(vae: str | Path, *, dtype: Dtype = "float32", device: str | torch.d
 def _find_config(loader: Any, vae: str) -> tuple[dict[str, Any], str | None]:
     """The VAE's config, and the subfolder it was found in."""
     for subfolder in (None, "vae"):
-        if os.path.isdir(vae) and not os.path.isfile(os.path.join(vae, subfolder or "", "config.json")):
-            continue  # diffusers would take the folder's own config for a subfolder's
         try:
             return loader.load_config(vae, subfolder=subfolder), subfolder
         except OSError:

@@ -3,14 +3,14 @@
 import warnings
 
 from tread.routing.cost import LayerShape, plan_cost
-from tread.routing.plan import PRESETS, RoutePlan
+from tread.routing.plan import RoutePlan
 from tread.routing.risks import RiskWarning, layer_risks, token_risks
 from tread.routing.selection import kept_count
 
 
 def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: int = 0) -> str:
-    """The text of `tread plan`; `config` is a preset's name or any form of tread_config."""
-    plan = RoutePlan.from_config({"preset": config} if config in PRESETS else config).resolve(depth)
+    """The text of `tread plan`."""
+    plan = RoutePlan.from_config(config).resolve(depth)
     cost = plan_cost(plan, LayerShape(width=width, context=context), tokens=tokens)
     lines = [f"{depth} layers, width {width}, {tokens} tokens" + (f" + {context} of text" if context else "")]
     for route in plan.routes:

@@ -1,7 +1,7 @@
 """A plan: every `tread_config` setting, read and validated once.
 
-`RoutePlan.from_config` takes what users write: a mapping, a JSON string, or the path of a JSON or YAML file,
-with or without the outer key `tread_config`, with `routes` or the name of a `preset`. `plan.resolve(depth)` gives
+`RoutePlan.from_config` takes what users write: a mapping, a JSON string, the path of a JSON or YAML file, or just the
+name of a preset; with or without the outer key `tread_config`, with `routes` or a `preset`. `plan.resolve(depth)` gives
 the plan of one model: routes sorted, disjoint and in range. Nothing is silently dropped: a route either runs as
 written or is refused by name.
 """
@@ -72,7 +72,7 @@ class RoutePlan:
     def from_config(cls, config: "RoutePlan | Mapping[str, Any] | str | Path") -> "RoutePlan":
         """A plan from any form a user may write it in.
 
-        >>> RoutePlan.from_config({"preset": "paper"}).resolve(12).routes[0].end_layer_idx
+        >>> RoutePlan.from_config("paper").resolve(12).routes[0].end_layer_idx
         8
         """
         if isinstance(config, RoutePlan):
@@ -84,6 +84,7 @@ class RoutePlan:
             if not isinstance(config, Mapping):
                 raise ConfigError(f"tread_config is {config!r}; it must be a mapping with `routes` or `preset`.")
         check_keys(config, PLAN_KEYS, "tread_config")
+        config = {key: value for key, value in config.items() if value is not None}  # YAML's null: not set
         selector = check_choice(config.get("selector", "random"), "selector", SELECTORS)
         schedule = config.get("schedule")
         return cls(
@@ -130,7 +131,9 @@ class RoutePlan:
 
 
 def _read(config: object) -> Mapping[str, Any]:
-    """A mapping from a mapping, a JSON string or a file."""
+    """A mapping from a mapping, a preset's name, a JSON string or a file."""
+    if isinstance(config, str) and config in PRESETS:
+        return {"preset": config}
     if isinstance(config, str) and config.lstrip().startswith("{"):
         try:
             config = json.loads(config)
@@ -139,13 +142,13 @@ def _read(config: object) -> Mapping[str, Any]:
     elif isinstance(config, str | Path):
         config = _read_file(Path(config))
     if not isinstance(config, Mapping):
-        raise ConfigError(f"tread_config is {config!r}; it must be a mapping, a JSON string or a path to JSON or YAML.")
+        raise ConfigError(f"tread_config is {config!r}; it must be a mapping, a preset, a JSON string or a path.")
     return config
 
 
 def _read_file(path: Path) -> object:
     if not path.is_file():
-        raise ConfigError(f"tread_config names the file {str(path)!r}, which does not exist.")
+        raise ConfigError(f"tread_config is {str(path)!r}: no preset ({', '.join(PRESETS)}) and no file that exists.")
     text = path.read_text(encoding="utf-8")
     if path.suffix.lower() in {".yaml", ".yml"}:
         import yaml

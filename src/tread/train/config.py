@@ -18,6 +18,8 @@ from tread.routing.plan import RoutePlan
 from tread.train.schema import at_least, parse
 
 CONFIG_FILE = "config.yaml"
+GROUPS = ("model", "data", "objective")
+GROUP_PREFIXES = tuple(f"{group}=" for group in GROUPS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,66 +205,94 @@ def config_folder() -> Path:
 
 def compose(arguments: Sequence[str]) -> Composed:
     """The config of `tread train [FILE.yaml] [setting=value ...]`."""
-    raw, overridden = _hydra(list(arguments))
-    if raw["resume"] is not None:
-        raw = _resumed(raw, overridden)
+    file, settings = _split(arguments)
+    # first without complaints: a resumed run may have settings that the default groups lack
+    located = _hydra(file, [text if text.startswith(("+", *GROUP_PREFIXES)) else f"++{text}" for text in settings])
+    if file is not None and (missing := PretrainConfig.__dataclass_fields__.keys() - located):
+        raise ConfigError(f"{file} lacks {min(missing)}; begin it with `defaults: [config, _self_]`, as recipes/ do.")
+    resume, run = located["resume"], Path(located["output_dir"])
+    if isinstance(resume, str) and resume != "latest":
+        raw = _resumed(Path(resume), settings, located)
+    elif resume == "latest" and (run / CONFIG_FILE).is_file():
+        raw = _resumed(run, settings, located)
+    else:  # a new run, or nothing to resume yet
+        raw = _hydra(file, settings, complete=True)
     return Composed(config=parse(PretrainConfig, raw), raw=raw)
 
 
 def from_run(folder: Path) -> Composed:
     """The config a run folder was trained with."""
+    import yaml
+    from omegaconf import OmegaConf
+
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ConfigError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}.")
-    from omegaconf import OmegaConf
-
-    raw = OmegaConf.to_container(OmegaConf.load(path))
+    try:
+        raw = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())}); restore it.") from None
     return Composed(config=parse(PretrainConfig, raw), raw=raw)  # pyright: ignore[reportArgumentType]
 
 
-def _hydra(arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The composed mapping, and the dotted names that the command line set."""
+def _split(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The config file, if the first argument is one, and the settings."""
+    file, settings = None, list(arguments)
+    if settings and settings[0].endswith(".yaml") and "=" not in settings[0]:
+        file = Path(settings.pop(0))
+        if not file.is_file():
+            raise ConfigError(f"the config file {str(file)!r} does not exist.")
+    for text in settings:
+        if "=" not in text or text.startswith("~"):
+            raise ConfigError(
+                f"cannot read {text!r}; write setting=value, e.g. train.steps=500, after at most one FILE.yaml."
+            )
+    # a mapping given for tread_config replaces the whole of it, where Hydra would merge the two
+    whole = "model.tread_config="
+    return file, [part for text in settings for part in ([f"{whole}null"] * text.startswith(whole) + [text])]
+
+
+def _hydra(file: Path | None, settings: list[str], *, complete: bool = False) -> dict[str, Any]:
+    """The mapping that Hydra composes; if `complete`, a setting without a value is an error."""
     import hydra
+    import yaml
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     folder, name, search = config_folder(), "config", []
-    if arguments and arguments[0].endswith((".yaml", ".yml")):
-        path = Path(arguments.pop(0))
-        if not path.is_file():
-            raise ConfigError(f"the config file {str(path)!r} does not exist.")
+    if file is not None:
         # the file stands in its own folder; `defaults: [config]` inside it finds the package's
         search = [f"hydra.searchpath=[file://{folder}]"]
-        folder, name = path.resolve().parent, path.stem
-    for argument in arguments:
-        if "=" not in argument:
-            raise ConfigError(f"cannot read {argument!r}; write setting=value, e.g. train.steps=500.")
+        folder, name = file.resolve().parent, file.stem
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(folder), version_base=None):
-            composed = hydra.compose(name, overrides=[*search, *arguments])
-        overridden = [override.key_or_group for override in OverridesParser.create().parse_overrides(arguments)]
-        raw = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+            composed = hydra.compose(name, overrides=[*search, *settings])
+        raw = OmegaConf.to_container(composed, resolve=True, throw_on_missing=complete)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain(error, arguments)) from None
-    return raw, overridden  # pyright: ignore[reportReturnType]  (a mapping at the top gives a dict)
+        raise ConfigError(_explain(error, settings)) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except RecursionError:
+        raise ConfigError(f"{file} includes itself: rename it, `config` is the name of tread's own.") from None
+    return raw  # pyright: ignore[reportReturnType]  (a mapping at the top gives a dict)
 
 
-def _explain(error: Exception, arguments: list[str]) -> str:
+def _explain(error: Exception, settings: list[str]) -> str:
     """Hydra's errors in our words: which setting, and what would do."""
+    from hydra.errors import OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
 
     cause = error.__cause__ or error
     setting = getattr(cause, "full_key", None)
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}; quote values that hold spaces, commas or brackets."
     if isinstance(cause, MissingMandatoryValue):
         return f"{setting} is missing; give it as {setting}=VALUE."
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and setting:
-        groups = [argument for argument in arguments if argument.partition("=")[0] in ("model", "data", "objective")]
-        known, _ = _hydra([*groups, "data.path=-"] if {"data=latents", "data=images"} & set(groups) else groups)
-        return f"there is no setting {setting}{nearest(setting, flatten(known))} `tread train --help` lists them all."
+        return _no_setting(setting, _hydra(None, [text for text in settings if text.startswith(GROUP_PREFIXES)]))
     found = re.search(
         r"Could not find '(\w+)/(.*?)'\s+Available options in '\w+':\s+(.*?)\s*Config search", str(error), re.S
     )
@@ -270,6 +300,11 @@ def _explain(error: Exception, arguments: list[str]) -> str:
         group, name, options = found.groups()
         return f"there is no {group}={name}; choose one of: {', '.join(options.split())}."
     return " ".join(str(cause).split())
+
+
+def _no_setting(setting: str, known: Mapping[str, Any]) -> str:
+    close = nearest(setting, [*known, *flatten(known)])
+    return f"there is no setting {setting}{close} `tread train --help` lists them all."
 
 
 def flatten(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -280,20 +315,32 @@ def flatten(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     return flat
 
 
-def _resumed(raw: dict[str, Any], overridden: list[str]) -> dict[str, Any]:
+def _resumed(run: Path, settings: list[str], located: dict[str, Any]) -> dict[str, Any]:
     """The saved settings of the run that is resumed, with what the command line set on top."""
-    run = Path(raw["output_dir"] if raw["resume"] == "latest" else raw["resume"])
-    if raw["resume"] == "latest" and not (run / CONFIG_FILE).is_file():
-        return raw  # nothing to resume yet: the run starts
-    resumed = from_run(run).raw
-    for name in overridden:
-        source, target = raw, resumed
-        *sections, last = name.split(".")
-        for section in sections:
-            source, target = source[section], target[section]
-        target[last] = source[last]
-    here = raw["output_dir"] if "output_dir" in overridden else str(run)  # it goes on in its own folder
-    return resumed | {"resume": raw["resume"], "output_dir": here}
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    saved = from_run(run).raw
+    resumed = OmegaConf.create(saved)
+    overrides = [(text.key_or_group, text.value()) for text in OverridesParser.create().parse_overrides(settings)]
+    for name, value in overrides:
+        if name in GROUPS and isinstance(value, str):
+            resumed[name] = located[name]
+    OmegaConf.set_struct(resumed, True)
+    for name, value in overrides:
+        if name not in GROUPS:
+            try:
+                OmegaConf.update(resumed, name, value)
+            except OmegaConfBaseException as error:
+                raise ConfigError(_no_setting(name, saved) if name not in flatten(saved) else str(error)) from None
+    # it goes on in its own folder, wherever that was moved to
+    resumed.output_dir = located["output_dir"] if "output_dir" in dict(overrides) else str(run)
+    resumed.resume = located["resume"]
+    try:
+        return OmegaConf.to_container(resumed, throw_on_missing=True)  # pyright: ignore[reportReturnType]
+    except OmegaConfBaseException as error:
+        raise ConfigError(_explain(error, settings)) from None
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

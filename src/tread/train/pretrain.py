@@ -65,7 +65,8 @@ class Pretraining:
     def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
         self.config, self.accelerator, self.folder = config, accelerator, folder
         seed = config.train.seed
-        self.dataset = build_dataset(config.data)
+        with accelerator.main_process_first():  # the others find the index of the shards in the cache
+            self.dataset = build_dataset(config.data)
         train, held_out = split(len(self.dataset), min(config.validation.samples, len(self.dataset) // 2), seed)
         self.train_set, self.held_out = Subset(self.dataset, train.tolist()), held_out  # pyright: ignore[reportArgumentType]
         settings = dict(config.objective)
