@@ -32,8 +32,8 @@ from tread.train.config import compose
 from tread.train.loop import Session
 from tread.train.pretrain import Pretraining
 
-VALIDATE_EVERY = 25  # steps
-PER_CLASS = 20
+VALIDATE_EVERY = 50  # steps
+PER_CLASS = 16
 
 
 @dataclass
@@ -109,7 +109,7 @@ def draw(arm: Arm, labels: torch.Tensor) -> torch.Tensor:
         labels,
         shape=Digits.shape,
         seed=0,
-        steps=25,
+        steps=20,
         guidance=sample.guidance,
         null_label=Digits.num_classes,
         batch_size=len(labels),
@@ -187,7 +187,7 @@ def save_pictures(arms: list[Arm], samples: dict[str, torch.Tensor], digits: Dig
 def main() -> None:
     """Race, measure, draw."""
     parser = argparse.ArgumentParser(description="A small DiT on handwritten digits, dense and routed side by side.")
-    parser.add_argument("--seconds", type=float, default=140, help="compute time per arm (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=100, help="compute time per arm (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="(default: %(default)s)")
     options = parser.parse_args()
     shutil.rmtree(options.out, ignore_errors=True)

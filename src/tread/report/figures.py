@@ -22,12 +22,15 @@ class Curve:
 def save_curves(curves: Mapping[str, Curve], path: Path) -> None:
     """Loss over compute time and over steps, side by side."""
     from matplotlib import pyplot
+    from matplotlib.ticker import StrMethodFormatter
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for axis, attribute, label in zip(axes, ("seconds", "steps"), ("seconds of compute", "steps"), strict=True):
         for (name, curve), color in zip(curves.items(), COLORS, strict=False):
             axis.plot(getattr(curve, attribute), curve.loss, label=name, color=color, linewidth=1.8)
         axis.set(xlabel=label, yscale="log")
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
         axis.grid(alpha=0.3, which="both")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("validation loss, all tokens")
@@ -58,7 +61,7 @@ def save_kept_tokens(images: Tensor, selections: Sequence[Tensor], grid: tuple[i
             colors = image.expand(-1, -1, 3).float() / 255  # (H, W, 3)
             dropped = torch.tensor([0.82, 0.29, 0.36])
             axes[row, column].imshow(torch.where(mask[..., None], colors, dropped).numpy())
-        axes[row, 0].set_ylabel(f"step {row}", fontsize=8)
+        axes[row, 0].set_ylabel(f"step {row - 1}", fontsize=8)
     figure.suptitle(
         f"tokens kept in the window ({selections[0].shape[1]} of {rows * columns}); red: dropped", fontsize=9
     )

@@ -3,6 +3,7 @@
 import warnings
 
 from tread.routing.cost import LayerShape, plan_cost
+from tread.routing.errors import check_int
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import RiskWarning, layer_risks, token_risks
 from tread.routing.selection import kept_count
@@ -10,6 +11,7 @@ from tread.routing.selection import kept_count
 
 def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: int = 0) -> str:
     """The text of `tread plan`."""
+    check_int(tokens, "--tokens", 1)
     plan = RoutePlan.from_config(config).resolve(depth)
     cost = plan_cost(plan, LayerShape(width=width, context=context), tokens=tokens)
     lines = [f"{depth} layers, width {width}, {tokens} tokens" + (f" + {context} of text" if context else "")]

@@ -17,7 +17,7 @@ def to_pil(image: Tensor) -> Image.Image:
     return Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
 
 
-def make_grid(images: Tensor, columns: int, gap: int = 2) -> Image.Image:
+def make_grid(images: Tensor, columns: int, gap: int = 4) -> Image.Image:
     """uint8 images (N, H, W, 3 or 1) row by row on white."""
     count, height, width, channels = images.shape
     factor = max(1, math.ceil(SMALLEST / max(height, width)))
