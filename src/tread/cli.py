@@ -35,7 +35,7 @@ def sample(arguments: list[str]) -> None:
     """draw images from a trained run"""
     parser = _parser("sample", sample)
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--classes", default="0-9", help="class labels, e.g. 0-9 or 1,5,207 (default: %(default)s)")
+    parser.add_argument("--classes", help="class labels, e.g. 0-9 or 1,5,207 (default: the first ten)")
     parser.add_argument("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
     parser.add_argument("--guidance", type=float, help="classifier-free guidance scale; 1: none (default: the run's)")
     parser.add_argument("--interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="guide only in these levels")
@@ -114,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get("TREAD_DEBUG"):
             raise
         _fail(f"tread {command}: {error}")
+    except KeyboardInterrupt:
+        _fail(f"tread {command}: interrupted", 130)
 
 
 def _parser(name: str, function: Callable[[list[str]], None]) -> argparse.ArgumentParser:
@@ -134,6 +136,6 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object) -
         print(f"warning: {message}", file=sys.stderr)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
     print(message, file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)

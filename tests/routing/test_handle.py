@@ -26,7 +26,7 @@ TWO = RoutePlan.from_config(
 
 def run(handle: Handle, x: torch.Tensor = X, depth: int = 12) -> list[torch.Tensor]:
     """A forward of identity layers; returns its selections."""
-    state = handle.begin(x, training=True)
+    state = handle.begin(training=True)
     for layer in range(depth):
         x = state.exit(layer, state.enter(layer, x))
     assert x.shape == X.shape or x.shape[1] == 64
@@ -35,22 +35,22 @@ def run(handle: Handle, x: torch.Tensor = X, depth: int = 12) -> list[torch.Tens
 
 def test_routes_only_in_training_with_gradients():
     handle = Handle(PLAN, depth=12)
-    assert handle.begin(X, training=True).enter(2, X).shape[1] == 32
-    assert handle.begin(X, training=False).enter(2, X).shape[1] == 64
+    assert handle.begin(training=True).enter(2, X).shape[1] == 32
+    assert handle.begin(training=False).enter(2, X).shape[1] == 64
     with torch.no_grad():
-        assert handle.begin(X, training=True).enter(2, X).shape[1] == 64
+        assert handle.begin(training=True).enter(2, X).shape[1] == 64
         with handle.routed():
-            assert handle.begin(X, training=False).enter(2, X).shape[1] == 32
+            assert handle.begin(training=False).enter(2, X).shape[1] == 32
         with handle.routed(selection_ratio=0.75):
-            assert handle.begin(X, training=False).enter(2, X).shape[1] == 16
+            assert handle.begin(training=False).enter(2, X).shape[1] == 16
     with handle.dense():
-        assert handle.begin(X, training=True).enter(2, X).shape[1] == 64
-    assert handle.begin(X, training=True).enter(2, X).shape[1] == 32
+        assert handle.begin(training=True).enter(2, X).shape[1] == 64
+    assert handle.begin(training=True).enter(2, X).shape[1] == 32
 
 
 def test_windows_are_inclusive_and_touching_routes_draw_anew():
     handle, x, lengths = Handle(TWO, depth=8), X, []
-    state = handle.begin(x, training=True)
+    state = handle.begin(training=True)
     for layer in range(8):
         x = state.enter(layer, x)
         lengths.append(x.shape[1])
@@ -98,7 +98,7 @@ def test_a_loop_without_set_step_advances_and_resumes():
 
 def test_state_is_per_forward():
     handle = Handle(PLAN, depth=12)
-    a, b = handle.begin(X, training=True), handle.begin(X + 1, training=True)
+    a, b = handle.begin(training=True), handle.begin(training=True)
     xa, xb = a.enter(2, X), b.enter(2, X + 1)
     assert a.exit(8, xa).equal(X)
     assert b.exit(8, xb).equal(X + 1)
@@ -153,11 +153,11 @@ def test_schedule_scales_the_ratio_and_needs_the_step():
     schedule = {"warmup_steps": 4, "levels": 2, "cooldown_fraction": 0.5, "total_steps": 10}
     handle = Handle(RoutePlan.from_config({"preset": "paper", "schedule": schedule}), depth=12)
     with pytest.raises(ConfigError, match=r"handle\.set_step"):
-        handle.begin(X, training=True)
+        handle.begin(training=True)
     lengths = []
     for step in range(10):
         handle.set_step(step)
-        lengths.append(handle.begin(X, training=True).enter(2, X).shape[1])
+        lengths.append(handle.begin(training=True).enter(2, X).shape[1])
     assert lengths == [64, 64, 48, 48, 32, 64, 64, 64, 64, 64]
 
 
@@ -185,13 +185,13 @@ def test_deepcopy_and_reset_after_an_error():
     handle = Handle(PLAN, depth=12)
     with pytest.raises(RuntimeError), handle.dense():
         raise RuntimeError
-    assert len(copy.deepcopy(handle).begin(X, training=True).enter(2, X)[0]) == 32
+    assert len(copy.deepcopy(handle).begin(training=True).enter(2, X)[0]) == 32
 
 
 def test_sides_follow_the_selection():
     handle = Handle(PLAN, depth=12)
     table, per_sample = torch.randn(64, 3), torch.randn(4, 64, 3)
-    state = handle.begin(X, training=True)
+    state = handle.begin(training=True)
     assert state.side("rope", table) is table
     state.enter(2, X)
     ids = handle.selections[0]
@@ -218,7 +218,7 @@ def test_step_changes_do_not_recompile():
 
     @torch.compile(backend=frames, fullgraph=True)
     def forward(x):
-        state = handle.begin(x, training=True)
+        state = handle.begin(training=True)
         for layer in range(12):
             x = state.exit(layer, state.enter(layer, x) * 2)
         return x
@@ -240,7 +240,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sy
 handle = Handle(RoutePlan.from_config({"preset": "paper", "seed": 1}), depth=12)
 handle.set_step(5)
 x = torch.zeros(2, 64, 8)
-handle.begin(x, training=True).enter(2, x)
+handle.begin(training=True).enter(2, x)
 both = [None, None]
 dist.all_gather_object(both, handle.selections[0].tolist())
 if dist.get_rank() == 0:

@@ -126,7 +126,7 @@ class DiT(nn.Module):
             )
         x = self.patch_embed(patchify(x, self.patch)) + self.positions  # (B, S, D)
         c = nn.functional.silu(self.time_embed(time) + self.label_embed(labels))  # (B, D)
-        state = self.routing.begin(x, training=self.training) if self.routing is not None else State()
+        state = self.routing.begin(training=self.training) if self.routing is not None else State()
         for layer, block in enumerate(self.blocks):
             x = state.enter(layer, x)  # (B, K, D) inside a window
             x = self._run(block, x, c, state.side("rope", self.rope_table))

@@ -19,7 +19,7 @@ from tread.routing.errors import ConfigError, check_fraction, check_int
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.selection import kept_count, l1_rank, mixed_score, select
-from tread.routing.state import State
+from tread.routing.state import Select, State
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,15 @@ class Handle:
             raise ConfigError("the schedule needs to know the step: call handle.set_step(step) before each step.")
         return self._scale
 
-    def begin(self, x: Tensor, *, training: bool) -> State:
-        """The state of one forward whose stream is x (B, S, D)."""
+    def begin(self, *, training: bool) -> State:
+        """The state of one forward; `training` is the model's mode."""
         mode = self._mode
         on = mode.on if mode.on is not None else training and torch.is_grad_enabled()
         if not on or (mode.on is None and self.active_scale == 0):
             self.selections = []
             return State()
-        state = State(self.plan.routes, self._selector(x, mode))
-        self.selections, self._tokens = state.selections, x.shape[1]
+        state = State(self.plan.routes, self._selector(mode))
+        self.selections = state.selections
         return state
 
     @property
@@ -124,35 +124,38 @@ class Handle:
         kept = sum(n * ids.shape[1] for n, ids in zip(layers, self.selections, strict=True))
         return kept / (sum(layers) * self._tokens)
 
-    def _selector(self, x: Tensor, mode: _Mode):
-        """The function that chooses the tokens of each route in this forward, and the next micro-step."""
-        batch, tokens = x.shape[:2]
-        if mode.mask is not None and mode.mask.shape != (batch, tokens):
-            raise ConfigError(
-                f"force_keep has shape {tuple(mode.mask.shape)}; this forward has {batch} samples of {tokens} tokens."
-            )
-        if not torch.compiler.is_compiling():
-            warn_once(token_risks(self.plan, tokens), self._said)
-        if mode.selections is not None:
-            given = mode.selections
-            return lambda index, stream: given[index].to(stream.device)
-
+    def _selector(self, mode: _Mode) -> Select:
+        """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
         step, micro_step = self._step, self._micro_step
-        self._micro_step = micro_step + 1
-        first = _rank() * batch
-        positions = torch.arange(first, first + batch, device=x.device).unsqueeze(1)  # (B, 1)
-        token = torch.arange(tokens, device=x.device)  # (S,)
+        if mode.selections is None:
+            self._micro_step = micro_step + 1
 
         def choose(index: int, stream: Tensor) -> Tensor:
+            batch, tokens = stream.shape[:2]
+            self._tokens = tokens
+            if mode.selections is not None:
+                return mode.selections[index].to(stream.device)
+            self._check(mode, batch, tokens)
             route = self.plan.routes[index]
             ratio = route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
-            score = noise.bits(self.plan.seed, step, micro_step, index, positions, token)  # (B, S)
+            first = _rank() * batch
+            position = torch.arange(first, first + batch, device=stream.device).unsqueeze(1)  # (B, 1)
+            token = torch.arange(tokens, device=stream.device)  # (S,)
+            score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
             mask = None if mode.mask is None else mode.mask.to(stream.device)
             return select(score, kept_count(tokens, ratio, mode.forced), mask)  # (B, K)
 
         return choose
+
+    def _check(self, mode: _Mode, batch: int, tokens: int) -> None:
+        if mode.mask is not None and mode.mask.shape != (batch, tokens):
+            raise ConfigError(
+                f"force_keep has shape {tuple(mode.mask.shape)}; this forward has {batch} samples of {tokens} tokens."
+            )
+        if not torch.compiler.is_compiling():
+            warn_once(token_risks(self.plan, tokens), self._said)
 
     def state_dict(self) -> dict[str, int]:
         """Where the selections stand, for loops that keep their own checkpoints."""

@@ -3,19 +3,20 @@
 - A checkpoint is a folder `step-00001000` with one safetensors file per part (model, ema, optimizer) and a
   `checkpoint.json` that lists them with their sizes. It is written under a temporary name, synced to disk and
   renamed, so an interrupted save leaves the earlier ones untouched.
-- The newest checkpoint that is whole is the one that is loaded; a broken one is named and passed over.
+- The newest checkpoint that is whole is the one that is loaded; a broken one is named and passed over, and never
+  counts as one of those that are kept.
 - There is no random state to keep: noise, data order and selections are functions of the step.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
@@ -39,8 +40,9 @@ def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep
     """Write the checkpoint after `step` steps, then remove all but the newest `keep`."""
     final = checkpoint_path(folder, step)
     temporary = folder / f".{final.name}.tmp"
+    for left_over in folder.glob(".step-*.tmp"):  # of a save that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         sizes = {}
         for name, tensors in parts.items():
@@ -52,16 +54,19 @@ def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep
         manifest.write_text(json.dumps({"step": step, "files": sizes, **meta}, indent=2) + "\n")
         _sync(manifest)
         _sync(temporary)
-        shutil.rmtree(final, ignore_errors=True)  # only ever the same step, written again after a resume
+        shutil.rmtree(final, ignore_errors=True)  # a broken one: a whole one would have been resumed from
         os.replace(temporary, final)
         _sync(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"cannot write the checkpoint {final}: {error.strerror or error}. Earlier checkpoints are untouched; "
-            "free space or name another output_dir."
+            f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}. Earlier checkpoints "
+            "are untouched; free space or name another output_dir."
         ) from error
-    for old in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    excess = [path.name for path in list_checkpoints(folder) if _is_whole(path)][:-keep]
+    for path in list_checkpoints(folder):
+        if excess and path.name <= excess[-1]:
+            shutil.rmtree(path, ignore_errors=True)
     return final
 
 
@@ -73,23 +78,34 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, after checking that every file it lists is there in full."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads((path / MANIFEST).read_bytes())
         for name, size in manifest["files"].items():
             found = (path / name).stat().st_size
             if found != size:
                 raise CheckpointError(f"{path} is not whole: {name} has {found} of {size} bytes")
-    except (OSError, json.JSONDecodeError, KeyError) as error:
+            with safe_open(path / name, framework="pt"):  # reads the list of tensors alone
+                pass
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not whole: {Path(error.filename).name} is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not whole: {error}") from error
     return manifest
 
 
-def newest(folder: Path, say=print) -> tuple[Path, dict[str, Any]] | None:
+def _is_whole(path: Path) -> bool:
+    try:
+        return bool(read_manifest(path))
+    except CheckpointError:
+        return False
+
+
+def newest(folder: Path, say: Callable[[str], object] = print) -> tuple[Path, dict[str, Any]] | None:
     """The newest whole checkpoint and its manifest; broken ones are named through `say`."""
     for path in reversed(list_checkpoints(folder)):
         try:
             return path, read_manifest(path)
         except CheckpointError as error:
-            say(f"{error}; using the one before it.")
+            say(f"{error}; looking for an earlier one.")
     return None
 
 
@@ -109,7 +125,7 @@ def load_model(model: torch.nn.Module, tensors: Mapping[str, Tensor], source: Pa
         name = next(name for name in [*own, *given] if own.get(name) != given.get(name))
         raise ConfigError(
             f"the checkpoint {source} is of another model: {name} is {given.get(name, 'absent')} there and "
-            f"{own.get(name, 'absent')} here. Set model.* as in the config.yaml of that run."
+            f"{own.get(name, 'absent')} here. Set model.* and data.* as in that run's config.yaml."
         )
     model.load_state_dict(tensors)
 

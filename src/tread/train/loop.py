@@ -25,9 +25,9 @@ from tqdm import tqdm
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.train import checkpoint
-from tread.train.config import OptimizerConfig, PretrainConfig
 from tread.train.ema import EMA
 from tread.train.metrics import Metrics
+from tread.train.settings import OptimizerConfig, PretrainConfig
 
 CHECKPOINTS = "checkpoints"
 
@@ -95,8 +95,6 @@ class Session:
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Tensor]:
         """One optimizer step; returns its loss and gradient norm, still on the device."""
         config, accelerator = self.config, self.accelerator
-        # for layers that draw from torch's own generator, such as dropout: theirs is a function of the step too
-        torch.manual_seed(int(noise.bits(config.train.seed, step, accelerator.process_index)))
         if self.task.handle is not None:
             self.task.handle.set_step(step)
         for group in self.optimizer.param_groups:
@@ -104,10 +102,14 @@ class Session:
         micro_steps = config.train.micro_steps
         losses = []
         for micro_step in range(micro_steps):
+            batch = next(batches)
+            # for layers that draw from torch's own generator, such as dropout: theirs is a function of the step too;
+            # after the batch, because a loader that starts draws from it
+            torch.manual_seed(int(noise.bits(config.train.seed, step, micro_step, accelerator.process_index)))
             last = micro_step == micro_steps - 1
             with nullcontext() if last else accelerator.no_sync(self.model):
                 with accelerator.autocast():
-                    loss = self.task.loss(self.model, next(batches), step, micro_step)
+                    loss = self.task.loss(self.model, batch, step, micro_step)
                 accelerator.backward(loss / micro_steps)
             losses.append(loss.detach())
         clip = math.inf if config.optimizer.clip is None else config.optimizer.clip
@@ -136,7 +138,7 @@ class Session:
         """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
         found = checkpoint.newest(folder, self.accelerator.print)
         if found is None:
-            self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
+            self.accelerator.print(f"no whole checkpoint in {folder}: the run starts at step 0.")
             return 0
         path, manifest = found
         checkpoint.load_model(self.task.model, checkpoint.load_part(path, "model"), path)
@@ -174,18 +176,18 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
                 bar.set_postfix_str(f"loss {loss:.4f}, {speed:.0f} img/s, tokens kept {kept:.0%}")
                 metrics.write(done, {"images_per_second": round(speed, 1)})
             with clock.paused():
-                if stop or done % config.checkpoint.every == 0:
+                saving = stop or done % config.checkpoint.every == 0
+                if saving:
                     metrics.flush()  # a loss that is no number must not be saved
-                    session.save(folder / CHECKPOINTS, done)
-                if _due(config.validation.every, done, steps):
-                    figures = task.validate(session.ema.model)
+                # before the save: a run killed in between goes on from an earlier step and misses nothing
+                if _due(config.validation.every, done, steps) and (figures := task.validate(session.ema.model)):
                     metrics.write(done, figures)
                     if is_main:
-                        bar.write(
-                            f"step {done}: " + ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
-                        )
+                        bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
                 if _due(config.sample.every, done, steps):
                     task.preview(session.ema.model, done)
+                if saving:
+                    session.save(folder / CHECKPOINTS, done)
             if stop:
                 break
     if done < steps:

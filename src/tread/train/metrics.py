@@ -1,8 +1,8 @@
 """Where the numbers go: a JSONL file always, TensorBoard or wandb by setting.
 
 - Values stay on the device until `flush`, one transfer for many steps, so that logging never stalls training.
-- The file has one line per step. After a resume it is cut back to the checkpoint's step first: it reads as if the
-  run had never stopped.
+- The file has one line per step, and one for each validation and speed. After a resume it is cut back to the
+  checkpoint's step first: it reads as if the run had never stopped.
 """
 
 import importlib.util
@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from tread.data.base import written_whole
 from tread.routing.errors import ConfigError
 
 FILE = "metrics.jsonl"
@@ -55,7 +56,8 @@ class Metrics:
         self._waiting: list[_Waiting] = []
         if accelerator.is_main_process and self._path.exists():
             kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= start_step]
-            self._path.write_text("".join(f"{line}\n" for line in kept))
+            with written_whole(self._path) as file:  # a kill right here must not cost the whole history
+                file.write("".join(f"{line}\n" for line in kept).encode())
 
     def add(self, step: int, values: Mapping[str, float], tensors: Mapping[str, Tensor]) -> None:
         """Take the numbers of step `step` (counted from 1); `tensors` are 0-d and averaged over ranks."""
@@ -89,8 +91,9 @@ class Metrics:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All lines of a run's metrics."""
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    """All lines of a run's metrics; one that a kill cut off is left out."""
+    lines = (folder / FILE).read_text().splitlines()
+    return [json.loads(line) for line in lines if _step_of(line) < math.inf]
 
 
 def _step_of(line: str) -> float:

@@ -4,8 +4,8 @@ Labels, noise, times and the data's own randomness are hashes of (seed, purpose,
 step is the same step whatever the number of processes, and a resumed run needs no random state.
 """
 
-import inspect
 import math
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,23 +14,27 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from tread.data import DATASETS, Dataset, Order, StepSampler, positions, split
+from tread.data.base import written_whole
 from tread.models import DiT, load_published_dit, preset
 from tread.objectives import Objective
 from tread.objectives import build as build_objective
 from tread.routing import noise
-from tread.routing.errors import ConfigError, check_choice, check_keys
+from tread.routing.errors import ConfigError, check_choice
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate, sample_noise
 from tread.sampling.grid import make_grid
 from tread.train.checkpoint import list_checkpoints
-from tread.train.config import CONFIG_FILE, Composed, ModelConfig, PretrainConfig, changes, flatten, from_run
+from tread.train.config import CONFIG_FILE, Composed, changes, flatten, from_run
 from tread.train.loop import CHECKPOINTS, Session, fit
 from tread.train.metrics import tracker_of
+from tread.train.schema import arguments
+from tread.train.settings import ModelConfig, PretrainConfig
 
 NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
 
@@ -38,25 +42,20 @@ NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"t
 def build_dataset(settings: Mapping[str, Any]) -> Dataset:
     """The dataset of a `data` section: its name, and the arguments of its class."""
     settings = dict(settings)
-    name = check_choice(settings.pop("name"), "data.name", DATASETS)
-    check_keys(settings, inspect.signature(DATASETS[name]).parameters, "data")
-    return DATASETS[name](**settings)
+    dataset = DATASETS[check_choice(settings.pop("name"), "data.name", DATASETS)]
+    return dataset(**arguments(dataset, settings, "data"))
 
 
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *, checkpointing: bool) -> DiT:
-    """The model of a `model` section for samples of `shape` (C, H, W), with its routes on."""
+    """The model of a `model` section for samples of `shape` (C, H, W), dense and freshly initialised."""
     channels, height, width = shape
-    arguments = preset(config.preset) | config.overrides()
-    model = DiT(
+    return DiT(
         input_size=(height, width),
         in_channels=channels,
         num_classes=num_classes,
         checkpointing=checkpointing,
-        **arguments,
+        **(preset(config.preset) | config.overrides()),
     )
-    if config.weights is not None:
-        load_published_dit(model, _read_weights(Path(config.weights)))
-    return model
 
 
 class Pretraining:
@@ -76,10 +75,12 @@ class Pretraining:
         self.model: DiT = build_model(config.model, shape, num_classes, checkpointing=config.train.checkpointing).to(
             accelerator.device
         )
+        if config.model.weights is not None:
+            load_published_dit(self.model, _read_weights(Path(config.model.weights)))
         self.handle: Handle | None = None
         if config.model.tread_config is not None:
             plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
-            self.handle = self.model.route(plan)
+            self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, seed)))
         self.facts = {"shape": list(shape), "num_classes": num_classes}
         self._slices = {
             "batch": config.train.batch_size,
@@ -87,6 +88,17 @@ class Pretraining:
             "rank": accelerator.process_index,
             "world": accelerator.num_processes,
         }
+        self._micro_batch = len(positions(0, 0, **self._slices))  # refuses sizes that do not divide
+
+    def summary(self) -> str:
+        """One line: what is trained, on what, with which routes."""
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        routes = "dense" if self.handle is None else ", ".join(str(route) for route in self.handle.plan.routes)
+        processes, device = self.accelerator.num_processes, self.accelerator.device
+        return (
+            f"{self.config.model.preset} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
+            f"{self.dataset.num_classes} classes, {processes} process(es) on {device}"
+        )
 
     def compile(self) -> None:
         """Compile each block: one shape inside windows, one outside, for every layer alike."""
@@ -124,7 +136,8 @@ class Pretraining:
         if count == 0:
             return {}
         device, total = self.accelerator.device, torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
-        for chunk in torch.arange(count)[rank::world].split(self.config.train.batch_size):
+        for first in range(rank, count, world * self._micro_batch):
+            chunk = torch.arange(first, count, world)[: self._micro_batch]  # (B,)
             samples = [self.dataset[int(self.held_out[i])] for i in chunk]
             x = torch.stack([sample for sample, _ in samples]).to(device)
             labels = torch.tensor([label for _, label in samples], device=device)
@@ -175,13 +188,18 @@ def pretrain(composed: Composed) -> Path:
         source = folder if config.resume == "latest" else Path(config.resume)
         start = session.load(source / CHECKPOINTS)
     if accelerator.is_main_process:  # only now: a run that could not be resumed keeps its config
-        _write_config(folder / CONFIG_FILE, composed.raw, accelerator)
+        _write_config(folder, composed, accelerator)
     if accelerator.log_with:
         settings = {
             name: value if isinstance(value, int | float) else str(value)
             for name, value in flatten(composed.raw).items()
         }
         accelerator.init_trackers(config.log.project, config=settings)
+    accelerator.print(task.summary())
+    if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        accelerator.print(
+            "several processes were asked for and one runs: on CPUs, accelerate launch needs --multi_gpu."
+        )
     fit(session, folder, start=start)
     accelerator.end_training()
     accelerator.print(f"run: {folder}")
@@ -193,6 +211,7 @@ def _accelerator(config: PretrainConfig) -> Accelerator:
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() else "float32"
     return Accelerator(
+        cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
         mixed_precision="bf16" if precision == "bf16" else "no",
         log_with=tracker_of(config.log.trackers),
         project_config=ProjectConfiguration(logging_dir=config.output_dir),
@@ -202,7 +221,10 @@ def _accelerator(config: PretrainConfig) -> Accelerator:
 def _claim_folder(config: PretrainConfig, accelerator: Accelerator) -> Path:
     """Make the run's folder; one that holds another run is refused."""
     folder = Path(config.output_dir)
-    taken = config.resume is None and list_checkpoints(folder / CHECKPOINTS)
+    goes_on = config.resume is not None and (
+        config.resume == "latest" or Path(config.resume).resolve() == folder.resolve()
+    )
+    taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
     accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
     if taken:
         raise ConfigError(f"{folder} already holds a run: continue it with resume=latest, or name another output_dir.")
@@ -216,24 +238,26 @@ def _claim_folder(config: PretrainConfig, accelerator: Accelerator) -> Path:
     return folder
 
 
-def _write_config(path: Path, raw: dict[str, Any], accelerator: Accelerator) -> None:
+def _write_config(folder: Path, composed: Composed, accelerator: Accelerator) -> None:
     from omegaconf import OmegaConf
 
-    if path.is_file():
-        for change in changes(from_run(path.parent).raw, raw):
+    if composed.config.resume is not None and (folder / CONFIG_FILE).is_file():
+        for change in changes(from_run(folder).raw, composed.raw):
             if not change.startswith("resume:"):
                 accelerator.print(f"changed since the run was started: {change}")
-    OmegaConf.save(OmegaConf.create(raw), path)
+    with written_whole(folder / CONFIG_FILE) as file:
+        file.write(OmegaConf.to_yaml(OmegaConf.create(composed.raw)).encode())
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ConfigError(f"model.weights names {str(path)!r}, which does not exist.")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes of the unpickler
+        raise ConfigError(f"model.weights names {str(path)!r}, which cannot be read; get it again.") from error
 
 
 def _coprime(count: int) -> int:

@@ -3,6 +3,7 @@
 A checkpoint says the shape of its samples and how many classes it knows, so the training data need not be there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,15 @@ from tread.data.vae import load_vae
 from tread.models import DiT
 from tread.objectives import Objective
 from tread.objectives import build as build_objective
-from tread.routing.errors import ConfigError
+from tread.routing.errors import ConfigError, check_int
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid, save_images
 from tread.sampling.solvers import Churn
 from tread.train.checkpoint import CheckpointError, load_model, load_part, newest
-from tread.train.config import PretrainConfig, from_run
+from tread.train.config import from_run
 from tread.train.loop import CHECKPOINTS
 from tread.train.pretrain import build_model
+from tread.train.settings import PretrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +71,18 @@ def parse_classes(text: str, num_classes: int) -> list[int]:
     labels: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) > int(last or first):
             raise ConfigError(f"--classes is {text!r}; write labels and ranges, e.g. 0-9 or 1,5,207.")
+        if int(last or first) >= num_classes:
+            raise ConfigError(f"--classes names class {last or first}; this run knows classes 0-{num_classes - 1}.")
         labels += range(int(first), int(last or first) + 1)
-    for label in labels:
-        if label >= num_classes:
-            raise ConfigError(f"--classes names class {label}; this run knows classes 0-{num_classes - 1}.")
     return labels
 
 
 def sample_run(
     run: Path,
     *,
-    classes: str,
+    classes: str | None = None,
     per_class: int,
     guidance: float | None = None,
     interval: tuple[float, float] | None = None,
@@ -94,13 +95,25 @@ def sample_run(
     vae: str | None = None,
     out: Path | None = None,
 ) -> Path:
-    """Write PNGs and `grid.png`, one row per class; returns the grid's path. None means the run's own setting."""
+    """Write PNGs and `grid.png`, one row per class; returns the grid's path.
+
+    None means the run's own setting, and the first ten classes. Everything that can be refused is refused before the
+    first sample is drawn.
+    """
+    check_int(per_class, "--per-class", 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, weights=weights, device=device)
     defaults = opened.config.sample
-    labels = [label for label in parse_classes(classes, opened.num_classes) for _ in range(per_class)]
-    if not labels:
-        raise ConfigError("nothing to draw: --per-class must be at least 1.")
+    chosen = range(min(10, opened.num_classes)) if classes is None else parse_classes(classes, opened.num_classes)
+    labels = [label for label in chosen for _ in range(per_class)]
+    decode = _decoder(opened, vae, batch_size)
+    folder = run / "generated" if out is None else out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {str(folder)!r}: {error.strerror}. Name another folder with --out."
+        ) from None
     samples = generate(
         opened.model,
         opened.objective,
@@ -116,24 +129,31 @@ def sample_run(
         batch_size=batch_size,
         device=device,
     )
-    images = _decode(opened, samples, vae, batch_size)
-    folder = run / "generated" if out is None else out
+    images = decode(samples)
     save_images(images, labels, folder)
     grid = folder / "grid.png"
     make_grid(images, columns=per_class).save(grid)
     return grid
 
 
-def _decode(run: Run, samples: Tensor, vae: str | None, batch_size: int) -> Tensor:
-    """Samples (N, C, H, W) as the model sees them -> uint8 images."""
+def _decoder(run: Run, vae: str | None, batch_size: int) -> Callable[[Tensor], Tensor]:
+    """The function from samples (N, C, H, W) as the model sees them to uint8 images (N, H, W, 3 or 1)."""
     data: dict[str, Any] = run.config.data
-    if data["name"] != "latents":
-        if vae is not None:
-            raise ConfigError("--vae is given, but this run was trained on pixels; leave it out.")
-        return DATASETS[data["name"]].to_images(samples)
+    if data["name"] != "latents" and vae is not None:
+        raise ConfigError("--vae is given, but this run was trained on pixels; leave it out.")
     if vae is None:
-        print("no --vae given: the pictures show the first latent channels, not images.")
-        return DATASETS["latents"].to_images(samples)
+        if data["name"] == "latents":
+            print("no --vae given: the pictures show the first latent channels, not images.")
+        return DATASETS[data["name"]].to_images
     decoder = load_vae(vae)
-    latents = VAES[data["vae"]].to_latent(samples).split(batch_size)
-    return to_uint8(torch.cat([decoder.decode(part).cpu() for part in latents]))
+    channels = decoder.model.config.latent_channels
+    if channels != run.shape[0]:
+        raise ConfigError(
+            f"--vae {vae} has {channels} latent channels and this run {run.shape[0]}; give the run's VAE."
+        )
+
+    def decode(samples: Tensor) -> Tensor:
+        latents = VAES[data["vae"]].to_latent(samples).split(batch_size)
+        return to_uint8(torch.cat([decoder.decode(part).cpu() for part in latents]))
+
+    return decode

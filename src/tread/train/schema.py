@@ -2,19 +2,30 @@
 
 - The dataclasses hold types and cross-field checks (`__post_init__`); default values live in the YAML that users
   read and edit, so that there is one copy of them. A field with a default is one a config may leave out.
-- Understood: bool, int, float (a whole number will do), str, `Literal`, `X | None`, `tuple[X, ...]`, nested
+- A class outside this folder needs no dataclass for its settings: `arguments` reads them off its signature.
+- Understood: bool, int, float (a whole number will do), str, Path, `Literal`, `X | None`, `tuple[X, ...]`, nested
   dataclasses and `dict[str, Any]` for what another part of the package validates.
 """
 
 import dataclasses
+import inspect
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tread.routing.errors import ConfigError, check_keys
 
 T = TypeVar("T")
+WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    types.NoneType: "null",
+}
 
 
 def parse(cls: type[T], config: object, where: str = "") -> T:
@@ -28,18 +39,27 @@ def parse(cls: type[T], config: object, where: str = "") -> T:
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where or 'the config'} is {config!r}; it must be a mapping of settings.")
-    assert dataclasses.is_dataclass(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    check_keys(config, fields, where or "config")
-    hints = get_type_hints(cls)
+    return cls(**arguments(cls, config, where))
+
+
+def arguments(function: Callable[..., Any], config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The keyword arguments of a function or class from `config`, each checked against its annotation.
+
+    >>> def draw(*, size: int, flip: bool = False) -> None: ...
+    >>> arguments(draw, {"size": 64})
+    {'size': 64}
+    """
+    parameters = inspect.signature(function).parameters
+    check_keys(config, parameters, where or "config")
+    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
     values = {}
-    for name, field in fields.items():
+    for name, parameter in parameters.items():
         dotted = f"{where}.{name}" if where else name
         if name in config:
             values[name] = _convert(hints[name], config[name], dotted)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+        elif parameter.default is parameter.empty:
             raise ConfigError(f"{dotted} is missing; it must be {_describe(hints[name])}.")
-    return cls(**values)
+    return values
 
 
 def _convert(hint: Any, value: object, name: str) -> Any:
@@ -50,8 +70,6 @@ def _convert(hint: Any, value: object, name: str) -> Any:
         options = [option for option in get_args(hint) if option is not types.NoneType]
         if value is None and len(options) < len(get_args(hint)):
             return None
-        if len(options) == 1:
-            return _convert(options[0], value, name)
         for option in options:
             if _fits(option, value):
                 return _convert(option, value, name)
@@ -89,8 +107,7 @@ def _describe(hint: Any) -> str:
         return f"a list ({_describe(get_args(hint)[0])} each)"
     if origin is dict or dataclasses.is_dataclass(hint):
         return "a mapping of settings"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
-    return words[hint]
+    return WORDS[hint]
 
 
 def at_least(config: object, section: str, **bounds: float) -> None:

@@ -1,0 +1,176 @@
+"""The settings of a pretraining run as typed dataclasses.
+
+Types and bounds live here; `configs/config.yaml` says what each setting means and holds its default. Checks that need
+the model or the data are made where those are built.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tread.routing.errors import ConfigError
+from tread.routing.plan import RoutePlan
+from tread.train.schema import at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A preset, what differs from it, and the routes."""
+
+    name: str
+    preset: str
+    patch: int | None
+    depth: int | None
+    width: int | None
+    heads: int | None
+    mlp_ratio: float | None
+    rope: bool | None
+    qk_norm: bool | None
+    norm: Literal["layer", "rms"] | None
+    mlp: Literal["gelu", "swiglu"] | None
+    weights: str | None
+    tread_config: dict[str, Any] | str | None
+
+    def __post_init__(self) -> None:
+        if self.tread_config is not None:
+            RoutePlan.from_config(self.tread_config)
+
+    def overrides(self) -> dict[str, Any]:
+        """What differs from the preset."""
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and name not in ("name", "preset", "weights", "tread_config")
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How long and on what batches."""
+
+    steps: int
+    batch_size: int
+    micro_steps: int
+    seed: int
+    precision: Literal["auto", "bf16", "float32"]
+    compile: bool
+    checkpointing: bool
+    class_dropout: float
+    workers: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0, workers=0)
+        if not 0 <= self.class_dropout < 1:
+            raise ConfigError(f"train.class_dropout is {self.class_dropout}; allowed is 0 <= value < 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its learning rate."""
+
+    learning_rate: float
+    schedule: Literal["constant", "cosine"]
+    warmup_steps: int
+    betas: tuple[float, ...]
+    weight_decay: float
+    clip: float | None
+
+    def __post_init__(self) -> None:
+        at_least(self, "optimizer", learning_rate=0, warmup_steps=0, weight_decay=0)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas is {list(self.betas)}; it must be two numbers with 0 <= value < 1.")
+        if self.clip is not None and self.clip <= 0:
+            raise ConfigError(f"optimizer.clip is {self.clip}; it must be above 0, or null for no clipping.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EMAConfig:
+    """Moving average of the weights."""
+
+    decay: float
+    warmup: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "ema", warmup=1)
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"ema.decay is {self.decay}; allowed is 0 <= value < 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """How often, and how many."""
+
+    every: int
+    keep: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "checkpoint", every=1, keep=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationConfig:
+    """Dense validation loss."""
+
+    every: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "validation", every=0, samples=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleConfig:
+    """Sample grids."""
+
+    every: int
+    per_class: int
+    classes: int
+    steps: int
+    solver: Literal["euler", "heun"] | None
+    guidance: float
+    interval: tuple[float, ...] | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "sample", every=0, per_class=1, classes=1, steps=1, guidance=0, seed=0)
+        if self.interval is not None and len(self.interval) != 2:
+            raise ConfigError(f"sample.interval is {list(self.interval)}; it must be two levels, [low, high].")
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The interval as a pair."""
+        return None if self.interval is None else (self.interval[0], self.interval[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Metrics."""
+
+    every: int
+    trackers: Literal["auto", "none", "tensorboard", "wandb"]
+    project: str
+
+    def __post_init__(self) -> None:
+        at_least(self, "log", every=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Everything `tread train` reads."""
+
+    model: ModelConfig
+    data: dict[str, Any]
+    objective: dict[str, Any]
+    output_dir: str
+    resume: str | None
+    train: LoopConfig
+    optimizer: OptimizerConfig
+    ema: EMAConfig
+    checkpoint: CheckpointConfig
+    validation: ValidationConfig
+    sample: SampleConfig
+    log: LogConfig
+
+    def __post_init__(self) -> None:
+        for section in ("data", "objective"):
+            if not isinstance(getattr(self, section).get("name"), str):
+                raise ConfigError(f"{section}.name is missing; choose the group with {section}=NAME.")

@@ -1,0 +1,29 @@
+"""Every test trains on the CPU as if it were alone; one finished run is shared by those that only read it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiny import forget, train
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cpu() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished routed run of six steps with two checkpoints."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    return train(folder, "train.steps=6", "checkpoint.every=3", "validation.every=3")

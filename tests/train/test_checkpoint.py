@@ -1,0 +1,226 @@
+"""Checkpoints are whole or absent: exact round trips, failed and half-written saves, and what is kept."""
+
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tread.routing.errors import ConfigError
+from tread.train import checkpoint
+from tread.train.checkpoint import MANIFEST, CheckpointError, list_checkpoints, load_part, newest, read_manifest, save
+
+Break = Callable[[Path], object]
+
+
+def parts(value: float) -> dict[str, dict[str, Tensor]]:
+    return {"model": {"weight": torch.full((300, 10), value)}, "ema": {"weight": torch.full((300, 10), -value)}}
+
+
+def saved(folder: Path, *steps: int, keep: int = 10) -> list[str]:
+    for step in steps:
+        save(folder, step, parts(float(step)), {"shape": [1, 8, 8]}, keep=keep)
+    return [path.name for path in list_checkpoints(folder)]
+
+
+def test_round_trip_is_exact_with_its_facts(tmp_path: Path) -> None:
+    odd = {"a": torch.randn(7, 3).t(), "b": torch.tensor(2.5), "c": torch.randn(4).bfloat16(), "d": torch.arange(3)}
+    path = save(tmp_path, 12, {"model": odd}, {"shape": [4, 2, 2], "tread_config": None}, keep=1)
+    assert path == tmp_path / "step-00000012"
+    loaded = load_part(path, "model")
+    assert loaded.keys() == odd.keys()
+    for name, tensor in odd.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+    manifest = read_manifest(path)
+    assert (manifest["step"], manifest["shape"], manifest["tread_config"]) == (12, [4, 2, 2], None)
+
+
+def test_an_optimizer_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, torch.optim.AdamW]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def steps(model: nn.Module, optimizer: torch.optim.AdamW, first: int, last: int) -> None:
+        for step in range(first, last):
+            x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    straight, optimizer = make()
+    steps(straight, optimizer, 0, 5)
+    tensors = {"model": straight.state_dict(), "optimizer": checkpoint.optimizer_tensors(optimizer)}
+    path = save(tmp_path, 5, tensors, {}, keep=1)
+    steps(straight, optimizer, 5, 9)
+
+    resumed, other = make()
+    checkpoint.load_model(resumed, load_part(path, "model"), path)
+    checkpoint.load_optimizer(other, load_part(path, "optimizer"))
+    steps(resumed, other, 5, 9)
+    for one, two in zip(straight.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_hyper_parameters_stay_as_configured_now(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    other = torch.optim.AdamW(model.parameters(), lr=0.25)
+    checkpoint.load_optimizer(other, checkpoint.optimizer_tensors(optimizer))
+    assert other.param_groups[0]["lr"] == 0.25
+    assert other.state_dict()["state"][0]["step"] == 1
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    assert saved(tmp_path, 5, 10, 15, 20, keep=2) == ["step-00000015", "step-00000020"]
+
+
+def fail_to_rename(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, 1, keep=1)
+    monkeypatch.setattr(os, "replace", fail_to_rename)
+    with pytest.raises(CheckpointError) as error:
+        saved(tmp_path, 2, keep=1)
+    assert str(error.value) == (
+        f"cannot write the checkpoint {tmp_path}/step-00000002: No space left on device. Earlier checkpoints are "
+        "untouched; free space or name another output_dir."
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    found = newest(tmp_path)
+    assert found is not None
+    assert torch.equal(load_part(found[0], "model")["weight"], parts(1)["model"]["weight"])
+
+
+def test_a_disk_that_is_full_leaves_the_earlier_ones(tmp_path: Path) -> None:
+    """The kernel refuses the write here, in the middle of a tensor file, as a full disk would."""
+    saved(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"^cannot write the checkpoint .*step-00000002: .*File too large"):
+            saved(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert saved(tmp_path, 2) == ["step-00000001", "step-00000002"]
+
+
+def test_a_kill_during_a_save_leaves_a_temporary_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 1)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", killed)
+        saved(tmp_path, 2)
+    assert (tmp_path / ".step-00000002.tmp").is_dir()
+    found = newest(tmp_path)
+    assert found is not None
+    assert found[0].name == "step-00000001"
+    assert saved(tmp_path, 3) == ["step-00000001", "step-00000003"]
+    assert not (tmp_path / ".step-00000002.tmp").exists()
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path / "ema.safetensors", 5000)
+
+
+def zero(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+BREAKS: dict[str, tuple[Break, str]] = {
+    "truncated": (truncate, "ema.safetensors has 5000 of 12080 bytes"),
+    "file missing": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
+    "no manifest": (lambda path: (path / MANIFEST).unlink(), "checkpoint.json is missing"),
+    "cut JSON": (lambda path: (path / MANIFEST).write_text('{"step": 2, "fi'), "Unterminated string"),
+    "no text": (lambda path: (path / MANIFEST).write_bytes(b"\x80\x81 no text"), "codec can't decode"),
+    "other JSON": (lambda path: (path / MANIFEST).write_text("[]"), "list indices"),
+    "no file list": (lambda path: (path / MANIFEST).write_text("{}"), "'files'"),
+    "zeros": (zero, "header"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_broken_newest_is_named_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
+    damage, reason = BREAKS[name]
+    saved(tmp_path, 1, 2)
+    damage(tmp_path / "step-00000002")
+    said: list[str] = []
+    found = newest(tmp_path, said.append)
+    assert found is not None
+    assert (found[0].name, found[1]["step"]) == ("step-00000001", 1)
+    (line,) = said
+    assert line.startswith(f"{tmp_path}/step-00000002 is not whole: ")
+    assert reason in line
+    assert line.endswith("; looking for an earlier one.")
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_broken_newest_never_costs_a_whole_one(tmp_path: Path, keep: int) -> None:
+    """The broken one is the newest by name; counting it as kept would remove what was just saved."""
+    saved(tmp_path, 4, 6)
+    truncate(tmp_path / "step-00000006")
+    assert saved(tmp_path, 5, keep=keep)[-2:] == ["step-00000005", "step-00000006"]
+    found = newest(tmp_path, lambda _: None)
+    assert found is not None
+    assert found[0].name == "step-00000005"
+    assert saved(tmp_path, 6, 7, keep=keep) == ["step-00000006", "step-00000007"][-keep:]
+    assert newest(tmp_path, pytest.fail) is not None
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert newest(tmp_path) is None
+    assert newest(tmp_path / "nowhere") is None
+    saved(tmp_path, 1)
+    truncate(tmp_path / "step-00000001")
+    assert newest(tmp_path, lambda _: None) is None
+
+
+def test_a_part_that_is_not_there(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"^cannot read .*/step-00000001/teacher\.safetensors: "):
+        load_part(tmp_path / "step-00000001", "teacher")
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        (nn.Linear(3, 3), "weight is (2, 3) there and (3, 3) here"),
+        (nn.Linear(3, 2, bias=False), "bias is (2,) there and absent here"),
+        (nn.Sequential(nn.Linear(3, 2)), "0.weight is absent there and (2, 3) here"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(other: nn.Module, difference: str) -> None:
+    before = [parameter.clone() for parameter in other.parameters()]
+    with pytest.raises(ConfigError) as error:
+        checkpoint.load_model(other, nn.Linear(3, 2).state_dict(), Path("run/step-00000001"))
+    assert str(error.value) == (
+        f"the checkpoint run/step-00000001 is of another model: {difference}. Set model.* and data.* as in that run's "
+        "config.yaml."
+    )
+    for one, two in zip(before, other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_the_manifest_says_what_others_need(trained: Path) -> None:
+    path = list_checkpoints(trained / "checkpoints")[-1]
+    manifest = json.loads((path / MANIFEST).read_text())
+    assert (manifest["step"], manifest["shape"], manifest["num_classes"]) == (6, [1, 8, 8], 10)
+    assert manifest["tread_config"]["routes"] == [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 3}]
+    assert manifest["files"] == {file.name: file.stat().st_size for file in path.glob("*.safetensors")}
+    assert manifest["files"].keys() == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}

@@ -1,0 +1,48 @@
+"""The bounds of the settings: what lies outside is refused by name, with what is allowed."""
+
+import pytest
+
+from tread.routing.errors import ConfigError
+from tread.train.config import compose
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.steps=0", "train.steps is 0; it must be at least 1."),
+        ("train.batch_size=0", "train.batch_size is 0; it must be at least 1."),
+        ("train.micro_steps=0", "train.micro_steps is 0; it must be at least 1."),
+        ("train.seed=-1", "train.seed is -1; it must be at least 0."),
+        ("train.workers=-1", "train.workers is -1; it must be at least 0."),
+        ("train.class_dropout=1", "train.class_dropout is 1.0; allowed is 0 <= value < 1."),
+        ("train.precision=fp16", "train.precision is 'fp16'; it must be one of 'auto', 'bf16', 'float32'."),
+        ("optimizer.learning_rate=-1", "optimizer.learning_rate is -1.0; it must be at least 0."),
+        ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]; it must be two numbers with 0 <= value < 1."),
+        ("optimizer.betas=[0.9,1]", "optimizer.betas is [0.9, 1.0]; it must be two numbers with 0 <= value < 1."),
+        ("optimizer.clip=0", "optimizer.clip is 0.0; it must be above 0, or null for no clipping."),
+        ("ema.decay=1", "ema.decay is 1.0; allowed is 0 <= value < 1."),
+        ("ema.warmup=0", "ema.warmup is 0; it must be at least 1."),
+        ("checkpoint.keep=0", "checkpoint.keep is 0; it must be at least 1."),
+        ("validation.samples=-1", "validation.samples is -1; it must be at least 0."),
+        ("sample.interval=[1]", "sample.interval is [1.0]; it must be two levels, [low, high]."),
+        ("sample.solver=ddim", "sample.solver is 'ddim'; it must be one of 'euler', 'heun' or null."),
+        ("log.trackers=mlflow", "log.trackers is 'mlflow'; it must be one of 'auto', 'none', 'tensorboard', 'wandb'."),
+        ("data={}", "cannot read 'data={}': choose the group by its name, e.g. model=dit."),
+        ("data.name=null", "data.name is missing; choose the group with data=NAME."),
+        ("model.tread_config.selector=best", "selector is 'best'. Choose one of: random, l1."),
+    ],
+)
+def test_out_of_bounds(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose([setting])
+    assert str(error.value) == message
+
+
+def test_overrides_are_what_differs_from_the_preset() -> None:
+    model = compose(["model=tread", "model.width=32", "model.rope=false"]).config.model
+    assert model.overrides() == {"width": 32, "rope": False}
+
+
+def test_an_interval_is_a_pair() -> None:
+    assert compose(["sample.interval=[0.1,0.7]"]).config.sample.bounds == (0.1, 0.7)
+    assert compose([]).config.sample.bounds is None
