@@ -104,14 +104,14 @@ class Handle:
             raise ConfigError("the schedule needs to know the step: call handle.set_step(step) before each step.")
         return self._scale
 
-    def begin(self, *, training: bool) -> State:
-        """The state of one forward; `training` is the model's mode."""
+    def begin(self, *, training: bool, references: int = 0) -> State:
+        """The state of one forward; `training` is the model's mode, the last `references` tokens never drop."""
         mode = self._mode
         on = mode.on if mode.on is not None else training and torch.is_grad_enabled()
         if not on or (mode.on is None and self.active_scale == 0):
             self.selections = []
             return State()
-        state = State(self.plan.routes, self._selector(mode))
+        state = State(self.plan.routes, self._selector(mode, references))
         self.selections = state.selections
         return state
 
@@ -124,7 +124,7 @@ class Handle:
         kept = sum(n * ids.shape[1] for n, ids in zip(layers, self.selections, strict=True))
         return kept / (sum(layers) * self._tokens)
 
-    def _selector(self, mode: _Mode) -> Select:
+    def _selector(self, mode: _Mode, references: int) -> Select:
         """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
         step, micro_step = self._step, self._micro_step
         if mode.selections is None:
@@ -135,7 +135,7 @@ class Handle:
             self._tokens = tokens
             if mode.selections is not None:
                 return mode.selections[index].to(stream.device)
-            self._check(mode, batch, tokens)
+            self._check(mode, batch, tokens - references)
             route = self.plan.routes[index]
             ratio = route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
             first = _rank() * batch
@@ -144,8 +144,8 @@ class Handle:
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
-            mask = None if mode.mask is None else mode.mask.to(stream.device)
-            return select(score, kept_count(tokens, ratio, mode.forced), mask)  # (B, K)
+            kept = kept_count(tokens, ratio, mode.forced, references)
+            return select(score, kept, _forced(mode.mask, references, score))  # (B, K)
 
         return choose
 
@@ -165,6 +165,18 @@ class Handle:
         """Go on from `state_dict()`."""
         self.set_step(state["step"])
         self._micro_step = torch.tensor(state["micro_step"])
+
+
+def _forced(mask: Tensor | None, references: int, score: Tensor) -> Tensor | None:
+    """The mask of all forced tokens, (B, S), from the user's (B, S - references); None where nothing is forced."""
+    if mask is None and references == 0:
+        return None
+    forced = torch.zeros_like(score, dtype=torch.bool)
+    if mask is not None:
+        forced[:, : mask.shape[1]] = mask.to(score.device)
+    if references:
+        forced[:, -references:] = True
+    return forced
 
 
 def _rank() -> int:

@@ -1,0 +1,1 @@
+"""Routing on stock models, without forking one."""

@@ -1,0 +1,247 @@
+"""`attach`: routing on an unmodified model, through plain torch hooks.
+
+- A hook on the model opens a state for each forward; hooks on the layers gather and restore around them. Parameter
+  names, `save_pretrained`, adapters and wrappers never notice; `detach` leaves no trace.
+- Activation checkpointing: routing happens outside it. The model's pluggable checkpoint function is wrapped, so the
+  recomputation in backward receives tensors that were gathered already and runs the bare layer.
+- Compiled layers: routing happens outside them too. A compiled layer has its hooks moved to the call itself, so the
+  compiled code is the dense model's, at one more length.
+- This is the only file that touches stock models.
+"""
+
+import inspect
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from tread.attach import rotary
+from tread.attach.family import Family, Side, Stack
+from tread.attach.registry import family_of
+from tread.routing.errors import ConfigError
+from tread.routing.handle import Handle
+from tread.routing.plan import RoutePlan
+from tread.routing.state import State
+
+_KEY = "_tread_attachment"
+
+
+def attach(
+    model: nn.Module,
+    config: RoutePlan | Mapping[str, Any] | str | Path,
+    *,
+    seed: int | None = None,
+    family: Family | None = None,
+) -> "Attachment":
+    """Route `model` by `config` from its next training forward on; `seed` replaces the config's.
+
+    `family` says how a model of your own calls its layers; stock models are known. A second `attach` replaces the
+    first. The handle is a context manager that detaches at the end.
+    """
+    family = family_of(model) if family is None else family
+    plan = RoutePlan.from_config(config)
+    if (attached := model.__dict__.get(_KEY)) is not None:
+        attached.detach()
+    return Attachment(model, plan, family, seed=seed)
+
+
+class Attachment(Handle):
+    """The handle of an attached model."""
+
+    def __init__(self, model: nn.Module, plan: RoutePlan, family: Family, *, seed: int | None = None) -> None:
+        found = [(stack, block) for stack in family.stacks for block in operator.attrgetter(stack.name)(model)]
+        super().__init__(plan, depth=len(found), seed=seed)
+        self.model, self.family = model, family
+        self.state = State()
+        self.layers = [Layer(self, block, stack, index) for index, (stack, block) in enumerate(found)]
+        self._parameters = list(inspect.signature(type(model).forward).parameters)[1:]
+        self._hooks = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
+            model.register_forward_hook(self._after),
+        ]
+        self._checkpointing: Checkpointing | None = None
+        for function in family.rotary:
+            rotary.install(function)
+        model.__dict__[_KEY] = self
+
+    def detach(self) -> None:
+        """Take routing off; the model is as it was."""
+        if self.model.__dict__.get(_KEY) is not self:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        for layer in self.layers:
+            layer.detach()
+        if self._checkpointing is not None and self.model._gradient_checkpointing_func is self._checkpointing:
+            self.model._gradient_checkpointing_func = self._checkpointing.inner
+        for function in self.family.rotary:
+            rotary.remove(function)
+        del self.model.__dict__[_KEY]
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Open the state of one forward."""
+        family = self.family
+        arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
+        references = 0
+        if family.references is not None and self.plan.reference_tokens == "keep":
+            references = family.references(model, arguments)
+        self.state = state = self.begin(training=model.training, references=references)
+        if not state.routed:
+            return
+        if family.refuse is not None and (reason := family.refuse(model, arguments)):
+            raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
+        if family.tokens is not None:
+            state.tokens = family.tokens(model, arguments)
+        if family.offset is not None:
+            state.offset = family.offset(model, arguments)
+        state.per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
+        self._wrap_checkpointing(model)
+        for layer in self.layers:
+            layer.follow_compile()
+
+    def _after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Drop the state with the forward."""
+        state, self.state = self.state, State()
+        if state.inside:
+            raise ConfigError("the forward ended inside a window of routing: the model skipped its last layers.")
+
+    def _wrap_checkpointing(self, model: nn.Module) -> None:
+        """Re-enabling checkpointing overwrites the function, so look at every forward."""
+        function = getattr(model, "_gradient_checkpointing_func", None)
+        if function is not None and not isinstance(function, Checkpointing):
+            self._checkpointing = model._gradient_checkpointing_func = Checkpointing(self, function)
+
+
+class Layer:
+    """One layer of an attached model."""
+
+    def __init__(self, handle: Attachment, block: nn.Module, stack: Stack, index: int) -> None:
+        if type(block).__name__ == "CheckpointWrapper":
+            raise ConfigError(
+                f"layer {index} is inside torch's checkpoint_wrapper, whose recomputation would route a second time. "
+                "Use the model's own enable_gradient_checkpointing() instead."
+            )
+        self.handle, self.block, self.stack, self.index = handle, block, stack, index
+        self.parameters = list(inspect.signature(type(block).forward).parameters)[1:]
+        self.quiet = False
+        self._hooks = self._register()
+
+    def _register(self) -> list[Any]:
+        return [
+            self.block.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
+            self.block.register_forward_hook(self._after),
+        ]
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        call = self.block.__dict__.get("_compiled_call_impl")
+        if isinstance(call, CompiledCall):
+            self.block._compiled_call_impl = call.inner
+
+    def follow_compile(self) -> None:
+        """Move from hooks to the call, where the layer has been compiled since the last forward."""
+        call = self.block.__dict__.get("_compiled_call_impl")
+        if call is not None and not isinstance(call, CompiledCall):
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks = []
+            self.block._compiled_call_impl = CompiledCall(self, call)
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with the stream and its side inputs gathered."""
+        state, stack = self.handle.state, self.stack
+        named = dict(zip(self.parameters, args, strict=False)) | kwargs
+        changed: dict[str, Any] = {stack.stream: state.enter(self.index, named[stack.stream], stack.image)}
+        if state.inside:
+            for side in stack.sides:
+                name, _, entry = side.name.partition(".")
+                value = named.get(name)
+                if value is None:
+                    continue
+                if not entry:
+                    changed[name] = self._side(side, value, side.name)
+                elif value.get(entry) is not None:
+                    changed[name] = {**changed.get(name, value), entry: self._side(side, value[entry], side.name)}
+        positional = tuple(changed.get(name, value) for name, value in zip(self.parameters, args, strict=False))
+        positional += args[len(positional) :]
+        return positional, {name: changed.get(name, value) for name, value in kwargs.items()}
+
+    def exit(self, output: Any) -> Any:
+        """The layer's output with the stream restored where a window ends."""
+        place = self.stack.returns
+        if place is None:
+            return self.handle.state.exit(self.index, output, self.stack.image)
+        stream = self.handle.state.exit(self.index, output[place], self.stack.image)
+        return (*output[:place], stream, *output[place + 1 :])
+
+    def _side(self, side: Side, value: Any, name: str) -> Any:
+        if isinstance(value, tuple | list):
+            members = range(len(value)) if side.member is None else (side.member,)
+            return type(value)(
+                self._side(side, item, f"{name}.{i}") if i in members else item for i, item in enumerate(value)
+            )
+        if not isinstance(value, Tensor) or (side.ndim is not None and value.ndim != side.ndim):
+            return value
+        return self.handle.state.side(name, value, side.dim, side.image or self.stack.image)
+
+    def _before(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if self.quiet or not self.handle.state.routed else self.enter(args, kwargs)
+
+    def _after(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return None if self.quiet or not self.handle.state.routed else self.exit(output)
+
+    def bare(self, *args: Any) -> Any:
+        """The layer without routing."""
+        self.quiet = True
+        try:
+            return self.block(*args)
+        finally:
+            self.quiet = False
+
+
+class Checkpointing:
+    """A model's checkpoint function, with routing outside it."""
+
+    def __init__(self, handle: Attachment, inner: Any) -> None:
+        self.handle, self.inner = handle, inner
+
+    def __call__(self, block: Any, *args: Any) -> Any:
+        layer = next((layer for layer in self.handle.layers if layer.block is block), None)
+        if layer is None or not self.handle.state.routed:
+            return self.inner(block, *args)
+        args, _ = layer.enter(args, {})
+        return layer.exit(self.inner(_Bare(layer), *args))
+
+
+class _Bare:
+    """What a checkpoint function is given in the place of a layer: it calls `module.__call__`."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+
+    def __call__(self, *args: Any) -> Any:
+        return self.layer.bare(*args)
+
+
+class CompiledCall:
+    """A compiled layer's call, with routing outside it."""
+
+    def __init__(self, layer: Layer, inner: Any) -> None:
+        self.layer, self.inner = layer, inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        layer = self.layer
+        if layer.quiet or not layer.handle.state.routed:
+            return self.inner(*args, **kwargs)
+        args, kwargs = layer.enter(args, kwargs)
+        return layer.exit(self.inner(*args, **kwargs))

@@ -1,0 +1,31 @@
+"""FLUX.1 dev, schnell, Fill and Kontext."""
+
+from torch import nn
+
+from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length
+
+# the table covers text and image tokens, text first, in both stacks
+_ROPE = Side(name="image_rotary_emb", dim=0)
+
+
+def _references(model: nn.Module, arguments: Arguments) -> int:
+    """Kontext appends the reference images' tokens; their ids say so in the first column."""
+    ids = arguments.get("img_ids")
+    if ids is None:
+        return 0
+    ids = ids[0] if ids.ndim == 3 else ids
+    return int((ids[:, 0] > 0).sum())
+
+
+FLUX = Family(
+    models=("FluxTransformer2DModel",),
+    stacks=(
+        Stack(name="transformer_blocks", returns=1, sides=(_ROPE,)),
+        Stack(name="single_transformer_blocks", returns=1, sides=(_ROPE,)),
+    ),
+    tokens=length("hidden_states"),
+    references=_references,
+    residuals=("controlnet_block_samples", "controlnet_single_block_samples"),
+    rotary=(Rotary(function="diffusers.models.transformers.transformer_flux.apply_rotary_emb", axis=1),),
+    notes="Kontext's reference tokens are kept unless reference_tokens is 'route'.",
+)

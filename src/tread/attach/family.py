@@ -1,0 +1,109 @@
+"""A family: how one model class calls its layers, as data.
+
+- A family says where the layers are, which argument carries the stream, which others have a token axis, and where
+  the image tokens sit among them. It holds no routing code; `attach` reads it.
+- Families are found through the model's MRO by class name, so subclasses (an FSDP-wrapped model, a user's variant)
+  are found too.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from tread.routing.state import Where
+
+Arguments = Mapping[str, Any]
+"""The arguments of one forward by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """An argument of a layer with a token axis; a tuple or list is treated member by member."""
+
+    name: str
+    """The argument, or `mapping.entry` for an entry of an argument that is a mapping."""
+    dim: int
+    """The token axis. 0: a table that all samples share; it comes back per sample."""
+    ndim: int | None = None
+    """Follow the selection only where the tensor has this many axes; None: always."""
+    image: Where | None = None
+    """Where the image tokens sit on the axis, if not where they do in the stack's stream."""
+    member: int | None = None
+    """Of a tuple, the one member that has the axis; None: all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """One list of layers."""
+
+    name: str
+    """The attribute of the model, dotted where it is nested."""
+    stream: str = "hidden_states"
+    """The argument that carries the tokens."""
+    returns: int | None = None
+    """The stream's index in the tuple a layer returns; None: it returns the stream alone."""
+    image: Where = "last"
+    """Where the image tokens sit in the stream, when others are joined to it."""
+    sides: tuple[Side, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """A function `rotate(x, table, ...)` for tables (S, D) that must learn to take (B, S, D)."""
+
+    function: str
+    """Dotted path of the name the layers look up."""
+    axis: int
+    """The token axis of x."""
+    tables: tuple[int, ...] = (1,)
+    """Positions of the arguments that are tables or tuples of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How a model class calls its layers.
+
+    A model of your own joins with one declaration:
+
+        tread.Family(models=("MyDiT",), stacks=(tread.Stack(name="blocks", stream="x"),))
+    """
+
+    models: tuple[str, ...]
+    """Class names."""
+    stacks: tuple[Stack, ...]
+    """In execution order; layers count through all of them."""
+    tokens: Callable[[nn.Module, Arguments], int] | None = None
+    """The number of image tokens of a forward; None: the stream has no others where windows open."""
+    offset: Callable[[nn.Module, Arguments], Tensor] | None = None
+    """Where the image tokens begin in each sample's joined stream, (B,), if that differs between samples."""
+    references: Callable[[nn.Module, Arguments], int] | None = None
+    """How many of the image tokens, at the end, belong to reference images."""
+    residuals: tuple[str, ...] = ()
+    """Arguments of the model that are added to the stream between layers, such as ControlNet's."""
+    per_block: bool = False
+    """The model itself needs the full stream between layers."""
+    rotary: tuple[Rotary, ...] = ()
+    refuse: Callable[[nn.Module, Arguments], str | None] | None = None
+    """Why this forward cannot be routed, or None."""
+    notes: str = ""
+
+
+def patches(name: str, *axes: int, size: Callable[[nn.Module], Any]) -> Callable[[nn.Module, Arguments], int]:
+    """Counts the tokens of a latent argument: the product of `axes` over the patch `size`, one for all or each."""
+
+    def count(model: nn.Module, arguments: Arguments) -> int:
+        shape, patch = arguments[name].shape, size(model)
+        each = patch if isinstance(patch, tuple | list) else (patch,) * len(axes)
+        total = 1
+        for axis, step in zip(axes, each, strict=True):
+            total *= shape[axis] // step
+        return total
+
+    return count
+
+
+def length(name: str, axis: int = 1) -> Callable[[nn.Module, Arguments], int]:
+    """Counts tokens of an argument that is a sequence already."""
+    return lambda model, arguments: arguments[name].shape[axis]
