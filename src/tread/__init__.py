@@ -3,6 +3,8 @@
 `import tread` needs torch alone; trainers, samplers and data load when they are used.
 """
 
+from tread.attach.attach import Attachment, attach
+from tread.attach.family import Family, Rotary, Side, Stack
 from tread.routing.errors import ConfigError
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
@@ -12,4 +14,18 @@ from tread.routing.router import TREADRouter
 from tread.routing.schedule import Schedule
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Handle", "RiskWarning", "Route", "RoutePlan", "Schedule", "TREADRouter"]
+__all__ = [
+    "Attachment",
+    "ConfigError",
+    "Family",
+    "Handle",
+    "RiskWarning",
+    "Rotary",
+    "Route",
+    "RoutePlan",
+    "Schedule",
+    "Side",
+    "Stack",
+    "TREADRouter",
+    "attach",
+]

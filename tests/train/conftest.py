@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny import forget, train
+
+pytest.register_assert_rewrite("tiny")
+
+from tiny import forget, train  # noqa: E402
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,6 +27,7 @@ def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished routed run of six steps with two checkpoints."""
+    """A finished routed run of six steps with two checkpoints; the large steps give its classes a voice."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    return train(folder, "train.steps=6", "checkpoint.every=3", "validation.every=3")
+    large = ["optimizer.learning_rate=0.02", "optimizer.warmup_steps=0"]
+    return train(folder, "train.steps=6", "checkpoint.every=3", "validation.every=3", *large)

@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from tiny import ROOT, ROUTE, TINY, assert_same_run, final_state, forget, go_on, losses, make_session, metrics, train
 from torch import Tensor, nn
 
+from tread.routing.handle import Handle
 from tread.train.checkpoint import list_checkpoints
 from tread.train.config import compose
 from tread.train.loop import CHECKPOINTS, Session, fit, learning_rate
@@ -89,7 +90,7 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert len(list_checkpoints(folder / CHECKPOINTS)) == 3
+    assert list_checkpoints(folder / CHECKPOINTS)[-1].name < "step-00000040"
     assert_same_run(train(tmp_path / "straight", *settings[len(TINY) :]), go_on(folder))
 
 
@@ -186,7 +187,8 @@ def test_accumulation_changes_nothing_but_memory(tmp_path: Path) -> None:
     settings = ["train.steps=4", "model.tread_config=null"]
     one = train(tmp_path / "one", *settings)
     four = train(tmp_path / "four", *settings, "train.micro_steps=4")
-    assert losses(four) == pytest.approx(losses(one), rel=1e-5)
+    for line, other in zip(metrics(one), metrics(four), strict=True):
+        assert other == pytest.approx(line, rel=1e-5)  # the gradient's norm too, which Adam would hide
     for name, tensor in final_state(one)["model"].items():
         torch.testing.assert_close(final_state(four)["model"][name], tensor, rtol=1e-3, atol=1e-6)
 
@@ -272,18 +274,19 @@ def test_the_ratio_schedule_is_followed_and_shown(tmp_path: Path) -> None:
 class WithDropout:
     """A task whose layers draw from torch's own generator, fed by a loader that draws from it as it starts."""
 
-    handle = None
-    facts: dict[str, Any] = {}  # noqa: RUF012
-
-    def __init__(self) -> None:
+    def __init__(self, micro_steps: int) -> None:
         torch.manual_seed(0)
+        self.micro_steps = micro_steps
+        self.handle: Handle | None = None
+        self.facts: dict[str, Any] = {}
         self.model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
         self.data = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
 
     def compile(self) -> None: ...
 
     def batches(self, start_step: int) -> Iterator[Tensor]:
-        indices = [[(step * 8 + i) % 64 for i in range(8)] for step in range(start_step, 10**3)]
+        first = start_step * self.micro_steps
+        indices = [[(at * 8 + i) % 64 for i in range(8)] for at in range(first, first + 100)]
         yield from torch.utils.data.DataLoader(self.data, batch_sampler=indices)  # pyright: ignore[reportArgumentType]
 
     def loss(self, model: nn.Module, batch: Tensor, step: int, micro_step: int) -> Tensor:
@@ -301,7 +304,7 @@ def test_layers_with_dropout_resume_exactly_too(tmp_path: Path, micro_steps: int
         forget()
         folder.mkdir(exist_ok=True)
         settings = [f"train.steps={steps}", f"train.micro_steps={micro_steps}", "validation.every=1"]
-        session = Session(WithDropout(), compose([*TINY, *settings]).config, Accelerator(cpu=True))
+        session = Session(WithDropout(micro_steps), compose([*TINY, *settings]).config, Accelerator(cpu=True))
         fit(session, folder, start=session.load(folder / CHECKPOINTS))
 
     run(tmp_path / "straight", 6)

@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from PIL import Image
 from torch import Tensor
+from webdataset.writer import TarWriter
 
 from tread.train.checkpoint import list_checkpoints, load_part
 from tread.train.config import compose
@@ -53,6 +56,27 @@ def make_session(folder: Path, *settings: str) -> tuple[Pretraining, Session]:
     config = compose([*TINY, f"output_dir={folder}", *settings]).config
     task = Pretraining(config, Accelerator(cpu=True), folder)
     return task, Session(task, config, task.accelerator)
+
+
+def write_images(folder: Path, *classes: str, count: int = 3, size: int = 12) -> Path:
+    """A folder of random PNGs, one subfolder per class."""
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 256, (size, size, 3), np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+def write_latents(path: Path, *, count: int = 24, channels: int = 4, classes: int = 3) -> Path:
+    """A tar of random latents (channels, 4, 4), labels 0, 1, 2, 0, ..."""
+    rng = np.random.default_rng(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TarWriter(str(path)) as tar:
+        for i in range(count):
+            latent = rng.normal(size=(channels, 4, 4)).astype(np.float32)
+            tar.write({"__key__": f"{i:04d}", "latent.npy": latent, "cls": i % classes})
+    return path
 
 
 def final_state(folder: Path) -> State:

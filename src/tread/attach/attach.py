@@ -61,9 +61,8 @@ class Attachment(Handle):
             model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._after),
         ]
-        self._checkpointing: Checkpointing | None = None
-        for function in family.rotary:
-            rotary.install(function)
+        for stock in family.rotary:
+            rotary.install(stock)
         model.__dict__[_KEY] = self
 
     def detach(self) -> None:
@@ -74,10 +73,10 @@ class Attachment(Handle):
             hook.remove()
         for layer in self.layers:
             layer.detach()
-        if self._checkpointing is not None and self.model._gradient_checkpointing_func is self._checkpointing:
-            self.model._gradient_checkpointing_func = self._checkpointing.inner
-        for function in self.family.rotary:
-            rotary.remove(function)
+        if isinstance(function := self.model.__dict__.get("_gradient_checkpointing_func"), Checkpointing):
+            self.model.__dict__["_gradient_checkpointing_func"] = function.inner
+        for stock in self.family.rotary:
+            rotary.remove(stock)
         del self.model.__dict__[_KEY]
 
     def __enter__(self) -> "Attachment":
@@ -117,7 +116,7 @@ class Attachment(Handle):
         """Re-enabling checkpointing overwrites the function, so look at every forward."""
         function = getattr(model, "_gradient_checkpointing_func", None)
         if function is not None and not isinstance(function, Checkpointing):
-            self._checkpointing = model._gradient_checkpointing_func = Checkpointing(self, function)
+            model.__dict__["_gradient_checkpointing_func"] = Checkpointing(self, function)
 
 
 class Layer:

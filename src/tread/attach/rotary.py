@@ -57,7 +57,7 @@ def _taught(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]:
         out = stock(laid_out, *flat, **kwargs).movedim(axis, 1).squeeze(0)  # (B * K, ...)
         return out.unflatten(0, (batch, -1)).movedim(1, axis)
 
-    rotate.stock = stock  # pyright: ignore[reportFunctionMemberAccess]
+    vars(rotate)["stock"] = stock
     return rotate
 
 

@@ -177,10 +177,11 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
                 metrics.write(done, {"images_per_second": round(speed, 1)})
             with clock.paused():
                 saving = stop or done % config.checkpoint.every == 0
-                if saving:
-                    metrics.flush()  # a loss that is no number must not be saved
+                validating = _due(config.validation.every, done, steps)
+                if saving or validating:
+                    metrics.flush()  # lines stay in order, and a loss that is no number is not saved
                 # before the save: a run killed in between goes on from an earlier step and misses nothing
-                if _due(config.validation.every, done, steps) and (figures := task.validate(session.ema.model)):
+                if validating and (figures := task.validate(session.ema.model)):
                     metrics.write(done, figures)
                     if is_main:
                         bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))

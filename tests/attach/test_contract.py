@@ -1,0 +1,215 @@
+"""The contract every family keeps, run over every case at tiny size."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from case import Case, one_sample
+from cases import CASES
+from oracle import oracle
+from torch import Tensor, nn
+
+import tread
+from tread import RiskWarning
+
+TOLERANCE: Any = {"rtol": 1e-5, "atol": 1e-5}
+BATCH = 2
+
+pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def route(start: int, end: int, ratio: float = 0.5) -> dict:
+    return {"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}
+
+
+def windows_of(depth: int) -> list[list[dict]]:
+    """From the first layer to the last; an inner one that crosses stacks; two that touch, one by negative indices."""
+    middle = depth // 2
+    several = [route(0, middle - 1, 0.25), route(middle - depth, -1, 0.6)] if middle else [route(0, -1, 0.6)]
+    return [[route(0, -1)], [route(min(1, depth - 1), max(depth - 2, min(1, depth - 1)))], several]
+
+
+def gradients(output: Tensor, model: nn.Module) -> dict[str, Tensor | None]:
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    weight = torch.linspace(-1, 1, output.numel()).view_as(output)
+    return dict(zip(names, torch.autograd.grad((output * weight).sum(), parameters, allow_unused=True), strict=True))
+
+
+def assert_same(got: dict[str, Tensor | None], expected: dict[str, Tensor | None], **tolerance: Any) -> None:
+    for name, value in expected.items():
+        other = got[name]
+        assert (value is None) == (other is None), f"{name} has a gradient on one side only"
+        if value is not None and other is not None:
+            scale = value.abs().max().clamp(min=1)
+            close = torch.allclose(other / scale, value / scale, **(tolerance or TOLERANCE))
+            assert close, f"gradient of {name} differs by {((other - value) / scale).abs().max():.2e}"
+
+
+def kept_mask(selection: Tensor, tokens: int) -> Tensor:
+    return torch.zeros(selection.shape[0], tokens, dtype=torch.bool).scatter(1, selection, True)
+
+
+@every_case
+def test_all_forced_and_ratio_zero_equal_dense(case: Case):
+    model, arguments = case.model(), case.inputs(BATCH)
+    dense = case.call(model, arguments)
+    expected = gradients(dense, model)
+    target = case.tokens - case.references
+    with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
+        with handle.force_keep(torch.ones(BATCH, target, dtype=torch.bool)):
+            forced = case.call(model, arguments)
+        assert handle.selections[0].shape == (BATCH, case.tokens), "the machinery ran"
+        torch.testing.assert_close(forced, dense, **TOLERANCE)
+        assert_same(gradients(forced, model), expected)
+    with tread.attach(model, {"routes": [route(0, -1, 0.0)]}) as handle:
+        torch.testing.assert_close(case.call(model, arguments), dense, **TOLERANCE)
+        assert handle.selections[0].shape[1] == case.tokens
+
+
+@every_case
+@pytest.mark.parametrize("which", range(3), ids=["first to last", "inner", "several"])
+def test_output_and_gradients_equal_the_oracle(case: Case, which: int):
+    model, arguments = case.model(), case.inputs(BATCH)
+    routes = windows_of(case.depth)[which]
+    dense = case.call(model, arguments)
+    with tread.attach(model, {"routes": routes, "reference_tokens": "route"}) as handle:
+        routed = case.call(model, arguments)
+        selections, plan = handle.selections, handle.plan
+        got = gradients(routed, model)
+    assert not torch.allclose(routed, dense, atol=1e-4), "routing must make a difference"
+    windows = [
+        (r.start_layer_idx, r.end_layer_idx, kept_mask(selection, case.tokens))
+        for r, selection in zip(plan.routes, selections, strict=True)
+    ]
+    with oracle(case, model, windows):
+        expected = case.call(model, arguments)
+        torch.testing.assert_close(routed, expected, **TOLERANCE)
+        assert_same(got, gradients(expected, model))
+
+
+@every_case
+def test_a_batch_equals_its_samples(case: Case):
+    model, arguments = case.model(), case.inputs(BATCH)
+    with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
+        whole = case.call(model, arguments)
+        selection = handle.selections[0]
+        assert not selection[0].equal(selection[1]), "each sample has its own tokens"
+        for i in range(BATCH):
+            with handle.routed(selections=[selection[i : i + 1]]):
+                alone = case.call(model, one_sample(arguments, BATCH, i))
+            torch.testing.assert_close(alone[0], whole[i], **TOLERANCE)
+
+
+@every_case
+def test_checkpointing_and_two_forwards_change_nothing(case: Case):
+    if "checkpoint" in case.defects:
+        pytest.xfail(case.defects["checkpoint"])
+    model, arguments = case.model(), case.inputs(BATCH)
+    depth = case.depth
+    with tread.attach(model, {"routes": [route(min(1, depth - 1), -1)]}) as handle:
+        handle.set_step(0)
+        first, second = (gradients(case.call(model, arguments), model) for _ in range(2))
+        if not getattr(model, "_supports_gradient_checkpointing", False):
+            pytest.skip("the stock class has no gradient checkpointing")
+        model.enable_gradient_checkpointing()
+        handle.set_step(0)
+        outputs = [case.call(model, arguments) for _ in range(2)]
+        assert_same(gradients(outputs[0], model), first, rtol=1e-6, atol=1e-6)
+        assert_same(gradients(outputs[1], model), second, rtol=1e-6, atol=1e-6)
+        model.disable_gradient_checkpointing()
+
+
+@every_case
+def test_every_parameter_and_every_token_keeps_its_gradient(case: Case):
+    model, arguments = case.model(), case.inputs(BATCH)
+    streams = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.is_floating_point()]
+    name = "hidden_states" if "hidden_states" in streams else streams[0]
+    arguments[name].requires_grad_()
+    dense = case.call(model, arguments)
+    has = {key for key, value in gradients(dense, model).items() if value is not None}
+    with tread.attach(model, {"routes": [route(0, -1)]}):
+        routed = case.call(model, arguments)
+        assert {key for key, value in gradients(routed, model).items() if value is not None} == has
+        (token,) = torch.autograd.grad(case.call(model, arguments).square().sum(), arguments[name])
+    assert (token.flatten(1) != 0).float().mean() > 0.99
+
+
+@every_case
+def test_eval_and_no_grad_run_dense(case: Case):
+    model, arguments = case.model(), case.inputs(BATCH)
+    with torch.no_grad():
+        dense = case.call(model, arguments)
+    with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
+        with torch.no_grad():
+            assert case.call(model, arguments).equal(dense)
+            with handle.routed(selection_ratio=0.75):
+                assert not torch.allclose(case.call(model.eval(), arguments), dense, atol=1e-4)
+                assert handle.selections[0].shape[1] == case.tokens - int((case.tokens - case.references) * 0.75)
+        assert case.call(model.eval(), arguments).equal(dense)
+        with handle.dense():
+            assert case.call(model.train(), arguments).equal(dense)
+
+
+@every_case
+def test_forced_and_reference_tokens_survive(case: Case):
+    model, arguments = case.model(), case.inputs(BATCH)
+    target = case.tokens - case.references
+    mask = torch.zeros(BATCH, target, dtype=torch.bool)
+    mask[0, : target // 3] = True
+    mask[1, -2:] = True
+    with tread.attach(model, {"routes": [route(0, -1, 0.7)]}) as handle, handle.force_keep(mask):
+        case.call(model, arguments)
+        kept = kept_mask(handle.selections[0], case.tokens)
+    assert kept[:, :target][mask].all()
+    assert kept[:, target:].all()
+    assert not kept.all()
+
+
+@every_case
+def test_detach_leaves_no_trace(case: Case, tmp_path):
+    model, arguments = case.model(), case.inputs(BATCH)
+    before, names = case.call(model, arguments), list(model.state_dict())
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), sorted(m.__dict__)) for m in model.modules()]
+    handle = tread.attach(model, {"routes": [route(0, -1)]})
+    case.call(model, arguments)
+    assert list(model.state_dict()) == names
+    model.save_pretrained(tmp_path)
+    saved = type(model).from_pretrained(tmp_path)
+    assert all(value.equal(saved.state_dict()[name]) for name, value in model.state_dict().items())
+    tread.attach(model, {"routes": [route(0, -1)]}).detach()  # a second attach replaces the first
+    handle.detach()
+    after = [(len(m._forward_hooks), len(m._forward_pre_hooks), sorted(m.__dict__)) for m in model.modules()]
+    assert after == hooks
+    assert case.call(model, arguments).equal(before)
+
+
+@every_case
+def test_bf16_autocast(case: Case):
+    model, arguments = case.model(), case.inputs(BATCH)
+    with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
+        handle.set_step(0)
+        exact = case.call(model, arguments)
+        handle.set_step(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = case.call(model, arguments)
+        rough.float().sum().backward()
+    assert torch.nn.functional.cosine_similarity(rough.float().flatten(), exact.flatten(), dim=0) > 0.99
+
+
+@every_case
+def test_copies_are_attached_too_and_pickles_are_not(case: Case):
+    model, arguments = case.model(), case.inputs(BATCH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RiskWarning)
+        handle = tread.attach(model, {"routes": [route(0, -1)]})
+    twin = copy.deepcopy(model)
+    handle.set_step(0)
+    routed = case.call(model, arguments)
+    handle.detach()
+    dense = case.call(model, arguments)
+    assert not routed.equal(dense)
+    assert case.call(twin.eval(), arguments).equal(case.call(model.eval(), arguments)), "an average runs dense in eval"

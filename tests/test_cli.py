@@ -1,0 +1,269 @@
+"""The command: help, exit codes, and one sentence without a traceback for everything a user can get wrong."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from accelerate.state import AcceleratorState, GradientState
+from webdataset.writer import TarWriter
+
+from tread import __version__
+from tread.cli import COMMANDS, main
+
+ROUTES = '{"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 2}]}'
+TINY = [
+    *["train", "model.depth=4", "model.width=16", "model.heads=2", "train.batch_size=8", "train.precision=float32"],
+    *["train.steps=2", "sample.every=0", "validation.samples=4", "log.trackers=none", f"model.tread_config={ROUTES}"],
+]
+LATENTS = [*TINY, "data=latents", "data.num_classes=3"]
+
+Fail = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On the CPU, in a folder of its own, as a fresh process would be."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TREAD_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield
+    forget()
+
+
+def forget() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture
+def fail(capsys: pytest.CaptureFixture[str]) -> Fail:
+    """Runs a command that must end with a code and one line on stderr; returns the line."""
+
+    def run(*arguments: str, code: int = 2) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        forget()
+        assert end.value.code == code
+        lines = [line for line in capsys.readouterr().err.split("\n") if line and "\r" not in line]
+        assert len(lines) == 1, lines
+        return lines[0]
+
+    return run
+
+
+def write_shard(path: Path, **changes: Any) -> Path:
+    """A tar of 16 latents, the last of which is changed."""
+    path.parent.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    with TarWriter(str(path)) as tar:
+        for i in range(16):
+            latent = rng.normal(size=(4, 4, 4)).astype(np.float32)
+            sample = {"__key__": f"{i:04d}", "latent.npy": latent, "cls": i % 3}
+            tar.write(sample | (changes if i == 15 else {}))
+    return path
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["-h"], ["--help"]):
+        main(arguments)
+        shown = capsys.readouterr().out
+        assert shown.startswith("usage: tread COMMAND ...")
+        for name, function in COMMANDS.items():
+            assert f"  {name:<10}{function.__doc__}" in shown
+    main(["--version"])
+    assert capsys.readouterr().out == f"tread {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", ["usage: tread train [FILE.yaml] [setting=value ...]", "train:", "# data=latents", "# model=dit"]),
+        ("sample", ["--classes", "--per-class", "--guidance", "--vae", "--out"]),
+        ("encode", ["--vae", "--out", "--size", "--kind"]),
+        ("plan", ["--depth", "--width", "--tokens"]),
+    ],
+)
+def test_every_command_explains_itself(command: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "train":
+        main([command, "--help"])
+    else:
+        with pytest.raises(SystemExit) as end:
+            main([command, "--help"])
+        assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in words)
+
+
+def test_no_command_goes_untested() -> None:
+    assert set(COMMANDS) == {"train", "sample", "encode", "plan"}
+
+
+def test_unknown_command_and_arguments(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail("trian") == f"tread: there is no command 'trian'; choose one of: {', '.join(COMMANDS)}"
+    with pytest.raises(SystemExit) as end:
+        main(["sample"])
+    assert end.value.code == 2
+    assert "the following arguments are required: run" in capsys.readouterr().err
+
+
+def test_a_config_typo(fail: Fail) -> None:
+    assert fail("train", "train.stepz=5") == (
+        "tread train: there is no setting train.stepz. Did you mean 'train.steps'? `tread train --help` lists them all."
+    )
+    assert fail("train", "model=tred") == "tread train: there is no model=tred; choose one of: dit, tread."
+    assert fail(*TINY, f"model.tread_config={ROUTES.replace('0.5', '1.5')}").startswith(
+        "tread train: routes[0]: selection_ratio of route 2..2 at 1.5 is 1.5; allowed is 0 <= value < 1."
+    )
+
+
+def test_a_missing_shard(fail: Fail, tmp_path: Path) -> None:
+    write_shard(tmp_path / "shards" / "000.tar")
+    assert fail(*LATENTS, "data.path=nowhere").startswith("tread train: no shards at nowhere: set data.path to")
+    assert fail(*LATENTS, "data.path='shards/{000..001}.tar'").startswith(
+        "tread train: shard shards/001.tar of data.path shards/{000..001}.tar is missing"
+    )
+
+
+def test_a_corrupt_shard(fail: Fail, tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "shards" / "000.tar")
+    os.truncate(shard, shard.stat().st_size // 2)
+    line = fail(*LATENTS, "data.path=shards")
+    assert line.startswith("tread train: shard shards/000.tar is truncated or not a plain tar")
+    assert line.endswith(": copy or write it again")
+
+
+def test_a_label_outside_the_classes(fail: Fail, tmp_path: Path) -> None:
+    write_shard(tmp_path / "shards" / "000.tar", cls=7)
+    assert fail(*LATENTS, "data.path=shards").startswith(
+        "tread train: sample 0015 in shards/000.tar has label 7, outside 0..2 (1 such sample(s)"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_latents_that_are_not_numbers(fail: Fail, tmp_path: Path, workers: int) -> None:
+    """With workers, the error comes out of another process; it still is one sentence."""
+    write_shard(tmp_path / "shards" / "000.tar", **{"latent.npy": np.full((4, 4, 4), np.nan, np.float32)})
+    line = fail(*LATENTS, "data.path=shards", "train.steps=8", f"train.workers={workers}")
+    assert line.startswith("tread train: sample 0015 in shards/000.tar has NaN or infinite values: encode it again")
+
+
+@pytest.mark.parametrize("folder", ["file/run", "/proc/run"])
+def test_a_folder_that_cannot_be_written(fail: Fail, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    line = fail(*TINY, f"output_dir={folder}")
+    assert line.startswith(f"tread train: cannot write to output_dir {folder!r}: ")
+    assert line.endswith(". Name another output_dir.")
+
+
+def test_a_disk_that_fills_up(fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    assert fail(*TINY, "output_dir=run") == "tread train: [Errno 28] No space left on device"
+
+
+def test_checkpoints_that_do_not_serve(fail: Fail, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*TINY, "output_dir=run", "checkpoint.every=1"])
+    forget()
+    assert fail("train", "resume=run", "model.width=32") == (
+        "tread train: the checkpoint run/checkpoints/step-00000002 is of another model: patch_embed.weight is (16, 1) "
+        "there and (32, 1) here. Set model.* and data.* as in that run's config.yaml."
+    )
+    assert fail(*TINY, "output_dir=run").startswith(
+        "tread train: run already holds a run: continue it with resume=latest"
+    )
+    assert fail("train", "resume=nowhere") == (
+        "tread train: 'nowhere' is not the folder of a run: it has no config.yaml."
+    )
+
+    os.truncate(tmp_path / "run" / "checkpoints" / "step-00000002" / "model.safetensors", 50)
+    capsys.readouterr()
+    main(["train", "resume=run"])
+    said = capsys.readouterr().out
+    assert "run/checkpoints/step-00000002 is not whole: model.safetensors has 50 of" in said
+    assert "resumed from run/checkpoints/step-00000001" in said
+
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert fail("sample", "run") == "tread sample: run has no checkpoint yet; train it first."
+
+
+def test_sampling_classes_that_the_run_does_not_know(fail: Fail) -> None:
+    main([*TINY, "output_dir=run"])
+    assert fail("sample", "run", "--classes", "3-12") == (
+        "tread sample: --classes names class 12; this run knows classes 0-9."
+    )
+
+
+def test_a_vae_and_images_that_are_not_there(fail: Fail, tmp_path: Path) -> None:
+    (tmp_path / "vae").mkdir()
+    (tmp_path / "images").mkdir()
+    assert fail("encode", "nowhere", "--vae", "vae", "--out", "out").startswith("tread encode: no ")
+    assert "Traceback" not in fail("encode", "images", "--vae", "vae", "--out", "out")
+
+
+def test_the_traceback_is_there_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREAD_DEBUG", "1")
+    with pytest.raises(ValueError, match="there is no setting"):
+        main(["train", "train.stepz=5"])
+
+
+def test_ctrl_c_is_no_traceback(fail: Fail, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "plan", interrupted)
+    assert fail("plan", code=130) == "tread plan: interrupted"
+
+
+def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: list[str]) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setitem(COMMANDS, "plan", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["plan"])
+
+
+SHAPE = ["--depth", "28", "--width", "1152", "--tokens", "256"]
+
+
+def test_plan_shows_the_cost_of_every_form(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -4}]}
+    (tmp_path / "plan.json").write_text(json.dumps({"tread_config": written}))
+    shown = []
+    for form in ("paper", json.dumps(written), "plan.json"):
+        main(["plan", form, *SHAPE])
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] == shown[2]
+    assert "28 layers, width 1152, 256 tokens" in shown[0]
+    assert "layers 2..24: 128 of 256 tokens (drops 50%)" in shown[0]
+    assert "ideal speed-up                           1.72x" in shown[0]
+
+
+def test_plan_warns_of_risks_and_refuses_mistakes(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "max-speed", *SHAPE])
+    warned = capsys.readouterr().err
+    assert warned.count("warning: route 1..27 at 0.7") == 3
+    assert fail("plan", "papr", *SHAPE).startswith("tread plan: tread_config is 'papr': no preset (balanced, ")
+    assert fail("plan", "paper", "--depth", "3", "--width", "64", "--tokens", "64").startswith(
+        "tread plan: end_layer_idx -4 of route 2..-4 at 0.5 is outside a model of 3 layers"
+    )
+    assert fail("plan", "paper", *SHAPE[:-1], "0") == "tread plan: --tokens is 0; it must be at least 1."
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    """The installed script: exit code, and nothing but the sentence on stderr."""
+    tread = Path(sys.executable).with_name("tread")
+    process = subprocess.run([tread, "train", "model=tred"], capture_output=True, text=True, cwd=tmp_path)
+    assert (process.returncode, process.stdout) == (2, "")
+    assert process.stderr == "tread train: there is no model=tred; choose one of: dit, tread.\n"

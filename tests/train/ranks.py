@@ -1,0 +1,53 @@
+"""Run by `accelerate launch` on two processes: trains, and each rank writes down what it holds."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from tread.train.config import compose
+from tread.train.loop import Session, fit
+from tread.train.pretrain import Pretraining
+
+
+def digest(model: nn.Module) -> str:
+    """A hash of all weights."""
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())).hexdigest()
+
+
+def main(arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    config = compose(arguments).config
+    folder, accelerator = Path(config.output_dir), Accelerator(cpu=True)
+    folder.mkdir(exist_ok=True)
+    rank = accelerator.process_index
+
+    apart = Pretraining(config, accelerator, folder)
+    with torch.no_grad():
+        for parameter in apart.model.parameters():
+            parameter += rank  # as if every rank had drawn its own weights
+    before = digest(apart.model)
+    synchronised = Session(apart, config, accelerator).ema
+
+    task = Pretraining(config, accelerator, folder)
+    session = Session(task, config, accelerator)
+    fit(session, folder, start=0)
+    assert task.handle is not None
+    facts = {
+        "world": accelerator.num_processes,
+        "before": before,
+        "ema at start": digest(synchronised.model),
+        "model": digest(task.model),
+        "ema": digest(session.ema.model),
+        "selection": task.handle.selections[0].tolist(),
+        "val_loss": task.validate(session.ema.model)["val_loss"],
+    }
+    (folder / f"rank-{rank}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,100 @@
+"""Two processes: the same training as one, to rounding, and the same weights on both."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from tiny import ROOT, TINY, final_state, forget, metrics, train
+
+from tread.train.config import compose
+from tread.train.pretrain import Pretraining
+
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
+# validation.samples is odd and smaller than a micro-batch: the ranks share it unevenly
+SETTINGS = ["train.steps=5", "train.class_dropout=0.3", "validation.samples=5", "validation.every=5"]
+
+
+def launch(script: Path, *settings: str) -> str:
+    """`accelerate launch` with two processes on this machine's CPU."""
+    process = subprocess.run(
+        [*LAUNCH, "--main_process_port=0", str(script), *TINY, *settings],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of a run on two processes and what each rank wrote down."""
+    folder = tmp_path_factory.mktemp("ranks") / "two"
+    launch(Path(__file__).with_name("ranks.py"), *SETTINGS, f"output_dir={folder}")
+    return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    forget()
+    return train(tmp_path_factory.mktemp("ranks") / "one", *SETTINGS)
+
+
+def test_two_processes_train_as_one(both: tuple[Path, list[dict[str, Any]]], alone: Path) -> None:
+    folder, ranks = both
+    assert [rank["world"] for rank in ranks] == [2, 2]
+    one, two = metrics(alone), metrics(folder)
+    assert len(one) == len(two) == 6
+    for line, other in zip(one, two, strict=True):
+        assert other == pytest.approx(line, rel=1e-5)
+    for name, tensor in final_state(alone)["model"].items():
+        torch.testing.assert_close(final_state(folder)["model"][name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_weights_and_average_are_identical_on_both(both: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, ranks = both
+    for what in ("model", "ema", "val_loss"):
+        assert ranks[0][what] == ranks[1][what], what
+
+
+def test_the_average_starts_from_the_synchronised_weights(both: tuple[Path, list[dict[str, Any]]]) -> None:
+    """FACTS 4: the EMA is not copied before the weights are synchronised across ranks."""
+    _, ranks = both
+    assert ranks[0]["before"] != ranks[1]["before"]
+    assert ranks[0]["ema at start"] == ranks[1]["ema at start"] == ranks[0]["before"]
+
+
+def test_the_ranks_select_different_tokens_and_together_those_of_one_process(
+    both: tuple[Path, list[dict[str, Any]]], alone: Path
+) -> None:
+    """FACTS 4: every rank does not draw the same masks."""
+    _, ranks = both
+    assert ranks[0]["selection"] != ranks[1]["selection"]
+    config = compose([*TINY, *SETTINGS, f"output_dir={alone}"]).config
+    task = Pretraining(config, Accelerator(cpu=True), alone)
+    assert task.handle is not None
+    task.handle.set_step(4)
+    task.loss(task.model, next(task.batches(4)), 4, 0)
+    assert ranks[0]["selection"] + ranks[1]["selection"] == task.handle.selections[0].tolist()
+
+
+@pytest.mark.slow
+def test_the_documented_command_and_a_resume_on_another_number_of_processes(tmp_path: Path) -> None:
+    """`accelerate launch train.py` on two processes goes on from a checkpoint of one.
+
+    With one held-out sample, one of the ranks has nothing to validate.
+    """
+    validation = ["validation.every=4", "validation.samples=1"]
+    straight = train(tmp_path / "straight", *validation, "train.steps=4")
+    folder = train(tmp_path / "run", *validation, "train.steps=2", "validation.every=0")
+    said = launch(ROOT / "train.py", f"output_dir={folder}", "resume=latest", "train.steps=4", *validation)
+    assert "2 process(es) on cpu" in said
+    assert said.count(f"resumed from {folder}/checkpoints/step-00000002") == 1
+    for line, other in zip(metrics(straight), metrics(folder), strict=True):
+        assert other == pytest.approx(line, rel=1e-5)
