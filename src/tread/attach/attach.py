@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tread.attach import rotary
-from tread.attach.family import Family, Side, Stack
+from tread.attach.family import Arguments, Family, Side, Stack
 from tread.attach.registry import family_of
 from tread.routing.errors import ConfigError
 from tread.routing.handle import Handle
@@ -55,6 +55,9 @@ class Attachment(Handle):
         super().__init__(plan, depth=len(found), seed=seed)
         self.model, self.family = model, family
         self.state = State()
+        self.references: int | None = None
+        """The number of reference tokens; None: read from the inputs, once per number of tokens."""
+        self._references: dict[int, int] = {}
         self.layers = [Layer(self, block, stack, index) for index, (stack, block) in enumerate(found)]
         self._parameters = list(inspect.signature(type(model).forward).parameters)[1:]
         self._hooks = [
@@ -89,22 +92,36 @@ class Attachment(Handle):
         """Open the state of one forward."""
         family = self.family
         arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
-        references = 0
-        if family.references is not None and self.plan.reference_tokens == "keep":
-            references = family.references(model, arguments)
+        tokens = None if family.tokens is None else family.tokens(model, arguments)
+        references = self._count_references(model, arguments, tokens)
         self.state = state = self.begin(training=model.training, references=references)
         if not state.routed:
             return
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
-        if family.tokens is not None:
-            state.tokens = family.tokens(model, arguments)
+        state.tokens = tokens
         if family.offset is not None:
             state.offset = family.offset(model, arguments)
         state.per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
         self._wrap_checkpointing(model)
         for layer in self.layers:
             layer.follow_compile()
+
+    def _count_references(self, model: nn.Module, arguments: Arguments, tokens: int | None) -> int:
+        """How many tokens at the end are reference tokens that must stay.
+
+        Reading it from the inputs waits for the device, so that happens once per number of tokens. A force mask,
+        which covers the target's tokens only, says it too; so does `handle.references`.
+        """
+        if self.family.references is None or self.plan.reference_tokens == "route" or tokens is None:
+            return 0
+        if self.references is not None:
+            return self.references
+        if self._mode.mask is not None:
+            return tokens - self._mode.mask.shape[1]
+        if tokens not in self._references:
+            self._references[tokens] = self.family.references(model, arguments)
+        return self._references[tokens]
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Drop the state with the forward."""

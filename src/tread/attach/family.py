@@ -79,7 +79,8 @@ class Family:
     offset: Callable[[nn.Module, Arguments], Tensor] | None = None
     """Where the image tokens begin in each sample's joined stream, (B,), if that differs between samples."""
     references: Callable[[nn.Module, Arguments], int] | None = None
-    """How many of the image tokens, at the end, belong to reference images."""
+    """How many of the image tokens, at the end, belong to reference images; asked once per number of tokens, so it may
+    read a tensor. Needs `tokens`."""
     residuals: tuple[str, ...] = ()
     """Arguments of the model that are added to the stream between layers, such as ControlNet's."""
     per_block: bool = False
