@@ -181,13 +181,13 @@ class Layer:
         if state.inside:
             for side in stack.sides:
                 name, _, entry = side.name.partition(".")
-                value = named.get(name)
+                value = changed.get(name, named.get(name))  # a square mask has two token axes: two sides, one by one
                 if value is None:
                     continue
                 if not entry:
                     changed[name] = self._side(side, value, side.name)
                 elif value.get(entry) is not None:
-                    changed[name] = {**changed.get(name, value), entry: self._side(side, value[entry], side.name)}
+                    changed[name] = {**value, entry: self._side(side, value[entry], side.name)}
         positional = tuple(changed.get(name, value) for name, value in zip(self.parameters, args, strict=False))
         positional += args[len(positional) :]
         return positional, {name: changed.get(name, value) for name, value in kwargs.items()}
@@ -208,7 +208,7 @@ class Layer:
             )
         if not isinstance(value, Tensor) or (side.ndim is not None and value.ndim != side.ndim):
             return value
-        return self.handle.state.side(name, value, side.dim, side.image or self.stack.image)
+        return self.handle.state.side(f"{name}:{side.dim}", value, side.dim, side.image or self.stack.image)
 
     def _before(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None if self.quiet or not self.handle.state.routed else self.enter(args, kwargs)
