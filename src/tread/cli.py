@@ -131,8 +131,10 @@ def _user_errors() -> tuple[type[Exception], ...]:
     return ConfigError, DataError, CheckpointError, TrainingDiverged, ImportError, OSError
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
-    if issubclass(category, RiskWarning) and os.environ.get("RANK", "0") == "0":
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: object) -> None:
+    """Our own warnings as a line each, once for all processes; those of libraries are not the user's business."""
+    ours = issubclass(category, RiskWarning) or Path(filename).is_relative_to(Path(__file__).parent)
+    if ours and os.environ.get("RANK", "0") == "0":
         print(f"warning: {message}", file=sys.stderr)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.register_assert_rewrite("tiny")
 
@@ -20,6 +21,7 @@ def cpu() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     forget()
     yield
     forget()

@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> None:
         "val_loss": task.validate(session.ema.model)["val_loss"],
     }
     (folder / f"rank-{rank}.json").write_text(json.dumps(facts))
+    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ class Pretraining:
     def compile(self) -> None:
         """Compile each block: one shape inside windows, one outside, for every layer alike."""
         for block in self.model.blocks:
-            block.compile()
+            block.compile(dynamic=False)
 
     def batches(self, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(x, labels) on the device."""

@@ -174,3 +174,8 @@ class PretrainConfig:
         for section in ("data", "objective"):
             if not isinstance(getattr(self, section).get("name"), str):
                 raise ConfigError(f"{section}.name is missing; choose the group with {section}=NAME.")
+        if self.train.class_dropout == 0 and self.sample.guidance != 1:
+            raise ConfigError(
+                f"sample.guidance is {self.sample.guidance}, but train.class_dropout is 0, so the null class that "
+                "guidance needs is never trained: set sample.guidance=1, or drop some labels."
+            )
