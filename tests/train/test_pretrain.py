@@ -83,7 +83,7 @@ def test_the_selections_can_be_seeded_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_class_dropout_replaces_its_share_of_labels_by_the_null_class(tmp_path: Path, share: float) -> None:
-    task, _ = make_session(tmp_path, f"train.class_dropout={share}", "train.batch_size=1024")
+    task, _ = make_session(tmp_path, f"train.class_dropout={share}", "sample.guidance=1", "train.batch_size=1024")
     seen: list[Tensor] = []
 
     def record(x: Tensor, time: Tensor, labels: Tensor) -> Tensor:

@@ -15,6 +15,11 @@ from tread.train.config import compose
         ("train.seed=-1", "train.seed is -1; it must be at least 0."),
         ("train.workers=-1", "train.workers is -1; it must be at least 0."),
         ("train.class_dropout=1", "train.class_dropout is 1.0; allowed is 0 <= value < 1."),
+        (
+            "train.class_dropout=0",
+            "sample.guidance is 1.5, but train.class_dropout is 0, so the null class that guidance needs is never "
+            "trained: set sample.guidance=1, or drop some labels.",
+        ),
         ("train.precision=fp16", "train.precision is 'fp16'; it must be one of 'auto', 'bf16', 'float32'."),
         ("optimizer.learning_rate=-1", "optimizer.learning_rate is -1.0; it must be at least 0."),
         ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]; it must be two numbers with 0 <= value < 1."),
