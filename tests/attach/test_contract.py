@@ -12,10 +12,9 @@ from oracle import oracle
 from torch import Tensor, nn
 
 import tread
-from tread import RiskWarning
+from tread import ConfigError, RiskWarning
 
 TOLERANCE: Any = {"rtol": 1e-5, "atol": 1e-5}
-BATCH = 2
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -49,20 +48,27 @@ def assert_same(got: dict[str, Tensor | None], expected: dict[str, Tensor | None
             assert close, f"gradient of {name} differs by {((other - value) / scale).abs().max():.2e}"
 
 
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors of numbers in an argument, which may be a list of them."""
+    if isinstance(value, list):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value] if isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1 else []
+
+
 def kept_mask(selection: Tensor, tokens: int) -> Tensor:
     return torch.zeros(selection.shape[0], tokens, dtype=torch.bool).scatter(1, selection, True)
 
 
 @every_case
 def test_all_forced_and_ratio_zero_equal_dense(case: Case):
-    model, arguments = case.model(), case.inputs(BATCH)
+    model, arguments = case.model(), case.inputs(case.batch)
     dense = case.call(model, arguments)
     expected = gradients(dense, model)
     target = case.tokens - case.references
     with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
-        with handle.force_keep(torch.ones(BATCH, target, dtype=torch.bool)):
+        with handle.force_keep(torch.ones(case.batch, target, dtype=torch.bool)):
             forced = case.call(model, arguments)
-        assert handle.selections[0].shape == (BATCH, case.tokens), "the machinery ran"
+        assert handle.selections[0].shape == (case.batch, case.tokens), "the machinery ran"
         torch.testing.assert_close(forced, dense, **TOLERANCE)
         assert_same(gradients(forced, model), expected)
     with tread.attach(model, {"routes": [route(0, -1, 0.0)]}) as handle:
@@ -73,7 +79,7 @@ def test_all_forced_and_ratio_zero_equal_dense(case: Case):
 @every_case
 @pytest.mark.parametrize("which", range(3), ids=["first to last", "inner", "several"])
 def test_output_and_gradients_equal_the_oracle(case: Case, which: int):
-    model, arguments = case.model(), case.inputs(BATCH)
+    model, arguments = case.model(), case.inputs(case.batch)
     routes = windows_of(case.depth)[which]
     dense = case.call(model, arguments)
     with tread.attach(model, {"routes": routes, "reference_tokens": "route"}) as handle:
@@ -93,14 +99,16 @@ def test_output_and_gradients_equal_the_oracle(case: Case, which: int):
 
 @every_case
 def test_a_batch_equals_its_samples(case: Case):
-    model, arguments = case.model(), case.inputs(BATCH)
+    if case.batch == 1:
+        pytest.skip("the stock class takes one sample at a time")
+    model, arguments = case.model(), case.inputs(case.batch)
     with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
         whole = case.call(model, arguments)
         selection = handle.selections[0]
         assert not selection[0].equal(selection[1]), "each sample has its own tokens"
-        for i in range(BATCH):
+        for i in range(case.batch):
             with handle.routed(selections=[selection[i : i + 1]]):
-                alone = case.call(model, one_sample(arguments, BATCH, i))
+                alone = case.call(model, one_sample(arguments, case.batch, i))
             torch.testing.assert_close(alone[0], whole[i], **TOLERANCE)
 
 
@@ -108,7 +116,7 @@ def test_a_batch_equals_its_samples(case: Case):
 def test_checkpointing_and_two_forwards_change_nothing(case: Case):
     if "checkpoint" in case.defects:
         pytest.xfail(case.defects["checkpoint"])
-    model, arguments = case.model(), case.inputs(BATCH)
+    model, arguments = case.model(), case.inputs(case.batch)
     depth = case.depth
     with tread.attach(model, {"routes": [route(min(1, depth - 1), -1)]}) as handle:
         handle.set_step(0)
@@ -125,53 +133,74 @@ def test_checkpointing_and_two_forwards_change_nothing(case: Case):
 
 @every_case
 def test_every_parameter_and_every_token_keeps_its_gradient(case: Case):
-    model, arguments = case.model(), case.inputs(BATCH)
-    streams = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.is_floating_point()]
-    name = "hidden_states" if "hidden_states" in streams else streams[0]
-    arguments[name].requires_grad_()
+    model, arguments = case.model(), case.inputs(case.batch)
+    named = sorted(arguments, key=lambda name: name != "hidden_states")
+    stream = next(leaf for name in named for leaf in leaves(arguments[name]))
+    stream.requires_grad_()
     dense = case.call(model, arguments)
     has = {key for key, value in gradients(dense, model).items() if value is not None}
+    (every,) = torch.autograd.grad(case.call(model, arguments).square().sum(), stream)  # none where it is padding
     with tread.attach(model, {"routes": [route(0, -1)]}):
         routed = case.call(model, arguments)
         assert {key for key, value in gradients(routed, model).items() if value is not None} == has
-        (token,) = torch.autograd.grad(case.call(model, arguments).square().sum(), arguments[name])
-    assert (token.flatten(1) != 0).float().mean() > 0.99
+        (token,) = torch.autograd.grad(case.call(model, arguments).square().sum(), stream)
+    assert every.count_nonzero() > 0.5 * every.numel()
+    assert (token[every != 0] != 0).float().mean() > 0.99
 
 
 @every_case
 def test_eval_and_no_grad_run_dense(case: Case):
-    model, arguments = case.model(), case.inputs(BATCH)
-    with torch.no_grad():
-        dense = case.call(model, arguments)
-    with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
+    model, arguments = case.model(), case.inputs(case.batch)
+    dense = case.call(model, arguments)
+    calm = case.call(model.eval(), arguments)  # in eval some models return another layout
+    with torch.no_grad():  # without gradients torch may choose another attention kernel
+        quiet = case.call(model.train(), arguments)
+    with tread.attach(model.train(), {"routes": [route(0, -1)]}) as handle:
         with torch.no_grad():
-            assert case.call(model, arguments).equal(dense)
+            assert case.call(model, arguments).equal(quiet)
             with handle.routed(selection_ratio=0.75):
-                assert not torch.allclose(case.call(model.eval(), arguments), dense, atol=1e-4)
-                assert handle.selections[0].shape[1] == case.tokens - int((case.tokens - case.references) * 0.75)
-        assert case.call(model.eval(), arguments).equal(dense)
+                assert not torch.allclose(case.call(model.eval(), arguments), calm, atol=1e-4)
+                droppable = case.tokens - case.references - case.pinned
+                assert handle.selections[0].shape[1] == case.tokens - int(droppable * 0.75)
+        assert case.call(model.eval(), arguments).equal(calm)
         with handle.dense():
             assert case.call(model.train(), arguments).equal(dense)
 
 
 @every_case
 def test_forced_and_reference_tokens_survive(case: Case):
-    model, arguments = case.model(), case.inputs(BATCH)
+    model, arguments = case.model(), case.inputs(case.batch)
     target = case.tokens - case.references
-    mask = torch.zeros(BATCH, target, dtype=torch.bool)
+    mask = torch.zeros(case.batch, target, dtype=torch.bool)
     mask[0, : target // 3] = True
-    mask[1, -2:] = True
-    with tread.attach(model, {"routes": [route(0, -1, 0.7)]}) as handle, handle.force_keep(mask):
+    mask[-1, -2:] = True
+    # a window that opens in the last stack, where other tokens may be joined to the image's
+    with tread.attach(model, {"routes": [route(-1, -1, 0.7)]}) as handle, handle.force_keep(mask):
         case.call(model, arguments)
         kept = kept_mask(handle.selections[0], case.tokens)
+    if case.references_at == "first":
+        kept = kept.roll(target, dims=1)
     assert kept[:, :target][mask].all()
     assert kept[:, target:].all()
+    assert kept[:, : case.pinned].all()
     assert not kept.all()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.refused], ids=lambda case: case.name)
+def test_forwards_that_cannot_be_routed_are_refused(case: Case):
+    assert case.refused is not None
+    model = case.model()
+    with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
+        arguments = case.refused(model, case.batch)
+        with pytest.raises(ConfigError, match="cannot be routed in this forward: "):
+            case.call(model, arguments)
+        with torch.no_grad(), handle.dense():
+            assert case.call(model, arguments).isfinite().all()
 
 
 @every_case
 def test_detach_leaves_no_trace(case: Case, tmp_path):
-    model, arguments = case.model(), case.inputs(BATCH)
+    model, arguments = case.model(), case.inputs(case.batch)
     before, names = case.call(model, arguments), list(model.state_dict())
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), sorted(m.__dict__)) for m in model.modules()]
     handle = tread.attach(model, {"routes": [route(0, -1)]})
@@ -189,7 +218,9 @@ def test_detach_leaves_no_trace(case: Case, tmp_path):
 
 @every_case
 def test_bf16_autocast(case: Case):
-    model, arguments = case.model(), case.inputs(BATCH)
+    if "autocast" in case.defects:
+        pytest.xfail(case.defects["autocast"])
+    model, arguments = case.model(), case.inputs(case.batch)
     with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
         handle.set_step(0)
         exact = case.call(model, arguments)
@@ -202,7 +233,7 @@ def test_bf16_autocast(case: Case):
 
 @every_case
 def test_copies_are_attached_too_and_pickles_are_not(case: Case):
-    model, arguments = case.model(), case.inputs(BATCH)
+    model, arguments = case.model(), case.inputs(case.batch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RiskWarning)
         handle = tread.attach(model, {"routes": [route(0, -1)]})

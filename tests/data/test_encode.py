@@ -38,7 +38,7 @@ def test_latents_read_back_are_the_vaes(image_folder: Path, tiny_vae: str, tmp_p
     )
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]
     data = Latents(tmp_path / "out", vae="sd", kind="moments", num_classes=2)
-    images, vae = ImageFolder(image_folder, size=16), load_vae(tiny_vae)
+    images, vae = ImageFolder(image_folder, size=16), load_vae(tiny_vae, device="cpu")
     assert (len(data), data.shape) == (6, (4, 8, 8))
     for i, file in enumerate((tmp_path / "out" / "files.txt").read_text().splitlines()):
         x, label = images[i]

@@ -19,7 +19,7 @@ def pixels() -> torch.Tensor:
 def test_encode_and_decode_are_diffusers_own(tiny_vae: str) -> None:
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-    vae, reference = load_vae(tiny_vae), AutoencoderKL.from_pretrained(tiny_vae)
+    vae, reference = load_vae(tiny_vae, device="cpu"), AutoencoderKL.from_pretrained(tiny_vae)
     assert (vae.has_moments, vae.factor, vae.name) == (True, 2, "sd")
     moments = vae.encode(pixels())
     with torch.no_grad():
@@ -40,7 +40,7 @@ def test_a_tiny_autoencoder_has_no_moments(tmp_path: Path) -> None:
         num_encoder_blocks=blocks,
         num_decoder_blocks=blocks,
     ).save_pretrained(tmp_path / "tiny")
-    vae = load_vae(tmp_path / "tiny")
+    vae = load_vae(tmp_path / "tiny", device="cpu")
     assert (vae.has_moments, vae.factor, vae.name) == (False, 2, "none")
     latents = vae.encode(pixels())
     assert latents.shape == (2, 4, 4, 4)

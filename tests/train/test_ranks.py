@@ -24,7 +24,7 @@ def launch(script: Path, *settings: str) -> str:
     """`accelerate launch` with two processes on this machine's CPU."""
     process = subprocess.run(
         [*LAUNCH, "--main_process_port=0", str(script), *TINY, *settings],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
     )

@@ -12,9 +12,11 @@
 import inspect
 import operator
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tread.attach import rotary
@@ -23,9 +25,20 @@ from tread.attach.registry import family_of
 from tread.routing.errors import ConfigError
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
-from tread.routing.state import State
+from tread.routing.state import State, Where
 
 _KEY = "_tread_attachment"
+_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+    "PeftModel": "base_model.model",
+}
+"""Where torch.compile, torch's data parallelism and peft hold the model they wrap."""
+_REFERENCES = (
+    "there are not as many reference tokens as the force mask leaves, or as in an earlier forward with as many tokens: "
+    "set handle.references before each forward."
+)
 
 
 def attach(
@@ -37,14 +50,18 @@ def attach(
 ) -> "Attachment":
     """Route `model` by `config` from its next training forward on; `seed` replaces the config's.
 
-    `family` says how a model of your own calls its layers; stock models are known. A second `attach` replaces the
-    first. The handle is a context manager that detaches at the end.
+    `family` says how a model of your own calls its layers; stock models are known, inside wrappers too. A second
+    `attach` replaces the first. The handle is a context manager that detaches at the end.
     """
+    model = _unwrapped(model)
     family = family_of(model) if family is None else family
-    plan = RoutePlan.from_config(config)
-    if (attached := model.__dict__.get(_KEY)) is not None:
-        attached.detach()
-    return Attachment(model, plan, family, seed=seed)
+    return Attachment(model, RoutePlan.from_config(config), family, seed=seed)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    while path := next((_WRAPPERS[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in _WRAPPERS), None):
+        model = operator.attrgetter(path)(model)
+    return model
 
 
 class Attachment(Handle):
@@ -53,6 +70,12 @@ class Attachment(Handle):
     def __init__(self, model: nn.Module, plan: RoutePlan, family: Family, *, seed: int | None = None) -> None:
         found = [(stack, block) for stack in family.stacks for block in operator.attrgetter(stack.name)(model)]
         super().__init__(plan, depth=len(found), seed=seed)
+        for index, (_, block) in enumerate(found):
+            _check_not_wrapped(block, index)
+        for stock in family.rotary:
+            rotary.install(stock, self)
+        if (attached := model.__dict__.get(_KEY)) is not None:  # nothing can be refused from here on
+            attached.detach()
         self.model, self.family = model, family
         self.state = State()
         self.references: int | None = None
@@ -64,8 +87,7 @@ class Attachment(Handle):
             model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._after),
         ]
-        for stock in family.rotary:
-            rotary.install(stock)
+        self._wrap_checkpointing(model)
         model.__dict__[_KEY] = self
 
     def detach(self) -> None:
@@ -79,8 +101,14 @@ class Attachment(Handle):
         if isinstance(function := self.model.__dict__.get("_gradient_checkpointing_func"), Checkpointing):
             self.model.__dict__["_gradient_checkpointing_func"] = function.inner
         for stock in self.family.rotary:
-            rotary.remove(stock)
+            rotary.remove(stock, self)
         del self.model.__dict__[_KEY]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copied model is attached too: it needs the rotary functions as long as it lives."""
+        self.__dict__.update(state)
+        for stock in self.family.rotary:
+            rotary.install(stock, self)
 
     def __enter__(self) -> "Attachment":
         return self
@@ -91,37 +119,48 @@ class Attachment(Handle):
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open the state of one forward."""
         family = self.family
+        self._wrap_checkpointing(model)
+        for layer in self.layers:
+            layer.follow_compile()
+        if not self.is_on(training=model.training):
+            self.state = self.begin(training=model.training)
+            return
         arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
         tokens = None if family.tokens is None else family.tokens(model, arguments)
         references = self._count_references(model, arguments, tokens)
-        self.state = state = self.begin(training=model.training, references=references)
-        if not state.routed:
-            return
+        pinned = 0 if family.pinned is None else family.pinned(model, arguments)
+        self.state = state = self.begin(
+            training=model.training, references=references, references_at=family.references_at, pinned=pinned
+        )
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
         state.tokens = tokens
         if family.offset is not None:
             state.offset = family.offset(model, arguments)
         state.per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
-        self._wrap_checkpointing(model)
-        for layer in self.layers:
-            layer.follow_compile()
 
     def _count_references(self, model: nn.Module, arguments: Arguments, tokens: int | None) -> int:
-        """How many tokens at the end are reference tokens that must stay.
+        """How many tokens are reference tokens that must stay.
 
-        Reading it from the inputs waits for the device, so that happens once per number of tokens. A force mask,
-        which covers the target's tokens only, says it too; so does `handle.references`.
+        Where the inputs say it by a tensor, reading that waits for the device, so it happens once per number of tokens;
+        or a force mask says it, which covers the target's tokens only. The device checks it in every forward, without
+        a wait.
         """
         if self.family.references is None or self.plan.reference_tokens == "route" or tokens is None:
             return 0
         if self.references is not None:
             return self.references
-        if self._mode.mask is not None:
-            return tokens - self._mode.mask.shape[1]
-        if tokens not in self._references:
-            self._references[tokens] = self.family.references(model, arguments)
-        return self._references[tokens]
+        found = self.family.references(model, arguments)
+        if not isinstance(found, Tensor):
+            return found
+        mask = self._mode.mask
+        count = self._references.get(tokens) if mask is None else tokens - mask.shape[1]
+        if count is None:
+            count = _read(found)
+            if not torch.compiler.is_compiling():  # a change seen by compiled code would compile it again
+                self._references[tokens] = count
+        torch._assert_async(found == count, _REFERENCES)
+        return count
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Drop the state with the forward."""
@@ -136,15 +175,24 @@ class Attachment(Handle):
             model.__dict__["_gradient_checkpointing_func"] = Checkpointing(self, function)
 
 
+def _check_not_wrapped(block: nn.Module, index: int) -> None:
+    if type(block).__name__ == "CheckpointWrapper":
+        raise ConfigError(
+            f"layer {index} is inside torch's checkpoint_wrapper, whose recomputation would route a second time. "
+            "Use the model's own enable_gradient_checkpointing() instead."
+        )
+
+
+@torch.compiler.assume_constant_result
+def _read(count: Tensor) -> int:
+    """The value of a count on the device; a constant in compiled code."""
+    return int(count)
+
+
 class Layer:
     """One layer of an attached model."""
 
     def __init__(self, handle: Attachment, block: nn.Module, stack: Stack, index: int) -> None:
-        if type(block).__name__ == "CheckpointWrapper":
-            raise ConfigError(
-                f"layer {index} is inside torch's checkpoint_wrapper, whose recomputation would route a second time. "
-                "Use the model's own enable_gradient_checkpointing() instead."
-            )
         self.handle, self.block, self.stack, self.index = handle, block, stack, index
         self.parameters = list(inspect.signature(type(block).forward).parameters)[1:]
         self.quiet = False
@@ -177,38 +225,69 @@ class Layer:
         """The arguments with the stream and its side inputs gathered."""
         state, stack = self.handle.state, self.stack
         named = dict(zip(self.parameters, args, strict=False)) | kwargs
-        changed: dict[str, Any] = {stack.stream: state.enter(self.index, named[stack.stream], stack.image)}
+        given = named[stack.stream]
+        stream = state.enter(self.index, self._turned(given), stack.image)
+        changed: dict[str, Any] = {stack.stream: self._turned_back(stream, given)}
         if state.inside:
             for side in stack.sides:
                 name, _, entry = side.name.partition(".")
                 value = changed.get(name, named.get(name))  # a square mask has two token axes: two sides, one by one
                 if value is None:
                     continue
+                image = named[side.after].shape[1] if side.after else side.image or stack.image
+                alone = given.ndim == 2
                 if not entry:
-                    changed[name] = self._side(side, value, side.name)
+                    changed[name] = self._side(side, value, side.name, image, alone)
                 elif value.get(entry) is not None:
-                    changed[name] = {**value, entry: self._side(side, value[entry], side.name)}
+                    changed[name] = {**value, entry: self._side(side, value[entry], side.name, image, alone)}
+            for name in stack.counts:
+                if named.get(name) is not None:
+                    changed[name] = named[name] - state.dropped
         positional = tuple(changed.get(name, value) for name, value in zip(self.parameters, args, strict=False))
         positional += args[len(positional) :]
         return positional, {name: changed.get(name, value) for name, value in kwargs.items()}
 
     def exit(self, output: Any) -> Any:
         """The layer's output with the stream restored where a window ends."""
-        place = self.stack.returns
+        state, place = self.handle.state, self.stack.returns
+        given, inside = output if place is None else output[place], state.inside
+        stream = self._turned_back(state.exit(self.index, self._turned(given), self.stack.image), given)
         if place is None:
-            return self.handle.state.exit(self.index, output, self.stack.image)
-        stream = self.handle.state.exit(self.index, output[place], self.stack.image)
-        return (*output[:place], stream, *output[place + 1 :])
+            return stream
+        others = [*output[:place], *output[place + 1 :]]
+        if inside and not state.inside:
+            # text cut from a joined tensor would keep that alive, and has strides no dense forward was compiled for
+            others = [item.contiguous() if isinstance(item, Tensor) else item for item in others]
+        return (*others[:place], stream, *others[place:])
 
-    def _side(self, side: Side, value: Any, name: str) -> Any:
+    def _turned(self, stream: Tensor) -> Tensor:
+        """From the layer's order of axes to (B, L, D)."""
+        if self.stack.dim == 1:
+            return stream
+        return stream.unsqueeze(0) if stream.ndim == 2 else stream.transpose(0, 1)
+
+    def _turned_back(self, stream: Tensor, given: Tensor) -> Tensor:
+        """From (B, L, D) to the order of axes of the tensor the layer gave."""
+        if self.stack.dim == 1:
+            return stream
+        return stream.squeeze(0) if given.ndim == 2 else stream.transpose(0, 1)
+
+    def _side(self, side: Side, value: Any, name: str, image: Where | int, alone: bool) -> Any:
         if isinstance(value, tuple | list):
             members = range(len(value)) if side.member is None else (side.member,)
+            inner = replace(side, member=None)
             return type(value)(
-                self._side(side, item, f"{name}.{i}") if i in members else item for i, item in enumerate(value)
+                self._side(inner, item, f"{name}.{i}", image, alone) if i in members else item
+                for i, item in enumerate(value)
             )
         if not isinstance(value, Tensor) or (side.ndim is not None and value.ndim != side.ndim):
             return value
-        return self.handle.state.side(f"{name}:{side.dim}", value, side.dim, side.image or self.stack.image)
+        if value.shape[side.dim] == 1:  # one entry that serves all tokens
+            return value
+        if side.same:
+            return self.handle.state.shortened(value, side.dim, image)
+        rows = self.handle.state.side(f"{name}:{side.dim}", value, side.dim, image)
+        return rows.squeeze(0) if (alone or side.shared) and rows is not None else rows
 
     def _before(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None if self.quiet or not self.handle.state.routed else self.enter(args, kwargs)
@@ -216,11 +295,11 @@ class Layer:
     def _after(self, block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         return None if self.quiet or not self.handle.state.routed else self.exit(output)
 
-    def bare(self, *args: Any) -> Any:
+    def bare(self, *args: Any, **kwargs: Any) -> Any:
         """The layer without routing."""
         self.quiet = True
         try:
-            return self.block(*args)
+            return self.block(*args, **kwargs)
         finally:
             self.quiet = False
 
@@ -231,12 +310,13 @@ class Checkpointing:
     def __init__(self, handle: Attachment, inner: Any) -> None:
         self.handle, self.inner = handle, inner
 
-    def __call__(self, block: Any, *args: Any) -> Any:
-        layer = next((layer for layer in self.handle.layers if layer.block is block), None)
+    def __call__(self, block: Any, *args: Any, **kwargs: Any) -> Any:
+        # some models hand over `block.__call__`
+        layer = next((layer for layer in self.handle.layers if block in (layer.block, layer.block.__call__)), None)
         if layer is None or not self.handle.state.routed:
-            return self.inner(block, *args)
-        args, _ = layer.enter(args, {})
-        return layer.exit(self.inner(_Bare(layer), *args))
+            return self.inner(block, *args, **kwargs)
+        args, kwargs = layer.enter(args, kwargs)
+        return layer.exit(self.inner(_Bare(layer), *args, **kwargs))
 
 
 class _Bare:
@@ -245,8 +325,8 @@ class _Bare:
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
 
-    def __call__(self, *args: Any) -> Any:
-        return self.layer.bare(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer.bare(*args, **kwargs)
 
 
 class CompiledCall:

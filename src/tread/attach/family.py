@@ -25,13 +25,20 @@ class Side:
     name: str
     """The argument, or `mapping.entry` for an entry of an argument that is a mapping."""
     dim: int
-    """The token axis. 0: a table that all samples share; it comes back per sample."""
+    """The token axis. 0: a table that all samples share; it comes back per sample, or as a table where the stream has
+    no batch axis. An axis of length 1 serves all tokens and stays as it is."""
     ndim: int | None = None
     """Follow the selection only where the tensor has this many axes; None: always."""
     image: Where | None = None
     """Where the image tokens sit on the axis, if not where they do in the stack's stream."""
+    after: str | None = None
+    """The argument (B, T, ...) whose tokens come before the image tokens on the axis, if others come after them too."""
+    shared: bool = False
+    """Of a table: the layer takes one for the whole batch, so the batch must be one sample."""
+    same: bool = False
+    """All image tokens have the same entry: the axis only becomes shorter, for all samples alike."""
     member: int | None = None
-    """Of a tuple, the one member that has the axis; None: all of them."""
+    """Of a tuple, the one member that has the axis, or whose members all have it; None: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +49,15 @@ class Stack:
     """The attribute of the model, dotted where it is nested."""
     stream: str = "hidden_states"
     """The argument that carries the tokens."""
+    dim: int = 1
+    """Its token axis, 1 or 0; the other is the batch. 0 also for a stream (L, D) of one sample, without that axis."""
     returns: int | None = None
     """The stream's index in the tuple a layer returns; None: it returns the stream alone."""
     image: Where = "last"
     """Where the image tokens sit in the stream, when others are joined to it."""
     sides: tuple[Side, ...] = ()
+    counts: tuple[str, ...] = ()
+    """Arguments that are a number of tokens, the image tokens among them; dropped tokens are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +67,13 @@ class Rotary:
     function: str
     """Dotted path of the name the layers look up."""
     axis: int
-    """The token axis of x."""
+    """The token axis of x, where a call does not say it by `sequence_dim`."""
     tables: tuple[int, ...] = (1,)
     """Positions of the arguments that are tables or tuples of them."""
+    turns: int = 1
+    """How many arguments, from the first, it turns; more than one come back as a tuple."""
+    real: bool = False
+    """Teach it real tables only: it takes complex ones per sample already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +92,15 @@ class Family:
     tokens: Callable[[nn.Module, Arguments], int] | None = None
     """The number of image tokens of a forward; None: the stream has no others where windows open."""
     offset: Callable[[nn.Module, Arguments], Tensor] | None = None
-    """Where the image tokens begin in each sample's joined stream, (B,), if that differs between samples."""
-    references: Callable[[nn.Module, Arguments], int] | None = None
-    """How many of the image tokens, at the end, belong to reference images; asked once per number of tokens, so it may
-    read a tensor. Needs `tokens`."""
+    """Where the image tokens begin in each sample's joined stream, (B,), if that differs between samples; or where each
+    of them is, (B, S), ascending, if others lie between."""
+    references: Callable[[nn.Module, Arguments], int | Tensor] | None = None
+    """How many of the image tokens, at one end, belong to reference images: a number, or a tensor () that is read once
+    per number of tokens. Needs `tokens`."""
+    references_at: Where = "last"
+    """At which end of the image tokens those are."""
+    pinned: Callable[[nn.Module, Arguments], int] | None = None
+    """How many of the image tokens, at the start, the layers address by their place: they never drop."""
     residuals: tuple[str, ...] = ()
     """Arguments of the model that are added to the stream between layers, such as ControlNet's."""
     per_block: bool = False
@@ -103,6 +123,21 @@ def patches(name: str, *axes: int, size: Callable[[nn.Module], Any]) -> Callable
         return total
 
     return count
+
+
+def setting(*paths: str) -> Callable[[nn.Module], Any]:
+    """Reads dotted attributes of the model, one or several; compiled code can follow it, unlike operator.attrgetter."""
+
+    def read(model: nn.Module) -> Any:
+        values: list[Any] = []
+        for path in paths:
+            value: Any = model
+            for name in path.split("."):
+                value = getattr(value, name)
+            values.append(value)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    return read
 
 
 def length(name: str, axis: int = 1) -> Callable[[nn.Module, Arguments], int]:

@@ -5,33 +5,45 @@ with B * K tokens: the samples are laid end to end, the stock function runs on i
 is cut up again. No rotation is written here. A table shared by all samples goes to the stock function untouched.
 
 The name is replaced in the module whose code looks it up, once, and put back when the last attached model leaves.
+Models that look up the same name may lay their tokens out differently: a call that passes `sequence_dim` says the axis
+itself, and two declarations that contradict each other cannot be in use at once.
 """
 
 import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor
 
 from tread.attach.family import Rotary
+from tread.routing.errors import ConfigError
 
-_in_use: dict[str, int] = {}
+_users: dict[str, WeakSet[object]] = {}
+"""Who needs the taught function, by its path; a model that is gone needs it no more."""
 
 
-def install(rotary: Rotary) -> None:
+def install(rotary: Rotary, user: object) -> None:
     """Put the taught function in place, unless it is there."""
-    _in_use[rotary.function] = _in_use.get(rotary.function, 0) + 1
     module, name = _resolve(rotary.function)
     function = getattr(module, name)
-    if not hasattr(function, "stock"):
-        setattr(module, name, _taught(function, rotary))
+    taught_for = getattr(function, "rotary", None)
+    users = _users.setdefault(rotary.function, WeakSet())
+    if taught_for is not None and taught_for.function == rotary.function and taught_for != rotary and users:
+        raise ConfigError(
+            f"{rotary.function} is in use by an attached model that lays its tokens out differently. Detach that first."
+        )
+    if taught_for != rotary:  # not taught, or imported from a place where it was
+        setattr(module, name, _taught(getattr(function, "stock", function), rotary))
+    users.add(user)
 
 
-def remove(rotary: Rotary) -> None:
-    """Put the stock function back, if no attached model needs the other."""
-    _in_use[rotary.function] -= 1
-    if _in_use[rotary.function] == 0:
+def remove(rotary: Rotary, user: object) -> None:
+    """Put the stock function back, if no other attached model needs the taught one."""
+    users = _users[rotary.function]
+    users.discard(user)
+    if not users:
         module, name = _resolve(rotary.function)
         setattr(module, name, getattr(module, name).stock)
 
@@ -42,23 +54,32 @@ def _resolve(path: str) -> tuple[Any, str]:
 
 
 def _taught(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]:
-    axis, tables = rotary.axis, rotary.tables
+    tables = rotary.tables
 
     @functools.wraps(stock)
-    def rotate(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        first = args[tables[0] - 1]
+    def rotate(*args: Any, **kwargs: Any) -> Any:
+        first = args[tables[0]]
         first = first[0] if isinstance(first, tuple | list) else first
-        if first.ndim == 2:
-            return stock(x, *args, **kwargs)
-        batch = x.shape[0]
-        laid_out = x.movedim(axis, 1).flatten(0, 1)  # (B * K, ...)
-        laid_out = laid_out.unsqueeze(0).movedim(1, axis)  # (1, ...) with B * K on the token axis
-        flat = [_flat(arg) if i + 1 in tables else arg for i, arg in enumerate(args)]
-        out = stock(laid_out, *flat, **kwargs).movedim(axis, 1).squeeze(0)  # (B * K, ...)
-        return out.unflatten(0, (batch, -1)).movedim(1, axis)
+        if first.ndim == 2 or (rotary.real and first.is_complex()):
+            return stock(*args, **kwargs)
+        batch, axis = args[0].shape[0], kwargs.get("sequence_dim", rotary.axis)
+        laid_out = [_end_to_end(x, axis) for x in args[: rotary.turns]]
+        rest = [_flat(arg) if i in tables else arg for i, arg in enumerate(args)][rotary.turns :]
+        out = stock(*laid_out, *rest, **kwargs)
+        return _cut(out, axis, batch) if rotary.turns == 1 else tuple(_cut(x, axis, batch) for x in out)
 
-    vars(rotate)["stock"] = stock
+    vars(rotate).update(stock=stock, rotary=rotary)
     return rotate
+
+
+def _end_to_end(x: Tensor, axis: int) -> Tensor:
+    """(B, ...) with K on the token axis -> (1, ...) with B * K there."""
+    return x.movedim(axis, 1).flatten(0, 1).unsqueeze(0).movedim(1, axis)
+
+
+def _cut(x: Tensor, axis: int, batch: int) -> Tensor:
+    """(1, ...) with B * K on the token axis -> (B, ...) with K there."""
+    return x.movedim(axis, 1).squeeze(0).unflatten(0, (batch, -1)).movedim(1, axis)
 
 
 def _flat(table: Any) -> Any:

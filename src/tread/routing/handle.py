@@ -19,7 +19,7 @@ from tread.routing.errors import ConfigError, check_fraction, check_int
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.selection import kept_count, l1_rank, mixed_score, select
-from tread.routing.state import Select, State
+from tread.routing.state import Select, State, Where
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,22 @@ class Handle:
             raise ConfigError("the schedule needs to know the step: call handle.set_step(step) before each step.")
         return self._scale
 
-    def begin(self, *, training: bool, references: int = 0) -> State:
-        """The state of one forward; `training` is the model's mode, the last `references` tokens never drop."""
-        mode = self._mode
-        on = mode.on if mode.on is not None else training and torch.is_grad_enabled()
-        if not on or (mode.on is None and self.active_scale == 0):
+    def is_on(self, *, training: bool) -> bool:
+        """Whether a forward would route now; `training` is the model's mode."""
+        if self._mode.on is not None:
+            return self._mode.on
+        return training and torch.is_grad_enabled() and self.active_scale > 0
+
+    def begin(self, *, training: bool, references: int = 0, references_at: Where = "last", pinned: int = 0) -> State:
+        """The state of one forward; `training` is the model's mode.
+
+        `references` tokens at one end, which a force mask does not cover, and the first `pinned` tokens never drop.
+        """
+        if not self.is_on(training=training):
             self.selections = []
             return State()
-        state = State(self.plan.routes, self._selector(mode, references))
+        mode = self._mode
+        state = State(self.plan.routes, self._selector(mode, references, references_at, pinned))
         self.selections = state.selections
         return state
 
@@ -124,7 +132,7 @@ class Handle:
         kept = sum(n * ids.shape[1] for n, ids in zip(layers, self.selections, strict=True))
         return kept / (sum(layers) * self._tokens)
 
-    def _selector(self, mode: _Mode, references: int) -> Select:
+    def _selector(self, mode: _Mode, references: int, references_at: Where, pinned: int) -> Select:
         """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
         step, micro_step = self._step, self._micro_step
         if mode.selections is None:
@@ -144,8 +152,8 @@ class Handle:
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
-            kept = kept_count(tokens, ratio, mode.forced, references)
-            return select(score, kept, _forced(mode.mask, references, score))  # (B, K)
+            kept = kept_count(tokens, ratio, mode.forced, references + pinned)
+            return select(score, kept, _forced(mode.mask, references, references_at, pinned, score))  # (B, K)
 
         return choose
 
@@ -167,15 +175,18 @@ class Handle:
         self._micro_step = torch.tensor(state["micro_step"])
 
 
-def _forced(mask: Tensor | None, references: int, score: Tensor) -> Tensor | None:
+def _forced(mask: Tensor | None, references: int, references_at: Where, pinned: int, score: Tensor) -> Tensor | None:
     """The mask of all forced tokens, (B, S), from the user's (B, S - references); None where nothing is forced."""
-    if mask is None and references == 0:
+    if mask is None and references == 0 and pinned == 0:
         return None
     forced = torch.zeros_like(score, dtype=torch.bool)
+    start = references if references_at == "first" else 0
+    stop = start + score.shape[1] - references
+    forced[:, :start] = True
+    forced[:, stop:] = True
     if mask is not None:
-        forced[:, : mask.shape[1]] = mask.to(score.device)
-    if references:
-        forced[:, -references:] = True
+        forced[:, start:stop] = mask.to(score.device)
+    forced[:, :pinned] = True
     return forced
 
 

@@ -4,8 +4,8 @@
   without routes returns everything as it came. A state is made for one forward and dies with it, so two forwards
   before one backward cannot mix.
 - Other tokens, such as text, may be joined to the image tokens: an axis of L tokens then holds the S image tokens,
-  last or first, and L - S others. The others are always kept, in their places, so a model's own slices by text length
-  stay right. Text may join while a window is open; it leaves the window with it.
+  last, first or after a number of others, and L - S others. The others are always kept, in their places, so a model's
+  own slices by text length stay right. Text may join while a window is open; it leaves the window with it.
 - *Carry* gathers once and restores once. *Per block* gathers and restores around every layer, for models that touch
   the full stream between layers. The results are the same.
 """
@@ -33,11 +33,12 @@ class State:
         self.tokens: int | None = None
         """The image tokens S; None: everything in the stream where a window opens."""
         self.offset: Tensor | None = None
-        """Where the image tokens begin in each sample's joined stream, (B,), if that differs between samples."""
+        """Where the image tokens begin in each sample's joined stream, (B,), if that differs between samples; or where
+        each of them is, (B, S), ascending, if others lie between."""
         self.per_block = False
         self._open: int | None = None
         self._bypass: Tensor | None = None
-        self._rows: dict[tuple[int, Where], Tensor] = {}
+        self._rows: dict[tuple[int, Where | int], Tensor] = {}
         self._sides: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -49,6 +50,12 @@ class State:
     def inside(self) -> bool:
         """Whether a window is open."""
         return self._open is not None
+
+    @property
+    def dropped(self) -> int:
+        """How many image tokens of a sample the open window leaves out."""
+        assert self.tokens is not None
+        return self.tokens - self.selections[-1].shape[1]
 
     def enter(self, layer: int, x: Tensor, image: Where = "last") -> Tensor:
         """The stream layer `layer` sees: x (B, L, D), or its kept rows inside a window."""
@@ -75,11 +82,12 @@ class State:
             return self._close(x, image)
         return self._restored(x, image) if self.per_block else x
 
-    def side(self, name: str, tensor: Tensor | None, dim: int = 0, image: Where = "last") -> Tensor | None:
+    def side(self, name: str, tensor: Tensor | None, dim: int = 0, image: Where | int = "last") -> Tensor | None:
         """The rows of a side input that belong to the tokens in the stream, gathered once per window.
 
         `dim` is the token axis: 0 for a table (L, ...) that all samples share, which comes back per sample,
-        (B, K, ...); else the first axis is the batch (or 1). Outside a window, or for None, it comes back as it is.
+        (B, K, ...); else the first axis is the batch (or 1). `image` may be the number of others before the image
+        tokens. Outside a window, or for None, it comes back as it is.
         """
         if tensor is None or self._open is None:
             return tensor
@@ -88,24 +96,39 @@ class State:
             self._sides[name] = (tensor, _take(tensor, rows, dim))
         return self._sides[name][1]
 
-    def rows(self, length: int, image: Where) -> Tensor:
+    def shortened(self, tensor: Tensor, dim: int, image: Where | int) -> Tensor:
+        """A side input whose entries are the same for all image tokens, with as many of them as are in the stream."""
+        if self._open is None:
+            return tensor
+        first = self.dropped if image == "first" else 0
+        return tensor.narrow(dim, first, tensor.shape[dim] - self.dropped)
+
+    def rows(self, length: int, image: Where | int) -> Tensor:
         """The kept places on an axis of `length` tokens, (B, length - S + K), ascending."""
         if (length, image) not in self._rows:
             assert self.tokens is not None
             self._rows[length, image] = self._kept_rows(length - self.tokens, self.tokens, image)
         return self._rows[length, image]
 
-    def _kept_rows(self, others: int, tokens: int, image: Where) -> Tensor:
+    def _kept_rows(self, others: int, tokens: int, image: Where | int) -> Tensor:
         ids = self.selections[-1]  # (B, K)
         if others == 0:
             return ids
         if self.offset is not None:
-            place = torch.arange(others + tokens, device=ids.device)  # (L,)
-            start = self.offset.unsqueeze(1)  # (B, 1)
-            dropped = ((place >= start) & (place < start + tokens)).scatter(1, ids + start, False)  # (B, L)
+            places = self._places(tokens)  # (B, S)
+            dropped = torch.zeros(places.shape[0], others + tokens, dtype=torch.bool, device=ids.device)  # (B, L)
+            dropped = dropped.scatter(1, places, True).scatter(1, places.gather(1, ids), False)
             return dropped.to(torch.uint8).argsort(dim=1, stable=True)[:, : others + ids.shape[1]]
+        before = others if image == "last" else 0 if image == "first" else image
         other = torch.arange(others, device=ids.device).expand(ids.shape[0], -1)  # (B, L - S)
-        return torch.cat((ids, other + tokens) if image == "first" else (other, ids + others), dim=1)
+        return torch.cat((other[:, :before], ids + before, other[:, before:] + tokens), dim=1)
+
+    def _places(self, tokens: int) -> Tensor:
+        """Where each image token is in a joined stream, (B, S)."""
+        assert self.offset is not None
+        if self.offset.ndim == 2:
+            return self.offset
+        return torch.arange(tokens, device=self.offset.device) + self.offset.unsqueeze(1)
 
     def _image_of(self, x: Tensor, image: Where, tokens: int) -> Tensor:
         """The image tokens of a stream, (B, S, D)."""
@@ -115,7 +138,7 @@ class State:
                 f"the stream has {x.shape[1]} tokens, fewer than the {tokens} image tokens said to be in it."
             )
         if others and self.offset is not None:
-            return gather(x, torch.arange(tokens, device=x.device) + self.offset.unsqueeze(1))
+            return gather(x, self._places(tokens))
         return x[:, :tokens] if image == "first" else x[:, others:]
 
     def _window(self, layer: int) -> int | None:

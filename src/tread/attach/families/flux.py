@@ -1,6 +1,6 @@
 """FLUX.1 dev, schnell, Fill and Kontext."""
 
-from torch import nn
+from torch import Tensor, nn
 
 from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length
 
@@ -8,13 +8,13 @@ from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length
 _ROPE = Side(name="image_rotary_emb", dim=0)
 
 
-def _references(model: nn.Module, arguments: Arguments) -> int:
+def _references(model: nn.Module, arguments: Arguments) -> int | Tensor:
     """Kontext appends the reference images' tokens; their ids say so in the first column."""
     ids = arguments.get("img_ids")
     if ids is None:
         return 0
     ids = ids[0] if ids.ndim == 3 else ids
-    return int((ids[:, 0] > 0).sum())
+    return (ids[:, 0] > 0).sum()
 
 
 FLUX = Family(

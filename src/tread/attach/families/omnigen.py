@@ -1,0 +1,21 @@
+"""OmniGen."""
+
+from tread.attach.family import Family, Rotary, Side, Stack, patches, setting
+
+OMNIGEN = Family(
+    models=("OmniGenTransformer2DModel",),
+    stacks=(
+        # text with input images, the time token and the image tokens joined, the image tokens last
+        Stack(
+            name="layers",
+            sides=(
+                Side(name="attention_mask", dim=3),
+                Side(name="attention_mask", dim=2),
+                Side(name="image_rotary_emb", dim=0),
+            ),
+        ),
+    ),
+    tokens=patches("hidden_states", 2, 3, size=setting("config.patch_size")),
+    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    notes="Input images are part of the prompt and always kept.",
+)

@@ -1,0 +1,22 @@
+"""The cases that `make test` runs the costly tests on; all others run them in `make contract`."""
+
+import pytest
+from cases import CASES
+
+MISSION = ("flux", "flux-kontext", "wan", "wan-ti2v", "auraflow", "pixart", "sd3", "lumina2", "qwenimage")
+
+
+def route(start: int, end: int, ratio: float = 0.5) -> dict:
+    """One route of a config."""
+    return {"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}
+
+
+def inner(depth: int) -> list[dict]:
+    """One route that leaves the first and the last layer dense, where there are enough layers."""
+    return [route(min(1, depth - 1), max(depth - 2, min(1, depth - 1)))]
+
+
+mission_cases = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=[] if case.name in MISSION else [pytest.mark.contract]) for case in CASES],
+)

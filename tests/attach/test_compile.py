@@ -1,0 +1,226 @@
+"""Compiled models: routing adds no graph break, no recompilation when the step changes, and changes no number."""
+
+import copy
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from case import Case
+from cases import CASES
+from selected import inner, mission_cases
+from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+import tread
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Nothing compiled before, nothing left behind."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def stock_output(output: Any) -> Tensor:
+    output = output.sample if hasattr(output, "sample") else output[0]
+    return torch.stack(list(output)) if isinstance(output, list) else output
+
+
+def breaks() -> Counter[str]:
+    return Counter(counters["graph_break"])
+
+
+def compile_layers(case: Case, model: nn.Module, **options: Any) -> None:
+    """As the docs say: by the class's own method where it lists its layers, else one by one."""
+    if getattr(model, "_repeated_blocks", None):
+        model.compile_repeated_blocks(**options)  # pyright: ignore[reportCallIssue]
+    for _, layer in case.layers(model):
+        if layer._compiled_call_impl is None:
+            layer.compile(**options)
+
+
+def run(
+    case: Case, call: Callable[[dict[str, Any]], Tensor], handle: tread.Attachment | None, count: Any
+) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """Outputs and first selections of a few steps, forward and backward, and the graphs compiled after each."""
+    outputs, selections, graphs = [], [], []
+    for step in range(STEPS):
+        if handle is not None:
+            handle.set_step(step)
+        output = call(copy.copy(case.inputs(2)))
+        output.square().sum().backward()
+        outputs.append(output.detach())
+        graphs.append(count.frame_count)
+        if handle is not None:
+            selections.append(handle.selections[0])
+    return outputs, selections, graphs
+
+
+class _None:
+    frame_count = 0
+
+
+def eager(case: Case) -> tuple[list[Tensor], list[Tensor]]:
+    model = case.model()
+    with tread.attach(model, {"routes": inner(case.depth)}) as handle:
+        outputs, selections, _ = run(case, lambda arguments: case.call(model, arguments), handle, _None())
+    return outputs, selections
+
+
+@mission_cases
+def test_compiled_layers(case: Case):
+    """Each kind of layer is compiled at one more length and nothing else; the window opens outside compiled code."""
+    dense = case.model()
+    dense_count = CompileCounterWithBackend("aot_eager")
+    compile_layers(case, dense, backend=dense_count, dynamic=False)
+    run(case, lambda arguments: case.call(dense, arguments), None, dense_count)
+    dense_breaks = breaks()
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = case.model()
+    count = CompileCounterWithBackend("aot_eager")
+    with tread.attach(model, {"routes": inner(case.depth)}) as handle:
+        compile_layers(case, model, backend=count, dynamic=False)
+        outputs, selections, graphs = run(case, lambda arguments: case.call(model, arguments), handle, count)
+    assert graphs[0] <= 2 * dense_count.frame_count
+    assert graphs[-1] == graphs[0], "compiled again when the step changed"
+    assert set(breaks()) <= set(dense_breaks)
+    expected, expected_selections = eager(case)
+    for i in range(STEPS):
+        assert selections[i].equal(expected_selections[i])
+        torch.testing.assert_close(outputs[i], expected[i], rtol=1e-5, atol=1e-5)
+
+
+def whole(model: nn.Module, count: Any, *, fullgraph: bool) -> Callable[[dict[str, Any]], Tensor]:
+    compiled = torch.compile(lambda arguments: model(**arguments), backend=count, fullgraph=fullgraph, dynamic=False)
+    return lambda arguments: stock_output(compiled(arguments))
+
+
+@mission_cases
+def test_a_compiled_model(case: Case):
+    """Where the dense model is one graph, so is the routed one."""
+    dense, fullgraph = case.model(), True
+    dense_count = CompileCounterWithBackend("aot_eager")
+    try:
+        run(case, whole(dense, dense_count, fullgraph=True), None, dense_count)
+    except TorchDynamoException:  # the stock forward reads numbers from the device
+        fullgraph = False
+        torch._dynamo.reset()
+        counters.clear()
+        dense_count = CompileCounterWithBackend("aot_eager")
+        run(case, whole(dense, dense_count, fullgraph=False), None, dense_count)
+    dense_breaks = breaks()
+
+    torch._dynamo.reset()
+    counters.clear()
+    model = case.model()
+    count = CompileCounterWithBackend("aot_eager")
+    with tread.attach(model, {"routes": inner(case.depth)}) as handle:
+        call = whole(model, count, fullgraph=fullgraph)
+        outputs, selections, graphs = run(case, call, handle, count)
+    if fullgraph:
+        assert graphs == [1] * STEPS
+    assert graphs[-1] == graphs[0], "compiled again when the step changed"
+    # where the stock forward breaks the graph, the hook on the model is compiled by itself
+    assert graphs[0] <= dense_count.frame_count + (0 if fullgraph else 1)
+    assert breaks() <= dense_breaks
+    expected, expected_selections = eager(case)
+    for i in range(STEPS):
+        assert selections[i].equal(expected_selections[i])
+        torch.testing.assert_close(outputs[i], expected[i], rtol=1e-5, atol=1e-5)
+
+
+FLUX = next(case for case in CASES if case.name == "flux")
+
+
+@pytest.mark.parametrize("way", ["model.compile()", "torch.compile(model)"])
+@pytest.mark.parametrize("first", ["attach", "compile"])
+def test_both_ways_to_compile_a_model(way: str, first: str):
+    """The model is one graph as it is dense; the hook on it, outside the forward, is another of one operation."""
+    count = CompileCounterWithBackend("aot_eager")
+    model = FLUX.model()
+
+    def compiled(fullgraph: bool = True) -> nn.Module:
+        if way == "torch.compile(model)":
+            return torch.compile(model, backend=count, fullgraph=fullgraph)
+        model.compile(backend=count, fullgraph=fullgraph)
+        return model
+
+    routes = {"routes": inner(FLUX.depth), "reference_tokens": "route"}
+    if first == "attach":
+        handle = tread.attach(model, routes)
+        called = compiled()
+    else:
+        called = compiled()
+        handle = tread.attach(called, routes)
+    outputs, _, graphs = run(FLUX, lambda arguments: FLUX.call(called, arguments), handle, count)
+    assert graphs == [2] * STEPS
+    assert len(count.graphs[0].graph.find_nodes(op="call_function", target=operator.add)) == 1
+    expected, _ = eager(FLUX)
+    for output, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("first", ["attach", "compile"])
+def test_compiled_layers_take_dense_and_routed_forwards_by_turns(first: str):
+    """A compiled layer has no routing inside, whichever came first; detached, it goes on compiled."""
+    expected, _ = eager(FLUX)
+    model, count = FLUX.model(), CompileCounterWithBackend("aot_eager")
+    if first == "compile":
+        compile_layers(FLUX, model, backend=count, dynamic=False)
+    handle = tread.attach(model, {"routes": inner(FLUX.depth)})
+    if first == "attach":
+        compile_layers(FLUX, model, backend=count, dynamic=False)
+    with handle.dense():
+        dense = FLUX.call(model, FLUX.inputs(2))
+    dense_graphs = count.frame_count
+    handle.set_step(0)
+    torch.testing.assert_close(FLUX.call(model, FLUX.inputs(2)).detach(), expected[0], rtol=1e-5, atol=1e-5)
+    assert count.frame_count <= 2 * dense_graphs
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        with handle.dense():
+            assert FLUX.call(model, FLUX.inputs(2)).equal(dense)
+        handle.set_step(1)
+        torch.testing.assert_close(FLUX.call(model, FLUX.inputs(2)).detach(), expected[1], rtol=1e-5, atol=1e-5)
+    handle.detach()
+    assert all(type(layer._compiled_call_impl).__name__ == "function" for _, layer in FLUX.layers(model))
+    assert FLUX.call(model, FLUX.inputs(2)).equal(dense)
+
+
+@pytest.mark.parametrize("what", ["layers", "model"])
+def test_compiled_and_checkpointed(what: str):
+    """The recomputation runs the compiled layer on tensors that were gathered already."""
+    expected, _ = eager(FLUX)
+    eager_model = FLUX.model()
+    with tread.attach(eager_model, {"routes": inner(FLUX.depth)}) as handle:
+        handle.set_step(0)
+        FLUX.call(eager_model, FLUX.inputs(2)).square().sum().backward()
+    count = CompileCounterWithBackend("aot_eager")
+    model = FLUX.model()
+    model.enable_gradient_checkpointing()
+    with tread.attach(model, {"routes": inner(FLUX.depth)}) as handle:
+        if what == "layers":
+            compile_layers(FLUX, model, backend=count, dynamic=False)
+        else:
+            model.compile(backend=count)
+        outputs, _, graphs = run(FLUX, lambda arguments: FLUX.call(model, arguments), handle, count)
+    assert graphs[-1] == graphs[0]
+    for output, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(output, other, rtol=1e-5, atol=1e-5)
+    model.zero_grad()
+    with tread.attach(model, {"routes": inner(FLUX.depth)}) as handle:
+        handle.set_step(0)
+        FLUX.call(model, FLUX.inputs(2)).square().sum().backward()
+    for (name, parameter), other in zip(model.named_parameters(), eager_model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-4, msg=lambda m: f"{name}: {m}")
