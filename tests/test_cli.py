@@ -88,6 +88,7 @@ WORDS = {
     "sample": ["--classes", "--per-class", "--guidance", "--vae", "--out"],
     "encode": ["--vae", "--out", "--size", "--kind"],
     "plan": ["--depth", "--width", "--tokens"],
+    "families": ["only classes with this in their name"],
 }
 
 

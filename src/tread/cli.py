@@ -84,11 +84,21 @@ def plan(arguments: list[str]) -> None:
     print(describe_plan(options.pop("config"), **options))
 
 
+def families(arguments: list[str]) -> None:
+    """show which diffusers models can be routed"""
+    parser = _parser("families", families)
+    parser.add_argument("word", nargs="?", default="", help="only classes with this in their name")
+    from tread.report.families import describe_families
+
+    print(describe_families(**vars(parser.parse_args(arguments))))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "sample": sample,
     "encode": encode,
     "plan": plan,
+    "families": families,
 }
 
 

@@ -25,10 +25,10 @@ def route(start: int, end: int, ratio: float = 0.5) -> dict:
 
 
 def windows_of(depth: int) -> list[list[dict]]:
-    """From the first layer to the last; an inner one that crosses stacks; two that touch, one by negative indices."""
+    """First to last; an inner one that crosses stacks; two that touch, one by negative indices; the last layer alone."""
     middle = depth // 2
     several = [route(0, middle - 1, 0.25), route(middle - depth, -1, 0.6)] if middle else [route(0, -1, 0.6)]
-    return [[route(0, -1)], [route(min(1, depth - 1), max(depth - 2, min(1, depth - 1)))], several]
+    return [[route(0, -1)], [route(min(1, depth - 1), max(depth - 2, min(1, depth - 1)))], several, [route(-1, -1)]]
 
 
 def gradients(output: Tensor, model: nn.Module) -> dict[str, Tensor | None]:
@@ -77,7 +77,7 @@ def test_all_forced_and_ratio_zero_equal_dense(case: Case):
 
 
 @every_case
-@pytest.mark.parametrize("which", range(3), ids=["first to last", "inner", "several"])
+@pytest.mark.parametrize("which", range(4), ids=["first to last", "inner", "several", "last"])
 def test_output_and_gradients_equal_the_oracle(case: Case, which: int):
     model, arguments = case.model(), case.inputs(case.batch)
     routes = windows_of(case.depth)[which]
