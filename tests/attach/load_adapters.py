@@ -1,6 +1,6 @@
 """Run in a process without tread: loads saved adapters into stock models and says how far the outputs are off.
 
-The argument is a folder with `manifest.json`: a list of {"case", "way", "pipeline", "folder"}. Beside each adapter
+The argument is a folder with `manifest.json`: a list of {"case", "loader", "folder"}. Beside each adapter
 lies `expected.pt`, the dense output of the model it was trained on.
 """
 
@@ -19,20 +19,20 @@ def pipeline_with(name: str, transformer: Any) -> Any:
     import diffusers
 
     kind = getattr(diffusers, name)
-    parts = [part for part in inspect.signature(kind.__init__).parameters.values() if part.name != "self"]
-    empty = {part.name: None for part in parts if part.default is inspect.Parameter.empty}
-    if "scheduler" in empty:
-        empty["scheduler"] = diffusers.FlowMatchEulerDiscreteScheduler()
-    return kind(**{**empty, "transformer": transformer})
+    pipeline = kind.__new__(kind)  # its constructor would want tokenizers and a VAE
+    parts = set(inspect.signature(kind.__init__).parameters) - {"self", "transformer"}
+    pipeline.register_modules(**dict.fromkeys(parts), transformer=transformer)
+    return pipeline
 
 
-def load(way: str, pipeline: str, folder: str, model: Any) -> Any:
-    """The stock model with the adapter, loaded in one of three ways."""
-    if way == "pipeline":
-        pipe = pipeline_with(pipeline, model)
-        pipe.load_lora_weights(folder)
-        return pipe.transformer
-    if way == "transformer":
+def load(loader: str, folder: str, model: Any) -> Any:
+    """The stock model with the adapter, by the loader that the docs name."""
+    owner, _, method = loader.partition(".")
+    if method == "load_lora_weights":
+        pipeline = pipeline_with(owner, model)
+        pipeline.load_lora_weights(folder)
+        return pipeline.transformer
+    if method == "load_lora_adapter":
         model.load_lora_adapter(folder, prefix=None, weight_name="pytorch_lora_weights.safetensors")
         return model
     from peft import PeftModel
@@ -47,7 +47,7 @@ def main(folder: Path) -> None:
     for entry in json.loads((folder / "manifest.json").read_text()):
         case = cases[entry["case"]]
         expected = torch.load(Path(entry["folder"]) / "expected.pt", weights_only=True)
-        model = load(entry["way"], entry["pipeline"], entry["folder"], case.model())
+        model = load(entry["loader"], entry["folder"], case.model())
         with torch.no_grad():
             output = case.call(model.eval(), case.inputs(2))
             plain = case.call(case.model().eval(), case.inputs(2))

@@ -37,12 +37,16 @@ def signatures() -> dict[str, Any]:
     for case in CASES:
         model = case.build()
         name = type(model).__name__
-        entry = found.setdefault(name, {"forward": list(inspect.signature(type(model).forward).parameters)[1:]})
+        entry = found.setdefault(name, {"forward": arguments(model)})
         for stack in ROUTED[name].stacks:
             layers = entry.setdefault(stack.name, {})
             for layer in operator.attrgetter(stack.name)(model):
-                layers[type(layer).__name__] = list(inspect.signature(type(layer).forward).parameters)[1:]
+                layers[type(layer).__name__] = arguments(layer)
     return dict(sorted(found.items()))
+
+
+def arguments(module: nn.Module) -> str:
+    return " ".join(list(inspect.signature(type(module).forward).parameters)[1:])
 
 
 def test_every_class_is_routed_or_refused_and_not_both():
@@ -71,7 +75,9 @@ def test_families_name_arguments_that_exist():
     """A side or stream that no layer takes would be ignored without a word."""
     for name, entry in json.loads(SIGNATURES.read_text()).items():
         family = ROUTED[name]
-        taken = {stack.name: {a for layer in entry[stack.name].values() for a in layer} for stack in family.stacks}
+        taken = {
+            stack.name: {a for layer in entry[stack.name].values() for a in layer.split()} for stack in family.stacks
+        }
         for stack in family.stacks:
             sides = {side.name.partition(".")[0] for side in stack.sides}
             assert {stack.stream} <= taken[stack.name], (name, stack.stream)

@@ -83,7 +83,7 @@ def test_compiled_layers(case: Case):
     dense = case.model()
     dense_count = CompileCounterWithBackend("aot_eager")
     compile_layers(case, dense, backend=dense_count, dynamic=False)
-    run(case, lambda arguments: case.call(dense, arguments), None, dense_count)
+    _, _, dense_graphs = run(case, lambda arguments: case.call(dense, arguments), None, dense_count)
     dense_breaks = breaks()
 
     torch._dynamo.reset()
@@ -93,8 +93,8 @@ def test_compiled_layers(case: Case):
     with tread.attach(model, {"routes": inner(case.depth)}) as handle:
         compile_layers(case, model, backend=count, dynamic=False)
         outputs, selections, graphs = run(case, lambda arguments: case.call(model, arguments), handle, count)
-    assert graphs[0] <= 2 * dense_count.frame_count
-    assert graphs[-1] == graphs[0], "compiled again when the step changed"
+    assert graphs[0] <= 2 * dense_graphs[0]
+    assert graphs[-1] - graphs[0] <= dense_graphs[-1] - dense_graphs[0], "compiled again when the step changed"
     assert set(breaks()) <= set(dense_breaks)
     expected, expected_selections = eager(case)
     for i in range(STEPS):
@@ -113,13 +113,13 @@ def test_a_compiled_model(case: Case):
     dense, fullgraph = case.model(), True
     dense_count = CompileCounterWithBackend("aot_eager")
     try:
-        run(case, whole(dense, dense_count, fullgraph=True), None, dense_count)
+        _, _, dense_graphs = run(case, whole(dense, dense_count, fullgraph=True), None, dense_count)
     except TorchDynamoException:  # the stock forward reads numbers from the device
         fullgraph = False
         torch._dynamo.reset()
         counters.clear()
         dense_count = CompileCounterWithBackend("aot_eager")
-        run(case, whole(dense, dense_count, fullgraph=False), None, dense_count)
+        _, _, dense_graphs = run(case, whole(dense, dense_count, fullgraph=False), None, dense_count)
     dense_breaks = breaks()
 
     torch._dynamo.reset()
@@ -131,9 +131,9 @@ def test_a_compiled_model(case: Case):
         outputs, selections, graphs = run(case, call, handle, count)
     if fullgraph:
         assert graphs == [1] * STEPS
-    assert graphs[-1] == graphs[0], "compiled again when the step changed"
     # where the stock forward breaks the graph, the hook on the model is compiled by itself
-    assert graphs[0] <= dense_count.frame_count + (0 if fullgraph else 1)
+    assert graphs[0] <= dense_graphs[0] + (0 if fullgraph else 1)
+    assert graphs[-1] - graphs[0] <= dense_graphs[-1] - dense_graphs[0], "compiled again when the step changed"
     assert breaks() <= dense_breaks
     expected, expected_selections = eager(case)
     for i in range(STEPS):
@@ -223,4 +223,4 @@ def test_compiled_and_checkpointed(what: str):
         handle.set_step(0)
         FLUX.call(model, FLUX.inputs(2)).square().sum().backward()
     for (name, parameter), other in zip(model.named_parameters(), eager_model.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-4, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)

@@ -1,0 +1,134 @@
+"""Quantized weights: all tokens forced equals dense of the same quantized model, and a LoRA on top learns through it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from case import Case
+from peft import LoraConfig, inject_adapter_in_model
+from selected import inner, mission_cases, route
+from torch import nn
+
+import tread
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def linears(case: Case, model: nn.Module) -> dict[str, nn.Linear]:
+    """The linears of the layers, by name."""
+    stacks = tuple(f"{blocks.name}." for blocks in case.blocks)
+    return {n: m for n, m in model.named_modules() if type(m) is nn.Linear and n.startswith(stacks)}
+
+
+def torchao_int8(model: nn.Module, targets: dict[str, nn.Linear]) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig(), lambda module, name: name in targets)
+
+
+def torchao_int4(model: nn.Module, targets: dict[str, nn.Linear]) -> None:
+    """Intx; torchao's Int4WeightOnlyConfig runs on a GPU only."""
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup, quantize_
+
+    config = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(8))
+    quantize_(model, config, lambda module, name: name in targets)
+
+
+def replaced(model: nn.Module, targets: dict[str, nn.Linear], make: Callable[[nn.Linear], nn.Module]) -> None:
+    for name, linear in targets.items():
+        model.set_submodule(name, make(linear))
+
+
+def bitsandbytes_nf4(model: Any, targets: dict[str, nn.Linear]) -> None:
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    def make(linear: nn.Linear) -> nn.Module:
+        bias = linear.bias is not None
+        new = Linear4bit(linear.in_features, linear.out_features, bias, torch.float32, quant_type="nf4")
+        new.weight = Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", module=new).to("cpu")
+        new.bias = linear.bias
+        return new
+
+    replaced(model, targets, make)
+    model.is_loaded_in_4bit = True  # what diffusers' loader says to peft
+
+
+def bitsandbytes_int8(model: Any, targets: dict[str, nn.Linear]) -> None:
+    from bitsandbytes.nn import Int8Params, Linear8bitLt
+
+    def make(linear: nn.Linear) -> nn.Module:
+        new = Linear8bitLt(linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False)
+        new.weight = Int8Params(linear.weight.data, requires_grad=False, has_fp16_weights=False).to("cpu")
+        new.bias = linear.bias
+        return new
+
+    replaced(model, targets, make)
+    model.is_loaded_in_8bit = True
+
+
+def quanto(bits: str) -> Callable[[nn.Module, dict[str, nn.Linear]], None]:
+    def apply(model: nn.Module, targets: dict[str, nn.Linear]) -> None:
+        from optimum.quanto import freeze, quantize
+
+        quantize(model, weights=bits, include=list(targets))
+        freeze(model)
+
+    return apply
+
+
+METHODS: dict[str, Callable[[Any, dict[str, nn.Linear]], None]] = {
+    "torchao-int8": torchao_int8,
+    "torchao-int4": torchao_int4,
+    "bitsandbytes-nf4": bitsandbytes_nf4,
+    "bitsandbytes-int8": bitsandbytes_int8,
+    "quanto-int8": quanto("qint8"),
+    "quanto-int4": quanto("qint4"),
+}
+
+
+@mission_cases
+@pytest.mark.parametrize("method", METHODS)
+def test_quantized(case: Case, method: str):
+    model, arguments = case.model().requires_grad_(False), case.inputs(2)
+    exact = case.call(model, arguments)
+    targets = linears(case, model)
+    METHODS[method](model, targets)
+    left = [name for name, module in model.named_modules() if module in targets.values() and is_plain(module)]
+    assert not left, "every linear of the layers is quantized"
+    dense = case.call(model, arguments)
+    assert not torch.allclose(dense, exact, atol=1e-5)
+
+    config = LoraConfig(r=2, target_modules=list(targets))
+    torch.manual_seed(0)
+    inject_adapter_in_model(config, model)
+    model.train()
+    with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
+        target = case.tokens - case.references
+        with handle.force_keep(torch.ones(2, target, dtype=torch.bool)):
+            forced = case.call(model, arguments)
+        assert handle.selections[0].shape == (2, case.tokens)
+        torch.testing.assert_close(forced, dense, rtol=1e-5, atol=1e-5)
+    with handle.dense():
+        case.call(model, arguments).square().sum().backward()
+    has = reached(model)
+    assert has
+    model.zero_grad()
+    with tread.attach(model, {"routes": inner(case.depth)}) as handle:
+        output = case.call(model, arguments)
+        assert handle.selections[0].shape[1] < case.tokens
+        assert not torch.allclose(output, dense, atol=1e-5)
+        output.square().sum().backward()
+    assert reached(model) == has
+
+
+def is_plain(module: nn.Module) -> bool:
+    weight = module.weight
+    return type(module) is nn.Linear and type(weight.data) is torch.Tensor and weight.is_floating_point()
+
+
+def reached(model: nn.Module) -> set[str]:
+    """The adapter's parameters that have a gradient; A has none where B is zero, as it is at the start."""
+    found = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    return found
