@@ -159,7 +159,7 @@ class Attachment(Handle):
             count = _read(found)
             if not torch.compiler.is_compiling():  # a change seen by compiled code would compile it again
                 self._references[tokens] = count
-        torch._assert_async(found == count, _REFERENCES)
+        torch._assert_async(found == count, _REFERENCES)  # pyright: ignore[reportPrivateImportUsage]
         return count
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -76,6 +76,10 @@ class Rotary:
     """Teach it real tables only: it takes complex ones per sample already."""
 
 
+SHARED_ROTARY = Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True)
+"""The function many models import when they call it; all of them must declare it alike."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """How a model class calls its layers.

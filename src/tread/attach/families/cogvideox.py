@@ -1,11 +1,11 @@
 """CogVideoX 1.0 and 1.5, and ConsisID."""
 
-from tread.attach.family import Family, Rotary, Side, Stack
+from tread.attach.family import SHARED_ROTARY, Family, Side, Stack
 
 COGVIDEOX = Family(
     models=("CogVideoXTransformer3DModel", "ConsisIDTransformer3DModel"),
     stacks=(Stack(name="transformer_blocks", returns=0, sides=(Side(name="image_rotary_emb", dim=0),)),),
     # ConsisID adds a cross-attention to the face to every token between layers
     residuals=("id_cond",),
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
 )

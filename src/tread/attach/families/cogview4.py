@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from tread.attach.family import Arguments, Family, Rotary, Side, Stack
+from tread.attach.family import SHARED_ROTARY, Arguments, Family, Side, Stack
 
 
 def _refuse(model: nn.Module, arguments: Arguments) -> str | None:
@@ -20,7 +20,7 @@ COGVIEW4 = Family(
             sides=(Side(name="image_rotary_emb", dim=0), Side(name="attention_kwargs.latent_attn_mask", dim=1)),
         ),
     ),
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
     refuse=_refuse,
     notes="Packed samples (batch_flag) cannot be routed.",
 )

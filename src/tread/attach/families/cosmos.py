@@ -1,6 +1,6 @@
 """Cosmos Predict 1, 2, 2.5 and Transfer 2.5."""
 
-from tread.attach.family import Family, Rotary, Side, Stack
+from tread.attach.family import SHARED_ROTARY, Family, Side, Stack
 
 COSMOS = Family(
     models=("CosmosTransformer3DModel",),
@@ -17,6 +17,6 @@ COSMOS = Family(
             ),
         ),
     ),
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
     notes="ControlNet's residuals are added inside the layers: a dropped token skips those of its window.",
 )

@@ -1,9 +1,9 @@
 """EasyAnimate 5 and 5.1: text to video, inpainting and control."""
 
-from tread.attach.family import Family, Rotary, Side, Stack
+from tread.attach.family import SHARED_ROTARY, Family, Side, Stack
 
 EASYANIMATE = Family(
     models=("EasyAnimateTransformer3DModel",),
     stacks=(Stack(name="transformer_blocks", returns=0, sides=(Side(name="image_rotary_emb", dim=0),)),),
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
 )

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from tread.attach.family import Arguments, Family, Rotary, Side, Stack, patches, setting
+from tread.attach.family import SHARED_ROTARY, Arguments, Family, Side, Stack, patches, setting
 
 
 def _refuse(model: nn.Module, arguments: Arguments) -> str | None:
@@ -17,7 +17,7 @@ GLM_IMAGE = Family(
     # the table covers the image tokens alone
     stacks=(Stack(name="transformer_blocks", returns=0, sides=(Side(name="image_rotary_emb", dim=0),)),),
     tokens=patches("hidden_states", 2, 3, size=setting("config.patch_size")),
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
     refuse=_refuse,
     notes="Condition images come through a key-value cache: write it inside handle.dense().",
 )

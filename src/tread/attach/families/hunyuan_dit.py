@@ -1,11 +1,11 @@
 """Hunyuan-DiT."""
 
-from tread.attach.family import Family, Rotary, Side, Stack
+from tread.attach.family import SHARED_ROTARY, Family, Side, Stack
 
 HUNYUAN_DIT = Family(
     models=("HunyuanDiT2DModel",),
     stacks=(Stack(name="blocks", sides=(Side(name="image_rotary_emb", dim=0), Side(name="skip", dim=1))),),
     # the stream after each layer of the first half comes back as `skip` in the second
     per_block=True,
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
 )

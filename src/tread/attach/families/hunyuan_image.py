@@ -1,6 +1,6 @@
 """HunyuanImage 2.1 and its refiner."""
 
-from tread.attach.family import Family, Rotary, Side, Stack
+from tread.attach.family import SHARED_ROTARY, Family, Side, Stack
 
 # keys are image tokens first, then text; the table covers image tokens only
 _SIDES = (Side(name="attention_mask", dim=3), Side(name="image_rotary_emb", dim=0))
@@ -11,5 +11,5 @@ HUNYUAN_IMAGE = Family(
         Stack(name="transformer_blocks", returns=0, image="first", sides=_SIDES),
         Stack(name="single_transformer_blocks", returns=0, image="first", sides=_SIDES),
     ),
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
 )

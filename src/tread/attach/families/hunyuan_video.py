@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tread.attach.family import Arguments, Family, Rotary, Side, Stack, patches, setting
+from tread.attach.family import SHARED_ROTARY, Arguments, Family, Side, Stack, patches, setting
 
 # keys are image tokens first, then text; the table covers image tokens only
 MASK = Side(name="attention_mask", dim=3)
@@ -12,7 +12,6 @@ STACKS = (
         name="single_transformer_blocks", returns=0, image="first", sides=(MASK, Side(name="image_rotary_emb", dim=0))
     ),
 )
-ROTARY = Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True)
 
 
 _frame = patches("hidden_states", -2, -1, size=setting("config.patch_size"))
@@ -27,6 +26,6 @@ HUNYUAN_VIDEO = Family(
     models=("HunyuanVideoTransformer3DModel",),
     stacks=STACKS,
     pinned=_first_frame,
-    rotary=(ROTARY,),
+    rotary=(SHARED_ROTARY,),
     notes="With token_replace the tokens of the first frame are always kept.",
 )

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tread.attach.families.hunyuan_video import ROTARY, STACKS
-from tread.attach.family import Arguments, Family, patches, setting
+from tread.attach.families.hunyuan_video import STACKS
+from tread.attach.family import SHARED_ROTARY, Arguments, Family, patches, setting
 
 # how many frames, rows and columns of latents make one token of the history, and whether a rest is padded to one more
 _SCALES = (
@@ -39,6 +39,6 @@ HUNYUAN_VIDEO_FRAMEPACK = Family(
     tokens=_tokens,
     references=_history,
     references_at="first",
-    rotary=(ROTARY,),
+    rotary=(SHARED_ROTARY,),
     notes="The history's tokens are kept unless reference_tokens is 'route'.",
 )

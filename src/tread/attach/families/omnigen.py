@@ -1,6 +1,6 @@
 """OmniGen."""
 
-from tread.attach.family import Family, Rotary, Side, Stack, patches, setting
+from tread.attach.family import SHARED_ROTARY, Family, Side, Stack, patches, setting
 
 OMNIGEN = Family(
     models=("OmniGenTransformer2DModel",),
@@ -16,6 +16,6 @@ OMNIGEN = Family(
         ),
     ),
     tokens=patches("hidden_states", 2, 3, size=setting("config.patch_size")),
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
     notes="Input images are part of the prompt and always kept.",
 )

@@ -1,6 +1,6 @@
 """Stable Audio Open."""
 
-from tread.attach.family import Family, Rotary, Side, Stack, length
+from tread.attach.family import SHARED_ROTARY, Family, Side, Stack, length
 
 STABLE_AUDIO = Family(
     models=("StableAudioDiTModel",),
@@ -12,5 +12,5 @@ STABLE_AUDIO = Family(
         ),
     ),
     tokens=length("hidden_states", 2),
-    rotary=(Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True),),
+    rotary=(SHARED_ROTARY,),
 )
