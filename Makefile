@@ -1,9 +1,10 @@
-# Two commands: `make demo` and `make test`. Both do all the set-up first; a second run reinstalls nothing.
+# `make demo` and `make test` do all the set-up first; a second run reinstalls nothing. `make contract` runs the costly
+# tests of attached models on every family too and writes docs/contract.md.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv demo test check format clean
+.PHONY: venv demo test contract check format clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -12,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "tread needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[diffusers,track,demo,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[diffusers,quant,lycoris,track,demo,dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -20,6 +21,9 @@ demo: $(STAMP)
 
 test: check
 	$(BIN)/python -m pytest -n 2
+
+contract: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m '' tests/attach --contract-report docs/contract.md
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -11,7 +11,6 @@ import pytest
 import torch
 from case import Case
 from cases import CASES
-from diffusers.models.modeling_utils import ModelMixin
 from diffusers.models.transformers import transformer_flux
 from peft import LoraConfig, get_peft_model
 from selected import route
@@ -27,6 +26,11 @@ BY_NAME = {case.name: case for case in CASES}
 FLUX, KONTEXT = BY_NAME["flux"], BY_NAME["flux-kontext"]
 ROUTES = {"routes": [route(1, -2)]}
 Attach = Callable[..., tread.Attachment]
+
+
+def rotary_function() -> Any:
+    """What FLUX's layers look up to rotate."""
+    return vars(transformer_flux)["apply_rotary_emb"]
 
 
 @pytest.fixture
@@ -97,7 +101,8 @@ def test_every_form_of_a_config(form: Callable[[Path], Any], tmp_path: Path):
 
 def build_flux(layers: int, single: int) -> Any:
     config = dict(FLUX.build().config) | {"num_layers": layers, "num_single_layers": single}
-    return transformer_flux.FluxTransformer2DModel.from_config(config).train()
+    model: Any = transformer_flux.FluxTransformer2DModel.from_config(config)
+    return model.train()
 
 
 def test_the_seed_decides_and_replaces_the_plans(attach: Attach):
@@ -144,7 +149,7 @@ def test_mistakes_in_a_plan_are_refused_and_leave_nothing_behind(attach: Attach)
     with pytest.raises(tread.ConfigError, match="TREAD training requires you to configure the routes"):
         attach(model, {})
     assert not any(module._forward_pre_hooks for module in model.modules())
-    assert not hasattr(transformer_flux.apply_rotary_emb, "stock")
+    assert not hasattr(rotary_function(), "stock")
 
 
 def test_a_failed_second_attach_keeps_the_first(attach: Attach, expected: torch.Tensor):
@@ -186,7 +191,7 @@ def test_torchs_checkpoint_wrapper_is_refused(attach: Attach):
     with pytest.raises(tread.ConfigError, match="layer 3 is inside torch's checkpoint_wrapper"):
         attach(model, ROUTES)
     assert not any(module._forward_pre_hooks for module in model.modules())
-    assert not hasattr(transformer_flux.apply_rotary_emb, "stock")
+    assert not hasattr(rotary_function(), "stock")
 
 
 def test_checkpointing_turned_on_off_and_on_again_while_attached(attach: Attach, expected: torch.Tensor):
@@ -260,19 +265,19 @@ def test_an_error_inside_a_forward_leaves_the_next_one_right(attach: Attach, exp
 
 
 def test_two_models_share_a_rotary_function_and_the_last_puts_it_back(attach: Attach, expected: torch.Tensor):
-    stock = transformer_flux.apply_rotary_emb
+    stock = rotary_function()
     model, other = FLUX.model(), FLUX.model()
     first, second = attach(model, ROUTES), attach(other, ROUTES)
-    assert transformer_flux.apply_rotary_emb is not stock
+    assert rotary_function() is not stock
     first.detach()
     first.detach()  # a second time does nothing
     assert routed(FLUX, other, second).equal(expected)
     second.detach()
-    assert transformer_flux.apply_rotary_emb is stock
+    assert rotary_function() is stock
 
 
 def test_a_deep_copy_and_its_original_are_attached_apart(attach: Attach, expected: torch.Tensor):
-    stock, function = FLUX.model(), transformer_flux.apply_rotary_emb
+    stock, function = FLUX.model(), rotary_function()
     model = FLUX.model()
     handle = attach(model, ROUTES)
     handle.set_step(0)
@@ -285,7 +290,7 @@ def test_a_deep_copy_and_its_original_are_attached_apart(attach: Attach, expecte
     assert routed(FLUX, twin, again).equal(expected)
     again.detach()
     assert FLUX.call(twin, FLUX.inputs(2)).equal(FLUX.call(stock, FLUX.inputs(2)))
-    assert transformer_flux.apply_rotary_emb is function
+    assert rotary_function() is function
 
 
 def test_through_peft(attach: Attach, expected: torch.Tensor):
@@ -310,7 +315,7 @@ def test_through_torch_compile(attach: Attach, expected: torch.Tensor):
 
 
 def test_the_models_own_methods_never_notice(tmp_path: Path):
-    model: ModelMixin = FLUX.model()
+    model = FLUX.model()
     with tread.attach(model, ROUTES):
         torch.save(model.state_dict(), tmp_path / "weights.pt")
         assert "_tread_attachment" not in model.state_dict()

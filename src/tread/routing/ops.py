@@ -1,8 +1,8 @@
 """Take rows out of a sequence and put them back, saving nothing for backward but the indices.
 
 - `gather` copies K rows; `restore` writes one full sequence. Nothing else of that size is made.
-- The indices are flattened over the batch once: `index_select` and `scatter` on flat rows keep only the
-  index for backward, where `torch.gather` keeps its whole input and `index_copy` its source.
+- `index_select`, on rows flattened over the batch, and `scatter` keep only the index for backward, where
+  `torch.gather` keeps its whole input and `index_copy` its source.
 """
 
 import torch
@@ -22,7 +22,9 @@ def gather(x: Tensor, ids: Tensor) -> Tensor:
 
 
 def restore(x: Tensor, ids: Tensor, bypass: Tensor) -> Tensor:
-    """The rows x (B, K, D) written over those rows of bypass (B, S, D); all other rows pass through."""
-    rows = flat_rows(ids, bypass.shape[1]).unsqueeze(1).expand(-1, x.shape[-1])  # (B * K, D), no copy
-    flat = bypass.flatten(0, 1).scatter(0, rows, x.flatten(0, 1).to(bypass.dtype))  # (B * S, D)
-    return flat.view_as(bypass)  # (B, S, D)
+    """The rows x (B, K, D) written over those rows of bypass (B, S, D); all other rows pass through.
+
+    The result has bypass's layout in memory, so that a compiled layer after a window sees the strides it sees dense.
+    """
+    rows = ids.unsqueeze(-1).expand(-1, -1, x.shape[-1])  # (B, K, D), no copy
+    return bypass.clone().scatter_(1, rows, x.to(bypass.dtype))  # (B, S, D)

@@ -1,23 +1,32 @@
 """Ideogram 4."""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tread.attach.family import Arguments, Family, Side, Stack
 
 _IMAGE = 2  # how `indicator` marks an image token
+_LAYOUT = "every sample must end with its image tokens, and all samples have the same number of them."
+
+
+@torch.compiler.assume_constant_result
+def _read(count: Tensor) -> int:
+    return int(count)
 
 
 def _tokens(model: nn.Module, arguments: Arguments) -> int:
-    """No shape tells how long the text is, so this waits for the device."""
-    return int((arguments["indicator"][0] == _IMAGE).sum())
+    """No shape tells how long the text is, so this waits for the device; in compiled code it is a constant."""
+    return _read((arguments["indicator"][0] == _IMAGE).sum())
 
 
 def _refuse(model: nn.Module, arguments: Arguments) -> str | None:
     image = arguments["indicator"] == _IMAGE  # (B, L)
     total, last = image.sum(dim=1), image.flip(1).cumprod(dim=1).sum(dim=1)  # (B,)
-    if ((total == last) & (total == total[0])).all():
+    fits = (total == last) & (total == _tokens(model, arguments))
+    if torch.compiler.is_compiling():
+        torch._assert_async(fits.all(), _LAYOUT)  # pyright: ignore[reportPrivateImportUsage]
         return None
-    return "every sample must end with its image tokens, and all samples have the same number of them."
+    return None if fits.all() else _LAYOUT
 
 
 IDEOGRAM4 = Family(

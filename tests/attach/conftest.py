@@ -1,0 +1,66 @@
+"""`--contract-report FILE`: what the contract found, case by case, as a Markdown page."""
+
+from collections import Counter, defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILES = ("contract", "compile", "adapters", "quantized", "distributed")
+PACKAGES = ("torch", "diffusers", "peft", "torchao", "bitsandbytes", "optimum-quanto")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--contract-report", type=Path, help="write the results by case to this file")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    for item in items:
+        case: Any = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+        if case is not None:
+            item.user_properties.append(("case", case.name))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    path = config.getoption("contract_report", default=None)
+    if path is None:
+        return
+    counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    remarks: dict[str, set[str]] = defaultdict(set)
+    for outcome in ("passed", "failed", "error", "xfailed", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            case = dict(report.user_properties).get("case")
+            if case is None:
+                continue
+            counts[case][Path(report.fspath).stem.removeprefix("test_")][outcome] += 1
+            if outcome in ("xfailed", "skipped"):
+                reason = report.wasxfail if outcome == "xfailed" else report.longrepr[2].removeprefix("Skipped: ")
+                remarks[case].add(f"{report.nodeid.partition('::')[2].partition('[')[0]}: {reason}")
+    path.write_text(_page(counts, remarks))
+
+
+def _page(counts: dict[str, dict[str, Counter[str]]], remarks: dict[str, set[str]]) -> str:
+    total = Counter[str]()
+    for files in counts.values():
+        for counter in files.values():
+            total += counter
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    said = ", ".join(f"{number} {outcome}" for outcome, number in total.items())
+    lines = [
+        "# The contract, case by case",
+        "",
+        f"Written by `make contract` with {versions} on the CPU: {said}.",
+        "Passed tests of each file in `tests/attach`; a remark where one was expected to fail or did not apply.",
+        "",
+        f"| case | {' | '.join(FILES)} | remarks |",
+        f"|---|{'---|' * len(FILES)}---|",
+    ]
+    for case in sorted(counts):
+        cells = []
+        for name in FILES:
+            found = counts[case][name]
+            bad = found["failed"] + found["error"]
+            cells.append(f"{found['passed']}" + (f", **{bad} failed**" if bad else "") if found else "")
+        lines.append(f"| {case} | {' | '.join(cells)} | {'<br>'.join(sorted(remarks[case]))} |")
+    return "\n".join(lines) + "\n"

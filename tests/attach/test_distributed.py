@@ -1,0 +1,52 @@
+"""Two processes, DDP and FSDP2: the gradients of one process on the whole batch, the selections of its samples."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from case import Case
+from cases import CASES
+from two_ranks import MODES, NAMES, ROUTES, STEP
+
+import tread
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What both ranks wrote down."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = subprocess.run(
+        [*launch, str(Path(__file__).with_name("two_ranks.py")), str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    return folder
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
+@pytest.mark.parametrize("mode", MODES)
+def test_two_processes_are_one(case: Case, mode: str, folder: Path):
+    model = case.model()
+    with tread.attach(model, ROUTES) as handle:
+        handle.set_step(STEP)
+        case.call(model, case.inputs(2)).square().mean().backward()
+        selection = handle.selections[0].tolist()
+    ranks = [json.loads((folder / f"{case.name}-{mode}-{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0] != ranks[1]
+    assert ranks[0] + ranks[1] == selection
+    got = torch.load(folder / f"{case.name}-{mode}.pt", weights_only=True)
+    assert len(got) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        assert (got[name] is None) == (parameter.grad is None), name
+        if parameter.grad is not None:
+            scale = parameter.grad.abs().max().clamp(min=1e-6)
+            torch.testing.assert_close(got[name] / scale, parameter.grad / scale, rtol=1e-5, atol=1e-5)

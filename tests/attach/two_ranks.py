@@ -1,0 +1,68 @@
+"""Run by torchrun on two processes: one routed step per model, and the gradients that came of it.
+
+Each rank takes one sample of the batch; the folder given as argument receives `CASE-MODE.pt` with the full gradients
+and `CASE-MODE-RANK.json` with the rank's selection.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from case import Case, one_sample
+from cases import CASES
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import tread
+
+NAMES = ("flux", "sd3", "wan")
+MODES = ("ddp", "ddp-checkpointed", "fsdp2", "fsdp2-checkpointed")
+ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -1}]}
+STEP = 3
+
+
+def wrapped(case: Case, model: Any, mode: str) -> Any:
+    """DDP around an attached model; layer by layer and whole for FSDP2."""
+    if mode.startswith("ddp"):
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh("cpu", (2,))
+    for _, layer in case.layers(model):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def step(case: Case, mode: str, folder: Path, rank: int) -> None:
+    model = case.model()
+    if mode.endswith("checkpointed"):
+        model.enable_gradient_checkpointing()
+    called = wrapped(case, model, mode)
+    handle = tread.attach(called, ROUTES)  # found inside DDP, and through the MRO of the class FSDP2 makes
+    handle.set_step(STEP)
+    case.call(called, one_sample(case.inputs(2), 2, rank)).square().mean().backward()
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        grad = parameter.grad
+        gradients[name] = grad.full_tensor() if isinstance(grad, DTensor) else grad
+    (folder / f"{case.name}-{mode}-{rank}.json").write_text(json.dumps(handle.selections[0].tolist()))
+    if rank == 0:
+        torch.save(gradients, folder / f"{case.name}-{mode}.pt")
+    handle.detach()
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    for case in CASES:
+        if case.name in NAMES:
+            for mode in MODES:
+                step(case, mode, folder, distributed.get_rank())
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
