@@ -66,7 +66,7 @@ class Case:
     """Forward arguments, from the model (which it may change) and a batch, that the stock model takes and cannot be
     routed with."""
     defects: dict[str, str] = field(default_factory=dict)
-    """Upstream defects by the contract's point, with the reason: "checkpoint", "unused", ..."""
+    """Upstream defects by the contract's point, with the reason: "checkpoint", "autocast", "compile", "graphs"."""
 
     @property
     def depth(self) -> int:

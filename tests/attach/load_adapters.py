@@ -49,8 +49,8 @@ def main(folder: Path) -> None:
         expected = torch.load(Path(entry["folder"]) / "expected.pt", weights_only=True)
         model = load(entry["loader"], entry["folder"], case.model())
         with torch.no_grad():
-            output = case.call(model.eval(), case.inputs(2))
-            plain = case.call(case.model().eval(), case.inputs(2))
+            output = case.call(model.eval(), case.inputs(case.batch))
+            plain = case.call(case.model().eval(), case.inputs(case.batch))
         off, moved = ((output - other).abs().max().item() for other in (expected, plain))
         results.append({**entry, "off": off, "moved": moved})
     assert "tread" not in sys.modules

@@ -55,7 +55,7 @@ def with_adapter(case: Case, model: Any, kind: str) -> Any:
 
 def dense_loss(case: Case, model: nn.Module, target: Tensor) -> float:
     with torch.no_grad():
-        return F.mse_loss(case.call(model, case.inputs(2)), target).item()
+        return F.mse_loss(case.call(model, case.inputs(case.batch)), target).item()
 
 
 def learn(case: Case, model: nn.Module, handle: tread.Attachment, target: Tensor) -> None:
@@ -63,7 +63,7 @@ def learn(case: Case, model: nn.Module, handle: tread.Attachment, target: Tensor
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(STEPS):
         handle.set_step(0)
-        F.mse_loss(case.call(model, case.inputs(2)), target).backward()
+        F.mse_loss(case.call(model, case.inputs(case.batch)), target).backward()
         assert handle.selections[0].shape[1] < case.tokens
         optimizer.step()
         optimizer.zero_grad()
@@ -72,7 +72,7 @@ def learn(case: Case, model: nn.Module, handle: tread.Attachment, target: Tensor
 def trained(case: Case, kind: str, *, attach_first: bool) -> tuple[Any, float, float]:
     """A model with a trained adapter, detached; the dense losses before and after."""
     model = case.model()
-    target = torch.randn(case.call(model, case.inputs(2)).shape, generator=torch.Generator().manual_seed(2))
+    target = torch.randn(case.call(model, case.inputs(case.batch)).shape, generator=torch.Generator().manual_seed(2))
     routes = {"routes": inner(case.depth)}
     handle = tread.attach(model, routes) if attach_first else None
     model = with_adapter(case, model, kind)
@@ -96,7 +96,7 @@ def save(case: Case, kind: str, folder: Path, loader: str) -> dict[str, str]:
     """Train and save an adapter in the way its loader wants it; what the other process needs to know."""
     model, _, _ = trained(case, kind, attach_first=True)
     folder.mkdir()
-    torch.save(case.call(model.eval(), case.inputs(2)).detach(), folder / "expected.pt")
+    torch.save(case.call(model.eval(), case.inputs(case.batch)).detach(), folder / "expected.pt")
     pipeline, _, method = loader.partition(".")
     if method == "load_lora_weights":
         metadata = {k: list(v) if isinstance(v, set) else v for k, v in model.peft_config["default"].to_dict().items()}
@@ -155,7 +155,7 @@ def test_lycoris_learns_too():
         optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
         for _ in range(STEPS):
             handle.set_step(0)
-            F.mse_loss(case.call(model, case.inputs(2)), target).backward()
+            F.mse_loss(case.call(model, case.inputs(case.batch)), target).backward()
             optimizer.step()
             optimizer.zero_grad()
         assert dense_loss(case, model, target) < before

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from case import Case
 from cases import CASES
 from diffusers.models.transformers import transformer_flux
@@ -183,6 +184,26 @@ def test_a_loop_that_never_says_the_step_draws_anew_each_time(attach: Attach):
         drawn.append(handle.selections[0])
     assert not drawn[0].equal(drawn[1])
     assert not drawn[1].equal(drawn[2])
+
+
+def test_the_documented_line_for_accumulated_gradients(attach: Attach):
+    """docs/attach.md: each micro-batch of an optimizer step selects anew, and the next step starts over."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = FLUX.model()
+    handle = attach(model, ROUTES)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    global_step, states, drawn = 0, [], []
+    for _ in range(5):
+        if accelerator.sync_gradients:
+            handle.set_step(global_step)
+        with accelerator.accumulate(model):
+            states.append((handle.state_dict()["step"], handle.state_dict()["micro_step"]))
+            accelerator.backward(FLUX.call(model, FLUX.inputs(2)).mean())
+            drawn.append(handle.selections[0])
+            optimizer.step()
+        global_step += accelerator.sync_gradients
+    assert states == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    assert not any(drawn[i].equal(drawn[j]) for i in range(5) for j in range(i))
 
 
 def test_torchs_checkpoint_wrapper_is_refused(attach: Attach):

@@ -1,6 +1,5 @@
 """Compiled models: routing adds no graph break, no recompilation when the step changes, and changes no number."""
 
-import copy
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,11 +30,6 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def stock_output(output: Any) -> Tensor:
-    output = output.sample if hasattr(output, "sample") else output[0]
-    return torch.stack(list(output)) if isinstance(output, list) else output
-
-
 def breaks() -> Counter[str]:
     return Counter(counters["graph_break"])
 
@@ -57,7 +51,7 @@ def run(
     for step in range(STEPS):
         if handle is not None:
             handle.set_step(step)
-        output = call(copy.copy(case.inputs(2)))
+        output = call(case.inputs(case.batch))
         output.square().sum().backward()
         outputs.append(output.detach())
         graphs.append(count.frame_count)
@@ -102,24 +96,29 @@ def test_compiled_layers(case: Case):
         torch.testing.assert_close(outputs[i], expected[i], rtol=1e-5, atol=1e-5)
 
 
-def whole(model: nn.Module, count: Any, *, fullgraph: bool) -> Callable[[dict[str, Any]], Tensor]:
-    compiled = torch.compile(lambda arguments: model(**arguments), backend=count, fullgraph=fullgraph, dynamic=False)
-    return lambda arguments: stock_output(compiled(arguments))
+def whole(case: Case, model: nn.Module, count: Any, *, fullgraph: bool) -> Callable[[dict[str, Any]], Tensor]:
+    def forward(**arguments: Any) -> Any:
+        return model(**arguments)
+
+    compiled: Any = torch.compile(forward, backend=count, fullgraph=fullgraph, dynamic=False)
+    return lambda arguments: case.call(compiled, arguments)
 
 
 @mission_cases
 def test_a_compiled_model(case: Case):
-    """Where the dense model is one graph, so is the routed one."""
+    """Where the dense model is one graph, so is the routed one; where it is not, routing breaks it nowhere else."""
+    if "compile" in case.defects:
+        pytest.xfail(case.defects["compile"])
     dense, fullgraph = case.model(), True
     dense_count = CompileCounterWithBackend("aot_eager")
     try:
-        _, _, dense_graphs = run(case, whole(dense, dense_count, fullgraph=True), None, dense_count)
+        _, _, dense_graphs = run(case, whole(case, dense, dense_count, fullgraph=True), None, dense_count)
     except TorchDynamoException:  # the stock forward reads numbers from the device
         fullgraph = False
         torch._dynamo.reset()
         counters.clear()
         dense_count = CompileCounterWithBackend("aot_eager")
-        _, _, dense_graphs = run(case, whole(dense, dense_count, fullgraph=False), None, dense_count)
+        _, _, dense_graphs = run(case, whole(case, dense, dense_count, fullgraph=False), None, dense_count)
     dense_breaks = breaks()
 
     torch._dynamo.reset()
@@ -127,13 +126,15 @@ def test_a_compiled_model(case: Case):
     model = case.model()
     count = CompileCounterWithBackend("aot_eager")
     with tread.attach(model, {"routes": inner(case.depth)}) as handle:
-        call = whole(model, count, fullgraph=fullgraph)
+        call = whole(case, model, count, fullgraph=fullgraph)
         outputs, selections, graphs = run(case, call, handle, count)
     if fullgraph:
         assert graphs == [1] * STEPS
-    # where the stock forward breaks the graph, the hook on the model is compiled by itself
-    assert graphs[0] <= dense_graphs[0] + (0 if fullgraph else 1)
-    assert graphs[-1] - graphs[0] <= dense_graphs[-1] - dense_graphs[0], "compiled again when the step changed"
+    if "graphs" not in case.defects:
+        # where the stock forward breaks the graph, the hook on the model is compiled by itself
+        assert graphs[0] <= dense_graphs[0] + (0 if fullgraph else 1)
+        assert graphs[1] - graphs[0] <= dense_graphs[1] - dense_graphs[0], "compiled again when the step changed"
+    assert graphs[-1] - graphs[1] <= dense_graphs[-1] - dense_graphs[1], "compiled again when the step changed"
     assert breaks() <= dense_breaks
     expected, expected_selections = eager(case)
     for i in range(STEPS):

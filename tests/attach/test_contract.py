@@ -25,7 +25,7 @@ def route(start: int, end: int, ratio: float = 0.5) -> dict:
 
 
 def windows_of(depth: int) -> list[list[dict]]:
-    """First to last; an inner one that crosses stacks; two that touch, one by negative indices; the last layer alone."""
+    """First to last; an inner one that crosses stacks; two that touch, one counted from the end; the last layer."""
     middle = depth // 2
     several = [route(0, middle - 1, 0.25), route(middle - depth, -1, 0.6)] if middle else [route(0, -1, 0.6)]
     return [[route(0, -1)], [route(min(1, depth - 1), max(depth - 2, min(1, depth - 1)))], several, [route(-1, -1)]]

@@ -103,7 +103,7 @@ def without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @mission_cases
 @pytest.mark.parametrize("method", METHODS)
 def test_quantized(case: Case, method: str):
-    model, arguments = case.model().requires_grad_(False), case.inputs(2)
+    model, arguments = case.model().requires_grad_(False), case.inputs(case.batch)
     exact = case.call(model, arguments)
     targets = linears(case, model)
     METHODS[method](model, targets)
@@ -118,9 +118,9 @@ def test_quantized(case: Case, method: str):
     model.train()
     with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
         target = case.tokens - case.references
-        with handle.force_keep(torch.ones(2, target, dtype=torch.bool)):
+        with handle.force_keep(torch.ones(case.batch, target, dtype=torch.bool)):
             forced = case.call(model, arguments)
-        assert handle.selections[0].shape == (2, case.tokens)
+        assert handle.selections[0].shape == (case.batch, case.tokens)
         torch.testing.assert_close(forced, dense, rtol=1e-5, atol=1e-5)
     case.call(model, arguments).square().sum().backward()
     has = reached(model)

@@ -6,7 +6,6 @@ import torch
 from case import Blocks, Case, random
 from diffusers.models.transformers.transformer_hidream_image import HiDreamImageTransformer2DModel
 
-
 ROPE: Any = (4, 6, 6)  # the stock class says two axes and takes three
 
 
