@@ -3,6 +3,7 @@
 import copy
 import json
 import runpy
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -277,9 +278,11 @@ def test_an_error_inside_a_forward_leaves_the_next_one_right(attach: Attach, exp
         raise RuntimeError("inside the window")
 
     hook = model.single_transformer_blocks[0].register_forward_hook(fail)
-    with pytest.raises(RuntimeError, match="inside the window"):
+    with pytest.raises(RuntimeError, match="inside the window"), warnings.catch_warnings():
+        warnings.simplefilter("error")
         FLUX.call(model, FLUX.inputs(2))
     hook.remove()
+    assert not handle.state.routed, "the tensors of the failed forward are not held"
     assert routed(FLUX, model, handle).equal(expected)
     with handle.dense():
         assert FLUX.call(model, FLUX.inputs(2)).equal(FLUX.call(FLUX.model(), FLUX.inputs(2)))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -11,7 +12,8 @@ from torch import nn
 
 from tread.train.config import compose
 from tread.train.loop import Session, fit
-from tread.train.pretrain import Pretraining
+from tread.train.pretrain import Pretraining, end
+from tread.train.settings import PretrainConfig
 
 
 def digest(model: nn.Module) -> str:
@@ -24,12 +26,17 @@ def main(arguments: list[str]) -> None:
     config = compose(arguments).config
     folder, accelerator = Path(config.output_dir), Accelerator(cpu=True)
     folder.mkdir(exist_ok=True)
-    rank = accelerator.process_index
+    found = facts(config, accelerator, folder)
+    (folder / f"rank-{accelerator.process_index}.json").write_text(json.dumps(found))
+    end(accelerator)
 
+
+def facts(config: PretrainConfig, accelerator: Accelerator, folder: Path) -> dict[str, Any]:
+    """What this rank holds at the start and at the end of a run."""
     apart = Pretraining(config, accelerator, folder)
     with torch.no_grad():
         for parameter in apart.model.parameters():
-            parameter += rank  # as if every rank had drawn its own weights
+            parameter += accelerator.process_index  # as if every rank had drawn its own weights
     before = digest(apart.model)
     synchronised = Session(apart, config, accelerator).ema
 
@@ -37,7 +44,7 @@ def main(arguments: list[str]) -> None:
     session = Session(task, config, accelerator)
     fit(session, folder, start=0)
     assert task.handle is not None
-    facts = {
+    return {
         "world": accelerator.num_processes,
         "before": before,
         "ema at start": digest(synchronised.model),
@@ -46,8 +53,6 @@ def main(arguments: list[str]) -> None:
         "selection": task.handle.selections[0].tolist(),
         "val_loss": task.validate(session.ema.model)["val_loss"],
     }
-    (folder / f"rank-{rank}.json").write_text(json.dumps(facts))
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Attachment(Handle):
         self._parameters = list(inspect.signature(type(model).forward).parameters)[1:]
         self._hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-            model.register_forward_hook(self._after),
+            model.register_forward_hook(self._after, always_call=True),
         ]
         self._wrap_checkpointing(model)
         model.__dict__[_KEY] = self
@@ -163,9 +163,9 @@ class Attachment(Handle):
         return count
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Drop the state with the forward."""
+        """Drop the state with the forward, after an error too: it holds tensors, and recomputations would see it."""
         state, self.state = self.state, State()
-        if state.inside:
+        if state.inside and output is not None:
             raise ConfigError("the forward ended inside a window of routing: the model skipped its last layers.")
 
     def _wrap_checkpointing(self, model: nn.Module) -> None:

@@ -201,9 +201,21 @@ def pretrain(composed: Composed) -> Path:
             "several processes were asked for and one runs: on CPUs, accelerate launch needs --multi_gpu."
         )
     fit(session, folder, start=start)
-    accelerator.end_training()
+    del session, task
+    end(accelerator)
     accelerator.print(f"run: {folder}")
     return folder
+
+
+def end(accelerator: Accelerator) -> None:
+    """Close trackers and the process group.
+
+    The wrapped models go first, then the ranks wait for each other: a group that dies together with a DDP model waits
+    for a thread that waits for Python's lock (gloo, torch 2.13).
+    """
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
 
 
 def _accelerator(config: PretrainConfig) -> Accelerator:
