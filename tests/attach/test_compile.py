@@ -75,7 +75,7 @@ def eager(case: Case) -> tuple[list[Tensor], list[Tensor]]:
 def test_compiled_layers(case: Case):
     """Each kind of layer is compiled at one more length and nothing else; the window opens outside compiled code."""
     dense = case.model()
-    dense_count = CompileCounterWithBackend("eager")  # counts the same
+    dense_count = CompileCounterWithBackend("aot_eager")
     compile_layers(case, dense, backend=dense_count, dynamic=False)
     _, _, dense_graphs = run(case, lambda arguments: case.call(dense, arguments), None, dense_count)
     dense_breaks = breaks()
@@ -110,14 +110,14 @@ def test_a_compiled_model(case: Case):
     if "compile" in case.defects:
         pytest.xfail(case.defects["compile"])
     dense, fullgraph = case.model(), True
-    dense_count = CompileCounterWithBackend("eager")  # counts the same
+    dense_count = CompileCounterWithBackend("aot_eager")
     try:
         _, _, dense_graphs = run(case, whole(case, dense, dense_count, fullgraph=True), None, dense_count)
     except TorchDynamoException:  # the stock forward reads numbers from the device
         fullgraph = False
         torch._dynamo.reset()
         counters.clear()
-        dense_count = CompileCounterWithBackend("eager")
+        dense_count = CompileCounterWithBackend("aot_eager")
         _, _, dense_graphs = run(case, whole(case, dense, dense_count, fullgraph=False), None, dense_count)
     dense_breaks = breaks()
 
@@ -149,7 +149,7 @@ FLUX = next(case for case in CASES if case.name == "flux")
 @pytest.mark.parametrize("first", ["attach", "compile"])
 def test_both_ways_to_compile_a_model(way: str, first: str):
     """The model is one graph as it is dense; the hook on it, outside the forward, is another of one operation."""
-    count = CompileCounterWithBackend("eager")
+    count = CompileCounterWithBackend("aot_eager")
     model = FLUX.model()
 
     def compiled(fullgraph: bool = True) -> Any:
@@ -177,7 +177,7 @@ def test_both_ways_to_compile_a_model(way: str, first: str):
 def test_compiled_layers_take_dense_and_routed_forwards_by_turns(first: str):
     """A compiled layer has no routing inside, whichever came first; detached, it goes on compiled."""
     expected, _ = eager(FLUX)
-    model, count = FLUX.model(), CompileCounterWithBackend("eager")
+    model, count = FLUX.model(), CompileCounterWithBackend("aot_eager")
     if first == "compile":
         compile_layers(FLUX, model, backend=count, dynamic=False)
     handle = tread.attach(model, {"routes": inner(FLUX.depth)})
