@@ -59,7 +59,8 @@ class Arm:
 
     def validate(self) -> None:
         """Note the averaged model's loss on held-out digits, all tokens in all layers."""
-        self.curve.append((self.seconds, self.step, self.task.validate(self.session.ema.model)["val_loss"]))
+        with self.session.averaged():
+            self.curve.append((self.seconds, self.step, self.task.validate()["val_loss"]))
 
     def loss_at_step(self, step: int) -> float:
         """The loss after `step` steps, between the two nearest validations."""
@@ -103,19 +104,20 @@ def race(arms: list[Arm], seconds: float) -> None:
 def draw(arm: Arm, labels: torch.Tensor) -> torch.Tensor:
     """Digits of the averaged model, (N, 1, 8, 8)."""
     sample = arm.task.config.sample
-    return generate(
-        arm.session.ema.model,
-        arm.task.objective,
-        labels,
-        shape=Digits.shape,
-        seed=0,
-        steps=20,
-        guidance=sample.guidance,
-        null_label=Digits.num_classes,
-        batch_size=len(labels),
-        device="cpu",
-        progress=False,
-    )
+    with arm.session.averaged():
+        return generate(
+            arm.task.model,
+            arm.task.objective,
+            labels,
+            shape=Digits.shape,
+            seed=0,
+            steps=20,
+            guidance=sample.guidance,
+            null_label=Digits.num_classes,
+            batch_size=len(labels),
+            device="cpu",
+            progress=False,
+        )
 
 
 def readable_share(digits: Digits, samples: torch.Tensor, labels: torch.Tensor) -> float:

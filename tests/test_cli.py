@@ -170,7 +170,7 @@ def test_checkpoints_that_do_not_serve(fail: Fail, tmp_path: Path, capsys: pytes
     forget()
     assert fail("train", "resume=run", "model.width=32") == (
         "tread train: the checkpoint run/checkpoints/step-00000002 is of another model: patch_embed.weight is (16, 1) "
-        "there and (32, 1) here. Set model.* and data.* as in that run's config.yaml."
+        "there and (32, 1) here. Set the model and the data as in that run's config.yaml."
     )
     assert fail(*TINY, "output_dir=run").startswith(
         "tread train: run already holds a run: continue it with resume=latest"

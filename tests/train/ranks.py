@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor
 
+from tread.train.checkpoint import trained
 from tread.train.config import compose
 from tread.train.loop import Session, fit
 from tread.train.pretrain import Pretraining, end
 from tread.train.settings import PretrainConfig
 
 
-def digest(model: nn.Module) -> str:
+def digest(weights: dict[str, Tensor]) -> str:
     """A hash of all weights."""
-    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())).hexdigest()
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in weights.values())).hexdigest()
 
 
 def main(arguments: list[str]) -> None:
@@ -37,21 +38,29 @@ def facts(config: PretrainConfig, accelerator: Accelerator, folder: Path) -> dic
     with torch.no_grad():
         for parameter in apart.model.parameters():
             parameter += accelerator.process_index  # as if every rank had drawn its own weights
-    before = digest(apart.model)
+    before = digest(trained(apart.model))
     synchronised = Session(apart, config, accelerator).ema
 
     task = Pretraining(config, accelerator, folder)
     session = Session(task, config, accelerator)
     fit(session, folder, start=0)
     assert task.handle is not None
+    assert synchronised is not None
+    assert session.ema is not None
+    last = config.train.steps - 1
+    task.set_step(last)
+    task.loss(task.model, next(task.batches(last)), last, 0)
+    selection = task.handle.selections[0].tolist()
+    with session.averaged():
+        val_loss = task.validate()["val_loss"]
     return {
         "world": accelerator.num_processes,
         "before": before,
-        "ema at start": digest(synchronised.model),
-        "model": digest(task.model),
-        "ema": digest(session.ema.model),
-        "selection": task.handle.selections[0].tolist(),
-        "val_loss": task.validate(session.ema.model)["val_loss"],
+        "ema at start": digest(synchronised.averages),
+        "model": digest(trained(task.model)),
+        "ema": digest(session.ema.averages),
+        "selection": selection,
+        "val_loss": val_loss,
     }
 
 

@@ -60,7 +60,7 @@ def test_an_optimizer_goes_on_bit_for_bit(tmp_path: Path) -> None:
     steps(straight, optimizer, 5, 9)
 
     resumed, other = make()
-    checkpoint.load_model(resumed, load_part(path, "model"), path)
+    checkpoint.load_tensors(checkpoint.trained(resumed), load_part(path, "model"), path)
     checkpoint.load_optimizer(other, load_part(path, "optimizer"))
     steps(resumed, other, 5, 9)
     for one, two in zip(straight.parameters(), resumed.parameters(), strict=True):
@@ -208,10 +208,10 @@ def test_a_part_that_is_not_there(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(other: nn.Module, difference: str) -> None:
     before = [parameter.clone() for parameter in other.parameters()]
     with pytest.raises(ConfigError) as error:
-        checkpoint.load_model(other, nn.Linear(3, 2).state_dict(), Path("run/step-00000001"))
+        checkpoint.load_tensors(checkpoint.trained(other), nn.Linear(3, 2).state_dict(), Path("run/step-00000001"))
     assert str(error.value) == (
-        f"the checkpoint run/step-00000001 is of another model: {difference}. Set model.* and data.* as in that run's "
-        "config.yaml."
+        f"the checkpoint run/step-00000001 is of another model: {difference}. Set the model and the data as in "
+        "that run's config.yaml."
     )
     for one, two in zip(before, other.parameters(), strict=True):
         assert torch.equal(one, two)

@@ -195,7 +195,7 @@ def test_a_saved_config_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text("train: [\n")
     assert refused(f"resume={tmp_path}").startswith(f"{tmp_path}/config.yaml cannot be read (while parsing")
     (tmp_path / CONFIG_FILE).write_text("")
-    assert refused(f"resume={tmp_path}") == "model is missing; it must be a mapping of settings."
+    assert refused(f"resume={tmp_path}") == "output_dir is missing; it must be text."
 
 
 def test_changes() -> None:

@@ -31,11 +31,11 @@ def test_against_float64() -> None:
     expected = {name: tensor.double().clone() for name, tensor in model.named_parameters()}
     for step in range(60):
         wander(model, step)
-        ema.update(model, step)
+        ema.update(step)
         decay = min(0.8, (1 + step) / (10 + step))
         for name, tensor in model.named_parameters():
             expected[name] = decay * expected[name] + (1 - decay) * tensor.detach().double()
-    for name, tensor in ema.model.named_parameters():
+    for name, tensor in ema.averages.items():
         torch.testing.assert_close(tensor.double(), expected[name], rtol=0, atol=1e-5)
 
 
@@ -45,27 +45,38 @@ def test_warm_up_values() -> None:
     assert EMA(small_model(), decay=0.9, warmup=1).decay_at(0) == 0.9
 
 
-def test_buffers_are_copied_not_averaged() -> None:
+def test_only_what_trains_is_averaged() -> None:
     model = small_model()
-    ema = EMA(model, decay=0.9999, warmup=10)
-    for step in range(3):
-        wander(model, step)
-        ema.update(model, step)
-    for average, current in zip(ema.model.buffers(), model.buffers(), strict=True):
-        assert torch.equal(average, current)
+    model[0].requires_grad_(False)  # pyright: ignore[reportIndexIssue]
+    assert list(EMA(model, decay=0.9, warmup=1).averages) == ["1.weight", "1.bias"]
 
 
 def test_the_average_is_apart_from_the_model() -> None:
     model = small_model()
     ema = EMA(model, decay=0.9999, warmup=10)
-    before = copy.deepcopy(ema.model.state_dict())
+    before = copy.deepcopy(ema.averages)
     wander(model, 0)
-    for name, tensor in ema.model.state_dict().items():
+    for name, tensor in ema.averages.items():
         assert torch.equal(tensor, before[name])
-    assert not ema.model.training
-    assert not any(parameter.requires_grad for parameter in ema.model.parameters())
-    assert model.training
-    assert ema.model.state_dict().keys() == model.state_dict().keys()
+        assert not tensor.requires_grad
+
+
+def test_applied_swaps_and_swaps_back() -> None:
+    """After an error too; the parameters stay the same objects, which optimizers hold."""
+    model = small_model()
+    ema = EMA(model, decay=0.9999, warmup=10)
+    averages = copy.deepcopy(ema.averages)
+    wander(model, 0)
+    parameters = dict(model.named_parameters())
+    weights = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    with pytest.raises(RuntimeError, match="inside"), ema.applied():
+        for name, parameter in model.named_parameters():
+            assert parameter is parameters[name]
+            assert torch.equal(parameter, averages[name])
+        raise RuntimeError("inside")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[name])
+        assert torch.equal(ema.averages[name], averages[name])
 
 
 @pytest.mark.parametrize(("warmup", "left"), [(10, 1e-9), (1, 0.98)])
@@ -76,6 +87,6 @@ def test_short_runs_are_not_ruined(warmup: int, left: float) -> None:
     ema = EMA(model, decay=0.9999, warmup=warmup)
     nn.init.zeros_(model.weight)
     for step in range(200):
-        ema.update(model, step)
-    share = float(ema.model.weight)  # pyright: ignore[reportArgumentType]
+        ema.update(step)
+    share = float(ema.averages["weight"])
     assert share < left if warmup == 10 else share > left

@@ -18,7 +18,6 @@ from accelerate import Accelerator
 from tiny import ROOT, ROUTE, TINY, assert_same_run, final_state, forget, go_on, losses, make_session, metrics, train
 from torch import Tensor, nn
 
-from tread.routing.handle import Handle
 from tread.train.checkpoint import list_checkpoints
 from tread.train.config import compose
 from tread.train.loop import CHECKPOINTS, Session, fit, learning_rate
@@ -254,6 +253,7 @@ def test_the_rate_of_every_step(tmp_path: Path) -> None:
     assert rates() == [2.0] * 4
     assert rates(warmup_steps=4) == [0.5, 1.0, 1.5, 2.0]
     half = math.sqrt(0.5)
+    assert rates(schedule="linear") == [2.0, 1.5, 1.0, 0.5]
     assert rates(schedule="cosine") == pytest.approx([2.0, 1 + half, 1.0, 1 - half])
     assert rates(schedule="cosine", warmup_steps=2) == pytest.approx([1.0, 1 + half, 1.0, 1 - half])
 
@@ -282,12 +282,15 @@ class WithDropout:
     def __init__(self, micro_steps: int) -> None:
         torch.manual_seed(0)
         self.micro_steps = micro_steps
-        self.handle: Handle | None = None
         self.facts: dict[str, Any] = {}
+        self.steps_setting = self.memory_advice = self.divergence_advice = ""
+        self.kept_share = 1.0
         self.model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
         self.data = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
 
     def compile(self) -> None: ...
+
+    def set_step(self, step: int) -> None: ...
 
     def batches(self, start_step: int) -> Iterator[Tensor]:
         first = start_step * self.micro_steps
@@ -297,10 +300,15 @@ class WithDropout:
     def loss(self, model: nn.Module, batch: Tensor, step: int, micro_step: int) -> Tensor:
         return (model(batch) - 1).square().mean()
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         return {}
 
-    def preview(self, model: nn.Module, step: int) -> None: ...
+    def preview(self, step: int) -> None: ...
+
+    def saved(self, step: int) -> None: ...
+
+    def resume_command(self, folder: Path) -> str:
+        return ""
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2])

@@ -14,7 +14,7 @@ from tread.train.metrics import FILE, Metrics, TrainingDiverged, read_metrics, t
 
 
 def make(folder: Path, start_step: int = 0) -> Metrics:
-    return Metrics(folder, Accelerator(cpu=True), start_step=start_step)
+    return Metrics(folder, Accelerator(cpu=True), start_step=start_step, advice="Lower the rate.")
 
 
 def add(metrics: Metrics, step: int, loss: float, norm: float = 1.0) -> None:
@@ -60,7 +60,7 @@ def test_a_value_that_is_not_finite_names_its_step(tmp_path: Path, bad: float, p
     metrics = make(tmp_path)
     add(metrics, 6, loss=1.0)
     add(metrics, 7, **{"loss": 1.0, place: bad})
-    with pytest.raises(TrainingDiverged, match=r"no longer finite at step 7\. Lower optimizer\.learning_rate"):
+    with pytest.raises(TrainingDiverged, match=r"no longer finite at step 7\. Lower the rate\."):
         metrics.flush()
     assert [line["step"] for line in read_metrics(tmp_path)] == [6]
 

@@ -1,5 +1,6 @@
 """The job itself: where it starts, what it reads, what it validates on, what it leaves in its folder."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ def test_held_out_data_is_never_trained_on(tmp_path: Path, monkeypatch: pytest.M
         pass
     assert sorted(read) == sorted(set(range(1797)) - set(task.held_out.tolist()))
     read.clear()
-    task.validate(task.model)
+    task.validate()
     assert read == task.held_out.tolist()
     assert len(read) == 16
 
@@ -140,11 +141,18 @@ def randomize(model: nn.Module) -> None:
 def test_validation_is_dense_and_on_fixed_noise(tmp_path: Path, name: str, objective: Flow | EDM) -> None:
     """Against the loss computed sample by sample with the routes taken off."""
     task, session = make_session(tmp_path, f"objective={name}")
-    randomize(session.ema.model)
-    found = task.validate(session.ema.model)["val_loss"]
-    assert task.validate(session.ema.model)["val_loss"] == found
+    randomize(task.model)
+    for average, parameter in zip(session.ema.averages.values(), task.model.parameters(), strict=True):  # pyright: ignore[reportOptionalMemberAccess]
+        average.copy_(parameter)
+        parameter.data.zero_()  # validated are the averages
+    with session.averaged():
+        found = task.validate()["val_loss"]
+        assert task.validate()["val_loss"] == found
 
-    session.ema.model.unroute()  # pyright: ignore[reportCallIssue]
+    model = copy.deepcopy(task.model)
+    with session.averaged():
+        model.load_state_dict(task.model.state_dict())
+    model.unroute()
     digits, total, quantiles = Digits(), 0.0, []
     for i, index in enumerate(task.held_out.tolist()):
         x, label = digits[index]
@@ -152,7 +160,7 @@ def test_validation_is_dense_and_on_fixed_noise(tmp_path: Path, name: str, objec
         quantiles.append(float(u))
         noise = sample_noise(VALIDATION, torch.tensor([i]), (1, 8, 8))
         with torch.no_grad():
-            total += float(objective.loss(session.ema.model, x[None], torch.tensor([label]), noise=noise, u=u))
+            total += float(objective.loss(model, x[None], torch.tensor([label]), noise=noise, u=u))
     assert found == pytest.approx(total / 16, rel=1e-5)
     assert sorted(quantiles) == [(i + 0.5) / 16 for i in range(16)]
 
@@ -171,9 +179,9 @@ def test_routing_is_on_in_training(tmp_path: Path) -> None:
 def test_validation_does_not_depend_on_the_batch_size(tmp_path: Path, settings: list[str]) -> None:
     found = []
     for case in ([], settings):
-        task, session = make_session(tmp_path, *case)
-        randomize(session.ema.model)
-        found.append(task.validate(session.ema.model)["val_loss"])
+        task, _ = make_session(tmp_path, *case)
+        randomize(task.model)
+        found.append(task.validate()["val_loss"])
     assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 

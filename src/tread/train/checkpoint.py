@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tread.routing.errors import ConfigError
@@ -117,17 +117,24 @@ def load_part(path: Path, name: str) -> dict[str, Tensor]:
         raise CheckpointError(f"cannot read {path / name}.safetensors: {error}") from error
 
 
-def load_model(model: torch.nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Put weights into a model, or say in what the two differ."""
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if own != given:
-        name = next(name for name in [*own, *given] if own.get(name) != given.get(name))
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that train, by name: all of a model, or an adapter's."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def load_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: Path) -> None:
+    """Put a checkpoint's weights into those of a model, or say in what the two differ."""
+    here = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    there = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    if here != there:
+        name = next(name for name in [*here, *there] if here.get(name) != there.get(name))
         raise ConfigError(
-            f"the checkpoint {source} is of another model: {name} is {given.get(name, 'absent')} there and "
-            f"{own.get(name, 'absent')} here. Set model.* and data.* as in that run's config.yaml."
+            f"the checkpoint {source} is of another model: {name} is {there.get(name, 'absent')} there and "
+            f"{here.get(name, 'absent')} here. Set the model and the data as in that run's config.yaml."
         )
-    model.load_state_dict(tensors)
+    for name, tensor in own.items():
+        tensor.copy_(given[name])
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:

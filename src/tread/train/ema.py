@@ -1,33 +1,47 @@
-"""An exponential moving average of the weights, with a warm-up.
+"""A moving average of the weights, with a warm-up that makes it right for short runs.
 
 A fixed decay of 0.9999 remembers its random start for tens of thousands of updates; with the warm-up the average
-covers a constant share of the run so far until the decay is reached. The average is a copy of the synchronised
-model and each update depends on nothing but the weights and the step, so it is identical on every rank.
+covers a constant share of the run so far until the decay is reached. Averaged are the parameters that train, so an
+adapter on a large frozen model costs little. Each update depends on nothing but the weights and the step, so it is
+identical on every rank.
 """
 
-import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class EMA:
-    """`ema.model` is a frozen copy in eval mode that follows `model`; make it after the ranks are in step."""
+    """Averages of `model`'s trainable parameters, by name; make it after the ranks are in step."""
 
     def __init__(self, model: nn.Module, *, decay: float, warmup: int) -> None:
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.averages: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in trained.items()}
         self.decay = decay
         self.warmup = warmup
+        self._parameters: list[Tensor] = list(trained.values())
 
     def decay_at(self, step: int) -> float:
         """The decay of the update after optimizer step `step`, counted from 0."""
         return min(self.decay, (1 + step) / (self.warmup + step))
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
-        """Move towards `model` after optimizer step `step`."""
-        weight = 1 - self.decay_at(step)
+    def update(self, step: int) -> None:
+        """Move towards the weights after optimizer step `step`."""
         lerp = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]  (one kernel for all parameters)
-        lerp(list(self.model.parameters()), list(model.parameters()), weight)
-        for average, current in zip(self.model.buffers(), model.buffers(), strict=True):
-            average.copy_(current)
+        lerp(list(self.averages.values()), self._parameters, 1 - self.decay_at(step))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the model has the averaged weights; nothing is copied."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for parameter, average in zip(self._parameters, self.averages.values(), strict=True):
+            parameter.data, average.data = average.data, parameter.data

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from tread.routing import noise
-from tread.routing.handle import Handle
 from tread.train import checkpoint
 from tread.train.ema import EMA
+from tread.train.memory import out_of_memory
 from tread.train.metrics import Metrics
-from tread.train.settings import OptimizerConfig, PretrainConfig
+from tread.train.settings import JobConfig, OptimizerConfig
 
 CHECKPOINTS = "checkpoints"
 
@@ -35,15 +35,29 @@ CHECKPOINTS = "checkpoints"
 class Task(Protocol):
     """What is trained."""
 
-    handle: Handle | None
     facts: dict[str, Any]
-    """What a checkpoint must say about the model for others to use it; JSON."""
+    """What a checkpoint must say about the model for others to use it, its routes among them; JSON."""
+    steps_setting: str
+    """The name of the setting that says how long to train."""
+    memory_advice: str
+    """What to change when memory runs out."""
+    divergence_advice: str
+    """What to change when the loss is no longer a number."""
 
     @property
     def model(self) -> nn.Module: ...
 
+    @property
+    def kept_share(self) -> float:
+        """The share of tokens that the routed layers of the last forward kept."""
+        ...
+
     def compile(self) -> None:
         """Compile the model in place, parameter names unchanged."""
+        ...
+
+    def set_step(self, step: int) -> None:
+        """Called before each optimizer step."""
         ...
 
     def batches(self, start_step: int) -> Iterator[Any]:
@@ -51,23 +65,31 @@ class Task(Protocol):
         ...
 
     def loss(self, model: nn.Module, batch: Any, step: int, micro_step: int) -> Tensor:
-        """The mean loss of one micro-batch."""
+        """The mean loss of one micro-batch; `model` may be a wrapper of the task's own."""
         ...
 
-    def validate(self, model: nn.Module) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Figures of the averaged model, all tokens in all layers; called on every rank."""
         ...
 
-    def preview(self, model: nn.Module, step: int) -> None:
+    def preview(self, step: int) -> None:
         """Draw samples of the averaged model; called on every rank."""
+        ...
+
+    def saved(self, step: int) -> None:
+        """Called on rank 0 beside every checkpoint, with the averaged weights in place."""
+        ...
+
+    def resume_command(self, folder: Path) -> str:
+        """What a user types to go on with a stopped run."""
         ...
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """The rate at optimizer step `step`, counted from 0."""
     warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    decay = 0.5 * (1 + math.cos(math.pi * step / steps)) if config.schedule == "cosine" else 1.0
-    return config.learning_rate * warmup * decay
+    decays = {"constant": 1.0, "linear": 1 - step / steps, "cosine": 0.5 * (1 + math.cos(math.pi * step / steps))}
+    return config.learning_rate * warmup * decays[config.schedule]
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -83,20 +105,31 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
 class Session:
     """A task with everything that training it changes: weights, their average, optimizer moments."""
 
-    def __init__(self, task: Task, config: PretrainConfig, accelerator: Accelerator) -> None:
+    def __init__(self, task: Task, config: JobConfig, accelerator: Accelerator) -> None:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.model = accelerator.prepare(task.model)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         # a copy of the weights after all ranks have agreed on them
-        self.ema = EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
+        self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
         if config.train.compile:
             task.compile()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the task's model has its averaged weights, in eval mode, not compiled: other shapes than training's
+        would fill the compiler's caches."""
+        training = self.task.model.training
+        self.task.model.eval()
+        try:
+            with self.ema.applied() if self.ema else nullcontext(), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            self.task.model.train(training)
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Tensor]:
         """One optimizer step; returns its loss and gradient norm, still on the device."""
         config, accelerator = self.config, self.accelerator
-        if self.task.handle is not None:
-            self.task.handle.set_step(step)
+        self.task.set_step(step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, step, config.train.steps)
         micro_steps = config.train.micro_steps
@@ -116,22 +149,22 @@ class Session:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.ema.update(self.task.model, step)
+        if self.ema is not None:
+            self.ema.update(step)
         return {"loss": torch.stack(losses).mean(), "grad_norm": norm}
 
     def save(self, folder: Path, step: int) -> None:
         """Write the checkpoint after `step` steps, on rank 0."""
         if self.accelerator.is_main_process:
-            parts = {
-                "model": self.task.model.state_dict(),
-                "ema": self.ema.model.state_dict(),
+            parts: dict[str, dict[str, Tensor]] = {
+                "model": checkpoint.trained(self.task.model),
                 "optimizer": checkpoint.optimizer_tensors(self.optimizer),
             }
-            handle = self.task.handle
-            plan = None if handle is None else handle.plan.to_config()
-            checkpoint.save(
-                folder, step, parts, {**self.task.facts, "tread_config": plan}, keep=self.config.checkpoint.keep
-            )
+            if self.ema is not None:
+                parts["ema"] = self.ema.averages
+            checkpoint.save(folder, step, parts, self.task.facts, keep=self.config.checkpoint.keep)
+            with self.averaged():
+                self.task.saved(step)
         self.accelerator.wait_for_everyone()
 
     def load(self, folder: Path) -> int:
@@ -141,8 +174,11 @@ class Session:
             self.accelerator.print(f"no whole checkpoint in {folder}: the run starts at step 0.")
             return 0
         path, manifest = found
-        checkpoint.load_model(self.task.model, checkpoint.load_part(path, "model"), path)
-        checkpoint.load_model(self.ema.model, checkpoint.load_part(path, "ema"), path)
+        checkpoint.load_tensors(checkpoint.trained(self.task.model), checkpoint.load_part(path, "model"), path)
+        if self.ema is not None:
+            # a run that had no average so far starts it from its weights
+            part = "ema" if "ema.safetensors" in manifest["files"] else "model"
+            checkpoint.load_tensors(self.ema.averages, checkpoint.load_part(path, part), path)
         checkpoint.load_optimizer(self.optimizer, checkpoint.load_part(path, "optimizer"))
         self.accelerator.print(f"resumed from {path}")
         return manifest["step"]
@@ -153,46 +189,50 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
     task, config, accelerator = session.task, session.config, session.accelerator
     steps, log, is_main = config.train.steps, config.log.every, accelerator.is_main_process
     if start >= steps:
-        accelerator.print(f"the run is at step {start} already; raise train.steps to train on.")
+        accelerator.print(f"the run is at step {start} already; raise {task.steps_setting} to train on.")
         return
-    metrics = Metrics(folder, accelerator, start_step=start)
+    metrics = Metrics(folder, accelerator, start_step=start, advice=task.divergence_advice)
     batches = task.batches(start)
     clock, done = _Clock(), start
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
 
-    with _graceful(accelerator) as asked, bar:
+    with _graceful(accelerator) as asked, out_of_memory(task.memory_advice), bar:
         for step in range(start, steps):
             values = session.step(step, batches)
             done = step + 1
-            rate = session.optimizer.param_groups[0]["lr"]
-            kept = 1.0 if task.handle is None else task.handle.kept_share
-            metrics.add(done, {"learning_rate": rate, "tokens_kept": kept}, values)
+            kept = task.kept_share
+            metrics.add(done, {"learning_rate": session.optimizer.param_groups[0]["lr"], "tokens_kept": kept}, values)
             bar.update()
 
             stop = done == steps or asked(at_log=done % log == 0)
             if stop or done % log == 0:
                 loss = metrics.flush()["loss"]
                 speed = clock.lap(done - start) * config.train.batch_size
-                bar.set_postfix_str(f"loss {loss:.4f}, {speed:.0f} img/s, tokens kept {kept:.0%}")
-                metrics.write(done, {"images_per_second": round(speed, 1)})
+                bar.set_postfix_str(f"loss {loss:.4f}, {speed:.3g} img/s, tokens kept {kept:.0%}")
+                metrics.write(done, {"images_per_second": round(speed, 3)})
             with clock.paused():
                 saving = stop or done % config.checkpoint.every == 0
-                validating = _due(config.validation.every, done, steps)
+                validating, drawing = (
+                    _due(every, done, steps) for every in (config.validation.every, config.sample.every)
+                )
                 if saving or validating:
                     metrics.flush()  # lines stay in order, and a loss that is no number is not saved
                 # before the save: a run killed in between goes on from an earlier step and misses nothing
-                if validating and (figures := task.validate(session.ema.model)):
-                    metrics.write(done, figures)
-                    if is_main:
-                        bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
-                if _due(config.sample.every, done, steps):
-                    task.preview(session.ema.model, done)
+                if validating or drawing:
+                    with session.averaged():
+                        figures = task.validate() if validating else {}
+                        if drawing:
+                            task.preview(done)
+                    if figures:
+                        metrics.write(done, figures)
+                        if is_main:
+                            bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
                 if saving:
                     session.save(folder / CHECKPOINTS, done)
             if stop:
                 break
     if done < steps:
-        accelerator.print(f"stopped at step {done} of {steps}; continue with: tread train resume={folder}")
+        accelerator.print(f"stopped at step {done} of {steps}; continue with: {task.resume_command(folder)}")
 
 
 def _due(every: int, done: int, steps: int) -> bool:

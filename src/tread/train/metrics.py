@@ -48,10 +48,11 @@ class _Waiting:
 
 
 class Metrics:
-    """Collects per-step values on every rank; rank 0 writes them."""
+    """Collects per-step values on every rank; rank 0 writes them. `advice` is what to do where one is not finite."""
 
-    def __init__(self, folder: Path, accelerator: Accelerator, *, start_step: int) -> None:
+    def __init__(self, folder: Path, accelerator: Accelerator, *, start_step: int, advice: str) -> None:
         self._path = folder / FILE
+        self._advice = advice
         self._accelerator = accelerator
         self._waiting: list[_Waiting] = []
         if accelerator.is_main_process and self._path.exists():
@@ -76,8 +77,7 @@ class Metrics:
             last = {**step.known, **dict(zip(step.names, row, strict=True))}
             if not all(math.isfinite(value) for value in row):
                 raise TrainingDiverged(
-                    f"the loss or its gradient is no longer finite at step {step.step}. Lower optimizer.learning_rate, "
-                    "set optimizer.clip or train.precision=float32, and continue with resume=latest."
+                    f"the loss or its gradient is no longer finite at step {step.step}. {self._advice}"
                 )
             self.write(step.step, last)
         return last

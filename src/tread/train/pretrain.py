@@ -61,6 +61,15 @@ def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: i
 class Pretraining:
     """The task: a DiT, a dataset, an objective."""
 
+    steps_setting = "train.steps"
+    memory_advice = (
+        "Raise train.micro_steps (smaller forwards, the same batch), set train.checkpointing=true, lower "
+        "train.batch_size, or drop more tokens."
+    )
+    divergence_advice = (
+        "Lower optimizer.learning_rate, set optimizer.clip or train.precision=float32, and continue with resume=latest."
+    )
+
     def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
         self.config, self.accelerator, self.folder = config, accelerator, folder
         seed = config.train.seed
@@ -81,7 +90,8 @@ class Pretraining:
         if config.model.tread_config is not None:
             plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
             self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, seed)))
-        self.facts = {"shape": list(shape), "num_classes": num_classes}
+        plan = None if self.handle is None else self.handle.plan.to_config()
+        self.facts = {"shape": list(shape), "num_classes": num_classes, "tread_config": plan}
         self._slices = {
             "batch": config.train.batch_size,
             "micro_steps": config.train.micro_steps,
@@ -99,6 +109,16 @@ class Pretraining:
             f"{self.config.model.preset} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
             f"{self.dataset.num_classes} classes, {processes} process(es) on {device}"
         )
+
+    @property
+    def kept_share(self) -> float:
+        """1 where training is dense."""
+        return 1.0 if self.handle is None else self.handle.kept_share
+
+    def set_step(self, step: int) -> None:
+        """Selections follow the step."""
+        if self.handle is not None:
+            self.handle.set_step(step)
 
     def compile(self) -> None:
         """Compile each block: one shape inside windows, one outside, for every layer alike."""
@@ -129,7 +149,7 @@ class Pretraining:
         ).mean()
 
     @torch.no_grad()
-    def validate(self, model: nn.Module) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """The mean loss on held-out data with fixed noise and evenly spread times."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         count = len(self.held_out)
@@ -147,17 +167,17 @@ class Pretraining:
             u = (where * _coprime(count) % count + 0.5) / count
             drawn = sample_noise(VALIDATION, where, x.shape[1:])
             with self.accelerator.autocast():
-                total += self.objective.loss(model, x, labels, noise=drawn, u=u).double().sum()
+                total += self.objective.loss(self.model, x, labels, noise=drawn, u=u).double().sum()
         return {"val_loss": float(self.accelerator.reduce(total, "sum")) / count}  # pyright: ignore[reportArgumentType]
 
-    def preview(self, model: nn.Module, step: int) -> None:
+    def preview(self, step: int) -> None:
         """A grid of samples, one row per class, drawn on rank 0."""
         if self.accelerator.is_main_process:
             sample, classes = self.config.sample, self.dataset.num_classes
             labels = torch.arange(min(sample.classes, classes)).repeat_interleave(sample.per_class)
             with self.accelerator.autocast():
                 samples = generate(
-                    model,
+                    self.model,
                     self.objective,
                     labels,
                     shape=self.dataset.shape,
@@ -174,6 +194,13 @@ class Pretraining:
             path.parent.mkdir(exist_ok=True)
             make_grid(self.dataset.to_images(samples), columns=sample.per_class).save(path)
         self.accelerator.wait_for_everyone()
+
+    def saved(self, step: int) -> None:
+        """A checkpoint is all there is."""
+
+    def resume_command(self, folder: Path) -> str:
+        """As documented."""
+        return f"tread train resume={folder}"
 
 
 def pretrain(composed: Composed) -> Path:

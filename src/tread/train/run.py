@@ -22,7 +22,7 @@ from tread.routing.errors import ConfigError, check_int
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid, save_images
 from tread.sampling.solvers import Churn
-from tread.train.checkpoint import CheckpointError, load_model, load_part, newest
+from tread.train.checkpoint import CheckpointError, load_part, load_tensors, newest, trained
 from tread.train.config import from_run
 from tread.train.loop import CHECKPOINTS
 from tread.train.pretrain import build_model
@@ -50,7 +50,7 @@ def open_run(folder: Path, *, weights: str = "ema", device: torch.device | str =
     path, manifest = found
     channels, height, width = manifest["shape"]
     model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
-    load_model(model, load_part(path, weights), path)
+    load_tensors(trained(model), load_part(path, weights), path)
     settings = dict(config.objective)
     return Run(
         config=config,

@@ -56,13 +56,14 @@ def arguments(function: Callable[..., Any], config: Mapping[str, Any], where: st
     for name, parameter in parameters.items():
         dotted = f"{where}.{name}" if where else name
         if name in config:
-            values[name] = _convert(hints[name], config[name], dotted)
+            values[name] = convert(hints[name], config[name], dotted)
         elif parameter.default is parameter.empty:
             raise ConfigError(f"{dotted} is missing; it must be {_describe(hints[name])}.")
     return values
 
 
-def _convert(hint: Any, value: object, name: str) -> Any:
+def convert(hint: Any, value: object, name: str) -> Any:
+    """A value of the type `hint`, or an error that names the setting."""
     origin = get_origin(hint)
     if dataclasses.is_dataclass(hint):
         return parse(hint, value, name)  # pyright: ignore[reportArgumentType]  (a class, not an instance)
@@ -72,9 +73,9 @@ def _convert(hint: Any, value: object, name: str) -> Any:
             return None
         for option in options:
             if _fits(option, value):
-                return _convert(option, value, name)
+                return convert(option, value, name)
     elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(get_args(hint)[0], item, f"{name}[{i}]") for i, item in enumerate(value))
+        return tuple(convert(get_args(hint)[0], item, f"{name}[{i}]") for i, item in enumerate(value))
     elif origin is dict and isinstance(value, Mapping):
         return dict(value)
     elif _fits(hint, value):
@@ -111,8 +112,8 @@ def _describe(hint: Any) -> str:
 
 
 def at_least(config: object, section: str, **bounds: float) -> None:
-    """Check lower bounds of a section's fields: `at_least(self, "train", steps=1)`."""
+    """Check lower bounds of a section's fields: `at_least(self, "train", steps=1)`; "" is no section."""
     for name, bound in bounds.items():
         value = getattr(config, name)
         if value is not None and value < bound:
-            raise ConfigError(f"{section}.{name} is {value}; it must be at least {bound}.")
+            raise ConfigError(f"{section}.{name}".lstrip(".") + f" is {value}; it must be at least {bound}.")

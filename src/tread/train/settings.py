@@ -1,4 +1,4 @@
-"""The settings of a pretraining run as typed dataclasses.
+"""The settings of a run as typed dataclasses: `JobConfig` is what the loop reads, `PretrainConfig` adds its own.
 
 Types and bounds live here; `configs/config.yaml` says what each setting means and holds its default. Checks that need
 the model or the data are made where those are built.
@@ -54,21 +54,31 @@ class LoopConfig:
     precision: Literal["auto", "bf16", "float32"]
     compile: bool
     checkpointing: bool
-    class_dropout: float
     workers: int
 
     def __post_init__(self) -> None:
         at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0, workers=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainLoopConfig(LoopConfig):
+    """The loop of class-conditional training."""
+
+    class_dropout: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.class_dropout < 1:
             raise ConfigError(f"train.class_dropout is {self.class_dropout}; allowed is 0 <= value < 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and its learning rate."""
+    """Which optimizer, and its learning rate."""
 
+    name: str
     learning_rate: float
-    schedule: Literal["constant", "cosine"]
+    schedule: Literal["constant", "linear", "cosine"]
     warmup_steps: int
     betas: tuple[float, ...]
     weight_decay: float
@@ -108,7 +118,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
-    """Dense validation loss."""
+    """Dense validation loss; every 0 steps: never."""
 
     every: int
     samples: int
@@ -118,10 +128,16 @@ class ValidationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleConfig:
-    """Sample grids."""
+class PreviewConfig:
+    """Samples drawn while training; every 0 steps: never."""
 
     every: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleConfig(PreviewConfig):
+    """Sample grids."""
+
     per_class: int
     classes: int
     steps: int
@@ -154,21 +170,30 @@ class LogConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
+class JobConfig:
+    """What every job has; the loop reads nothing else."""
+
+    output_dir: str
+    resume: str | None
+    train: LoopConfig
+    optimizer: OptimizerConfig
+    ema: EMAConfig | None
+    checkpoint: CheckpointConfig
+    validation: ValidationConfig
+    sample: PreviewConfig
+    log: LogConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(JobConfig):
     """Everything `tread train` reads."""
 
     model: ModelConfig
     data: dict[str, Any]
     objective: dict[str, Any]
-    output_dir: str
-    resume: str | None
-    train: LoopConfig
-    optimizer: OptimizerConfig
+    train: PretrainLoopConfig
     ema: EMAConfig
-    checkpoint: CheckpointConfig
-    validation: ValidationConfig
     sample: SampleConfig
-    log: LogConfig
 
     def __post_init__(self) -> None:
         for section in ("data", "objective"):
