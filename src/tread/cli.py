@@ -5,6 +5,7 @@ traceback is shown.
 """
 
 import argparse
+import logging
 import os
 import sys
 import warnings
@@ -29,6 +30,41 @@ def train(arguments: list[str]) -> None:
                 print(f"# {group}={path.stem}, as {group}.SETTING\n{path.read_text()}")
         return
     pretrain(compose(arguments))
+
+
+def finetune(arguments: list[str]) -> None:
+    """tune a released model, dense or routed"""
+    parser = _parser("finetune", finetune)
+    parser.usage = "tread finetune [--check [--json]] FILE [key=value ...]"
+    parser.add_argument("config", metavar="FILE", type=Path, help="a JSON or YAML config; `tread init` writes one")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings that replace the file's")
+    parser.add_argument("--check", action="store_true", help="say what becomes of every key, and train nothing")
+    parser.add_argument("--json", action="store_true", help="with --check: as JSON, for scripts")
+    parser.epilog = "docs/finetune.md lists every key with its default."
+    options = parser.parse_args(arguments)
+    from tread.train.finetune import config
+
+    if options.check:
+        sys.exit(config.check(options.config, options.json, options.settings))
+    if options.json:
+        parser.error("--json goes with --check")
+    settings = config.read_config(options.config, options.settings)
+    _quiet_libraries()
+    from tread.train.finetune.finetune import finetune as run
+
+    run(settings)
+
+
+def init(arguments: list[str]) -> None:
+    """write a config to start fine-tuning with"""
+    from tread.train.finetune.families import FAMILIES
+    from tread.train.finetune.starter import starter_config
+
+    parser = _parser("init", init)
+    parser.add_argument("family", choices=list(FAMILIES))
+    parser.add_argument("--model", required=True, help="the base model in diffusers format: a folder or a hub id")
+    parser.add_argument("--data", required=True, help="a folder of images or videos with captions")
+    print(starter_config(**vars(parser.parse_args(arguments))), end="")
 
 
 def sample(arguments: list[str]) -> None:
@@ -95,6 +131,8 @@ def families(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
+    "finetune": finetune,
+    "init": init,
     "sample": sample,
     "encode": encode,
     "plan": plan,
@@ -128,6 +166,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         _fail(f"tread {command}: interrupted", 130)
 
 
+def _quiet_libraries() -> None:
+    """What stock libraries say while loading models is for their developers; errors still show."""
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes", "peft"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+
+
 def _parser(name: str, function: Callable[[list[str]], None]) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=f"tread {name}", description=(function.__doc__ or "").capitalize() + ".")
 
@@ -136,9 +188,10 @@ def _user_errors() -> tuple[type[Exception], ...]:
     """What is reported as a sentence: everything else is a defect of ours and keeps its traceback."""
     from tread.data.base import DataError
     from tread.train.checkpoint import CheckpointError
+    from tread.train.memory import OutOfMemory
     from tread.train.metrics import TrainingDiverged
 
-    return ConfigError, DataError, CheckpointError, TrainingDiverged, ImportError, OSError
+    return ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfMemory, ImportError, OSError
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: object) -> None:

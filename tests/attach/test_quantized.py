@@ -1,6 +1,7 @@
 """Quantized weights: all tokens forced equals dense of the same quantized model, and gradients reach a LoRA on top."""
 
 import importlib
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,8 @@ def torchao_int4(model: nn.Module, targets: dict[str, nn.Linear]) -> None:
     """Intx; torchao's Int4WeightOnlyConfig runs on a GPU only."""
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup, quantize_
 
-    config = IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=PerGroup(8))
+    group = math.gcd(8, *(linear.in_features for linear in targets.values()))
+    config = IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=PerGroup(group))
     quantize_(model, config, lambda module, name: name in targets)
 
 

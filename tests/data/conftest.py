@@ -84,3 +84,21 @@ def npy() -> Callable[[np.ndarray], bytes]:
         return stream.getvalue()
 
     return dump
+
+
+@pytest.fixture(scope="session")
+def write_clip() -> Callable[[Path, np.ndarray], Path]:
+    """Writes frames, uint8 (F, H, W, 3), as a lossless clip, so that they can be compared bit for bit."""
+
+    def write(path: Path, frames: np.ndarray) -> Path:
+        import av
+
+        with av.open(str(path), "w") as container:
+            stream: Any = container.add_stream("ffv1", rate=10)
+            stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "bgr0"
+            for pixels in frames:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            container.mux(stream.encode())
+        return path
+
+    return write

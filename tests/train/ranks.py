@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tread.train.checkpoint import trained
 from tread.train.config import compose
+from tread.train.job import end
 from tread.train.loop import Session, fit
-from tread.train.pretrain import Pretraining, end
+from tread.train.pretrain import Pretraining
 from tread.train.settings import PretrainConfig
 
 

@@ -288,6 +288,9 @@ class WithDropout:
         self.model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
         self.data = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
 
+    def summary(self) -> str:
+        return ""
+
     def compile(self) -> None: ...
 
     def set_step(self, step: int) -> None: ...

@@ -1,5 +1,7 @@
 """Which family a model belongs to, or why it has none."""
 
+import operator
+
 from torch import nn
 
 from tread.attach.families import FAMILIES, REFUSED
@@ -19,3 +21,8 @@ def family_of(model: nn.Module) -> Family:
         if name in REFUSED:
             raise ConfigError(f"{name} cannot be routed: {REFUSED[name]}")
     raise ConfigError(f"there is no family for {names[0]}{nearest(names[0], known)} {HOW_TO}")
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """A model's layers in execution order, as routes count them."""
+    return [layer for stack in family_of(model).stacks for layer in operator.attrgetter(stack.name)(model)]

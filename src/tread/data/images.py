@@ -91,15 +91,16 @@ def read_image(path: Path, size: int) -> np.ndarray:
     """One image as uint8 (size, size, 3): upright, RGB, the largest centred square."""
     try:
         with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image)
-            square = ImageOps.fit(_to_rgb(upright), (size, size), method=Image.Resampling.BICUBIC)
+            square = ImageOps.fit(upright_rgb(image), (size, size), method=Image.Resampling.BICUBIC)
     except Exception as error:  # a decoder may raise anything on a broken file: OSError, SyntaxError, ...
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"cannot read image {path} ({reason}): remove it or encode it again") from error
     return np.array(square)  # (H, W, 3)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """An image as it is shown: turned by its EXIF tag, in RGB, transparency over white."""
+    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion clips everything above 255
         grey = np.asarray(image).clip(0, 65535) // 257  # (H, W)
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")

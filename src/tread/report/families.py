@@ -18,6 +18,7 @@ import torch
 
 from tread.attach.families import FAMILIES, REFUSED
 from tread.attach.family import Family
+from tread.report.pages import with_tables
 from tread.routing.errors import ConfigError
 
 # diffusers' pipelines read LoKr for these alone; the transformer's own loader reads it everywhere
@@ -140,14 +141,7 @@ def _pipelines_with_loader() -> Iterator[tuple[str, str]]:
 
 def updated(page: str) -> str:
     """A page with its tables written anew between the markers."""
-    for name, table in (("classes", class_table), ("adapters", adapter_table)):
-        begin, end = f"<!-- {name}: generated -->", f"<!-- end of {name} -->"
-        before, _, rest = page.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
-            raise ValueError(f"the page has no markers {begin} and {end}")
-        page = f"{before}{begin}\n\n{table()}\n\n{end}{after}"
-    return page
+    return with_tables(page, {"classes": class_table(), "adapters": adapter_table()})
 
 
 if __name__ == "__main__":

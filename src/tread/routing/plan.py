@@ -77,13 +77,7 @@ class RoutePlan:
         """
         if isinstance(config, RoutePlan):
             return config
-        config = _read(config)
-        if "tread_config" in config:
-            check_keys(config, ["tread_config"], "around tread_config")
-            config = config["tread_config"]
-            if not isinstance(config, Mapping):
-                raise ConfigError(f"tread_config is {config!r}; it must be a mapping with `routes` or `preset`.")
-        check_keys(config, PLAN_KEYS, "tread_config")
+        config = tread_mapping(config)
         config = {key: value for key, value in config.items() if value is not None}  # YAML's null: not set
         selector = check_choice(config.get("selector", "random"), "selector", SELECTORS)
         schedule = config.get("schedule")
@@ -128,6 +122,18 @@ class RoutePlan:
             config["schedule"] = self.schedule.to_config()
         config["reference_tokens"] = self.reference_tokens
         return config
+
+
+def tread_mapping(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    """What a user wrote, as the mapping inside `tread_config`, keys checked; values are left as they are."""
+    mapping = _read(config)
+    if "tread_config" in mapping:
+        check_keys(mapping, ["tread_config"], "around tread_config")
+        mapping = mapping["tread_config"]
+        if not isinstance(mapping, Mapping):
+            raise ConfigError(f"tread_config is {mapping!r}; it must be a mapping with `routes` or `preset`.")
+    check_keys(mapping, PLAN_KEYS, "tread_config")
+    return mapping
 
 
 def _read(config: object) -> Mapping[str, Any]:

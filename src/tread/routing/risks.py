@@ -7,6 +7,7 @@ from tread.routing.plan import RoutePlan
 FEW_TOKENS = 256
 HIGH_RATIO = 0.5
 LITTLE_GAIN = 0.75
+ADAPTER_RATIO = 0.35
 
 
 class RiskWarning(UserWarning):
@@ -37,6 +38,17 @@ def token_risks(plan: RoutePlan, tokens: int) -> list[str]:
         "lost quality above a ratio of 0.5 (DiT-B/2, FID 21.3 at 0.5, 49.3 at 0.75, 43.5 dense). Use 0.5 or less."
         for route in plan.routes
         if route.selection_ratio > HIGH_RATIO and tokens <= FEW_TOKENS
+    ]
+
+
+def adapter_risks(plan: RoutePlan) -> list[str]:
+    """Ratios that cost a LoRA or LoKr quality."""
+    return [
+        f"{route} is above a ratio of {ADAPTER_RATIO} while only an adapter is trained: it starts from a higher loss, "
+        "since the frozen layers never saw so few tokens, and converges worse. Use the layers of preset 'lora' "
+        "(3..-4) with selection_ratio 0.25, and keep the schedule's warm-up and cool-down."
+        for route in plan.routes
+        if route.selection_ratio > ADAPTER_RATIO
     ]
 
 

@@ -64,6 +64,12 @@ def compose(arguments: Sequence[str]) -> Composed:
 
 def from_run(folder: Path) -> Composed:
     """The config a run folder was trained with."""
+    raw = read_saved(folder)
+    return Composed(config=parse(PretrainConfig, raw), raw=raw)
+
+
+def read_saved(folder: Path) -> dict[str, Any]:
+    """The settings that a run folder keeps, as they were written."""
     import yaml
     from omegaconf import OmegaConf
 
@@ -74,7 +80,7 @@ def from_run(folder: Path) -> Composed:
         raw: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OSError) as error:
         raise ConfigError(f"{path} cannot be read ({_one_line(error)}); restore it.") from None
-    return Composed(config=parse(PretrainConfig, raw), raw=raw)
+    return raw
 
 
 def flatten(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tread.train import checkpoint
 from tread.train.ema import EMA
 from tread.train.memory import out_of_memory
 from tread.train.metrics import Metrics
+from tread.train.optimizers import make_optimizer
 from tread.train.settings import JobConfig, OptimizerConfig
 
 CHECKPOINTS = "checkpoints"
@@ -50,6 +51,10 @@ class Task(Protocol):
     @property
     def kept_share(self) -> float:
         """The share of tokens that the routed layers of the last forward kept."""
+        ...
+
+    def summary(self) -> str:
+        """One line: what is trained, on what, with which routes."""
         ...
 
     def compile(self) -> None:
@@ -92,23 +97,14 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     return config.learning_rate * warmup * decays[config.schedule]
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW, fused where the device has it."""
-    beta1, beta2 = config.betas
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    fused = all(parameter.is_cuda for parameter in parameters)
-    return torch.optim.AdamW(
-        parameters, lr=config.learning_rate, betas=(beta1, beta2), weight_decay=config.weight_decay, fused=fused
-    )
-
-
 class Session:
     """A task with everything that training it changes: weights, their average, optimizer moments."""
 
     def __init__(self, task: Task, config: JobConfig, accelerator: Accelerator) -> None:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.model = accelerator.prepare(task.model)
-        self.optimizer = make_optimizer(self.model, config.optimizer)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = make_optimizer(trained, config.optimizer)
         # a copy of the weights after all ranks have agreed on them
         self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
         if config.train.compile:

@@ -8,6 +8,7 @@
   generator would not be.
 """
 
+import importlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -171,14 +172,14 @@ def _chance(parameter: Tensor, step: int, index: int) -> Tensor:
 def _bitsandbytes() -> dict[str, Any]:
     """Bitsandbytes' optimizers with a flat state of plain tensors, and without a wait for the device at each step."""
     try:
-        from bitsandbytes import optim
-        from bitsandbytes.optim.optimizer import Optimizer8bit
+        optim: Any = importlib.import_module("bitsandbytes.optim")
+        base: Any = importlib.import_module("bitsandbytes.optim.optimizer").Optimizer8bit
     except ImportError as error:
         raise ImportError("8-bit optimizers need bitsandbytes: pip install 'tread-diffusion[quant]'") from error
 
     books = {"qmap1": "dynamic", "qmap2": "udynamic"}
 
-    class Flat(Optimizer8bit):
+    class Flat(base):
         def state_dict(self) -> dict[str, Any]:
             whole = Optimizer.state_dict(self)  # the library's own would nest the quantized tensors
             kept = {

@@ -5,21 +5,17 @@ step is the same step whatever the number of processes, and a resumed run needs 
 """
 
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from tread.data import DATASETS, Dataset, Order, StepSampler, positions, split
-from tread.data.base import written_whole
 from tread.models import DiT, load_published_dit, preset
 from tread.objectives import Objective
 from tread.objectives import build as build_objective
@@ -29,10 +25,8 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate, sample_noise
 from tread.sampling.grid import make_grid
-from tread.train.checkpoint import list_checkpoints
-from tread.train.config import CONFIG_FILE, Composed, changes, flatten, from_run
-from tread.train.loop import CHECKPOINTS, Session, fit
-from tread.train.metrics import tracker_of
+from tread.train.config import Composed
+from tread.train.job import claim_folder, end, make_accelerator, run
 from tread.train.schema import arguments
 from tread.train.settings import ModelConfig, PretrainConfig
 
@@ -206,86 +200,12 @@ class Pretraining:
 def pretrain(composed: Composed) -> Path:
     """Run (or go on with) the training of a config; returns the run's folder."""
     config = composed.config
-    accelerator = _accelerator(config)
-    folder = _claim_folder(config, accelerator)
-    task = Pretraining(config, accelerator, folder)
-    session = Session(task, config, accelerator)
-    start = 0
-    if config.resume is not None:
-        source = folder if config.resume == "latest" else Path(config.resume)
-        start = session.load(source / CHECKPOINTS)
-    if accelerator.is_main_process:  # only now: a run that could not be resumed keeps its config
-        _write_config(folder, composed, accelerator)
-    if accelerator.log_with:
-        settings = {
-            name: value if isinstance(value, int | float) else str(value)
-            for name, value in flatten(composed.raw).items()
-        }
-        accelerator.init_trackers(config.log.project, config=settings)
-    accelerator.print(task.summary())
-    if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        accelerator.print(
-            "several processes were asked for and one runs: on CPUs, accelerate launch needs --multi_gpu."
-        )
-    fit(session, folder, start=start)
-    del session, task
+    accelerator = make_accelerator(config)
+    folder = claim_folder(config, accelerator)
+    run(Pretraining(config, accelerator, folder), config, accelerator, folder, composed.raw)
     end(accelerator)
     accelerator.print(f"run: {folder}")
     return folder
-
-
-def end(accelerator: Accelerator) -> None:
-    """Close trackers and the process group.
-
-    The wrapped models go first, then the ranks wait for each other: a group that dies together with a DDP model waits
-    for a thread that waits for Python's lock (gloo, torch 2.13).
-    """
-    accelerator.free_memory()
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
-
-
-def _accelerator(config: PretrainConfig) -> Accelerator:
-    precision = config.train.precision
-    if precision == "auto":
-        precision = "bf16" if torch.cuda.is_available() else "float32"
-    return Accelerator(
-        cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
-        mixed_precision="bf16" if precision == "bf16" else "no",
-        log_with=tracker_of(config.log.trackers),
-        project_config=ProjectConfiguration(logging_dir=config.output_dir),
-    )
-
-
-def _claim_folder(config: PretrainConfig, accelerator: Accelerator) -> Path:
-    """Make the run's folder; one that holds another run is refused."""
-    folder = Path(config.output_dir)
-    goes_on = config.resume is not None and (
-        config.resume == "latest" or Path(config.resume).resolve() == folder.resolve()
-    )
-    taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
-    accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
-    if taken:
-        raise ConfigError(f"{folder} already holds a run: continue it with resume=latest, or name another output_dir.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
-        raise ConfigError(f"{reason}. Name another output_dir.") from None
-    return folder
-
-
-def _write_config(folder: Path, composed: Composed, accelerator: Accelerator) -> None:
-    from omegaconf import OmegaConf
-
-    if composed.config.resume is not None and (folder / CONFIG_FILE).is_file():
-        for change in changes(from_run(folder).raw, composed.raw):
-            if not change.startswith("resume:"):
-                accelerator.print(f"changed since the run was started: {change}")
-    with written_whole(folder / CONFIG_FILE) as file:
-        file.write(OmegaConf.to_yaml(OmegaConf.create(composed.raw)).encode())
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

@@ -164,6 +164,7 @@ class LogConfig:
     every: int
     trackers: Literal["auto", "none", "tensorboard", "wandb"]
     project: str
+    run: str | None = None
 
     def __post_init__(self) -> None:
         at_least(self, "log", every=1)

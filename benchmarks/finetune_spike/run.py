@@ -1,0 +1,193 @@
+"""Train the base and the arms, each by one call of the product's `finetune`.
+
+- Everything resumes: what is done is skipped, what was cut short goes on at its step, so the command is repeated until
+  all is done. Near the end of its time it asks the running arm to stop, as Ctrl-C would.
+- One process for all: imports are costly, and the graphs of one arm serve the next.
+- Arms are not compiled unless asked: at this size the GPU is busy without it, and a graph per ratio and kind of layer
+  takes longer to compile than an arm to train.
+- What `report` reads goes to OUT/results, and is small: metrics, pictures, a note on each run and on the machine.
+"""
+
+import gc
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tread.data.base import written_whole
+from tread.train.finetune.finetune import finetune
+from tread.train.finetune.settings import FinetuneConfig
+from tread.train.metrics import FILE, read_metrics
+
+from .arms import ARMS, PICTURED, Arm, Scale, arm_config, base_config
+from .pictures import Drawing
+from .prepare import some_captions
+
+NOTE = "run.json"
+"""In the results of a run that is done."""
+
+
+class OutOfTime(Exception):
+    """The time is over between two runs, or before one has begun to train."""
+
+
+def run(
+    out: Path, scale: Scale, *, budget: float, base_seconds: float, arms: Sequence[Arm] = ARMS, compiled: bool = False
+) -> bool:
+    """Train what is not done yet for at most `budget` seconds, the base for `base_seconds`; True when all is done."""
+    ends = time.monotonic() + budget
+    # torch 2.11's choice for FLUX's shapes on Hopper ends in an illegal memory access
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch._dynamo.config.recompile_limit = 256  # all arms together
+    results = out / "results"
+    results.mkdir(exist_ok=True)
+    _write(results / "machine.json", machine())
+    drawing = Drawing(
+        base=out / "trained",
+        prompts=[
+            (caption, name)
+            for name, count in scale.pictures.items()
+            for caption in some_captions(out / "data" / name, count)
+        ],
+        size=scale.resolution,
+        steps=scale.solver_steps,
+    )
+    _write(results / "prompts.json", drawing.prompts)
+    try:
+        if not is_done(results / "base"):
+            write_transformer(out / "base" / "transformer", scale)
+            config = base_config(out, scale)
+            left = ends - time.monotonic()
+            trained = train(config, results / "base", min(base_seconds, left))
+            if not trained.whole and left < base_seconds:
+                return False
+            use_trained(out)
+            finish(config, results / "base", {"kind": "full", "peak_bytes": trained.peak_bytes}, drawing)
+        for arm in arms:
+            if not is_done(results / arm.name):
+                config = arm_config(out, scale, arm, compiled=compiled)
+                trained = train(config, results / arm.name, ends - time.monotonic())
+                if not trained.whole:
+                    return False
+                finish(config, results / arm.name, asdict(arm) | {"peak_bytes": trained.peak_bytes}, drawing)
+    except OutOfTime:
+        return False
+    return True
+
+
+def is_done(results: Path) -> bool:
+    """Whether a run has left its note."""
+    return (results / NOTE).is_file()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a run ended."""
+
+    whole: bool
+    """It has come to its last step."""
+    peak_bytes: int | None
+    """The most memory it had on the GPU at once."""
+
+
+def train(config: FinetuneConfig, results: Path, seconds: float) -> Trained:
+    """Go on with a run for at most so many seconds."""
+    print(f"== {results.name}", flush=True)
+    gc.collect()
+    before = 0
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    with limited(seconds):
+        folder = finetune(config)
+    results.mkdir(exist_ok=True)
+    shutil.copy(folder / FILE, results / FILE)
+    peak = torch.cuda.max_memory_allocated() - before if torch.cuda.is_available() else None
+    return Trained(read_metrics(folder)[-1]["step"] == config.max_train_steps, peak)
+
+
+def finish(config: FinetuneConfig, results: Path, facts: dict[str, Any], drawing: Drawing) -> None:
+    """Draw the pictures of a run and note that it is done."""
+    if results.name in PICTURED:
+        drawing.draw(Path(config.output_dir), results, lora=config.adapts)
+    settings = ("train_batch_size", "learning_rate", "tread_config", "compile", "resolution", "lora_rank")
+    facts |= {"steps": read_metrics(results)[-1]["step"]}
+    _write(results / NOTE, facts | {name: getattr(config, name) for name in settings})
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """After so many seconds the training loop is asked to stop; where none runs, OutOfTime is raised."""
+
+    def ring(*_: object) -> None:
+        raise OutOfTime
+
+    if seconds <= 0:
+        raise OutOfTime
+    before = signal.signal(signal.SIGTERM, ring)
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
+def write_transformer(folder: Path, scale: Scale) -> None:
+    """Fresh weights, adaLN-Zero: every layer starts as the identity (Peebles and Xie 2022, arXiv 2212.09748)."""
+    from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
+
+    if (folder / "diffusion_pytorch_model.safetensors").is_file():
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = FluxTransformer2DModel(**scale.transformer)
+    # not the layers' own proj_out: behind a gate of zero it would never get a gradient
+    modulations = ("norm.linear", "norm1.linear", "norm1_context.linear", "norm_out.linear")
+    for name, module in model.named_modules():
+        if name == "proj_out" or name.endswith(modulations):
+            torch.nn.init.zeros_(module.weight)  # pyright: ignore[reportArgumentType]
+            torch.nn.init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
+    print(f"base: {sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f} M parameters")
+    model.save_pretrained(folder)
+
+
+def use_trained(out: Path) -> None:
+    """OUT/trained: the pipeline with the trained transformer."""
+    whole, unfinished = out / "trained", out / "trained.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(whole, ignore_errors=True)
+    shutil.copytree(out / "base", unfinished, ignore=shutil.ignore_patterns("transformer"))
+    shutil.copytree(out / "runs" / "base" / "transformer", unfinished / "transformer")
+    unfinished.rename(whole)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    import diffusers
+    import peft
+    import transformers
+
+    libraries = {"torch": torch, "diffusers": diffusers, "transformers": transformers, "peft": peft}
+    return {
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "python": sys.version.split()[0],
+        **{name: library.__version__ for name, library in libraries.items()},
+        "command": "python -m benchmarks.finetune_spike " + " ".join(sys.argv[1:]),
+    }
+
+
+def _write(path: Path, content: Any) -> None:
+    with written_whole(path) as file:
+        file.write(json.dumps(content, indent=2).encode())

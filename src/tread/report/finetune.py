@@ -1,0 +1,52 @@
+"""The tables of docs/finetune.md: every key of a config, and the models that a flavour names.
+
+`python -m tread.report.finetune docs/finetune.md` writes them.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from tread.report.pages import markdown_table, with_tables
+from tread.routing.plan import PRESETS
+from tread.train.finetune.compat_rules import MODELS
+from tread.train.finetune.settings import FinetuneConfig, field_docs
+
+
+def key_table() -> str:
+    """Keys, defaults and meanings, in the order of the dataclass."""
+    docs = field_docs()
+    rows = []
+    for field in dataclasses.fields(FinetuneConfig):
+        given = field.default is dataclasses.MISSING
+        default = "required" if given else f"`{json.dumps(field.default)}`"
+        rows.append((f"`{field.name}`", default, docs[field.name]))
+    return markdown_table(("key", "default", "meaning"), rows)
+
+
+def preset_table() -> str:
+    """The presets of tread_config."""
+    rows = [
+        (f"`{name}`", str(route.selection_ratio), f"{route.start_layer_idx} .. {route.end_layer_idx}")
+        for name, route in PRESETS.items()
+    ]
+    return markdown_table(("preset", "selection_ratio", "layers"), rows)
+
+
+def model_table() -> str:
+    """What a `model_flavour` stands for."""
+    rows = [
+        (f"`{family}`", f"`{flavour}`", f"`{model}`") for family in MODELS for flavour, model in MODELS[family].items()
+    ]
+    return markdown_table(("model_family", "model_flavour", "pretrained_model_name_or_path"), rows)
+
+
+def updated(page: str) -> str:
+    """docs/finetune.md with its tables written anew."""
+    return with_tables(page, {"keys": key_table(), "presets": preset_table(), "models": model_table()})
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(updated(path.read_text()))

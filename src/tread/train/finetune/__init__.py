@@ -1,0 +1,1 @@
+"""`tread finetune`: released models, tuned with routing."""

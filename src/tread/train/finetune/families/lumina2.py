@@ -1,0 +1,58 @@
+"""Lumina-Image 2.0.
+
+- The model's time runs from the noise at 0 to the data at 1, and its velocity with it: both are turned round here.
+- A caption follows the pipeline's system prompt. An empty one, which stands for no caption, is encoded alone, as the
+  pipeline encodes what guidance leads away from.
+- The model cuts each caption at its mask, so texts are stored without padding.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.train.finetune.family import Batch, Text, TuneFamily
+from tread.train.finetune.latents import encode_images, pixels_per_latent
+from tread.train.finetune.text import cut, masked_prompt, padded
+
+
+class Lumina2(TuneFamily):
+    """Lumina-Image 2.0."""
+
+    name = "lumina2"
+    pipelines = ("Lumina2Pipeline",)
+    text_parts = ("tokenizer", "text_encoder")
+    longest_text = 256
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    guidance = 4.0
+    steps = 30
+
+    @property
+    def factor(self) -> int:
+        return pixels_per_latent(self.source.config("vae"))
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        prompts = [f"{pipeline.system_prompt} <Prompt Start> {caption}" if caption else "" for caption in captions]
+        embeds, mask = pipeline._get_gemma_prompt_embeds(prompts, max_sequence_length=self.text_length)
+        return [{"embeds": text} for text in cut(embeds, mask)]
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
+        return {"embeds": embeds, "mask": mask}
+
+    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
+        return encode_images(pipeline.vae, pixels)
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        return -model(
+            hidden_states=noisy,
+            timestep=1 - time,
+            encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
+            encoder_attention_mask=batch["text.mask"],
+            return_dict=False,
+        )[0]
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        return masked_prompt(text["embeds"], None if negative is None else negative["embeds"])

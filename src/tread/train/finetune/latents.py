@@ -1,0 +1,40 @@
+"""Latents of stock image autoencoders, normalised as transformers are trained on them.
+
+- AutoencoderKL gives moments; AutoencoderTiny gives one deterministic latent, so no `std`.
+- Normalised: (latent - shift_factor) * scaling_factor; the inverse is in the stock pipelines.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def pixels_per_latent(config: Mapping[str, Any]) -> int:
+    """On each side, from the autoencoder's config."""
+    stages = config.get("encoder_block_out_channels") or config["block_out_channels"]
+    return 2 ** (len(stages) - 1)
+
+
+@torch.no_grad()
+def encode_images(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
+    """Pixels (B, 3, 1, H, W) in [-1, 1] -> float32 `mean` (B, C, h, w) and, from an AutoencoderKL, `std`."""
+    encoded = vae.encode(pixels.squeeze(2).to(vae.device, vae.dtype))
+    scale, shift = vae.config.scaling_factor, vae.config.shift_factor or 0.0
+    if not hasattr(encoded, "latent_dist"):
+        return {"mean": (encoded.latents.float() - shift) * scale}
+    moments = encoded.latent_dist
+    return {"mean": (moments.mean.float() - shift) * scale, "std": moments.std.float() * scale}
+
+
+@torch.no_grad()
+def encode_videos(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
+    """Pixels (B, 3, F, H, W) in [-1, 1] -> float32 `mean` and `std`, (B, C, f, h, w), each channel standardised by the
+    statistics in the config of an AutoencoderKLWan or AutoencoderKLQwenImage."""
+    moments = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist
+    mean, std = (
+        torch.tensor(values, device=vae.device).view(1, -1, 1, 1, 1)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    return {"mean": (moments.mean.float() - mean) / std, "std": moments.std.float() / std}

@@ -1,0 +1,153 @@
+"""What a released model was trained to predict, and how noisy the states are that it is trained on.
+
+- `FlowTarget`: the velocity noise - x on the straight path, time in (0, 1); FLUX, SD3, AuraFlow, Wan, Lumina2, Qwen.
+- `EpsilonTarget`: the noise of a discrete diffusion, time 0..999, and the learned variance beside it; PixArt.
+- A time is a quantile of u in (0, 1), so that validation can visit quantiles evenly and an expert its own range.
+- The maths runs in float32, whatever the autocast.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tread.objectives.flow import Flow
+from tread.objectives.objective import beside
+
+Distance = Literal["l2", "huber"]
+
+
+class Target(Protocol):
+    """Everything the loss needs to know of a model's objective."""
+
+    def times(self, u: Tensor, tokens: int) -> Tensor:
+        """The training distribution of times as its quantile function, (B,) -> (B,), for images of `tokens` tokens."""
+        ...
+
+    def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """The noisy state, (B, C, ...); time (B,)."""
+        ...
+
+    def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        """The loss of every element, (B, C, ...) float32."""
+        ...
+
+
+def distance(a: Tensor, b: Tensor, kind: Distance) -> Tensor:
+    """Elementwise, in float32."""
+    if kind == "huber":
+        return F.huber_loss(a.float(), b.float(), reduction="none")
+    return F.mse_loss(a.float(), b.float(), reduction="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowTarget:
+    """Rectified flow with logit-normal times (Esser et al. 2024)."""
+
+    shift: float = 1.0
+    """Above 1 moves times towards the noise; not read where `dynamic` is set."""
+    dynamic: tuple[float, float, int, int] | None = None
+    """(base_shift, max_shift, base_seq_len, max_seq_len): the shift grows with the number of tokens, as in FLUX."""
+    distance: Distance = "l2"
+
+    @classmethod
+    def from_scheduler(cls, config: Mapping[str, Any], *, shift: float | None, distance: Distance) -> "FlowTarget":
+        """As the stock sampler shifts, unless `shift` says otherwise."""
+        if shift is not None:
+            return cls(shift=shift, distance=distance)
+        if config.get("use_dynamic_shifting"):
+            names = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
+            usual = (0.5, 1.15, 256, 4096)
+            base, top, few, many = (config.get(name, value) for name, value in zip(names, usual, strict=True))
+            return cls(dynamic=(base, top, few, many), distance=distance)
+        return cls(shift=config.get("shift") or config.get("flow_shift") or 1.0, distance=distance)
+
+    def shift_of(self, tokens: int) -> float:
+        """The shift for images of `tokens` tokens."""
+        if self.dynamic is None:
+            return self.shift
+        base, top, few, many = self.dynamic
+        return math.exp(base + (top - base) * (tokens - few) / (many - few))
+
+    def times(self, u: Tensor, tokens: int) -> Tensor:
+        return Flow(time="logit-normal", shift=self.shift_of(tokens)).level(u)
+
+    def quantile(self, time: float, tokens: int) -> float:
+        """The share of training times below `time`: the inverse of `times`."""
+        shift = self.shift_of(tokens)
+        unshifted = time / (shift - (shift - 1) * time)
+        return float(torch.special.ndtr(torch.logit(torch.tensor(unshifted, dtype=torch.float64))))
+
+    # Esser et al. Eq. 13
+    def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        at = beside(time, x)
+        return (1 - at) * x + at * noise
+
+    def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        return distance(prediction, noise - x, self.distance)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EpsilonTarget:
+    """The noise of a discrete diffusion (Ho et al. 2020, arXiv 2006.11239) at a time drawn evenly from 0..T-1.
+
+    A model with twice the channels predicts its variance too, and is trained by L_hybrid of Nichol and Dhariwal
+    (2021, arXiv 2102.09672): the bound is in bits, its sum over T times is weighted by 0.001 as in the paper, and the
+    mean is detached in it, so that it moves the variance alone. At time 0 it has the density of the data where the
+    paper has that of a bin of pixel values, which latents do not have.
+    """
+
+    betas: Tensor
+    """(T,) float64: the variances of the forward process."""
+    distance: Distance = "l2"
+
+    @classmethod
+    def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "EpsilonTarget":
+        """With the forward process of the stock sampler."""
+        import diffusers
+
+        scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
+        return cls(betas=scheduler.betas.double(), distance=distance)
+
+    def times(self, u: Tensor, tokens: int) -> Tensor:
+        count = len(self.betas)
+        return (u * count).long().clamp(max=count - 1)
+
+    # Ho et al. Eq. 4
+    def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        kept = (1 - self.betas).cumprod(0)
+        return self._at(kept.sqrt(), time, x) * x + self._at((1 - kept).sqrt(), time, x) * noise
+
+    def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        channels = x.shape[1]
+        epsilon = prediction[:, :channels]  # (B, C, ...)
+        error = distance(epsilon, noise, self.distance)
+        if prediction.shape[1] == channels:
+            return error
+        bound = self._bound(epsilon.detach().float() - noise.float(), prediction[:, channels:].float(), time)
+        return error + 0.001 * len(self.betas) * bound
+
+    def _bound(self, off: Tensor, variance: Tensor, time: Tensor) -> Tensor:
+        """One term of the variational bound in bits, every element on its own; `off` is the error of the noise."""
+        alphas = 1 - self.betas
+        kept = alphas.cumprod(0)
+        before = torch.cat([kept.new_ones(1), kept[:-1]])
+        # Nichol and Dhariwal Eq. 10; at time 0 it is 0, whose logarithm is cut to the next one's
+        posterior = self.betas * (1 - before) / (1 - kept)
+        low = self._at(torch.cat([posterior[1:2], posterior[1:]]).log(), time, off)
+        high = self._at(self.betas.log(), time, off)
+        share = (variance + 1) / 2
+        log_variance = share * high + (1 - share) * low  # Eq. 15
+        # how far the two means are apart: Eq. 11 with x written by the noise, at time 0 the mean's distance from x
+        apart = self._at(self.betas / ((1 - kept) * alphas).sqrt(), time, off) * off
+        square = apart.square() * torch.exp(-log_variance)
+        divergence = 0.5 * (log_variance - low + torch.exp(low - log_variance) - 1 + square)  # Eq. 6
+        density = 0.5 * (math.log(2 * math.pi) + log_variance + square)  # Eq. 5
+        return torch.where(beside(time, off) == 0, density, divergence) / math.log(2)
+
+    def _at(self, table: Tensor, time: Tensor, like: Tensor) -> Tensor:
+        return beside(table.float().to(time.device)[time], like.float())

@@ -1,0 +1,99 @@
+"""What every job does around the loop: the accelerator, the run's folder and its config, trackers, the end."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
+
+from tread.data.base import written_whole
+from tread.routing.errors import ConfigError
+from tread.train.checkpoint import list_checkpoints
+from tread.train.config import CONFIG_FILE, changes, flatten, read_saved
+from tread.train.loop import CHECKPOINTS, Session, Task, fit
+from tread.train.metrics import tracker_of
+from tread.train.settings import JobConfig
+
+
+def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Accelerator:
+    """`find_unused`: some trained parameters may have no gradient in a step."""
+    precision = config.train.precision
+    if precision == "auto":
+        precision = "bf16" if torch.cuda.is_available() else "float32"
+    return Accelerator(
+        cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
+        mixed_precision="bf16" if precision == "bf16" else "no",
+        log_with=tracker_of(config.log.trackers),
+        project_config=ProjectConfiguration(logging_dir=config.output_dir),
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if find_unused else None,
+    )
+
+
+def claim_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting: str = "resume") -> Path:
+    """Make the run's folder; one that holds another run is refused."""
+    folder = Path(config.output_dir)
+    goes_on = config.resume is not None and (
+        config.resume == "latest" or Path(config.resume).resolve() == folder.resolve()
+    )
+    taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
+    accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
+    if taken:
+        raise ConfigError(
+            f"{folder} already holds a run: continue it with {resume_setting}=latest, or name another output_dir."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
+        raise ConfigError(f"{reason}. Name another output_dir.") from None
+    return folder
+
+
+def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, raw: dict[str, Any]) -> None:
+    """Train a task from its start or its newest checkpoint; `raw` is the config as it is kept in the folder."""
+    session = Session(task, config, accelerator)
+    start = 0
+    if config.resume is not None:
+        source = folder if config.resume == "latest" else Path(config.resume)
+        start = session.load(source / CHECKPOINTS)
+    if accelerator.is_main_process:  # only now: a run that could not be resumed keeps its config
+        _write_config(folder, config, raw, accelerator)
+    if accelerator.log_with:
+        settings = {
+            name: value if isinstance(value, int | float) else str(value) for name, value in flatten(raw).items()
+        }
+        names = {"wandb": {"name": config.log.run or folder.name}}
+        accelerator.init_trackers(config.log.project, config=settings, init_kwargs=names)
+    accelerator.print(task.summary())
+    if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        accelerator.print(
+            "several processes were asked for and one runs: on CPUs, accelerate launch needs --multi_gpu."
+        )
+    fit(session, folder, start=start)
+
+
+def end(accelerator: Accelerator) -> None:
+    """Close trackers and the process group.
+
+    The wrapped models go first, then the ranks wait for each other: a group that dies together with a DDP model waits
+    for a thread that waits for Python's lock (gloo, torch 2.13).
+    """
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def _write_config(folder: Path, config: JobConfig, raw: dict[str, Any], accelerator: Accelerator) -> None:
+    from omegaconf import OmegaConf
+
+    if config.resume is not None and (folder / CONFIG_FILE).is_file():
+        for change in changes(read_saved(folder), raw):
+            if not change.startswith("resume"):
+                accelerator.print(f"changed since the run was started: {change}")
+    with written_whole(folder / CONFIG_FILE) as file:
+        file.write(OmegaConf.to_yaml(OmegaConf.create(raw)).encode())

@@ -1,0 +1,287 @@
+"""Every family against its stock pipeline: texts, calls, sampling, latents, tokens, prompts, routes.
+
+Each test runs over every tiny pipeline of the folder `tiny`.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import tread
+from tread.attach.registry import family_of
+from tread.train.finetune.families import open_family
+from tread.train.finetune.family import Batch, TuneFamily
+from tread.train.finetune.objective import FlowTarget, Target
+from tread.train.finetune.source import Source
+
+from .tiny import TINY
+from .tiny.parts import Tiny
+
+pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")]
+
+PROMPTS = ["a photo of a small orange cat, sitting on a red sofa", "two dogs"]
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tiny pipeline that is loaded whole, its family, and a sample (1, 3, F, H, W) of whole byte values."""
+
+    tiny: Tiny
+    source: Source
+    family: TuneFamily
+    pipeline: Any
+    pixels: Tensor
+
+    @property
+    def target(self) -> Target:
+        return self.family.target(shift=None, distance="l2")
+
+    def time(self, t: Tensor) -> Tensor:
+        """The time of `predict` and `target`, from a timestep of the stock scheduler."""
+        return t / 1000 if isinstance(self.target, FlowTarget) else t
+
+    def sample(self, pipeline: Any, *, steps: int = STEPS, output_type: str = "latent", **prompt: Any) -> Tensor:
+        """What the stock pipeline draws from the noise of generator 0."""
+        rows, columns = self.tiny.size
+        arguments = {"height": rows, "width": columns, "num_inference_steps": steps, "output_type": output_type}
+        arguments |= {"num_frames": self.tiny.frames} if self.family.video else {}
+        arguments |= self.tiny.arguments(self.pixels) | prompt
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline(**arguments, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
+
+    def batch(self, prompts: list[str]) -> Batch:
+        """What the loop hands to `predict` for these prompts, each with the case's pixels."""
+        texts = self.family.encode_text(self.pipeline, prompts)
+        text = {f"text.{name}": value for name, value in self.family.collate_text(texts).items()}
+        encoded = self.family.encode_pixels(self.pipeline, self.pixels)
+        if self.tiny.reference:
+            encoded |= {f"reference.{name}": value for name, value in encoded.items()}
+        return text | {name: value.repeat(len(prompts), *[1] * (value.ndim - 1)) for name, value in encoded.items()}
+
+    def noise(self, batch: Batch) -> Tensor:
+        """As the pipeline draws it from generator 0."""
+        return torch.randn(batch["mean"].shape, generator=torch.Generator().manual_seed(0))
+
+    def given(self, latents: Tensor, batch: Batch) -> Tensor:
+        """The latents with what the family conditions on put in clean."""
+        weight = self.family.weight(batch)
+        return latents if weight is None else torch.where(weight == 0, batch["mean"], latents)
+
+    def expert(self, time: float) -> Any:
+        """The transformer for a time in (0, 1)."""
+        return getattr(self.pipeline, next(part for part, low, _ in self.family.experts if time >= low))
+
+
+@pytest.fixture(scope="module")
+def load(pipeline_folder: Callable[[str], Path]) -> Callable[[str], Case]:
+    cases: dict[str, Case] = {}
+
+    def find(name: str) -> Case:
+        if name not in cases:
+            tiny = TINY[name]
+            source = Source(str(pipeline_folder(name)))
+            shape = (1, 3, tiny.frames, *tiny.size)
+            pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(1)) / 127.5 - 1
+            family = open_family(tiny.family, source)
+            cases[name] = Case(tiny, source, family, source.pipeline(*source.parts), pixels)
+        return cases[name]
+
+    return find
+
+
+@pytest.fixture(params=list(TINY))
+def case(request: pytest.FixtureRequest, load: Callable[[str], Case]) -> Case:
+    return load(request.param)
+
+
+@contextmanager
+def recorded(*models: nn.Module) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of every call of the models, by name; those that say nothing are left out."""
+    calls: list[dict[str, Any]] = []
+
+    def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        silent = ("return_dict", "joint_attention_kwargs", "attention_kwargs")
+        calls.append({name: v for name, v in named.items() if name not in silent and v is not None})
+
+    hooks = [model.register_forward_pre_hook(record, with_kwargs=True) for model in models]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) -> None:
+    """Tensor by tensor; the padding that a text mask hides may differ."""
+    assert ours.keys() == stock.keys()
+    if tiny.text is not None:
+        name, mask = tiny.text
+        for call in (ours, stock):
+            given = call.pop(mask).bool()
+            call[name] = [text[row] for text, row in zip(call[name], given, strict=True)]
+    if tiny.one_time:
+        assert (stock["timestep"] == stock["timestep"][:, :1]).all()
+        stock["timestep"] = stock["timestep"][:, 0]
+    for name in ours:
+        message = partial("{}: {}".format, name)
+        # a stock timestep may be a whole number where ours is not
+        assert_close(ours[name], stock[name], rtol=1e-5, atol=1e-5, check_dtype=name != "timestep", msg=message)
+
+
+def test_sampling_by_predict_is_the_stock_pipeline(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of two lengths, each call of the transformer, the velocity's sign and the result."""
+    family, stock_scheduler = case.family, case.pipeline.scheduler
+    scheduler = type(stock_scheduler).from_config(stock_scheduler.config)
+    set_timesteps = stock_scheduler.set_timesteps
+
+    @wraps(set_timesteps)
+    def set_both(*args: Any, **kwargs: Any) -> None:
+        scheduler.set_timesteps(*args, **kwargs)
+        set_timesteps(*args, **kwargs)
+
+    monkeypatch.setattr(stock_scheduler, "set_timesteps", set_both)
+    guidance: dict[str, Any] = {family.guidance_argument: 1.0}
+    with recorded(*(getattr(case.pipeline, part) for part, _, _ in family.experts)) as stock:
+        expected = case.sample(case.pipeline, prompt=PROMPTS, **guidance)
+    assert len(stock) == STEPS
+    batch = case.batch(PROMPTS)
+    latents = case.noise(batch)
+    for t, stock_call in zip(scheduler.timesteps, stock, strict=True):
+        model = case.expert(float(t) / 1000)
+        with torch.no_grad(), recorded(model) as ours:
+            time = case.time(t).expand(len(latents))
+            prediction = family.predict(model, case.given(latents, batch), time, batch)
+        assert_same_call(ours[0], stock_call, case.tiny)
+        latents = scheduler.step(prediction[:, : latents.shape[1]], t, latents, return_dict=False)[0]
+    latents = case.tiny.pack(case.pipeline, case.given(latents, batch))
+    assert_close(latents, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_perfect_prediction_leads_the_stock_sampler_to_the_data(case: Case) -> None:
+    """On the straight path that `mix` draws: the target's sign and the scale of time are the sampler's."""
+    target, scheduler = case.target, copy.deepcopy(case.pipeline.scheduler)
+    scheduler.set_timesteps(4, **({"mu": 0.7} if scheduler.config.get("use_dynamic_shifting") else {}))
+    x, noise = torch.randn(2, 1, 3, 4, 4, generator=torch.Generator().manual_seed(2))
+    flow = isinstance(target, FlowTarget)
+    perfect = noise - x if flow else noise
+    latents = target.mix(x, noise, case.time(scheduler.timesteps[:1]))
+    for t in scheduler.timesteps:
+        # whole timesteps are up to one away from the level that the sampler steps at
+        assert_close(latents, target.mix(x, noise, case.time(t.reshape(1))), rtol=0, atol=5e-3)
+        latents = scheduler.step(perfect, t, latents, return_dict=False)[0]
+    assert_close(latents, x, rtol=0, atol=1e-2)
+    if flow:
+        assert target.error(perfect, x, noise, torch.tensor([0.5])).max() == 0
+
+
+def test_latents_decode_in_the_stock_pipeline(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline's own denormalisation gives the image that the autoencoder gives alone."""
+    encoded = case.family.encode_pixels(case.pipeline, case.pixels)
+    rows, columns = case.tiny.size
+    assert encoded["mean"].ndim == 4 + case.family.video
+    assert encoded["mean"].shape[-2:] == (rows // case.family.factor, columns // case.family.factor)
+    vae = case.pipeline.vae
+    with torch.no_grad():
+        frames = "z_dim" in vae.config
+        output = vae.encode(case.pixels if frames else case.pixels.squeeze(2))
+        latents = output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
+        expected = (vae.decode(latents).sample / 2 + 0.5).clamp(0, 1)  # (1, 3, H, W) or (1, 3, F, H, W)
+    packed = case.tiny.pack(case.pipeline, encoded["mean"])
+    monkeypatch.setattr(case.pipeline.scheduler, "step", lambda *args, **kwargs: (packed,))
+    image = case.sample(case.pipeline, prompt=PROMPTS[0], output_type="pt")
+    if image.ndim == 5:
+        expected = expected.transpose(1, 2)  # (1, F, 3, H, W)
+    assert_close(image, expected.reshape(image.shape), rtol=1e-4, atol=1e-4)
+
+
+def test_a_latent_pixel_forces_the_token_that_it_moves(case: Case) -> None:
+    family, batch, model = case.family, case.batch(PROMPTS[:1]), case.expert(0.9)
+    latents, time = case.noise(batch), case.time(torch.tensor([900.0]))
+    seen: list[Tensor] = []
+    hook = model.get_submodule(case.tiny.embedder).register_forward_hook(lambda module, args, out: seen.append(out))
+    with torch.no_grad():
+        family.predict(model, latents, time, batch)
+        for place in torch.randperm(latents[:, :1].numel(), generator=torch.Generator().manual_seed(3))[:4]:
+            at = torch.zeros(latents[:, :1].numel())
+            at[place] = 1
+            at = at.view_as(latents[:, :1])
+            family.predict(model, latents + at, time, batch)
+            before, after = (
+                rows.flatten(2).transpose(1, 2) if rows.ndim == 5 else rows for rows in (seen[0], seen[-1])
+            )  # (B, S, D)
+            moved = (before != after).any(-1)[:, : family.tokens(latents)]
+            weight = family.weight(batch)
+            if weight is not None and weight.flatten()[place] == 0:
+                assert not moved.any()  # the model is given the clean latent there
+            else:
+                assert moved.sum() == 1
+                assert torch.equal(family.any_in_token(at.bool()), moved)
+    hook.remove()
+
+
+def test_prompts_that_are_encoded_already_draw_the_same(case: Case) -> None:
+    """At the default guidance, by a pipeline without text encoders."""
+    family = case.family
+    guidance: dict[str, Any] = {family.guidance_argument: family.guidance}
+    prompts = [PROMPTS[0], case.tiny.negative]
+    expected = case.sample(case.pipeline, prompt=prompts[0], negative_prompt=prompts[1], **guidance)
+    text, negative = family.encode_text(case.pipeline, prompts)
+    given = {part: getattr(case.pipeline, part) for part in case.source.parts if part not in family.text_parts}
+    bare = case.source.pipeline(given=given)
+    assert all(getattr(bare, part) is None for part in family.text_parts)
+    found = case.sample(bare, **family.prompt_arguments(text, negative), **guidance)
+    assert_close(found, expected, rtol=2e-4, atol=1e-5)  # padding that a mask hides changes the order of sums
+
+
+def test_routing(case: Case) -> None:
+    """A routed prediction drops tokens, its gradients reach what dense ones reach, and all tokens forced is dense."""
+    family, batch = case.family, case.batch(PROMPTS)
+    latents = case.given(case.noise(batch), batch)
+    tokens = family.tokens(latents)
+    references = tokens if case.tiny.reference else 0
+    for part, low, high in family.experts:
+        model = copy.deepcopy(getattr(case.pipeline, part)).train()
+        time = case.time(torch.full((2,), 500 * (low + high)).round())
+        dense = family.predict(model, latents, time, batch)
+        reached = gradients(model, dense)
+        route = {"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}
+        handle = tread.attach(model, {"routes": [route]})
+        routed = family.predict(model, latents, time, batch)
+        assert handle.selections[0].shape == (2, references + tokens - tokens // 2)
+        assert not torch.allclose(routed, dense, atol=1e-4)
+        assert gradients(model, routed) == reached
+        with handle.force_keep(torch.ones(2, tokens, dtype=torch.bool)):
+            forced = family.predict(model, latents, time, batch)
+        assert handle.selections[0].shape == (2, references + tokens)
+        assert_close(forced, dense, rtol=1e-4, atol=1e-5)
+
+
+def gradients(model: nn.Module, prediction: Tensor) -> set[str]:
+    """The parameters that a loss of the prediction moves."""
+    model.zero_grad()
+    prediction.square().mean().backward()
+    return {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+
+
+def test_lora_targets_are_linears_of_every_layer(case: Case) -> None:
+    for part, _, _ in case.family.experts:
+        model = getattr(case.pipeline, part)
+        linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        for target in case.family.lora_targets:
+            assert any(name.endswith(f".{target}") for name in linears), target
+        for stack in family_of(model).stacks:
+            for layer in range(len(model.get_submodule(stack.name))):
+                inside = [name for name in linears if name.startswith(f"{stack.name}.{layer}.")]
+                assert any(name.endswith(tuple(f".{t}" for t in case.family.lora_targets)) for name in inside)

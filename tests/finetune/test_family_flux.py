@@ -1,0 +1,157 @@
+"""FLUX: moments, real photos, Kontext's source image, guidance, and the adapter in the stock loader."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.testing import assert_close
+
+import tread
+from tread.train.finetune.families.flux import Flux
+from tread.train.finetune.source import Source
+
+from .lora import assert_lora_loads
+
+pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")]
+
+Open = Callable[[str], tuple[Flux, Any]]
+
+
+@pytest.fixture
+def flux(pipeline_folder: Callable[[str], Path]) -> Open:
+    """The family and its whole pipeline."""
+
+    def find(name: str) -> tuple[Flux, Any]:
+        source = Source(str(pipeline_folder(name)))
+        return Flux(source), source.pipeline(*source.parts)
+
+    return find
+
+
+def photo(real_data: Path, size: tuple[int, int]) -> Image.Image:
+    with zipfile.ZipFile(real_data / "oxford-pets/pets256_512.zip") as archive:
+        name = next(name for name in archive.namelist() if name.startswith("images/"))
+        with archive.open(name) as file:
+            return Image.open(file).convert("RGB").resize(size)
+
+
+def to_pixels(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)[None, :, None] / 127.5 - 1  # (1, 3, 1, H, W)
+
+
+def test_moments_are_normalised_as_samples_are(flux: Open, real_data: Path) -> None:
+    """Drawing from the normalised moments is normalising a draw of the autoencoder."""
+    family, pipeline = flux("flux-kl")
+    pixels = to_pixels(photo(real_data, (96, 64)))
+    encoded = family.encode_pixels(pipeline, pixels)
+    with torch.no_grad():
+        drawn = pipeline.vae.encode(pixels[:, :, 0]).latent_dist.sample(torch.Generator().manual_seed(0))
+    noise = torch.randn(encoded["mean"].shape, generator=torch.Generator().manual_seed(0))
+    assert_close(encoded["mean"] + encoded["std"] * noise, (drawn - 0.1159) * 0.3611)
+
+
+def test_latents_of_a_real_photo_have_unit_scale(flux: Open, real_data: Path) -> None:
+    """taef1's are FLUX's normalised latents themselves, and it is deterministic."""
+    family, pipeline = flux("flux")
+    encoded = family.encode_pixels(pipeline, to_pixels(photo(real_data, (256, 256))))
+    assert encoded.keys() == {"mean"}
+    assert encoded["mean"].shape == (1, 16, 32, 32)
+    assert 0.5 < encoded["mean"].std() < 2
+
+
+def test_guidance_is_one_where_the_model_takes_it(pipeline_folder: Callable[[str], Path]) -> None:
+    seen: list[Any] = []
+
+    def fake(**arguments: Any) -> tuple[Tensor]:
+        seen.append(arguments["guidance"])
+        return (arguments["hidden_states"],)
+
+    batch = {"text.embeds": torch.zeros(2, 4, 16), "text.pooled": torch.zeros(2, 16)}
+    noisy = torch.randn(2, 16, 4, 6)
+    model: Any = fake
+    for name in ("flux", "flux-schnell"):
+        family = Flux(Source(str(pipeline_folder(name))))
+        assert torch.equal(family.predict(model, noisy, torch.tensor([0.2, 0.7]), batch), noisy)
+    assert seen[0].tolist() == [1.0, 1.0]
+    assert seen[1] is None
+
+
+def test_an_encoded_negative_prompt_draws_the_same(flux: Open) -> None:
+    """Where true_cfg_scale asks for it; the guidance of previews is an input of the model instead."""
+    family, pipeline = flux("flux")
+    pipeline.set_progress_bar_config(disable=True)
+    text, negative = family.encode_text(pipeline, ["a cat", "two dogs"])
+
+    def draw(**prompt: Any) -> Tensor:
+        size: dict[str, Any] = {"height": 32, "width": 32, "num_inference_steps": 1, "true_cfg_scale": 3.0}
+        return pipeline(**prompt, **size, generator=torch.Generator().manual_seed(0), output_type="latent").images
+
+    expected = draw(prompt="a cat", negative_prompt="two dogs")
+    assert_close(draw(**family.prompt_arguments(text, negative)), expected)
+    assert (draw(**family.prompt_arguments(text, None)) - expected).abs().max() > 1e-3
+
+
+@pytest.fixture
+def kontext(flux: Open, real_data: Path) -> tuple[Flux, Any, Image.Image, dict[str, Tensor]]:
+    """A target of 64 x 96 pixels and a source image of another size."""
+    family, pipeline = flux("flux-kontext")
+    image = photo(real_data, (48, 80))
+    (text,) = family.encode_text(pipeline, ["make it night"])
+    reference = family.encode_pixels(pipeline, to_pixels(image))["mean"]  # (1, 16, 10, 6)
+    return family, pipeline, image, {"text." + k: v[None] for k, v in text.items()} | {"reference.mean": reference}
+
+
+def test_a_source_image_of_another_size_is_the_stock_pipeline(
+    kontext: tuple[Flux, Any, Image.Image, dict[str, Tensor]],
+) -> None:
+    family, pipeline, image, batch = kontext
+    pipeline.set_progress_bar_config(disable=True)
+    stock = pipeline(
+        image=image,
+        prompt="make it night",
+        guidance_scale=1.0,
+        height=64,
+        width=96,
+        max_area=64 * 96,
+        _auto_resize=False,
+        num_inference_steps=1,
+        generator=torch.Generator().manual_seed(0),
+        output_type="latent",
+    ).images
+    noise = torch.randn(1, 16, 8, 12, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        velocity = family.predict(pipeline.transformer, noise, torch.ones(1), batch)
+        blind = family.predict(pipeline.transformer, noise, torch.ones(1), {**batch, "reference.mean": -noise})
+    assert_close(pipeline._pack_latents(noise - velocity, 1, 16, 8, 12), stock, rtol=1e-4, atol=1e-4)
+    assert (velocity - blind).abs().max() > 1e-3
+
+
+def test_a_mask_covers_the_target_and_source_tokens_stay(
+    kontext: tuple[Flux, Any, Image.Image, dict[str, Tensor]],
+) -> None:
+    family, pipeline, _, batch = kontext
+    model = pipeline.transformer.train()
+    handle = tread.attach(
+        model, {"routes": [{"selection_ratio": 0.9, "start_layer_idx": 3, "end_layer_idx": 3}], "seed": 1}
+    )
+    weight = torch.zeros(1, 1, 8, 12)
+    weight[..., 5, 7] = 0.1
+    forced = family.any_in_token(weight > 0)
+    with handle.force_keep(forced):
+        family.predict(model, torch.randn(1, 16, 8, 12), torch.tensor([0.5]), batch)
+    (kept,) = handle.selections
+    assert forced.nonzero()[:, 1].tolist() == [2 * 6 + 3]
+    assert 2 * 6 + 3 in kept
+    assert set(range(24, 24 + 15)) <= set(kept[0].tolist())
+    assert kept.shape[1] < 24 + 15
+
+
+@pytest.mark.parametrize("name", ["flux", "flux-kontext"])
+def test_the_lora_loads_in_the_stock_pipeline(flux: Open, name: str, tmp_path: Path) -> None:
+    assert_lora_loads(*flux(name), tmp_path)

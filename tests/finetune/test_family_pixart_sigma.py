@@ -1,0 +1,101 @@
+"""PixArt: the learned variance, masks, the old class name, and the adapter as a peft folder."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import tread
+from tread.routing.errors import ConfigError
+from tread.train.finetune.families.pixart_sigma import PixArtSigma
+from tread.train.finetune.objective import EpsilonTarget
+from tread.train.finetune.source import Source
+
+from .trained import PROMPTS, drawn, opened, save_lora, text_of
+
+pytestmark = pytest.mark.realdata
+
+
+@pytest.fixture
+def pixart(pipeline_folder: Callable[[str], Path]) -> tuple[PixArtSigma, Any]:
+    return opened(pipeline_folder("pixart_sigma"), "pixart_sigma")
+
+
+def test_training_lowers_the_dense_loss_and_moves_the_variance(pixart: tuple[PixArtSigma, Any]) -> None:
+    """A few routed steps on fixed noise; the variance's own part of the last layer learns too."""
+    family, pipeline = pixart
+    target, model = family.target(shift=None, distance="l2"), pipeline.transformer.train()
+    assert isinstance(target, EpsilonTarget)
+    assert_close(target.betas.float(), pipeline.scheduler.betas)
+    x, noise, time = drawn(2, 4, 8, 12), drawn(2, 4, 8, 12, seed=1), torch.tensor([600, 0])
+    batch = text_of(family, pipeline, PROMPTS)
+    handle = tread.attach(model, {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]})
+
+    def loss() -> Tensor:
+        prediction = family.predict(model, target.mix(x, noise, time), time, batch)
+        assert prediction.shape == (2, 8, 8, 12)
+        error = target.error(prediction, x, noise, time)
+        assert error.shape == x.shape
+        return error.mean()
+
+    with handle.dense():
+        before = loss().item()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for step in range(6):
+        handle.set_step(step)
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    assert handle.selections[0].shape == (2, 12)
+    variance = model.proj_out.bias.grad.view(2, 2, 8)[..., 4:]  # (rows, columns, channels) of a patch
+    assert (variance != 0).all()
+    with handle.dense():
+        assert loss().item() < 0.9 * before
+
+
+@torch.no_grad()
+def test_texts_in_a_batch_are_read_as_if_alone(pixart: tuple[PixArtSigma, Any]) -> None:
+    family, pipeline = pixart
+    texts = family.encode_text(pipeline, PROMPTS)
+    assert [len(text["embeds"]) for text in texts] == [len(pipeline.tokenizer(prompt).input_ids) for prompt in PROMPTS]
+    noisy, time = drawn(2, 4, 8, 12), torch.tensor([600, 30])
+    together = family.predict(pipeline.transformer, noisy, time, text_of(family, pipeline, PROMPTS))
+    for i in range(2):
+        alone = text_of(family, pipeline, PROMPTS[i : i + 1])
+        one = family.predict(pipeline.transformer, noisy[i : i + 1], time[i : i + 1], alone)
+        assert_close(one, together[i : i + 1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_flow_shift_is_refused(pixart: tuple[PixArtSigma, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"flow_schedule_shift is 3.0, but pixart_sigma is no flow.*leave it out"):
+        pixart[0].target(shift=3.0, distance="l2")
+
+
+def test_folders_with_the_old_class_name_load(pipeline_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """The released PixArt sigma calls its transformer Transformer2DModel."""
+    shutil.copytree(pipeline_folder("pixart_sigma"), tmp_path, dirs_exist_ok=True)
+    index, config = (tmp_path / name for name in ("model_index.json", "transformer/config.json"))
+    index.write_text(index.read_text().replace("PixArtTransformer2DModel", "Transformer2DModel"))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"_class_name": "Transformer2DModel"}))
+    model = Source(str(tmp_path)).transformer("transformer", dtype=torch.float32)
+    assert type(model).__name__ == "PixArtTransformer2DModel"
+
+
+@torch.no_grad()
+def test_the_lora_loads_through_peft(pixart: tuple[PixArtSigma, Any], tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    family, pipeline = pixart
+    fresh: Any = family.source.transformer("transformer", dtype=torch.float32)
+    batch, noisy, time = text_of(family, pipeline, PROMPTS), drawn(2, 4, 8, 12), torch.tensor([600, 30])
+    before = family.predict(fresh.eval(), noisy, time, batch)
+    model = save_lora(family, pipeline, tmp_path)["transformer"]
+    after = family.predict(PeftModel.from_pretrained(fresh, tmp_path).eval(), noisy, time, batch)
+    assert_close(after, family.predict(model.eval(), noisy, time, batch))
+    assert (after - before).abs().max() > 1e-3

@@ -1,0 +1,185 @@
+"""Wan: experts, first frames, real latents and clips, and the adapters of both experts in the stock loader."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.testing import assert_close
+
+import tread
+from tread.data.base import DataError
+from tread.data.buckets import Bucket, Crop
+from tread.data.pixels import read_pixels
+from tread.routing.errors import ConfigError
+from tread.train.finetune.families import open_family
+from tread.train.finetune.families.wan import SECOND_FILE, Wan
+from tread.train.finetune.source import Source
+
+from .trained import PROMPTS, drawn, opened, save_lora, text_of
+
+pytestmark = pytest.mark.realdata
+
+Open = Callable[[str], tuple[Wan, Any]]
+
+
+@pytest.fixture
+def wan(pipeline_folder: Callable[[str], Path]) -> Open:
+    """The family and its whole pipeline."""
+    return lambda name: opened(pipeline_folder(name), "wan")
+
+
+@pytest.fixture(scope="module")
+def clip(real_data: Path) -> Tensor:
+    """Nine frames of a camera, (1, 3, 9, 64, 96) in [-1, 1]."""
+    path = real_data / "video_clips/basketball.mp4"
+    pixels = read_pixels(path, Crop(Bucket(96, 64, 9), 0, 0, 540 / 640, 1))  # (F, H, W, 3)
+    return pixels.permute(3, 0, 1, 2)[None] / 127.5 - 1
+
+
+@pytest.fixture(scope="module")
+def latents(real_data: Path) -> Tensor:
+    """A corner of real Wan 2.1 latents, (1, 16, 4, 8, 12)."""
+    path = real_data / "wan_latents/test_latents_wan.pth"
+    return torch.load(path, weights_only=True, map_location="cpu")[:, :, :4, :8, :12].float()
+
+
+def changed(folder: Path, to: Path, part: str, **values: Any) -> Source:
+    """The folder with other values in a config."""
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+    path = to / part
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return Source(str(to))
+
+
+def test_experts_share_the_times_at_the_boundary(
+    wan: Open, pipeline_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assert wan("wan")[0].experts == (("transformer", 0.0, 1.0),)
+    assert wan("wan-a14b")[0].experts == (("transformer", 0.875, 1.0), ("transformer_2", 0.0, 0.875))
+    alone = changed(pipeline_folder("wan-a14b"), tmp_path, "model_index.json", transformer=[None, None])
+    assert open_family("wan", alone).experts == (("transformer_2", 0.0, 0.875),)
+    assert open_family("wan", alone).patch == (1, 2, 2)
+
+
+def test_training_on_real_latents_lowers_the_dense_loss(wan: Open, latents: Tensor) -> None:
+    """A few routed steps, each expert in its own range, on fixed noise."""
+    family, pipeline = wan("wan-a14b")
+    target = family.target(shift=None, distance="l2")
+    batch = {"mean": latents} | text_of(family, pipeline, PROMPTS[:1])
+    assert 0.5 < latents.std() < 1.5  # normalised already
+    noise = drawn(*latents.shape, seed=1)
+    for part, low, high in family.experts:
+        model = getattr(pipeline, part).train()
+        handle = tread.attach(model, {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]})
+        time = torch.tensor([(low + high) / 2])
+
+        def loss(model: Any = model, time: Tensor = time) -> Tensor:
+            prediction = family.predict(model, target.mix(latents, noise, time), time, batch)
+            return target.error(prediction, latents, noise, time).mean()
+
+        with handle.dense():
+            before = loss().item()
+        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+        for step in range(8):
+            handle.set_step(step)
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+        assert handle.selections[0].shape == (1, 48)
+        with handle.dense():
+            assert loss().item() < 0.9 * before
+
+
+def test_the_first_latent_frame_is_the_first_frame_alone(wan: Open, clip: Tensor) -> None:
+    """What TI2V's pipeline encodes is what a video's latents begin with."""
+    for name in ("wan", "wan-ti2v-first"):
+        family, pipeline = wan(name)
+        encoded = family.encode_pixels(pipeline, clip)
+        assert encoded.keys() == {"mean", "std"}
+        rows, columns = 64 // family.factor, 96 // family.factor
+        assert encoded["mean"].shape[2:] == (3, rows, columns)
+        assert_close(family.encode_pixels(pipeline, clip[:, :, :1])["mean"], encoded["mean"][:, :, :1])
+
+
+def test_a_first_frame_is_given_with_what_clip_sees_in_it(wan: Open, clip: Tensor) -> None:
+    family, pipeline = wan("wan-i2v")
+    encoded = family.encode_pixels(pipeline, clip)
+    assert_close(encoded["condition"][:, :, 0], encoded["mean"][:, :, 0])
+    assert (encoded["condition"][:, :, 1:] - encoded["mean"][:, :, 1:]).abs().max() > 0.01
+    image = Image.fromarray((clip[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy())
+    with torch.no_grad():
+        assert_close(encoded["image_embeds"], pipeline.encode_image(image))
+    assert "image_embeds" not in wan("wan-i2v-a14b")[0].encode_pixels(wan("wan-i2v-a14b")[1], clip)
+
+
+def test_an_image_has_nothing_to_teach_an_image_to_video_model(wan: Open, clip: Tensor) -> None:
+    family, pipeline = wan("wan-i2v")
+    with pytest.raises(DataError, match=r"an image was given to an image-to-video model.*train it on videos"):
+        family.encode_pixels(pipeline, clip[:, :, :1])
+
+
+def test_models_of_two_given_frames_are_refused(pipeline_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    source = changed(pipeline_folder("wan-i2v"), tmp_path, "transformer/config.json", pos_embed_seq_len=10)
+    with pytest.raises(ConfigError, match=r"between a first and a last frame.*set pretrained_model_name_or_path"):
+        open_family("wan", source)
+
+
+def test_a_clean_first_frame_has_no_weight_and_time_zero(wan: Open, clip: Tensor) -> None:
+    family, pipeline = wan("wan-ti2v-first")
+    batch = family.encode_pixels(pipeline, clip) | text_of(family, pipeline, PROMPTS[:1])
+    weight = family.weight(batch)
+    assert weight is not None
+    assert weight.flatten(3).amax(-1).tolist() == weight.flatten(3).amin(-1).tolist() == [[[0, 1, 1]]]
+    tokens = family.tokens(batch["mean"])
+    assert family.any_in_token(weight == 0).nonzero()[:, 1].tolist() == list(range(tokens // 3))
+    seen: list[Tensor] = []
+
+    def fake(**arguments: Tensor) -> tuple[Tensor]:
+        seen.append(arguments["timestep"])
+        return (arguments["hidden_states"],)
+
+    noisy, model, time = drawn(*batch["mean"].shape), fake, torch.tensor([0.7])
+    inputs = family.predict(model, noisy, time, batch)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(inputs[:, :, 0], batch["mean"][:, :, 0])
+    assert torch.equal(inputs[:, :, 1:], noisy[:, :, 1:])
+    expected = torch.full((1, tokens), 700.0)
+    expected[:, : tokens // 3] = 0
+    assert_close(seen[0], expected)
+
+
+def test_an_image_is_drawn_from_text_where_the_first_frame_would_be_given(wan: Open, clip: Tensor) -> None:
+    family, pipeline = wan("wan-ti2v-first")
+    batch = family.encode_pixels(pipeline, clip[:, :, :1])
+    assert family.weight(batch) is None
+    noisy, model = drawn(*batch["mean"].shape), lambda **arguments: (arguments["hidden_states"],)
+    batch["text.embeds"] = torch.zeros(1, 512, 16)
+    assert torch.equal(family.predict(model, noisy, torch.tensor([0.7]), batch), noisy)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["wan", "wan-a14b", "wan-i2v", "wan-i2v-a14b"])
+@torch.no_grad()
+def test_loras_load_in_the_stock_pipeline(wan: Open, clip: Tensor, name: str, tmp_path: Path) -> None:
+    """The second expert's by its own file name."""
+    family, pipeline = wan(name)
+    batch = family.encode_pixels(pipeline, clip) | text_of(family, pipeline, PROMPTS[:1])
+    fresh = family.source.pipeline(*(part for part, _, _ in family.experts))
+    noisy = drawn(*batch["mean"].shape)
+
+    def predict(model: Any) -> Tensor:
+        return family.predict(model.eval(), noisy, torch.tensor([0.5]), batch)
+
+    before = {part: predict(getattr(fresh, part)) for part, _, _ in family.experts}
+    models = save_lora(family, pipeline, tmp_path)
+    fresh.load_lora_weights(tmp_path)
+    if len(models) == 2:
+        fresh.load_lora_weights(tmp_path, weight_name=SECOND_FILE, load_into_transformer_2=True)
+    for part, model in models.items():
+        after = predict(getattr(fresh, part))
+        assert_close(after, predict(model))
+        assert (after - before[part]).abs().max() > 1e-3

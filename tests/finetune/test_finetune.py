@@ -1,0 +1,233 @@
+"""`tread finetune` from the command line to the result, on tiny pipelines of every family and real images and clips."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from safetensors.torch import load_file
+
+from tread.cli import main
+from tread.routing.errors import ConfigError
+from tread.train.finetune.config import read_config
+from tread.train.finetune.finetune import finetune
+from tread.train.finetune.settings import FinetuneConfig
+from tread.train.metrics import read_metrics
+from tread.train.schema import parse
+
+from .tiny import TINY
+
+pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore")]
+ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def emoji(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Path:
+    """Six captioned emoji."""
+    folder = tmp_path_factory.mktemp("emoji")
+    with open(real_data / "emoji3d" / "captions.csv", newline="", encoding="utf-8") as file:
+        captions = {row["file"]: row["caption"] for row in csv.DictReader(file)}
+    with zipfile.ZipFile(real_data / "emoji3d" / "emoji3d_256.zip") as images:
+        names = [name for name in images.namelist() if Path(name).name in captions][:6]
+        for name in names:
+            (folder / Path(name).name).write_bytes(images.read(name))
+            (folder / Path(name).with_suffix(".txt").name).write_text(captions[Path(name).name])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def moving(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Path:
+    """Two captioned animated emoji."""
+    folder = tmp_path_factory.mktemp("moving")
+    with zipfile.ZipFile(real_data / "emoji_anim" / "emoji_anim_64x16.zip") as strips:
+        for name in [name for name in strips.namelist() if name.endswith(".webp")][:2]:
+            with strips.open(name) as file, Image.open(file) as strip:
+                whole = strip.convert("RGB")
+            across = whole.width >= whole.height
+            boxes = [(64 * i, 0, 64 * i + 64, 64) if across else (0, 64 * i, 64, 64 * i + 64) for i in range(16)]
+            frames = [whole.crop(box) for box in boxes]
+            stem = folder / Path(name).stem
+            frames[0].save(stem.with_suffix(".gif"), save_all=True, append_images=frames[1:], duration=60)
+            stem.with_suffix(".txt").write_text("an emoji that moves")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def config(pipeline_folder: Folder, emoji: Path, moving: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`config("flux", folder, key=value)`: six steps of a LoRA with routing."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def make(name: str, folder: Path, **changes: Any) -> FinetuneConfig:
+        tiny = TINY[name]
+        data: dict[str, Any] = {"instance_data_dir": str(emoji), "resolution": 64}
+        if tiny.family == "wan":
+            data = {"instance_data_dir": str(moving), "resolution": 64, "video": {"num_frames": 5}}
+        if "kontext" in name:
+            data |= {"conditioning_data_dir": str(emoji), "conditioning_type": "reference"}
+        settings = {
+            "model_family": tiny.family,
+            "pretrained_model_name_or_path": str(pipeline_folder(name)),
+            "data": data,
+            "output_dir": str(folder),
+            "cache_dir": str(cache),
+            "max_train_steps": 6,
+            "train_batch_size": 3,
+            "learning_rate": 0.02,
+            "mixed_precision": "no",
+            "report_to": "none",
+            "eval_steps_interval": 1,
+            "num_eval_images": 2,
+            "logging_steps": 1,
+            "tread_config": ROUTES,
+        }
+        return parse(FinetuneConfig, settings | changes)
+
+    return make
+
+
+def val_losses(folder: Path) -> list[float]:
+    return [line["val_loss"] for line in read_metrics(folder) if "val_loss" in line]
+
+
+def checkpoint(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    return {path.stem: load_file(path) for path in newest.glob("*.safetensors")}
+
+
+def assert_same(one: Path, two: Path) -> None:
+    first, second = checkpoint(one), checkpoint(two)
+    assert first.keys() == second.keys()
+    for part, tensors in first.items():
+        assert tensors.keys() == second[part].keys()
+        assert all(torch.equal(tensor, second[part][name]) for name, tensor in tensors.items()), part
+    losses = [[line["loss"] for line in read_metrics(folder) if "loss" in line] for folder in (one, two)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str) -> None:
+    """On fixed samples, noise and times; the routed layers saw half of the tokens."""
+    folder = finetune(config(name, tmp_path / "run", max_train_steps=9, eval_steps_interval=4, num_eval_images=6))
+    losses = val_losses(folder)
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    kept = [line["tokens_kept"] for line in read_metrics(folder) if "loss" in line]
+    if "first" in name:  # the first frame's tokens are forced
+        assert all(0.5 < share < 1 for share in kept)
+    else:  # of Kontext's tokens half are references, which are kept
+        assert kept == pytest.approx([0.75 if "kontext" in name else 0.5] * 9, abs=0.05)
+    assert (folder / "README.md").is_file()
+    assert list(folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "name", ["auraflow", "flux", "flux-kontext", "lumina2", "pixart_sigma", "qwen_image", "sd3", "wan-a14b"]
+)
+def test_resume_is_exact(config: Any, tmp_path: Path, name: str) -> None:
+    straight = finetune(config(name, tmp_path / "straight", max_train_steps=4, use_ema=True))
+    finetune(config(name, tmp_path / "resumed", max_train_steps=2, use_ema=True))
+    resumed = finetune(
+        config(name, tmp_path / "resumed", max_train_steps=4, use_ema=True, resume_from_checkpoint="latest")
+    )
+    assert_same(straight, resumed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "full", "learning_rate": 1e-3, "optimizer": "adamw-8bit"},
+        {"lora_type": "lokr", "gradient_accumulation_steps": 2},
+        {"base_model_precision": "int8-torchao"},
+        {"tread_config": None, "loss_type": "huber", "gradient_checkpointing": False},
+    ],
+    ids=["full", "lokr", "int8", "dense"],
+)
+def test_resume_is_exact_with(config: Any, tmp_path: Path, changes: dict[str, Any]) -> None:
+    straight = finetune(config("flux", tmp_path / "straight", max_train_steps=4, **changes))
+    finetune(config("flux", tmp_path / "resumed", max_train_steps=2, **changes))
+    again = config("flux", tmp_path / "resumed", max_train_steps=4, resume_from_checkpoint="latest", **changes)
+    assert_same(straight, finetune(again))
+
+
+def test_init_then_finetune(
+    pipeline_folder: Folder, emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The issue's own line: `tread init flux --model DIR --data DIR > c.yaml && tread finetune c.yaml`."""
+    monkeypatch.chdir(tmp_path)
+    main(["init", "flux", "--model", str(pipeline_folder("flux")), "--data", str(emoji)])
+    Path("c.yaml").write_text(capsys.readouterr().out)
+    run = Path(read_config("c.yaml").output_dir)
+    small = ["max_train_steps=3", "mixed_precision=no", "validation_num_inference_steps=1", "num_eval_images=1"]
+    main(["finetune", "c.yaml", *small, "validation_resolution=64", "compile=false"])
+    made = {path.name for path in run.iterdir()}
+    assert {"README.md", "config.yaml", "metrics.jsonl", "pytorch_lora_weights.safetensors", "previews"} <= made
+    assert [path.name for path in (run / "previews").iterdir()] == ["step-00000003-0.png"]
+
+
+def test_one_run_for_any_number_of_processes(config: Any, tmp_path: Path) -> None:
+    """Two processes of one sample each train as one process of two; both experts, so that some weights wait."""
+    alone = config("wan-a14b", tmp_path / "alone", max_train_steps=4, train_batch_size=2)
+    finetune(alone)
+    raw = {**json.loads(json.dumps(alone.__dict__)), "output_dir": str(tmp_path / "two"), "train_batch_size": 1}
+    (tmp_path / "c.json").write_text(json.dumps(raw))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tread", "finetune"]
+    process = subprocess.run(
+        [sys.executable, *command, str(tmp_path / "c.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    losses = [[line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line] for name in ("alone", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    one, two = checkpoint(tmp_path / "alone"), checkpoint(tmp_path / "two")
+    for name, tensor in one["model"].items():  # Adam makes steps of 0.02 out of gradients of any size
+        torch.testing.assert_close(tensor, two["model"][name], rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_masks_force_what_carries_loss(config: Any, emoji: Path, tmp_path: Path) -> None:
+    """A mask of the left half: its tokens are kept, so at ratio 0.5 three quarters of the tokens are."""
+    masks = tmp_path / "masks"
+    masks.mkdir()
+    for path in emoji.glob("*.webp"):
+        mask = Image.new("L", (256, 256))
+        ImageDraw.Draw(mask).rectangle((0, 0, 127, 255), fill=255)
+        mask.save(masks / f"{path.stem}.png")
+    data = {"instance_data_dir": str(emoji), "resolution": 64, "conditioning_data_dir": str(masks)}
+    folder = finetune(config("flux", tmp_path / "run", data={**data, "conditioning_type": "mask"}))
+    kept = [line["tokens_kept"] for line in read_metrics(folder) if "loss" in line]
+    assert kept == [0.75] * 6
+    assert "| tokens kept in routed layers | 75% |" in (folder / "README.md").read_text()
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises((ConfigError, ValueError)) as error:
+        call()
+    return str(error.value)
+
+
+def test_mistakes_are_said_in_a_sentence(config: Any, tmp_path: Path, pipeline_folder: Folder) -> None:
+    text = refused(lambda: finetune(config("flux", tmp_path / "a", pretrained_model_name_or_path=str(tmp_path))))
+    assert text == (
+        f"no model at pretrained_model_name_or_path {str(tmp_path)!r}: give a folder in diffusers format (it has "
+        "model_index.json) or the id of one on the hub that this machine can reach."
+    )
+    text = refused(lambda: finetune(config("flux", tmp_path / "b", model_family="sd3")))
+    assert "is a FluxPipeline: set model_family to 'flux'" in text
+    (tmp_path / "empty").mkdir()
+    text = refused(lambda: finetune(config("flux", tmp_path / "c", data=str(tmp_path / "empty"))))
+    assert str(tmp_path / "empty") in text
+    text = refused(lambda: finetune(config("flux", tmp_path / "d", lora_targets=["to_x"])))
+    assert "lora_targets names 'to_x', which is no linear of FluxTransformer2DModel" in text
+    finetune(config("flux", tmp_path / "e", max_train_steps=1))
+    text = refused(lambda: finetune(config("flux", tmp_path / "e", max_train_steps=2)))
+    assert text.endswith("continue it with resume_from_checkpoint=latest, or name another output_dir.")

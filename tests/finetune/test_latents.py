@@ -1,0 +1,55 @@
+"""Latents are normalised by the autoencoder's own shift and scale, in float32 whatever it computes in."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tread.train.finetune.latents import encode_images, pixels_per_latent
+
+PIXELS = torch.rand(2, 3, 1, 16, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+SCALING: dict[str, Any] = {"latent_channels": 4, "scaling_factor": 0.5, "shift_factor": 0.25}
+
+
+@pytest.fixture
+def autoencoders() -> tuple[Any, Any]:
+    """An AutoencoderKL of 2 pixels per latent and an AutoencoderTiny of 4."""
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+
+    torch.manual_seed(0)
+    stages: dict[str, Any] = {
+        "block_out_channels": (4, 4),
+        "down_block_types": ("DownEncoderBlock2D",) * 2,
+        "up_block_types": ("UpDecoderBlock2D",) * 2,
+    }
+    widths: dict[str, Any] = {"encoder_block_out_channels": (4,) * 3, "decoder_block_out_channels": (4,) * 3}
+    blocks: dict[str, Any] = {"num_encoder_blocks": (1,) * 3, "num_decoder_blocks": (1,) * 3}
+    return AutoencoderKL(norm_num_groups=2, **stages, **SCALING), AutoencoderTiny(**widths, **blocks, **SCALING)
+
+
+def test_moments_and_latents_are_shifted_and_then_scaled(autoencoders: tuple[Any, Any]) -> None:
+    kl, tiny = autoencoders
+    with torch.no_grad():
+        moments, latents = kl.encode(PIXELS[:, :, 0]).latent_dist, tiny.encode(PIXELS[:, :, 0]).latents
+    assert_close(encode_images(kl, PIXELS), {"mean": (moments.mean - 0.25) * 0.5, "std": moments.std * 0.5})
+    assert_close(encode_images(tiny, PIXELS), {"mean": (latents - 0.25) * 0.5})
+
+
+def test_an_autoencoder_without_a_shift(autoencoders: tuple[Any, Any]) -> None:
+    kl, _ = autoencoders
+    shifted = encode_images(kl, PIXELS)["mean"]
+    kl.register_to_config(shift_factor=None)
+    assert_close(encode_images(kl, PIXELS)["mean"], shifted + 0.25 * 0.5)
+
+
+def test_latents_are_float32(autoencoders: tuple[Any, Any]) -> None:
+    for vae in autoencoders:
+        assert {tensor.dtype for tensor in encode_images(vae.bfloat16(), PIXELS).values()} == {torch.float32}
+
+
+def test_pixels_per_latent(autoencoders: tuple[Any, Any]) -> None:
+    for vae, factor in zip(autoencoders, (2, 4), strict=True):
+        assert pixels_per_latent(vae.config) == factor
+        assert encode_images(vae, PIXELS)["mean"].shape == (2, 4, 16 // factor, 8 // factor)

@@ -1,0 +1,114 @@
+"""What is predicted and at which times: against the stock samplers and torch's distributions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal, kl_divergence
+from torch.testing import assert_close
+
+from tread.train.finetune.objective import EpsilonTarget, FlowTarget
+
+diffusers = pytest.importorskip("diffusers")
+
+TIMES = torch.tensor([0, 1, 2, 500, 998, 999])
+
+
+def drawn(seed: int, channels: int = 2) -> Tensor:
+    return torch.randn(len(TIMES), channels, 3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def epsilon() -> EpsilonTarget:
+    config = dict(diffusers.DPMSolverMultistepScheduler().config) | {"_class_name": "DPMSolverMultistepScheduler"}
+    return EpsilonTarget.from_scheduler(config, distance="l2")
+
+
+@pytest.mark.parametrize("target", [FlowTarget(), FlowTarget(shift=3.0), FlowTarget(dynamic=(0.5, 1.15, 256, 4096))])
+def test_quantile_is_the_inverse_of_times(target: FlowTarget) -> None:
+    u = torch.tensor([0.01, 0.3, 0.5, 0.875, 0.99], dtype=torch.float64)
+    times = target.times(u, 1024)
+    assert_close([target.quantile(time, 1024) for time in times.tolist()], u.tolist(), rtol=0, atol=1e-9)
+    assert (target.quantile(0.0, 1024), target.quantile(1.0, 1024)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "tokens"),
+    [
+        (lambda: diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0), 1024),
+        (lambda: diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True), 256),
+        (lambda: diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_shift=0.9), 3000),
+        (lambda: diffusers.UniPCMultistepScheduler(use_flow_sigmas=True, flow_shift=5.0), 1024),
+    ],
+)
+def test_times_are_shifted_as_the_stock_sampler_shifts(scheduler, tokens: int) -> None:
+    """The median of the unshifted times is 1/2, so the median of the shifted ones is the sampler's level at 1/2."""
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+    stock = scheduler()
+    target = FlowTarget.from_scheduler(stock.config, shift=None, distance="l2")
+    dynamic = {}
+    if stock.config.get("use_dynamic_shifting"):
+        config = stock.config
+        sizes = (config["base_image_seq_len"], config["max_image_seq_len"], config["base_shift"], config["max_shift"])
+        dynamic = {"mu": calculate_shift(tokens, *sizes)}
+    stock.set_timesteps(sigmas=np.array([0.5]), **dynamic)
+    assert_close(target.times(torch.tensor([0.5]), tokens), stock.sigmas[:1], rtol=1e-5, atol=0)
+    assert FlowTarget.from_scheduler(stock.config, shift=2.0, distance="l2") == FlowTarget(shift=2.0)
+
+
+def test_huber_grows_slower_far_away() -> None:
+    x, noise = torch.zeros(1, 1, 1, 2), torch.tensor([[[[0.5, 4.0]]]])
+    error = FlowTarget(distance="huber").error(torch.zeros_like(x), x, noise, torch.tensor([0.5]))
+    assert_close(error.flatten(), torch.tensor([0.125, 3.5]))
+
+
+def test_epsilon_times_are_drawn_evenly() -> None:
+    u = (torch.arange(4000) + 0.5) / 4000
+    assert torch.equal(epsilon().times(u, 64).bincount(), torch.full((1000,), 4))
+    assert epsilon().times(torch.tensor([1.0]), 64).item() == 999  # what float32 may round to
+
+
+def test_epsilon_states_are_the_stock_scheduler_s() -> None:
+    stock = diffusers.DDPMScheduler()
+    x, noise = drawn(1).float(), drawn(2).float()
+    assert_close(epsilon().mix(x, noise, TIMES), stock.add_noise(x, noise, TIMES), rtol=0, atol=1e-5)
+
+
+def test_epsilon_error_is_the_hybrid_loss() -> None:
+    """Posterior and model as distributions over the state before, in float64, from the textbook formulas."""
+    x, noise, off, variance = drawn(1), drawn(2), 0.1 * drawn(3), drawn(4).tanh()
+    betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
+    kept = (1 - betas).cumprod(0)
+    expected = []
+    for i, t in enumerate(TIMES.tolist()):
+        before = kept[t - 1] if t else torch.tensor(1.0, dtype=torch.float64)
+        state = kept[t].sqrt() * x[i] + (1 - kept[t]).sqrt() * noise[i]
+        guess = (state - (1 - kept[t]).sqrt() * (noise[i] + off[i])) / kept[t].sqrt()
+
+        def mean(data: Tensor) -> Tensor:
+            a, b = betas[t] * before.sqrt(), (1 - betas[t]).sqrt() * (1 - before)  # noqa: B023
+            return (a * data + b * state) / (1 - kept[t])  # noqa: B023
+
+        least = max(t, 1)
+        low = betas[least] * (1 - kept[least - 1]) / (1 - kept[least])
+        share = (variance[i] + 1) / 2
+        model = Normal(mean(guess), torch.exp(0.5 * (share * betas[t].log() + (1 - share) * low.log())))
+        nats = kl_divergence(Normal(mean(x[i]), low.sqrt()), model) if t else -model.log_prob(x[i])
+        expected.append(off[i].square() + nats / math.log(2))
+    prediction = torch.cat([noise + off, variance], dim=1).float()
+    found = epsilon().error(prediction, x.float(), noise.float(), TIMES)
+    assert_close(found.double(), torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_the_bound_moves_the_variance_alone() -> None:
+    x, noise = drawn(1).float(), drawn(2).float()
+    both = torch.cat([drawn(3), drawn(4)], dim=1).float().requires_grad_()
+    alone = both.detach()[:, :2].clone().requires_grad_()
+    epsilon().error(both, x, noise, TIMES).sum().backward()
+    epsilon().error(alone, x, noise, TIMES).sum().backward()
+    assert both.grad is not None
+    assert alone.grad is not None
+    assert torch.equal(both.grad[:, :2], alone.grad)
+    assert (both.grad[:, 2:].abs() > 0).all()

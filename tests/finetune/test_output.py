@@ -1,0 +1,236 @@
+"""Results of every family, loaded as their cards say in a process without tread; headers, cards and whole files."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from safetensors import safe_open
+from torch import nn
+
+from tread.train.finetune import output
+from tread.train.finetune.adapters import add_adapter
+from tread.train.finetune.card import Facts, card, loader_table
+from tread.train.finetune.families import open_family
+from tread.train.finetune.family import TuneFamily
+from tread.train.finetune.output import write_result
+from tread.train.finetune.settings import FinetuneConfig
+from tread.train.finetune.source import Source
+
+from .tiny import TINY
+
+pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore")]
+PLAN = {
+    "routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 3}],
+    "selector": "random",
+    "seed": 42,
+}
+PAIRS = [  # each kind of file, and each kind of loader
+    ("flux", "standard"),
+    ("flux", "lokr"),
+    ("flux", "lycoris"),
+    ("pixart_sigma", "standard"),
+    ("wan-a14b", "standard"),
+    ("wan-a14b", "full"),
+]
+FAMILIES = ("auraflow", "flux", "flux-kontext", "lumina2", "pixart_sigma", "qwen_image", "sd3", "wan-a14b", "wan-i2v")
+EVERY = [(name, kind) for name in FAMILIES for kind in ("standard", "lokr")]
+OTHERS = [*(pair for pair in EVERY if pair not in PAIRS), ("wan-a14b", "lycoris"), ("pixart_sigma", "full")]
+Folder = Callable[[str], Path]
+
+
+def make_config(place: Path, name: str, kind: str, **changes: Any) -> FinetuneConfig:
+    height, width = TINY[name].size
+    settings: dict[str, Any] = {
+        "model_family": TINY[name].family,
+        "pretrained_model_name_or_path": str(place),
+        "data": "images",
+        "output_dir": f"runs/{name}-{kind}",
+        "model_type": "full" if kind == "full" else "lora",
+        "lora_type": "standard" if kind == "full" else kind,
+        "lora_rank": 4,
+        "lora_alpha": 6.0,
+        "lycoris_config": {"algo": "lokr", "factor": 4} if kind == "lycoris" else None,
+        "tread_config": PLAN,
+        "validation_prompt": 'a "red" fox',
+        "validation_resolution": f"{width}x{height}",
+        "validation_num_video_frames": TINY[name].frames,
+        "validation_num_inference_steps": 2,
+    }
+    return FinetuneConfig(**(settings | changes))
+
+
+CALLS: dict[str, dict[str, Any]] = {}
+
+
+def stock_call(family: TuneFamily, name: str) -> dict[str, Any]:
+    """The arguments of one call of the transformer by the stock pipeline."""
+    if name in CALLS:
+        return CALLS[name]
+    pipeline, tiny = family.source.pipeline(*family.source.parts), TINY[name]
+    calls: list[dict[str, Any]] = []
+    for part, _, _ in family.experts:
+        getattr(pipeline, part).register_forward_pre_hook(
+            lambda _, args, arguments: calls.append(arguments if not args else {"hidden_states": args[0], **arguments}),
+            with_kwargs=True,
+        )
+    pixels = torch.randint(256, (1, 3, tiny.frames, *tiny.size), generator=torch.Generator().manual_seed(1))
+    arguments = {"num_frames": tiny.frames} if family.video else {}
+    arguments |= {"height": tiny.size[0], "width": tiny.size[1], **tiny.arguments(pixels / 127.5 - 1)}
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline(prompt="a cat", num_inference_steps=2, output_type="latent", **arguments)
+    return CALLS.setdefault(name, calls[0])
+
+
+def trained_models(family: TuneFamily, config: FinetuneConfig, call: dict[str, Any]) -> dict[str, nn.Module]:
+    """The transformers after two steps, with an adapter or all weights."""
+    models: dict[str, nn.Module] = {}
+    for part, _, _ in family.experts:
+        model = family.source.transformer(part, dtype=torch.float32)
+        if config.adapts:
+            add_adapter(
+                model,
+                kind=config.lora_type,
+                rank=config.lora_rank,
+                alpha=config.lora_alpha or 1,
+                targets=family.lora_targets,
+                seed=len(part),
+                factor=4,
+                lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]
+            )
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        for _ in range(2):
+            (model(**call)[0] - 1).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        models[part] = model.eval()
+    return models
+
+
+def save(place: Path, name: str, kind: str, folder: Path) -> dict[str, Any]:
+    """Train, write the result and what it should compute; what the other process needs to know."""
+    config = make_config(place, name, kind)
+    family = open_family(config.model_family, Source(str(place)))
+    call = stock_call(family, name)
+    models = trained_models(family, config, call)
+    write_result(folder, family, models, config, {"step": 2, "tread_config": PLAN, "val_loss": 0.5})
+    with torch.no_grad():
+        base = {part: family.source.transformer(part, dtype=torch.float32).eval()(**call)[0] for part in models}
+        answers = {part: model(**call)[0] for part, model in models.items()}
+    torch.save({"call": call, "trained": answers, "base": base}, folder / "expected.pt")
+    height, width = TINY[name].size
+    Image.new("RGB", (width, height), "teal").save(folder / "input.png")
+    return {"folder": str(folder), "parts": list(models)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pairs", [pytest.param(PAIRS, id="some"), pytest.param(OTHERS, id="others", marks=pytest.mark.contract)]
+)
+def test_a_result_does_what_its_card_says_without_tread(
+    pairs: list[tuple[str, str]], pipeline_folder: Folder, tmp_path: Path
+):
+    entries = [save(pipeline_folder(name), name, kind, tmp_path / f"{name}-{kind}") for name, kind in pairs]
+    (tmp_path / "manifest.json").write_text(json.dumps(entries))
+    script = Path(__file__).with_name("load_result.py")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, env=environment
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results) == sum(len(entry["parts"]) for entry in entries) > len(pairs)
+    for result in results:
+        assert result["off"] < 1e-5, result
+        assert result["moved"] > 1e-3, result
+    for entry in entries:
+        assert list(Path(entry["folder"]).glob("sample.*")), "the card's program draws a sample"
+
+
+@pytest.fixture(scope="module")
+def flux(pipeline_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> tuple[TuneFamily, Path]:
+    """A family and the folder of a LoRA's result."""
+    place, folder = pipeline_folder("flux"), tmp_path_factory.mktemp("result")
+    save(place, "flux", "standard", folder)
+    return open_family("flux", Source(str(place))), folder
+
+
+def test_the_header_says_where_it_came_from(flux: tuple[TuneFamily, Path]):
+    family, folder = flux
+    with safe_open(folder / "pytorch_lora_weights.safetensors", framework="pt") as file:
+        header = file.metadata()
+        names = list(file.keys())
+    assert all(name.startswith("transformer.") for name in names)
+    assert header["base_model"] == family.source.place
+    assert json.loads(header["tread_config"]) == PLAN
+    assert (header["steps"], header["rank"], header["adapter"]) == ("2", "4", "standard")
+    assert json.loads(header["lora_adapter_metadata"])["transformer.lora_alpha"] == 6
+
+
+def test_the_card(flux: tuple[TuneFamily, Path]):
+    family, _ = flux
+    config = make_config(Path(family.source.place), "flux", "standard", optimizer="lion", learning_rate=3e-5)
+    facts: Facts = {
+        "step": 700,
+        "tread_config": {**PLAN, "schedule": {"warmup_steps": 10}},
+        "val_loss": 0.12345,
+        "tokens_kept": 0.5,
+        "speedup": 1.618,
+        "previews": [("a fox", "previews/step-00000700-0.png")],
+    }
+    text = card(family, ["transformer"], config, facts)
+    front = yaml.safe_load(re.findall(r"\A---\n(.*?)---\n", text, flags=re.DOTALL)[0])
+    assert front["base_model"] == family.source.place
+    assert front["library_name"] == "diffusers"
+    assert {"lora", "tread", "flux"} <= set(front["tags"])
+    assert front["pipeline_tag"] == "text-to-image"
+    assert front["widget"] == [{"text": "a fox", "output": {"url": "previews/step-00000700-0.png"}}]
+    for fact in (
+        "| steps | 700 |",
+        "| rank, alpha | 4, 6 |",
+        "| optimizer | lion, rate 3e-05, constant |",
+        "0.5 dropped in layers 1 to 3; schedule",
+        "| tokens kept in routed layers | 50% |",
+        "| speed-up over dense by FLOPs | 1.62 |",
+        "| dense validation loss | 0.1235 |",
+        "![a fox](previews/step-00000700-0.png)",
+    ):
+        assert fact in text, fact
+    dense = card(family, ["transformer"], config, {"step": 1, "tread_config": None})
+    assert "token routing" not in dense
+    assert "| routes | none: dense |" in dense
+
+
+def test_a_save_that_fails_leaves_the_earlier_result(
+    flux: tuple[TuneFamily, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    family, _ = flux
+    config = make_config(Path(family.source.place), "flux", "standard")
+    call = stock_call(family, "flux")
+    models = trained_models(family, config, call)
+    paths = write_result(tmp_path, family, models, config, {"step": 1})
+    before = {path.name: path.read_bytes() for path in paths}
+    assert set(before) == {"pytorch_lora_weights.safetensors", "README.md"} == {p.name for p in tmp_path.iterdir()}
+
+    def no_space(*_: Any, **__: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(output, "save_file", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        write_result(tmp_path, family, models, config, {"step": 2})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_table_names_a_loader_for_every_pipeline():
+    table = loader_table()
+    assert table.count("\n") == 1 + 11
+    assert "`PeftModel.from_pretrained(pipeline.transformer, folder)`" in table
+    assert "load_into_transformer_2=True" in table

@@ -1,0 +1,236 @@
+"""Quantized bases: small, near the model they came from, frozen, and with gradients for adapters on top."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tread
+from tread.routing.errors import ConfigError
+from tread.train.finetune.adapters import add_adapter
+from tread.train.finetune.quantize import METHODS, FrozenLinear, footprint, layer_linears, quantize
+
+from .stock import STOCK, TARGETS, call_flux, flux
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+#                 how far off   bytes per weight
+EXPECTED = {
+    "int8-torchao":  (0.02, 1.1),
+    "int4-torchao":  (0.3,  0.7),
+    "fp8wo-torchao": (0.08, 1.1),
+    "int8-quanto":   (0.02, 1.1),
+    "int4-quanto":   (0.3,  0.7),
+    "fp8-quanto":    (0.08, 1.1),
+    "int8-bnb":      (0.04, 1.1),
+    "nf4-bnb":       (0.3,  0.6),
+}  # fmt: skip
+on_cpu = pytest.mark.parametrize("precision", EXPECTED)
+ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]}
+
+
+def test_the_table_covers_what_a_cpu_can_do():
+    assert set(METHODS) == {*EXPECTED, "fp8-torchao"}
+
+
+@on_cpu
+@pytest.mark.parametrize("stock", STOCK)
+def test_near_the_model_and_small(precision: str, stock: str):
+    build, call = STOCK[stock]
+    model = build()
+    with torch.no_grad():
+        exact = call(model)
+    linears = layer_linears(model)
+    others = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in linears]
+    assert others, "embedders and the final projection"
+    count = sum(linear.weight.numel() for linear in linears.values())
+    before = footprint(model)
+    quantize(model, precision, "cpu")
+    with torch.no_grad():
+        quantized = call(model)
+    error, size = EXPECTED[precision]
+    off = (quantized - exact).norm() / exact.norm()
+    assert 1e-4 < off < error
+    assert (footprint(model) - before) / count + 4 < size
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    for name in others:
+        assert type(model.get_submodule(name)) is nn.Linear
+
+
+PAIRS = [(precision, kind) for precision in EXPECTED for kind in ("standard", "lokr", "lycoris")]
+
+
+@pytest.mark.parametrize(("precision", "kind"), [pair for pair in PAIRS if pair != ("nf4-bnb", "lokr")])
+def test_an_adapter_learns_on_top(precision: str, kind: Any):
+    """In bfloat16 under autocast, as a run has it, routed."""
+    model = flux().to(torch.bfloat16)
+    quantize(model, precision, "cpu")
+    config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
+    add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
+    model.train()
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert {weight.dtype for weight in weights} == {torch.float32}
+    optimizer = torch.optim.Adam(weights, lr=2e-2)
+    losses = []
+    handle = tread.attach(model, ROUTES)
+    for _ in range(4):
+        handle.set_step(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = (call_flux(model, torch.bfloat16).float() - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_lokr_does_not_go_with_packed_bytes():
+    model = flux()
+    quantize(model, "nf4-bnb", "cpu")
+    with pytest.raises(ConfigError, match="peft cannot combine: set base_model_precision to 'int4-torchao'"):
+        add_adapter(model, kind="lokr", rank=4, alpha=4, targets=TARGETS, seed=0)
+
+
+@pytest.mark.parametrize("precision", ["int8-quanto", "int8-torchao", "nf4-bnb"])
+def test_float32_from_autocast_is_taken(precision: str):
+    """Layer norms give float32 under autocast; the output is the base's precision again."""
+    model = flux().to(torch.bfloat16)
+    quantize(model, precision, "cpu")
+    linear = model.get_submodule("transformer_blocks.0.attn.to_q")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(torch.randn(2, 64)).dtype == torch.bfloat16
+
+
+def linear_of(dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(128, 96).to(dtype).requires_grad_(False)
+
+
+def torchao_weight(config: str) -> Tensor:
+    import torchao.quantization as torchao
+
+    linear = linear_of()
+    torchao.quantize_(linear, getattr(torchao, config)())
+    return linear.weight.dequantize()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def quanto_weight(weights: str) -> Tensor:
+    from optimum import quanto
+
+    linear = quanto.QLinear.from_module(linear_of(), weights=getattr(quanto, weights))
+    linear.freeze()
+    return linear.weight.dequantize()
+
+
+@pytest.mark.parametrize(
+    ("form", "library", "name"),
+    [
+        ("int8", torchao_weight, "Int8WeightOnlyConfig"),
+        ("int8", quanto_weight, "qint8"),
+        ("float8", torchao_weight, "Float8WeightOnlyConfig"),
+        ("float8", quanto_weight, "qfloat8"),
+    ],
+)
+def test_the_numbers_are_the_librarys(form: str, library: Any, name: str):
+    exact, found, expected = linear_of().weight, FrozenLinear(linear_of(), form).weight, library(name)
+    step = (expected - exact).abs().max()
+    assert step > 0
+    assert (found - exact).norm() == pytest.approx((expected - exact).norm().item(), rel=0.02)
+    # ties may round the other way, and a scale differ in its last bits
+    assert ((found - expected).abs() > 1e-4 * step).float().mean() < 0.02
+
+
+def test_four_bits_are_the_nearest_of_sixteen_levels():
+    linear = linear_of()
+    frozen = FrozenLinear(linear, "int4")
+    exact, found = (weight.view(96, 2, 64) for weight in (linear.weight, frozen.weight))
+    span = exact.amax(2) - exact.amin(2)
+    assert (exact - found).abs().amax(2).le(span / 30 * 1.001 + 1e-6).all()
+    assert max(len(group.unique()) for group in found.flatten(0, 1)) <= 16
+    assert frozen.codes.shape == (96, 64)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "float8"])
+def test_a_frozen_linear_is_the_linear_of_its_weight(form: str):
+    """Output and gradient, and what is kept for the gradient: the stored weight, not the unpacked one."""
+    linear = linear_of()
+    frozen = FrozenLinear(linear, form)
+    x, gradient = torch.randn(2, 5, 128, requires_grad=True), torch.randn(2, 5, 96)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        output = frozen(x)
+    expected = nn.functional.linear(x, frozen.weight, linear.bias)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, gradient)[0] for y in (output, expected)))
+    assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
+
+
+@pytest.mark.parametrize("precision", ["int8-torchao", "int4-torchao", "fp8wo-torchao", "int8-bnb", "nf4-bnb"])
+def test_layers_compile_without_a_break(precision: str):
+    """FLUX's layers return views of one tensor, which no tensor subclass may be an input beside."""
+    model = flux()
+    quantize(model, precision, "cpu")
+    add_adapter(model, kind="standard", rank=2, alpha=2, targets=TARGETS, seed=0)
+    handle = tread.attach(model.train(), ROUTES)
+
+    def gradients() -> list[Tensor]:
+        handle.set_step(0)
+        model.zero_grad()
+        call_flux(model).square().sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    eager = gradients()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for layer in (*model.transformer_blocks, *model.single_transformer_blocks):
+        layer.compile(dynamic=False, backend="aot_eager")
+    for expected, found in zip(eager, gradients(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not torch._dynamo.utils.counters["graph_break"]
+    torch._dynamo.reset()
+
+
+@on_cpu
+def test_a_copy_is_a_copy(precision: str):
+    model = flux()
+    quantize(model, precision, "cpu")
+    with torch.no_grad():
+        torch.testing.assert_close(call_flux(copy.deepcopy(model)), call_flux(model))
+
+
+def test_float8_compute_needs_its_gpu():
+    with pytest.raises(ConfigError, match=r"'fp8-torchao', which computes in float8 .* on cpu. Use 'fp8wo-torchao'"):
+        quantize(flux(), "fp8-torchao", "cpu")
+
+
+def test_an_unknown_precision():
+    with pytest.raises(ConfigError, match=r"base_model_precision is 'int8-torchoa'. Did you mean 'int8-torchao'\?"):
+        quantize(flux(), "int8-torchoa", "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", METHODS)
+def test_on_a_gpu(precision: str):
+    model = flux().to(torch.bfloat16)
+    with torch.no_grad():
+        exact = call_flux(model, torch.bfloat16).float()
+    quantize(model, precision, "cuda")
+    add_adapter(model, kind="standard", rank=4, alpha=4, targets=TARGETS, seed=0)
+    model.cuda().train()
+    with torch.device("cuda"), torch.autocast("cuda", torch.bfloat16):
+        output = call_flux(Moved(model), torch.bfloat16)
+        output.float().square().sum().backward()
+    assert (output.float().cpu() - exact).norm() / exact.norm() < 0.4
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+class Moved(nn.Module):
+    """Calls a model on the GPU with inputs from the CPU."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **arguments: Any) -> Any:
+        return self.model(**{n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})

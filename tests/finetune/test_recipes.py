@@ -1,0 +1,32 @@
+"""Every recipe for fine-tuning is read, keeps to the advice, and together they show every family."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tread.routing.risks import adapter_risks
+from tread.train.finetune.config import check, read_config
+from tread.train.finetune.families import FAMILIES
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes" / "finetune").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_runs_as_it_stands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = read_config(path)
+    plan = config.plan()
+    assert plan is not None
+    if config.adapts:
+        assert adapter_risks(plan) == []
+    assert config.output_dir == f"runs/{path.stem}"
+    assert f"recipes/finetune/{path.name}" in path.read_text()
+    assert check(path) == 0
+    assert capsys.readouterr().out.endswith("it runs\n")
+
+
+def test_every_family_has_one() -> None:
+    assert {read_config(path).model_family for path in RECIPES} == set(FAMILIES)

@@ -1,0 +1,156 @@
+"""The settings of fine-tuning: bounds by name, the schedule of adapters, and a text for every field."""
+
+import dataclasses
+import json
+from typing import Any, get_args
+
+import pytest
+
+from tread.report.finetune import updated
+from tread.routing.errors import ConfigError
+from tread.train.finetune.quantize import METHODS
+from tread.train.finetune.settings import (
+    ADAPTER_SCHEDULE,
+    UNQUANTIZED,
+    FinetuneConfig,
+    OptimizerName,
+    Precision,
+    field_docs,
+)
+from tread.train.optimizers import OPTIMIZERS
+from tread.train.schema import parse
+
+from .test_recipes import ROOT
+
+BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
+ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}
+
+
+def made(**settings: Any) -> FinetuneConfig:
+    return parse(FinetuneConfig, {**BASE, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lora_rank": 0}, "lora_rank is 0; it must be at least 1."),
+        ({"train_batch_size": 0}, "train_batch_size is 0; it must be at least 1."),
+        ({"caption_dropout_probability": 1}, "caption_dropout_probability is 1.0; allowed is 0 <= value < 1."),
+        ({"flow_schedule_shift": 0}, "flow_schedule_shift is 0.0; it must be above 0, or left out."),
+        ({"lr_scheduler": "sine"}, "lr_scheduler is 'sine'; it must be one of 'constant', 'linear', 'cosine'."),
+        ({"max_train_steps": 0}, "max_train_steps and num_train_epochs are both 0; set one of them to at least 1."),
+        ({"experts": "low"}, "experts is 'low', but only wan has two transformers; leave it out."),
+        ({"data": ""}, "data is empty; give a folder of images or videos with captions (docs/data.md)."),
+        ({"lora_targets": []}, "lora_targets is empty, so nothing would be trained; name layers, or leave it out."),
+        (
+            {"model_type": "full", "base_model_precision": "nf4-bnb"},
+            "base_model_precision is 'nf4-bnb', but model_type is 'full', and quantized weights cannot be trained: set "
+            "base_model_precision to 'no_change', or model_type to 'lora'.",
+        ),
+        (
+            {"lora_type": "lycoris"},
+            "lora_type is 'lycoris' and lycoris_config is None: lora_type 'lycoris' needs a lycoris_config, and "
+            "nothing else reads one. For LoKr, set lora_type to 'lokr' and lokr_factor.",
+        ),
+        (
+            {"validation_resolution": "big"},
+            "validation_resolution is 'big'; write WIDTHxHEIGHT, e.g. 1024x768, or one number for a square.",
+        ),
+        (
+            {"model_family": "fluxx"},
+            "model_family is 'fluxx'. Did you mean 'flux'? Choose one of: auraflow, flux, lumina2, pixart_sigma, "
+            "qwen_image, sd3, wan; other transformers train in a script of yours with tread.attach (docs/attach.md).",
+        ),
+        ({"tread_config": "papr"}, "tread_config is 'papr': no preset"),
+        ({"tread_config": {}}, "TREAD training requires you to configure the routes"),
+    ],
+)
+def test_out_of_bounds(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        made(**settings)
+    assert str(error.value).startswith(message)
+
+
+def test_an_adapter_gets_a_schedule_unless_it_says_otherwise() -> None:
+    plan = made(tread_config={"routes": [ROUTE]}, max_train_steps=1000).plan()
+    assert plan is not None
+    assert plan.schedule is not None
+    # at first dense, then the whole ratio, dense again at the end
+    assert [plan.schedule.scale(step) for step in (0, 100, 849, 850, 999)] == [0.0, 1.0, 1.0, 0.0, 0.0]
+    long = made(tread_config="lora", max_train_steps=100_000).plan()
+    assert long is not None
+    assert long.schedule is not None
+    assert long.schedule.warmup_steps == ADAPTER_SCHEDULE.warmup_most
+
+    for off in ({"routes": [ROUTE], "schedule": None}, json.dumps({"preset": "lora", "schedule": None})):
+        plain = made(tread_config=off).plan()
+        assert plain is not None
+        assert plain.schedule is None
+    own = made(tread_config={"routes": [ROUTE], "schedule": {"warmup_steps": 7}}).plan()
+    assert own is not None
+    assert own.schedule is not None
+    assert (own.schedule.warmup_steps, own.schedule.cooldown_fraction, own.schedule.total_steps) == (7, 0.0, 1000)
+
+
+def test_a_full_fine_tune_has_no_schedule_of_its_own() -> None:
+    plan = made(tread_config="paper", model_type="full").plan()
+    assert plan is not None
+    assert plan.schedule is None
+    assert made().plan() is None
+
+
+def test_epochs_become_steps_and_the_schedule_follows() -> None:
+    config = made(num_train_epochs=3, max_train_steps=0, tread_config="lora").with_steps(20)
+    assert (config.max_train_steps, config.num_train_epochs) == (60, 0)
+    plan = config.plan()
+    assert plan is not None
+    assert plan.schedule is not None
+    assert (plan.schedule.total_steps, plan.schedule.warmup_steps) == (60, 6)
+    assert made(max_train_steps=5).with_steps(20).max_train_steps == 5
+
+
+def test_data_entries_take_the_config_s_size_where_they_have_none() -> None:
+    config = made(data=["photos", {"instance_data_dir": "more", "resolution": 256}], resolution=512)
+    assert config.data_entries() == [
+        {"resolution": 512, "instance_data_dir": "photos"},
+        {"resolution": 256, "instance_data_dir": "more"},
+    ]
+
+
+def test_prompts_and_sizes_in_every_form() -> None:
+    assert made().prompts == ()
+    assert made(validation_prompt="a").prompts == ("a",)
+    assert made(validation_prompt=["a", "b"]).prompts == ("a", "b")
+    assert made(validation_resolution="640x480").validation_size == (640, 480)
+    assert made(validation_resolution=512).validation_size == (512, 512)
+    assert made().validation_size is None
+
+
+def test_a_config_survives_json() -> None:
+    config = made(
+        data=["a", {"instance_data_dir": "b"}],
+        lora_targets=["to_q"],
+        tread_config={"routes": [ROUTE], "schedule": None},
+    )
+    assert parse(FinetuneConfig, json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+def test_names_are_those_that_the_parts_know() -> None:
+    assert set(get_args(Precision)) == {*UNQUANTIZED, *METHODS}
+    assert set(get_args(OptimizerName)) == set(OPTIMIZERS)
+
+
+def test_every_field_says_what_it_means() -> None:
+    docs = field_docs()
+    assert list(docs) == [field.name for field in dataclasses.fields(FinetuneConfig)]
+    assert all(text.endswith(".") and "\n" not in text for text in docs.values())
+
+
+def test_the_page_is_current() -> None:
+    """`python -m tread.report.finetune docs/finetune.md` writes it."""
+    page = (ROOT / "docs" / "finetune.md").read_text()
+    assert page == updated(page)
+    words, told = " ".join(page.split()), ADAPTER_SCHEDULE
+    assert f"over the first {told.warmup_fraction:.0%}".replace("%", " %") in words
+    assert f"({told.warmup_most} at most)" in words
+    assert f"the last {told.cooldown_fraction:.0%}".replace("%", " %") in words

@@ -1,0 +1,44 @@
+"""A LoRA on a family's transformers that changes their output, saved by the family."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.train.finetune.adapters import adapter_metadata, adapter_state, add_adapter
+from tread.train.finetune.families import open_family
+from tread.train.finetune.family import Batch, TuneFamily
+from tread.train.finetune.source import Source
+
+PROMPTS = ["a photo of a small orange cat, sitting on a red sofa", "two dogs"]
+
+
+def opened(folder: Path, name: str) -> tuple[Any, Any]:
+    """The family of a folder and its whole pipeline."""
+    source = Source(str(folder))
+    return open_family(name, source), source.pipeline(*source.parts)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def text_of(family: TuneFamily, pipeline: Any, prompts: list[str]) -> Batch:
+    """The text of a batch."""
+    collated = family.collate_text(family.encode_text(pipeline, prompts))
+    return {f"text.{name}": value for name, value in collated.items()}
+
+
+def save_lora(family: TuneFamily, pipeline: Any, folder: Path) -> dict[str, nn.Module]:
+    """Adapted transformers, whose LoRAs lie in the folder."""
+    models: dict[str, nn.Module] = {}
+    for seed, (part, _, _) in enumerate(family.experts):
+        models[part] = model = getattr(pipeline, part)
+        add_adapter(model, kind="standard", rank=2, alpha=4, targets=family.lora_targets, seed=seed)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data = 0.1 * drawn(*parameter.shape, seed=seed)
+    layers = {part: adapter_state(model) for part, model in models.items()}
+    family.save_lora(folder, layers, {part: adapter_metadata(model) for part, model in models.items()})
+    return models
