@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     run = commands.add_parser("run", help="train what is not done yet")
     run.add_argument("out", type=Path)
     run.add_argument("--budget-seconds", type=float, default=540, help="stop after so long; repeat to go on")
-    run.add_argument("--base-seconds", type=float, default=300, help="the base trains no longer than this")
+    run.add_argument("--base-seconds", type=float, default=330, help="the base trains no longer than this")
     run.add_argument("--arms", nargs="+", help="the names of some arms; otherwise all")
     run.add_argument("--compile", action="store_true", help="compile the layers of the arms, as the base's are")
     report = commands.add_parser("report", help="draw the figures and print the table")

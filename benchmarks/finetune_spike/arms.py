@@ -3,8 +3,8 @@
 - All arms of one kind start from the same weights and see the same samples, noise and times at the same steps, so the
   excess of a routed loss over the dense one at a step is routing's and nothing else's.
 - Warm-up and cool-down are those that adapters get by default, so what is measured is what is shipped.
-- The image has more tokens than the text, as it has when FLUX is tuned, and so routing has something to gain: FLUX's
-  512 text tokens are never dropped, and 256 px would make 256 image tokens.
+- The image has far more tokens than the text, as it has when FLUX is tuned at 1024 px: 512 px make 1,024 image tokens
+  beside 64 of text, which are never dropped; captions here are a few words.
 - The order is that of importance: a run that is cut short has answered the main questions.
 """
 
@@ -17,7 +17,7 @@ from tread.train.finetune.settings import ADAPTER_SCHEDULE, FinetuneConfig
 
 WARMUP, COOLDOWN = SHIPPED = ADAPTER_SCHEDULE.warmup_fraction, ADAPTER_SCHEDULE.cooldown_fraction
 BALANCED = (2, -2)
-TEXT_WIDTH, POOLED_WIDTH = 256, 32
+TEXT_WIDTH, POOLED_WIDTH, TEXT_LENGTH = 256, 32, 64
 Kind = Literal["lora", "full"]
 
 
@@ -117,7 +117,7 @@ class Scale:
 SCALES = {
     "h200": Scale(
         resolution=512, double_layers=4, single_layers=8, heads=8, head_axes=(8, 28, 28), images_per_group=None,
-        base_steps=2500, base_batch=64, base_log=20, steps=400, batch=16, rank=16, validate_every=20, validated=32,
+        base_steps=2500, base_batch=64, base_log=20, steps=400, batch=32, rank=16, validate_every=20, validated=32,
         workers=8, solver_steps=28, pictures={"pretrain": 2, "tune": 3, "eval": 3},
         rates={"base": 3e-4, "lora": 5e-4, "full": 1e-4},  # a LoRA starts at zero and is small beside this small model
     ),
@@ -189,6 +189,7 @@ def _config(out: Path, scale: Scale, name: str, **settings: Any) -> FinetuneConf
         cache_dir=str(out / "cache"),
         vae_batch_size=8,
         text_encoder_batch_size=64,
+        tokenizer_max_length=TEXT_LENGTH,
         dataloader_num_workers=scale.workers,
         gradient_checkpointing=False,
         mixed_precision="bf16" if torch.cuda.is_available() else "no",

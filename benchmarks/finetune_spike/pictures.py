@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from PIL import Image
 
+from .arms import TEXT_LENGTH
+
 GUIDANCE = 3.0
 SEED = 42
 
@@ -49,6 +51,7 @@ class Drawing:
             width=self.size,
             height=self.size,
             num_inference_steps=self.steps,
+            max_sequence_length=TEXT_LENGTH,
             generator=[torch.Generator("cpu").manual_seed(SEED + index) for index in range(count)],
         )
         for index, image in enumerate(output.images):

@@ -120,7 +120,7 @@ def wordllama(folder: Path) -> tuple[Any, Any]:
     with torch.no_grad():
         encoder.shared.weight.copy_(table)
         encoder.shared.weight[pad] = 0  # nine tenths of a text are padding, which says nothing
-    return tokenizer, encoder.half()
+    return tokenizer, encoder.half().eval()
 
 
 def clip(folder: Path) -> tuple[Any, Any]:

@@ -3,8 +3,8 @@
 - Everything resumes: what is done is skipped, what was cut short goes on at its step, so the command is repeated until
   all is done. Near the end of its time it asks the running arm to stop, as Ctrl-C would.
 - One process for all: imports are costly, and the graphs of one arm serve the next.
-- Arms are not compiled unless asked: at this size the GPU is busy without it, and a graph per ratio and kind of layer
-  takes longer to compile than an arm to train.
+- Arms are not compiled unless asked: with a graph for every ratio and kind of layer, some fifty in all, compiling
+  would take much of the time that there is.
 - What `report` reads goes to OUT/results, and is small: metrics, pictures, a note on each run and on the machine.
 """
 
@@ -46,7 +46,7 @@ def run(
 ) -> bool:
     """Train what is not done yet for at most `budget` seconds, the base for `base_seconds`; True when all is done."""
     ends = time.monotonic() + budget
-    # torch 2.11's choice for FLUX's shapes on Hopper ends in an illegal memory access
+    # with all of torch 2.11's ways of attention to choose from, FLUX ended in an illegal memory access on an H200
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch._dynamo.config.recompile_limit = 256  # all arms together
     results = out / "results"

@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-
 from benchmarks.finetune_spike.__main__ import main
 from benchmarks.finetune_spike.arms import ARMS, SCALES, arm_config
 from benchmarks.finetune_spike.measure import Run, read_runs, run_seconds, spike_of, step_seconds
 from benchmarks.finetune_spike.prepare import HELD_OUT, wordllama, write_images
+from safetensors.torch import load_file
 
 STEPS = 100
 
@@ -34,9 +33,8 @@ def test_a_spike_that_ends():
     spike = spike_of(curve(excess), curve(0.0))
     assert spike.height == pytest.approx(0.2)
     assert (spike.peak, spike.lasting) == (pytest.approx(0.2), pytest.approx(0.01))
-    # the windows that begin before step 40 have steps of the spike in them, one in twenty of the last ones
-    assert spike.settled == spike.length
-    assert 38 <= (spike.length or 0) <= 40
+    # a window that begins at step 38 has two or three steps of the spike in it, which is little enough
+    assert 36 <= (spike.settled or 0) <= (spike.length or 0) <= 40
 
 
 def test_a_spike_that_stays():
@@ -59,12 +57,13 @@ def test_no_spike():
 
 
 def test_time_leaves_out_first_laps_and_mixed_ones():
-    kept = np.where(np.arange(STEPS) < 45, 1.0, 0.5)
-    speeds = [9.0, 2.0, 2.0, 2.0, 7.0, 1.0, 1.0, 1.0, 1.0, 1.0]  # the first compiles, the fifth has both
+    at = np.arange(STEPS)
+    kept = np.where((at >= 25) & (at < 45), 0.5, 1.0)
+    speeds = [9.0, 2.0, 7.0, 1.0, 7.0]  # the first lap compiles, the third and the fifth have both ratios
     run = curve(0.0, kept=kept, laps=[(10 * (i + 1), seconds) for i, seconds in enumerate(speeds)])
     per_step = step_seconds([run])
     assert per_step == {0.5: 1.0, 1.0: 2.0}
-    assert run_seconds(run, per_step)[-1] == 45 * 2 + 55
+    assert run_seconds(run, per_step)[-1] == 80 * 2 + 20
     between = curve(0.0, kept=np.full(STEPS, 0.75))
     assert run_seconds(between, per_step)[-1] == STEPS * 1.5
 
@@ -74,9 +73,10 @@ def test_arms_differ_in_what_they_say(tmp_path):
     arms = {arm.name: arm for arm in ARMS}
     assert len(arms) == len(ARMS)
     bare, shipped = (arm_config(tmp_path, scale, arms[f"lora-0.5{end}"], compiled=False) for end in ("", "-schedule"))
-    assert bare.plan().schedule is None
+    assert isinstance(bare.tread_config, dict)
+    assert bare.tread_config["schedule"] is None
     # the scheduled arm is what a user gets who says nothing about the schedule
-    silent = {key: value for key, value in bare.tread_config.items() if key != "schedule"}
+    silent = {"routes": bare.tread_config["routes"]}
     assert replace(bare, tread_config=silent).plan() == shipped.plan()
     for arm in ARMS:
         plan = arm_config(tmp_path, scale, arm, compiled=False).plan()
@@ -127,9 +127,10 @@ def test_the_whole_experiment(real_data, tmp_path, capsys):
     assert routed.loss[1] != dense.loss[1]
     assert dense.final < runs["base"].final
 
-    before = (out / "runs" / "lora-dense" / "metrics.jsonl").stat().st_mtime_ns
+    note = out / "results" / "lora-dense" / "run.json"
+    before = note.stat().st_mtime_ns
     assert main(["run", str(out), *arms]) == 0
-    assert (out / "runs" / "lora-dense" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert note.stat().st_mtime_ns == before  # what is done is not done again
 
     capsys.readouterr()
     json_path, figures = tmp_path / "found.json", tmp_path / "figures"

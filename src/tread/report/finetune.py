@@ -1,4 +1,4 @@
-"""The tables of docs/finetune.md: every key of a config, and the models that a flavour names.
+"""The tables of docs/finetune.md: every key of a config, the models that a flavour names, how results are loaded.
 
 `python -m tread.report.finetune docs/finetune.md` writes them.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tread.report.pages import markdown_table, with_tables
 from tread.routing.plan import PRESETS
+from tread.train.finetune.card import loader_table
 from tread.train.finetune.compat_rules import MODELS
 from tread.train.finetune.settings import FinetuneConfig, field_docs
 
@@ -44,7 +45,8 @@ def model_table() -> str:
 
 def updated(page: str) -> str:
     """docs/finetune.md with its tables written anew."""
-    return with_tables(page, {"keys": key_table(), "presets": preset_table(), "models": model_table()})
+    tables = {"keys": key_table(), "presets": preset_table(), "models": model_table(), "loaders": loader_table()}
+    return with_tables(page, tables)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,9 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
     for part, _, _ in family.experts[chosen]:
         model: Any = family.source.transformer(part, dtype=_dtype(config))
         if config.base_model_precision not in UNQUANTIZED:
-            quantize(model, config.base_model_precision, "cpu" if config.quantize_via == "cpu" else device)
+            # bitsandbytes' scales do not move with the weights
+            stays = config.quantize_via == "cpu" and not config.base_model_precision.endswith("bnb")
+            quantize(model, config.base_model_precision, "cpu" if stays else device)
         if config.adapts:
             add_adapter(
                 model,

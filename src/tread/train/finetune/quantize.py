@@ -4,9 +4,9 @@
 - One linear at a time, on the device that is asked for: the peak is the model as it was loaded on the CPU (24 GB for
   12 billion weights in bfloat16), and on the GPU one linear beside the quantized ones.
 - Before adapters are added: peft looks at the linears and chooses its layers by them.
-- Names are those that users know, each ending in the library whose numbers it stands for. Those of torchao and quanto
-  are computed here, in plain tensors: their tensor subclasses do not compile in layers that return views of one tensor
-  (FLUX), and products with them keep the unpacked weights for the backward pass, which costs what quantizing saved.
+- Names are those that users know, each ending in the library it stands for. What torchao and quanto do is done here, in
+  plain tensors: their tensor subclasses do not compile in layers that return views of one tensor (FLUX), and torchao's
+  products keep the unpacked weights for the backward pass, which costs what quantizing saved.
 - Every quantized linear computes in the precision its weights had, also where autocast hands it float32.
 - `fp8-torchao` multiplies in float8 going forward; going back, weights are unpacked as in the others.
 """
@@ -62,6 +62,10 @@ def _bytes(tensor: Any) -> int:
 class FrozenLinear(nn.Linear):
     """A linear that stores its weight in few bits, and unpacks it forward and backward instead of keeping it."""
 
+    codes: Tensor
+    scale: Tensor
+    low: Tensor | None
+
     def __init__(self, linear: nn.Linear, form: str) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.form = linear.in_features, linear.out_features, form
@@ -88,8 +92,8 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, form: str, *stored: Tensor | None) -> Tensor:
         ctx.form = form
         ctx.save_for_backward(*stored)
-        if form == "float8-compute":
-            codes, scale, _ = stored
+        codes, scale, _ = stored
+        if form == "float8-compute" and _fits_float8(codes):
             return _float8_product(x, codes, scale, bias)
         return F.linear(x, unpack(form, x.dtype, *stored), bias)
 
@@ -144,6 +148,11 @@ def unpack(form: str, dtype: torch.dtype, codes: Tensor | None, scale: Tensor | 
     return weight.flatten(1)
 
 
+def _fits_float8(codes: Tensor | None) -> bool:
+    """The kernel takes sides that are multiples of 16; real models have no others."""
+    return codes is not None and all(side % 16 == 0 for side in codes.shape)
+
+
 def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     """Both sides in float8, one scale per row of each."""
     assert codes is not None
@@ -151,7 +160,8 @@ def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias:
     rows = x.flatten(0, -2)  # (M, K)
     spread = rows.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / LARGEST  # (M, 1)
     packed = (rows / spread).clamp(-LARGEST, LARGEST).to(FLOAT8)
-    product = torch._scaled_mm(packed, codes.view(FLOAT8).t(), spread, scale.t(), out_dtype=torch.bfloat16)  # (M, N)
+    multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+    product = multiply(packed, codes.view(FLOAT8).t(), spread, scale.t(), out_dtype=torch.bfloat16)  # (M, N)
     product = product if bias is None else product + bias
     return product.to(x.dtype).view(*x.shape[:-1], -1)
 

@@ -140,7 +140,8 @@ mixed_precision, but float32 where all weights are trained."""
     """The same seed gives the same run."""
 
     optimizer: OptimizerName = "adamw"
-    """The optimizer; the 8-bit ones keep their moments in a quarter of the memory."""
+    """The optimizer; the 8-bit ones keep their moments in a quarter of the memory. Lion wants a tenth of AdamW's \
+rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-bf16 is for all weights in bf16."""
     learning_rate: float = 1e-4
     """The highest learning rate."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
@@ -301,6 +302,11 @@ mixed_precision, but float32 where all weights are trained."""
             raise ConfigError(
                 f"lora_type is {self.lora_type!r} and lycoris_config is {self.lycoris_config!r}: lora_type 'lycoris' "
                 "needs a lycoris_config, and nothing else reads one. For LoKr, set lora_type to 'lokr' and lokr_factor."
+            )
+        if self.lora_type == "lokr" and self.base_model_precision == "nf4-bnb":
+            raise ConfigError(
+                "base_model_precision is 'nf4-bnb' and lora_type is 'lokr', which peft cannot put on it: set "
+                "base_model_precision to 'int4-torchao', or lora_type to 'standard'."
             )
         if self.lora_targets == ():
             raise ConfigError("lora_targets is empty, so nothing would be trained; name layers, or leave it out.")

@@ -212,25 +212,31 @@ class Finetuning:
         """The mean loss on fixed samples, noise and times, all tokens in all layers."""
         rank, world, device = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.device
         count = len(self.held_out)
+        if count == 0:
+            return {}
         total = torch.zeros((), device=device, dtype=torch.float64)
-        for i in range(rank, count, world):
-            batch = self.held_out.collate([self.held_out[i, False]], self.family.collate_text)
+        for part, chunk in self._validation_batches()[rank::world]:
+            items = [self.held_out[i, False] for i, _ in chunk]
+            batch = self.held_out.collate(items, self.family.collate_text)
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
-            found = self._ranges(self.family.tokens(batch["mean"]))
+            where = torch.tensor([i for i, _ in chunk], device=device)
+            u = torch.tensor([u for _, u in chunk], device=device)
+            with self.accelerator.autocast():
+                total += self._losses(self.model, part, batch, u, where, VALIDATION).double().sum()
+        self._val_loss = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
+        return {"val_loss": self._val_loss}
+
+    def _validation_batches(self) -> list[tuple[Range, list[tuple[int, float]]]]:
+        """Batches of (sample, quantile of its time) of one bucket and one expert; the quantiles are evenly spread."""
+        groups: dict[tuple[Any, Range], list[tuple[int, float]]] = {}
+        count, size = len(self.held_out), self.config.train_batch_size
+        for i, group in enumerate(self.held_out.groups):
+            found = self._ranges(self.family.tokens(self.held_out[i, False][0]["mean"][None]))
             low, high = min(part.low for part in found), max(part.high for part in found)
             u = low + (high - low) * (i + 0.5) / count
             part = next(part for part in found if part.low <= u <= part.high)
-            where = torch.tensor([i], device=device)
-            with self.accelerator.autocast():
-                total += (
-                    self._losses(self.model, part, batch, torch.tensor([u], device=device), where, VALIDATION)
-                    .double()
-                    .sum()
-                )
-        if count == 0:
-            return {}
-        self._val_loss = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
-        return {"val_loss": self._val_loss}
+            groups.setdefault((group, part), []).append((i, u))
+        return [(part, all_[i : i + size]) for (_, part), all_ in groups.items() for i in range(0, len(all_), size)]
 
     def preview(self, step: int) -> None:
         """By the stock pipeline, on rank 0."""
@@ -293,7 +299,8 @@ def memory_advice(config: FinetuneConfig) -> str:
             ways.append("set optimizer to 'adamw-8bit'")
     elif "4" not in config.base_model_precision:
         quantized = config.base_model_precision.startswith(("int8", "fp8"))
-        ways.append(f"set base_model_precision to {'nf4-bnb' if quantized else 'int8-torchao'!r}")
+        smaller = "int4-torchao" if config.lora_type == "lokr" else "nf4-bnb"
+        ways.append(f"set base_model_precision to {smaller if quantized else 'int8-torchao'!r}")
     if config.train_batch_size > 1:
         ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")
     if config.use_ema:

@@ -1,0 +1,92 @@
+"""FLUX.1-dev shapes, LoRA r16, one image of 4096 tokens with 512 text tokens, route 0.5 over 2..-2.
+
+    python -m benchmarks.flux                                    # what the product does, checkpointed and not
+    python -m benchmarks.flux --variants cudnn                   # other ways, one or several in a process
+
+Flash attention is forced unless a variant says otherwise: on torch 2.11 with Hopper, the default choice ended FLUX in
+an illegal memory access. A variant that may do so belongs in a process of its own.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.lora import Shape, Variant, run_script
+
+ROWS = {True: "flux-checkpointed", False: "flux"}
+VARIANTS = (
+    Variant(name="compiled"),
+    Variant(name="eager", compiled=None),
+    Variant(name="bf16-lora", lora="bf16"),
+    Variant(name="bf16-lora-copied", lora="bf16 + float32 copy"),
+    Variant(name="max-autotune", compiled="max-autotune-no-cudagraphs"),
+    Variant(name="bf16-lora-max-autotune", lora="bf16", compiled="max-autotune-no-cudagraphs"),
+    Variant(name="graphs", compiled="reduce-overhead"),
+    Variant(name="efficient", sdpa="efficient"),
+    Variant(name="cudnn", sdpa="cudnn"),
+    Variant(name="bf16-lora-cudnn", sdpa="cudnn", lora="bf16"),
+    Variant(name="default-sdpa", sdpa="default"),
+)
+CHOSEN = ("compiled",)
+TINY = {
+    "in_channels": 16,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "axes_dims_rope": (4, 6, 6),
+    "joint_attention_dim": 32,
+    "pooled_projection_dim": 32,
+}
+
+
+def shape(
+    *, double: int = 19, single: int = 38, side: int = 64, text: int = 512, channels: int = 64, **config: object
+) -> Shape:
+    """FLUX with so many layers on `side` x `side` tokens; `config` is what else differs from FLUX.1-dev's."""
+    wide, pooled = config.get("joint_attention_dim", 4096), config.get("pooled_projection_dim", 768)
+
+    def model() -> torch.nn.Module:
+        from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
+
+        settings = {"num_layers": double, "num_single_layers": single, "guidance_embeds": True, **config}
+        return FluxTransformer2DModel(**settings)  # pyright: ignore[reportArgumentType]
+
+    def inputs(device: torch.device) -> dict[str, Tensor]:
+        places = torch.arange(side, device=device)
+        return {
+            "hidden_states": torch.randn(1, side * side, channels, device=device),
+            "encoder_hidden_states": torch.randn(1, text, wide, device=device),  # pyright: ignore[reportArgumentType]
+            "pooled_projections": torch.randn(1, pooled, device=device),  # pyright: ignore[reportArgumentType]
+            "timestep": torch.full((1,), 0.5, device=device),
+            "guidance": torch.ones(1, device=device),
+            "img_ids": torch.cartesian_prod(torch.zeros_like(places[:1]), places, places),  # (S, 3)
+            "txt_ids": torch.zeros(text, 3, device=device, dtype=places.dtype),
+        }
+
+    notes = {"batch": 1, "image_tokens": side * side, "text_tokens": text, "double": double, "single": single}
+    return Shape(model=model, inputs=inputs, notes=notes | {"lora_rank": 16, "route": "0.5 over 2..-2"})
+
+
+SHAPES = {
+    "full": shape(),
+    "shallow": shape(double=4, single=3),
+    "smoke": shape(double=4, single=3, side=8, text=8, channels=16, **TINY),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the chosen variants."""
+    return run_script(
+        "flux",
+        __doc__,
+        arguments,
+        variants=VARIANTS,
+        chosen=CHOSEN,
+        shapes=SHAPES,
+        rows=ROWS,
+        profiled="compiled",
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

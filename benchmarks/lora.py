@@ -1,0 +1,248 @@
+"""LoRA steps on stock diffusers models of released shapes, with random weights made on the device.
+
+- The adapter, the quantized base and routing are the product's own functions; so is the way layers are compiled.
+- One model serves all variants of a script: a variant sets precision, attention and compilation, and takes them off
+  again. A quantized base stays, so it comes last.
+- LoRA's second matrices start as noise: at their usual zero, products on zeros would run faster than in training.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim import Optimizer
+
+import tread
+from benchmarks.profile import profile_routing
+from benchmarks.record import Facts, Record, options
+from benchmarks.steps import Steps, Work, cache_counts, compile_layers, job_config, stepping, uncompile, use_sdpa
+from tread.attach.registry import layers_of
+from tread.train.finetune.adapters import add_adapter
+from tread.train.finetune.quantize import quantize
+
+ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
+TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
+RANK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way to run the same step."""
+
+    name: str
+    sdpa: str = "flash"
+    lora: Literal["float32", "bf16", "bf16 + float32 copy"] = "float32"
+    """float32 weights under autocast; or bf16 weights without it, stepped as they are or through a float32 copy."""
+    compiled: str | None = "default"
+    """torch.compile's mode for each layer; None: eager."""
+    base: str = "bf16"
+    """The frozen base: bf16, one of the product's `base_model_precision`, or a trial of benchmarks.float8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A stock model and its inputs, at one size."""
+
+    model: Callable[[], nn.Module]
+    """Makes it on the current device in the current dtype."""
+    inputs: Callable[[torch.device], dict[str, Tensor]]
+    """The forward's arguments."""
+    notes: dict[str, Any]
+    """Tokens, layers and the like, for the record."""
+
+
+def build(shape: Shape, device: torch.device) -> nn.Module:
+    """The model in bf16 with an adapter, made on the device: nothing of its size is held by the host."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            model = shape.model()
+    finally:
+        torch.set_default_dtype(before)
+    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    for name, parameter in model.named_parameters():
+        if any(part in name.split(".") for part in kept):  # as loading a released model does
+            parameter.data = parameter.data.float()
+    return model.train()
+
+
+def adapt(model: nn.Module) -> None:
+    """Add the product's LoRA."""
+    add_adapter(model, kind="standard", rank=RANK, alpha=RANK, targets=TARGETS, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.01)
+
+
+def set_base(model: nn.Module, base: str, device: torch.device) -> None:
+    """Quantize the frozen linears of the layers, before or after the adapter as the method needs it."""
+    from benchmarks import float8
+
+    if base in float8.BASES:
+        adapt(model)
+        float8.BASES[base](model)
+    else:
+        if base != "bf16":
+            quantize(model, base, device)
+        adapt(model)
+
+
+@contextmanager
+def lora_steps(model: nn.Module, shape: Shape, variant: Variant, device: torch.device) -> Iterator[Steps]:
+    """Steps of one variant on a model that has its adapter; afterwards the model is as it was."""
+    use_sdpa(variant.sdpa)
+    dtype = torch.float32 if variant.lora == "float32" else torch.bfloat16
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.data = parameter.data.to(dtype)
+    autocast = dtype == torch.float32
+    inputs = shape.inputs(device)
+    if not autocast:
+        inputs = {name: x.bfloat16() if x.is_floating_point() else x for name, x in inputs.items()}
+    handle = tread.attach(model, ROUTES)
+    layers = layers_of(model)
+    mode = variant.compiled
+    work = Work(
+        model=model,
+        handle=handle,
+        batch=inputs,
+        loss_of=_loss,
+        compile_with=None if mode is None else lambda: compile_layers(layers, mode, device),
+    )
+    config = job_config(batch_size=1, autocast=autocast, compiled=mode is not None, ema=False, clip=1.0)
+    try:
+        with stepping(work, config) as steps:
+            if variant.lora == "bf16 + float32 copy":
+                steps.session.optimizer = Copied(trained, lr=1e-4, fused=device.type == "cuda")
+            yield steps
+    finally:
+        handle.detach()
+        uncompile(*layers)
+
+
+def _loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+    prediction = model(**batch, return_dict=False)[0]
+    return mse_loss(prediction.float(), torch.ones_like(prediction, dtype=torch.float32))
+
+
+class Copied(Optimizer):
+    """AdamW on a float32 copy of bf16 parameters."""
+
+    def __init__(self, parameters: Sequence[Tensor], *, lr: float, fused: bool) -> None:
+        self._given = list(parameters)
+        self._copies = [parameter.detach().float() for parameter in self._given]
+        self._adamw = torch.optim.AdamW(self._copies, lr=lr, fused=fused)
+        super().__init__(self._given, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for copy, parameter in zip(self._copies, self._given, strict=True):
+            copy.grad = None if parameter.grad is None else parameter.grad.float()
+        self._adamw.param_groups[0]["lr"] = self.param_groups[0]["lr"]
+        self._adamw.step()
+        torch._foreach_copy_(self._given, self._copies)
+
+
+def measure_variants(
+    record: Record,
+    shape: Shape,
+    shallow: Shape,
+    variants: Sequence[Variant],
+    *,
+    rows: dict[bool, str],
+    rounds: int = 3,
+    profiled: str | None = None,
+) -> None:
+    """Measure variants in order; `rows` are the rows of the table by whether layers are checkpointed.
+
+    The variant named `profiled` has the share of routing recorded too. With `--warm`, the shallow model runs one step.
+    """
+    shape = shallow if record.warm else shape
+    device = record.device
+    base, model = "", None
+    for variant in variants:
+        if record.left <= 0 or variant.base != base:
+            model = None  # frees the memory before the next one is made
+            if record.left > 0:
+                model = _made(record, shape, variant)
+            base = variant.base
+        if model is None:
+            for row in rows.values():
+                record.measure(variant.name, dict, row=row, variant=asdict(variant))
+            continue
+        with lora_steps(model, shape, variant, device) as steps:
+            for checkpointed, row in rows.items():
+                record.measure(
+                    variant.name,
+                    partial(_compare, record, model, steps, checkpointed, rounds),
+                    row=row,
+                    variant=asdict(variant),
+                    shapes=shape.notes,
+                    checkpointed=checkpointed,
+                )
+            if variant.name == profiled and not record.warm:
+                record.measure(f"{record.facts['name']}, {variant.name}", partial(profile_routing, steps), row="routing")
+
+
+def _made(record: Record, shape: Shape, variant: Variant) -> nn.Module | None:
+    made: list[nn.Module] = []
+
+    def make() -> Facts:
+        start = time.monotonic()
+        model = build(shape, record.device)
+        set_base(model, variant.base, record.device)
+        made.append(model)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        return {"summary": {"parameters": count, "build_seconds": round(time.monotonic() - start, 1)}}
+
+    record.measure(f"build, {variant.base} base", make, row="set-up")
+    return made[0] if made else None
+
+
+def _compare(record: Record, model: Any, steps: Steps, checkpointed: bool, rounds: int) -> Facts:
+    model.enable_gradient_checkpointing() if checkpointed else model.disable_gradient_checkpointing()
+    start = time.monotonic()
+    steps.warm_up()
+    facts: Facts = {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
+    return facts if record.warm else facts | steps.compare(seconds=record.seconds, rounds=rounds)
+
+
+def run_script(
+    name: str,
+    description: str | None,
+    arguments: Sequence[str] | None,
+    *,
+    variants: Sequence[Variant],
+    chosen: Sequence[str],
+    shapes: dict[str, Shape],
+    rows: dict[bool, str],
+    rounds: int = 3,
+    profiled: str | None = None,
+) -> int:
+    """The body of a script of this kind; `shapes` are `full`, `shallow` and `smoke`."""
+    from benchmarks.record import options
+
+    given: argparse.Namespace = options(description, [variant.name for variant in variants], chosen).parse_args(
+        arguments
+    )
+    record = Record(name, given)
+    by_name = {variant.name: variant for variant in variants}
+    full = "smoke" if given.smoke else "full"
+    measure_variants(
+        record,
+        shapes[full],
+        shapes["smoke" if given.smoke else "shallow"],
+        [by_name[one] for one in given.variants],
+        rows=rows,
+        rounds=2 if given.smoke else rounds,
+        profiled=profiled,
+    )
+    return 0

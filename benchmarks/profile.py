@@ -1,0 +1,170 @@
+"""What routing itself costs in a step, and whether the host ever waits for the device.
+
+- The routing of a forward runs outside compiled layers, through few functions: those are wrapped in named ranges for
+  the time of a profile, and the kernels launched inside them are routing's. In backward they are the kernels of the
+  autograd nodes that gathering and restoring leave, which a model of compiled layers has from nowhere else.
+- A wait is any CUDA call that blocks the host, or a copy from the device, within a step.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from benchmarks.record import Facts
+from benchmarks.steps import Steps
+from benchmarks.timing import alternate
+from tread.routing import handle as handle_module
+from tread.routing import state as state_module
+from tread.routing.handle import Handle
+from tread.routing.state import State
+
+STEPS = 3
+RANGE = "tread."
+OUTER = ("begin", "enter", "exit", "side")
+"""Ranges that do not contain each other; `select`, `gather` and `restore` lie within them."""
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+BACKWARD = "autograd::engine::evaluate_function: "
+ROUTING_NODES = ("IndexSelectBackward0", "ScatterBackward0", "ScatterBackward1", "CloneBackward0", "GatherBackward0")
+
+
+@contextmanager
+def ranges() -> Iterator[None]:
+    """Name the ranges of routing."""
+    patches = [
+        patch.object(Handle, "begin", _named("begin", Handle.begin)),
+        patch.object(State, "enter", _named("enter", State.enter)),
+        patch.object(State, "exit", _named("exit", State.exit)),
+        patch.object(State, "side", _named("side", State.side)),
+        patch.object(state_module, "gather", _named("gather", state_module.gather)),
+        patch.object(state_module, "restore", _named("restore", state_module.restore)),
+        patch.object(handle_module, "select", _named("sort", handle_module.select)),
+        patch.object(handle_module.noise, "bits", _named("noise", handle_module.noise.bits)),
+    ]
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()
+
+
+def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with record_function(RANGE + name):
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def profile_routing(steps: Steps) -> Facts:
+    """The share of routing in a routed step: device time of its kernels over the time of the step."""
+    on_gpu = steps.device.type == "cuda"
+    times = alternate({"routed": steps.routed}, steps.device, seconds=2.0 if on_gpu else 0.0, rounds=3 if on_gpu else 1)
+    step_ms = times["routed"].median_ms
+    with ranges():
+        events = _events(steps.routed, on_gpu)
+    forward = {name: _milliseconds(events, RANGE + name, on_gpu) for name in (*OUTER, "sort", "gather", "restore")}
+    backward = {name: _milliseconds(events, BACKWARD + name, on_gpu) for name in ROUTING_NODES}
+    host = {name: _milliseconds(events, RANGE + name, False) for name in OUTER}
+    routing_ms = sum(forward[name] for name in OUTER) + sum(backward.values())
+    found = count_waits(events)
+    warned = warned_waits(steps.routed) if on_gpu else []
+    return {
+        "step_ms": step_ms,
+        "routing_ms": round(routing_ms, 4),
+        "share": round(routing_ms / step_ms, 5),
+        "device_ms": {"forward": forward, "backward": backward},
+        "host_ms": host,
+        "busy_ms": round(_busy(events) / STEPS, 3),
+        "top_kernels": _top(events),
+        "waits": found,
+        "waits_at": warned,
+        "summary": {"share": f"{routing_ms / step_ms:.2%} of {step_ms:.1f} ms,", "waits": sum(found.values())},
+    }
+
+
+def _events(step: Callable[[], Any], on_gpu: bool) -> list[Any]:
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as profiler:
+        for _ in range(STEPS):
+            with record_function(RANGE + "step"):
+                step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    return list(profiler.events() or [])
+
+
+def _milliseconds(events: list[Any], name: str, on_gpu: bool) -> float:
+    """Of one step: the kernels launched inside a range, or without a GPU the range itself."""
+    found = [event for event in events if event.name == name and event.device_type == DeviceType.CPU]
+    total = sum(event.device_time_total if on_gpu else event.cpu_time_total for event in found)
+    return round(total / 1e3 / STEPS, 4)
+
+
+def _kernels(events: list[Any]) -> list[Any]:
+    return [
+        event
+        for event in events
+        if event.device_type == DeviceType.CUDA and not event.name.startswith((RANGE, "Optimizer.", "ProfilerStep"))
+    ]
+
+
+def _busy(events: list[Any]) -> float:
+    """Milliseconds in which the device ran kernels, all steps together."""
+    return sum(event.time_range.elapsed_us() for event in _kernels(events)) / 1e3
+
+
+def _top(events: list[Any], count: int = 25) -> dict[str, dict[str, float]]:
+    """The kernels that take most of the step: milliseconds and launches of one step."""
+    times: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
+    for event in _kernels(events):
+        times[event.name[:120]] += event.time_range.elapsed_us()
+        launches[event.name[:120]] += 1
+    return {
+        name: {"ms": round(time / 1e3 / STEPS, 3), "launches": round(launches[name] / STEPS, 1)}
+        for name, time in times.most_common(count)
+    }
+
+
+def count_waits(events: list[Any]) -> dict[str, int]:
+    """Calls inside the steps that block the host, and copies from the device, by name."""
+    spans = [
+        event.time_range
+        for event in events
+        if event.name == RANGE + "step" and event.device_type == DeviceType.CPU
+    ]
+    found: Counter[str] = Counter()
+    for event in events:
+        if event.device_type == DeviceType.CPU:
+            inside = any(span.start <= event.time_range.start <= span.end for span in spans)
+            if inside and event.name in WAITS:
+                found[event.name] += 1
+        elif event.name.startswith("Memcpy DtoH"):
+            found["Memcpy DtoH"] += 1
+    return dict(found)
+
+
+def host_waits(step: Callable[[], Any]) -> dict[str, int]:
+    """The waits in STEPS steps on a GPU; none is what a training loop should have."""
+    return count_waits(_events(step, on_gpu=True))
+
+
+def warned_waits(step: Callable[[], Any]) -> list[str]:
+    """Where in the code torch saw the host wait during one step: `file:line: what`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return [f"{one.filename}:{one.lineno}: {one.message}" for one in caught if "synchroniz" in str(one.message)]

@@ -1,0 +1,32 @@
+"""The FLUX rows with a base in 8 bits: the product's own ways, torchao's, and float8 going back as well.
+
+    python -m benchmarks.quantized
+    python -m benchmarks.quantized --variants float8-both-ways fp8-torchao
+"""
+
+from collections.abc import Sequence
+
+from benchmarks.flux import SHAPES
+from benchmarks.lora import Variant, run_script
+
+ROWS = {True: "flux-8bit-checkpointed", False: "flux-8bit"}
+VARIANTS = (
+    Variant(name="float8-both-ways", base="float8-both-ways"),
+    Variant(name="fp8-torchao", base="fp8-torchao"),
+    Variant(name="int8-torchao", base="int8-torchao"),
+    Variant(name="float8-both-ways-bf16-lora", base="float8-both-ways", lora="bf16"),
+    Variant(name="torchao-float8-dynamic", base="torchao-float8-dynamic"),
+    Variant(name="torchao-int8-dynamic", base="torchao-int8-dynamic"),
+)
+CHOSEN = ("float8-both-ways", "fp8-torchao", "int8-torchao")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the chosen variants."""
+    return run_script(
+        "quantized", __doc__, arguments, variants=VARIANTS, chosen=CHOSEN, shapes=SHAPES, rows=ROWS
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,188 @@
+"""A training step as the product makes it: `tread.train.loop.Session` over a task that has its data on the device.
+
+- The step is the loop's own: the schedule, autocast, backward, the gradient norm, fused AdamW, the moving average where
+  the work has one. Only reading data and logging are left out.
+- Attention's backend is set for the whole process before anything is compiled, because compiled code keeps the choice.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from torch import Tensor, nn
+
+from benchmarks.flops import count_flops
+from benchmarks.record import Facts, compared
+from benchmarks.timing import alternate, host_ms, peak_gib
+from tread.routing.handle import Handle
+from tread.train.job import make_accelerator
+from tread.train.loop import Session
+from tread.train.settings import (
+    CheckpointConfig,
+    EMAConfig,
+    JobConfig,
+    LogConfig,
+    LoopConfig,
+    OptimizerConfig,
+    PreviewConfig,
+    ValidationConfig,
+)
+
+SDPA = ("default", "flash", "cudnn", "efficient")
+WARM_STEPS = 3
+
+
+@dataclass(kw_only=True)
+class Work:
+    """What the loop trains: `loss(model, batch, step)` on batches that lie on the device."""
+
+    model: nn.Module
+    handle: Handle
+    batch: Any
+    loss_of: Callable[[nn.Module, Any, int], Tensor]
+    compile_with: Callable[[], None] | None
+
+    def set_step(self, step: int) -> None:
+        self.handle.set_step(step)
+
+    def compile(self) -> None:
+        assert self.compile_with is not None
+        self.compile_with()
+
+    def loss(self, model: nn.Module, batch: Any, step: int, micro_step: int) -> Tensor:
+        return self.loss_of(model, batch, step)
+
+
+def job_config(*, batch_size: int, autocast: bool, compiled: bool, ema: bool, clip: float | None) -> JobConfig:
+    """The sections the loop reads."""
+    return JobConfig(
+        output_dir="runs/benchmark",
+        resume=None,
+        train=LoopConfig(
+            steps=1_000_000,
+            batch_size=batch_size,
+            micro_steps=1,
+            seed=0,
+            precision="bf16" if autocast else "float32",
+            compile=compiled,
+            checkpointing=False,
+            workers=0,
+        ),
+        optimizer=OptimizerConfig(
+            name="adamw",
+            learning_rate=1e-4,
+            schedule="constant",
+            warmup_steps=0,
+            betas=(0.9, 0.999),
+            weight_decay=0.0,
+            clip=clip,
+        ),
+        ema=EMAConfig(decay=0.9999, warmup=10) if ema else None,
+        checkpoint=CheckpointConfig(every=1_000_000, keep=1),
+        validation=ValidationConfig(every=0, samples=0),
+        sample=PreviewConfig(every=0),
+        log=LogConfig(every=100, trackers="none", project="benchmark"),
+    )
+
+
+@contextmanager
+def stepping(work: Work, config: JobConfig) -> Iterator["Steps"]:
+    """The session of a work; afterwards its model is as it was, for another one."""
+    reset_accelerate()
+    session = Session(work, config, make_accelerator(config))  # pyright: ignore[reportArgumentType]
+    try:
+        yield Steps(work, session)
+    finally:
+        session.optimizer.zero_grad(set_to_none=True)
+        for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # accelerate's autocast around forward
+            work.model.__dict__.pop(name, None)
+        reset_accelerate()
+
+
+def reset_accelerate() -> None:
+    """Let another accelerator of another precision be made in this process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+class Steps:
+    """Dense and routed steps of one session."""
+
+    def __init__(self, work: Work, session: Session) -> None:
+        self.work, self.session = work, session
+        self.device = session.accelerator.device
+        self._batches = cycle([work.batch])
+        self._done = 0
+
+    def routed(self) -> dict[str, Tensor]:
+        """One training step, routed."""
+        self._done += 1
+        return self.session.step(self._done, self._batches)
+
+    def dense(self) -> dict[str, Tensor]:
+        """One training step with all tokens in all layers."""
+        with self.work.handle.dense():
+            return self.routed()
+
+    def warm_up(self) -> None:
+        """Compile, choose kernels, allocate."""
+        for _ in range(WARM_STEPS):
+            self.dense()
+            self.routed()
+
+    def compare(self, *, seconds: float, rounds: int = 3, images: int | None = None) -> Facts:
+        """Time both, against what their FLOPs say; `images` is the batch where images per second are wanted."""
+        kinds = {"dense": self.dense, "routed": self.routed}
+        peaks = {name: peak_gib(step, self.device) for name, step in kinds.items()}
+        hosts = {name: host_ms(step, self.device) for name, step in kinds.items()} if self.device.type == "cuda" else {}
+        times = alternate(kinds, self.device, seconds=seconds, rounds=rounds)
+        losses = {name: float(step()["loss"]) for name, step in kinds.items()}
+        flops = {name: count_flops(step, self.device) for name, step in kinds.items()}
+        found: dict[str, Facts] = {}
+        for name, timing in times.items():
+            found[name] = asdict(timing) | {"peak_gib": peaks[name], "host_ms": hosts.get(name), "loss": losses[name]}
+            if images is not None:
+                found[name]["images_per_second"] = round(images * 1e3 / timing.median_ms, 1)
+        return compared(found["dense"], found["routed"], flops["dense"], flops["routed"])
+
+
+def use_sdpa(name: str) -> None:
+    """Let attention run on one backend and no other; `default` leaves the choice to torch."""
+    cuda = torch.backends.cuda
+    every = name == "default"
+    cuda.enable_flash_sdp(every or name == "flash")
+    cuda.enable_cudnn_sdp(every or name == "cudnn")
+    cuda.enable_mem_efficient_sdp(every or name == "efficient")
+    cuda.enable_math_sdp(every or not torch.cuda.is_available())
+
+
+def compile_layers(layers: Sequence[nn.Module], mode: str, device: torch.device) -> None:
+    """Each layer at static shapes, as the product does; `mode` is torch.compile's."""
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    for layer in layers:
+        layer.compile(dynamic=False, **compile_options(mode, device))
+
+
+def compile_options(mode: str, device: torch.device) -> dict[str, Any]:
+    """Arguments of `compile`; on CPUs the code is traced and not generated, which takes seconds instead of minutes."""
+    if device.type != "cuda":
+        return {"backend": "aot_eager"}
+    return {} if mode == "default" else {"mode": mode}
+
+
+def uncompile(*modules: nn.Module) -> None:
+    """Forget compiled code."""
+    for module in modules:
+        module._compiled_call_impl = None
+    torch._dynamo.reset()
+
+
+def cache_counts() -> dict[str, int]:
+    """How often the compiler's caches on disk were hit and missed since the process began."""
+    counters = torch._dynamo.utils.counters
+    found = {**counters["aot_autograd"], **counters["inductor"]}
+    return {name: count for name, count in found.items() if name.endswith(("cache_hit", "cache_miss"))}

@@ -1,0 +1,133 @@
+"""How a step is timed.
+
+- Dense and routed steps alternate in one process, in blocks, so that both see the same clocks and temperature.
+- A block is several whole steps between two device events: the host runs ahead as it does in training. One figure per
+  block; the median of the blocks and their 10th and 90th percentile are reported.
+- What is compiled or allocated once happens before: the caller warms up.
+- Without a GPU the same code runs by the host's clock, to keep the benchmarks from rotting.
+"""
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Step = Callable[[], Any]
+BLOCK_SECONDS = 0.4
+LONGEST_BLOCK = 20
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one step."""
+
+    median_ms: float
+    low_ms: float
+    """The 10th percentile of the blocks."""
+    high_ms: float
+    """The 90th percentile."""
+    blocks: int
+    steps: int
+    """In all blocks together."""
+
+    @classmethod
+    def of(cls, blocks: list[float], steps: int) -> "Timing":
+        """From the milliseconds of a step in each block."""
+        ordered = sorted(blocks)
+        last = len(ordered) - 1
+        low, high = ordered[round(0.1 * last)], ordered[round(0.9 * last)]
+        return cls(round(statistics.median(ordered), 3), round(low, 3), round(high, 3), len(ordered), steps)
+
+
+def alternate(steps: Mapping[str, Step], device: torch.device, *, seconds: float, rounds: int = 3) -> dict[str, Timing]:
+    """Time every kind of step by turns for about `seconds`, and for `rounds` blocks of each at least."""
+    lengths = {name: _block_length(timed(step, 1, device)) for name, step in steps.items()}
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    ends = time.perf_counter() + seconds
+    while min(map(len, found.values())) < rounds or time.perf_counter() < ends:
+        for name, step in steps.items():
+            found[name].append(timed(step, lengths[name], device))
+    return {name: Timing.of(blocks, len(blocks) * lengths[name]) for name, blocks in found.items()}
+
+
+def timed(step: Step, count: int, device: torch.device) -> float:
+    """Milliseconds of one step, in a block of `count`."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        return (time.perf_counter() - start) * 1e3 / count
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    first.record()
+    for _ in range(count):
+        step()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) / count
+
+
+def _block_length(milliseconds: float) -> int:
+    return max(1, min(LONGEST_BLOCK, round(BLOCK_SECONDS * 1e3 / max(milliseconds, 1e-3))))
+
+
+def host_ms(step: Step, device: torch.device, count: int = 3) -> float:
+    """Milliseconds the host needs to ask for one step; the device is idle before and waited for after."""
+    found = []
+    for _ in range(count):
+        _wait(device)
+        start = time.perf_counter()
+        step()
+        found.append((time.perf_counter() - start) * 1e3)
+    _wait(device)
+    return round(statistics.median(found), 3)
+
+
+def peak_gib(step: Step, device: torch.device) -> float | None:
+    """The most memory held by tensors during one step, weights and all; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    _wait(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    _wait(device)
+    return round(torch.cuda.max_memory_allocated(device) / GIB, 3)
+
+
+def clocks() -> dict[str, float] | None:
+    """The GPU's clocks, power and temperature now, as nvidia-smi tells them; None where it does not."""
+    fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
+        return {name: float(value) for name, value in zip(fields, answer.split(","), strict=True)}
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def ceilings(device: torch.device) -> dict[str, float] | None:
+    """What this GPU reaches: bf16 TFLOP/s of one large product on random data, TB/s of a copy, read and written."""
+    if device.type != "cuda":
+        return None
+    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    source = torch.randn(2**30, device=device)  # 4 GiB: far more than the cache
+    target = torch.empty_like(source)
+    for _ in range(3):
+        a @ b
+        target.copy_(source)
+    product = min(timed(lambda: a @ b, 10, device) for _ in range(3))
+    copy = min(timed(lambda: target.copy_(source), 5, device) for _ in range(3))
+    return {
+        "bf16_tflops": round(2 * 8192**3 / product / 1e9, 1),
+        "copy_tb_per_s": round(2 * source.nbytes / copy / 1e9, 3),
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
