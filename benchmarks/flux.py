@@ -1,6 +1,6 @@
 """FLUX.1-dev shapes, LoRA r16, one image of 4096 tokens with 512 text tokens, route 0.5 over 2..-2.
 
-    python -m benchmarks.flux                                    # what the product does, checkpointed and not
+    python -m benchmarks.flux                                    # as the product, flash forced; checkpointed and not
     python -m benchmarks.flux --variants cudnn                   # other ways, one or several in a process
 
 Flash attention is forced unless a variant says otherwise: on torch 2.11 with Hopper, the default choice ended FLUX in
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.lora import Shape, Variant, run_script
+from benchmarks.lora import Plan, Shape, Variant, run_script
 
 ROWS = {True: "flux-checkpointed", False: "flux"}
 VARIANTS = (
@@ -25,6 +25,7 @@ VARIANTS = (
     Variant(name="graphs", compiled="reduce-overhead"),
     Variant(name="efficient", sdpa="efficient"),
     Variant(name="cudnn", sdpa="cudnn"),
+    Variant(name="cudnn-contiguous", sdpa="cudnn-contiguous"),
     Variant(name="bf16-lora-cudnn", sdpa="cudnn", lora="bf16"),
     Variant(name="default-sdpa", sdpa="default"),
 )
@@ -83,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         variants=VARIANTS,
         chosen=CHOSEN,
         shapes=SHAPES,
-        rows=ROWS,
-        profiled="compiled",
+        plan=Plan(rows=ROWS, profiled="compiled"),
     )
 
 

@@ -9,7 +9,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from benchmarks.record import Facts, Record, options
 from benchmarks.steps import Steps, Work, cache_counts, compile_layers, job_config, stepping, uncompile, use_sdpa
 from tread.attach.registry import layers_of
 from tread.train.finetune.adapters import add_adapter
-from tread.train.finetune.quantize import quantize
+from tread.train.finetune.quantize import METHODS, quantize
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -43,6 +43,17 @@ class Variant:
     """torch.compile's mode for each layer; None: eager."""
     base: str = "bf16"
     """The frozen base: bf16, one of the product's `base_model_precision`, or a trial of benchmarks.float8."""
+
+    @property
+    def beyond(self) -> list[str]:
+        """What the product does not do by any setting of its own."""
+        found = {
+            f"{self.sdpa} attention forced": self.sdpa != "default",
+            f"LoRA in {self.lora}": self.lora != "float32",
+            f"compile mode {self.compiled}": self.compiled not in (None, "default"),
+            "trial of a base": self.base != "bf16" and self.base not in METHODS,
+        }
+        return [words for words, true in found.items() if true]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +109,7 @@ def set_base(model: nn.Module, base: str, device: torch.device) -> None:
 @contextmanager
 def lora_steps(model: nn.Module, shape: Shape, variant: Variant, device: torch.device) -> Iterator[Steps]:
     """Steps of one variant on a model that has its adapter; afterwards the model is as it was."""
-    use_sdpa(variant.sdpa)
+    use_sdpa(variant.sdpa, device)
     dtype = torch.float32 if variant.lora == "float32" else torch.bfloat16
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -119,7 +130,7 @@ def lora_steps(model: nn.Module, shape: Shape, variant: Variant, device: torch.d
     )
     config = job_config(batch_size=1, autocast=autocast, compiled=mode is not None, ema=False, clip=1.0)
     try:
-        with stepping(work, config) as steps:
+        with stepping(work, config, device) as steps:
             if variant.lora == "bf16 + float32 copy":
                 steps.session.optimizer = Copied(trained, lr=1e-4, fused=device.type == "cuda")
             yield steps
@@ -148,48 +159,50 @@ class Copied(Optimizer):
             copy.grad = None if parameter.grad is None else parameter.grad.float()
         self._adamw.param_groups[0]["lr"] = self.param_groups[0]["lr"]
         self._adamw.step()
-        torch._foreach_copy_(self._given, self._copies)
+        torch._foreach_copy_(self._given, self._copies)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def measure_variants(
-    record: Record,
-    shape: Shape,
-    shallow: Shape,
-    variants: Sequence[Variant],
-    *,
-    rows: dict[bool, str],
-    rounds: int = 3,
-    profiled: str | None = None,
-) -> None:
-    """Measure variants in order; `rows` are the rows of the table by whether layers are checkpointed.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a script measures of each variant."""
 
-    The variant named `profiled` has the share of routing recorded too. With `--warm`, the shallow model runs one step.
-    """
-    shape = shallow if record.warm else shape
-    device = record.device
+    rows: dict[bool, str]
+    """The rows of the table by whether layers are checkpointed."""
+    rounds: int = 3
+    warm_steps: int = 2
+    profiled: str | None = None
+    """The variant whose share of routing is recorded too."""
+
+
+def measure_variants(record: Record, shape: Shape, variants: Sequence[Variant], plan: Plan) -> None:
+    """Measure variants in order; a model is made anew only where the next variant has another base."""
     base, model = "", None
     for variant in variants:
-        if record.left <= 0 or variant.base != base:
+        if variant.base != base:
             model = None  # frees the memory before the next one is made
-            if record.left > 0:
-                model = _made(record, shape, variant)
-            base = variant.base
-        if model is None:
-            for row in rows.values():
-                record.measure(variant.name, dict, row=row, variant=asdict(variant))
-            continue
-        with lora_steps(model, shape, variant, device) as steps:
-            for checkpointed, row in rows.items():
-                record.measure(
-                    variant.name,
-                    partial(_compare, record, model, steps, checkpointed, rounds),
-                    row=row,
-                    variant=asdict(variant),
-                    shapes=shape.notes,
-                    checkpointed=checkpointed,
-                )
-            if variant.name == profiled and not record.warm:
-                record.measure(f"{record.facts['name']}, {variant.name}", partial(profile_routing, steps), row="routing")
+            base, model = variant.base, _made(record, shape, variant)
+        try:
+            _measure_variant(record, shape, variant, plan, model)
+        except Exception as error:  # before the first step: measurements keep their own
+            record.measure(variant.name, partial(_raise, error), row=next(iter(plan.rows.values())))
+
+
+def _measure_variant(record: Record, shape: Shape, variant: Variant, plan: Plan, model: nn.Module | None) -> None:
+    facts: Facts = {"variant": asdict(variant), "beyond": variant.beyond, "shapes": shape.notes}
+    if model is None:
+        for row in plan.rows.values():
+            record.measure(variant.name, partial(_raise, RuntimeError("the model was not made")), row=row, **facts)
+        return
+    with lora_steps(model, shape, variant, record.device) as steps:
+        for checkpointed, row in plan.rows.items():
+            compare = partial(_compare, record, model, steps, checkpointed, plan)
+            record.measure(variant.name, compare, row=row, checkpointed=checkpointed, **facts)
+        if variant.name == plan.profiled and not record.warm:
+            record.measure(f"{record.facts['name']}, {variant.name}", partial(profile_routing, steps), row="routing")
+
+
+def _raise(error: Exception) -> Facts:
+    raise error
 
 
 def _made(record: Record, shape: Shape, variant: Variant) -> nn.Module | None:
@@ -207,12 +220,12 @@ def _made(record: Record, shape: Shape, variant: Variant) -> nn.Module | None:
     return made[0] if made else None
 
 
-def _compare(record: Record, model: Any, steps: Steps, checkpointed: bool, rounds: int) -> Facts:
+def _compare(record: Record, model: Any, steps: Steps, checkpointed: bool, plan: Plan) -> Facts:
     model.enable_gradient_checkpointing() if checkpointed else model.disable_gradient_checkpointing()
     start = time.monotonic()
-    steps.warm_up()
+    steps.warm_up(1 if record.warm else plan.warm_steps)
     facts: Facts = {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
-    return facts if record.warm else facts | steps.compare(seconds=record.seconds, rounds=rounds)
+    return facts if record.warm else facts | steps.compare(seconds=record.seconds, rounds=plan.rounds)
 
 
 def run_script(
@@ -223,26 +236,13 @@ def run_script(
     variants: Sequence[Variant],
     chosen: Sequence[str],
     shapes: dict[str, Shape],
-    rows: dict[bool, str],
-    rounds: int = 3,
-    profiled: str | None = None,
+    plan: Plan,
 ) -> int:
-    """The body of a script of this kind; `shapes` are `full`, `shallow` and `smoke`."""
-    from benchmarks.record import options
-
-    given: argparse.Namespace = options(description, [variant.name for variant in variants], chosen).parse_args(
-        arguments
-    )
+    """The body of a script of this kind; `shapes` are `full`, `shallow` for compiling ahead, and `smoke`."""
+    given = options(description, [variant.name for variant in variants], chosen).parse_args(arguments)
     record = Record(name, given)
     by_name = {variant.name: variant for variant in variants}
-    full = "smoke" if given.smoke else "full"
-    measure_variants(
-        record,
-        shapes[full],
-        shapes["smoke" if given.smoke else "shallow"],
-        [by_name[one] for one in given.variants],
-        rows=rows,
-        rounds=2 if given.smoke else rounds,
-        profiled=profiled,
-    )
+    size = "smoke" if given.smoke else "shallow" if given.warm else "full"
+    plan = replace(plan, rounds=2) if given.smoke else plan
+    measure_variants(record, shapes[size], [by_name[one] for one in given.variants], plan)
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from benchmarks.record import Facts
@@ -28,7 +28,7 @@ from tread.routing.state import State
 STEPS = 3
 RANGE = "tread."
 OUTER = ("begin", "enter", "exit", "side")
-"""Ranges that do not contain each other; `select`, `gather` and `restore` lie within them."""
+"""Ranges that do not contain each other; `sort`, `gather` and `restore` lie within them."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 BACKWARD = "autograd::engine::evaluate_function: "
 ROUTING_NODES = ("IndexSelectBackward0", "ScatterBackward0", "ScatterBackward1", "CloneBackward0", "GatherBackward0")
@@ -45,7 +45,6 @@ def ranges() -> Iterator[None]:
         patch.object(state_module, "gather", _named("gather", state_module.gather)),
         patch.object(state_module, "restore", _named("restore", state_module.restore)),
         patch.object(handle_module, "select", _named("sort", handle_module.select)),
-        patch.object(handle_module.noise, "bits", _named("noise", handle_module.noise.bits)),
     ]
     for one in patches:
         one.start()
@@ -79,6 +78,7 @@ def profile_routing(steps: Steps) -> Facts:
     warned = warned_waits(steps.routed) if on_gpu else []
     return {
         "step_ms": step_ms,
+        "spread_ms": [times["routed"].low_ms, times["routed"].high_ms],
         "routing_ms": round(routing_ms, 4),
         "share": round(routing_ms / step_ms, 5),
         "device_ms": {"forward": forward, "backward": backward},
@@ -113,7 +113,9 @@ def _kernels(events: list[Any]) -> list[Any]:
     return [
         event
         for event in events
-        if event.device_type == DeviceType.CUDA and not event.name.startswith((RANGE, "Optimizer.", "ProfilerStep"))
+        if event.device_type == DeviceType.CUDA
+        and not getattr(event, "is_user_annotation", False)
+        and not event.name.startswith((RANGE, "Optimizer.", "Torch-Compiled", "## Call"))
     ]
 
 
@@ -138,9 +140,7 @@ def _top(events: list[Any], count: int = 25) -> dict[str, dict[str, float]]:
 def count_waits(events: list[Any]) -> dict[str, int]:
     """Calls inside the steps that block the host, and copies from the device, by name."""
     spans = [
-        event.time_range
-        for event in events
-        if event.name == RANGE + "step" and event.device_type == DeviceType.CPU
+        event.time_range for event in events if event.name == RANGE + "step" and event.device_type == DeviceType.CPU
     ]
     found: Counter[str] = Counter()
     for event in events:

@@ -1,13 +1,13 @@
 """The FLUX rows with a base in 8 bits: the product's own ways, torchao's, and float8 going back as well.
 
-    python -m benchmarks.quantized
-    python -m benchmarks.quantized --variants float8-both-ways fp8-torchao
+python -m benchmarks.quantized
+python -m benchmarks.quantized --variants float8-both-ways fp8-torchao
 """
 
 from collections.abc import Sequence
 
 from benchmarks.flux import SHAPES
-from benchmarks.lora import Variant, run_script
+from benchmarks.lora import Plan, Variant, run_script
 
 ROWS = {True: "flux-8bit-checkpointed", False: "flux-8bit"}
 VARIANTS = (
@@ -24,7 +24,7 @@ CHOSEN = ("float8-both-ways", "fp8-torchao", "int8-torchao")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen variants."""
     return run_script(
-        "quantized", __doc__, arguments, variants=VARIANTS, chosen=CHOSEN, shapes=SHAPES, rows=ROWS
+        "quantized", __doc__, arguments, variants=VARIANTS, chosen=CHOSEN, shapes=SHAPES, plan=Plan(rows=ROWS)
     )
 
 

@@ -1,6 +1,6 @@
 """Stable Diffusion 3.5 large shapes, LoRA r16, 1024 pixels (4096 tokens) with 333 text tokens, route 0.5 over 2..-2.
 
-    python -m benchmarks.sd3
+python -m benchmarks.sd3
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.lora import Shape, Variant, run_script
+from benchmarks.lora import Plan, Shape, Variant, run_script
 
 ROWS = {False: "sd3"}
 VARIANTS = (
@@ -62,7 +62,7 @@ SHAPES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen variants."""
     return run_script(
-        "sd3", __doc__, arguments, variants=VARIANTS, chosen=("compiled",), shapes=SHAPES, rows=ROWS
+        "sd3", __doc__, arguments, variants=VARIANTS, chosen=("compiled",), shapes=SHAPES, plan=Plan(rows=ROWS)
     )
 
 

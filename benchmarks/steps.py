@@ -12,14 +12,15 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks.flops import count_flops
 from benchmarks.record import Facts, compared
-from benchmarks.timing import alternate, host_ms, peak_gib
+from benchmarks.timing import alternate, clocks, watched
 from tread.routing.handle import Handle
-from tread.train.job import make_accelerator
 from tread.train.loop import Session
 from tread.train.settings import (
     CheckpointConfig,
@@ -32,8 +33,7 @@ from tread.train.settings import (
     ValidationConfig,
 )
 
-SDPA = ("default", "flash", "cudnn", "efficient")
-WARM_STEPS = 3
+_attention = F.scaled_dot_product_attention
 
 
 @dataclass(kw_only=True)
@@ -90,10 +90,12 @@ def job_config(*, batch_size: int, autocast: bool, compiled: bool, ema: bool, cl
 
 
 @contextmanager
-def stepping(work: Work, config: JobConfig) -> Iterator["Steps"]:
+def stepping(work: Work, config: JobConfig, device: torch.device) -> Iterator["Steps"]:
     """The session of a work; afterwards its model is as it was, for another one."""
     reset_accelerate()
-    session = Session(work, config, make_accelerator(config))  # pyright: ignore[reportArgumentType]
+    precision = "bf16" if config.train.precision == "bf16" else "no"
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
+    session = Session(work, config, accelerator)  # pyright: ignore[reportArgumentType]
     try:
         yield Steps(work, session)
     finally:
@@ -128,36 +130,44 @@ class Steps:
         with self.work.handle.dense():
             return self.routed()
 
-    def warm_up(self) -> None:
+    def warm_up(self, count: int = 2) -> None:
         """Compile, choose kernels, allocate."""
-        for _ in range(WARM_STEPS):
+        for _ in range(count):
             self.dense()
             self.routed()
 
     def compare(self, *, seconds: float, rounds: int = 3, images: int | None = None) -> Facts:
         """Time both, against what their FLOPs say; `images` is the batch where images per second are wanted."""
         kinds = {"dense": self.dense, "routed": self.routed}
-        peaks = {name: peak_gib(step, self.device) for name, step in kinds.items()}
-        hosts = {name: host_ms(step, self.device) for name, step in kinds.items()} if self.device.type == "cuda" else {}
+        alone = {name: watched(step, self.device) for name, step in kinds.items()}
         times = alternate(kinds, self.device, seconds=seconds, rounds=rounds)
-        losses = {name: float(step()["loss"]) for name, step in kinds.items()}
+        seen = clocks()
         flops = {name: count_flops(step, self.device) for name, step in kinds.items()}
         found: dict[str, Facts] = {}
         for name, timing in times.items():
-            found[name] = asdict(timing) | {"peak_gib": peaks[name], "host_ms": hosts.get(name), "loss": losses[name]}
+            found[name] = asdict(timing) | alone[name]
             if images is not None:
                 found[name]["images_per_second"] = round(images * 1e3 / timing.median_ms, 1)
-        return compared(found["dense"], found["routed"], flops["dense"], flops["routed"])
+        return {"clocks": seen} | compared(found["dense"], found["routed"], flops["dense"], flops["routed"])
 
 
-def use_sdpa(name: str) -> None:
-    """Let attention run on one backend and no other; `default` leaves the choice to torch."""
+def use_sdpa(name: str, device: torch.device) -> None:
+    """Let attention run on one backend and no other: flash, cudnn, efficient; `default` leaves the choice to torch.
+
+    `cudnn-contiguous` hands it queries, keys and values that lie in one piece each.
+    """
+    backend = name.removesuffix("-contiguous")
+    every = backend == "default" or device.type == "cpu"
     cuda = torch.backends.cuda
-    every = name == "default"
-    cuda.enable_flash_sdp(every or name == "flash")
-    cuda.enable_cudnn_sdp(every or name == "cudnn")
-    cuda.enable_mem_efficient_sdp(every or name == "efficient")
-    cuda.enable_math_sdp(every or not torch.cuda.is_available())
+    cuda.enable_flash_sdp(every or backend == "flash")
+    cuda.enable_cudnn_sdp(every or backend == "cudnn")
+    cuda.enable_mem_efficient_sdp(every or backend == "efficient")
+    cuda.enable_math_sdp(every)
+    F.scaled_dot_product_attention = _attention if backend == name else _contiguous_attention
+
+
+def _contiguous_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return _attention(query.contiguous(), key.contiguous(), value.contiguous(), *args, **kwargs)
 
 
 def compile_layers(layers: Sequence[nn.Module], mode: str, device: torch.device) -> None:

@@ -46,8 +46,10 @@ class Timing:
 
 def alternate(steps: Mapping[str, Step], device: torch.device, *, seconds: float, rounds: int = 3) -> dict[str, Timing]:
     """Time every kind of step by turns for about `seconds`, and for `rounds` blocks of each at least."""
-    lengths = {name: _block_length(timed(step, 1, device)) for name, step in steps.items()}
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    first = {name: timed(step, 1, device) for name, step in steps.items()}
+    lengths = {name: _block_length(milliseconds) for name, milliseconds in first.items()}
+    # of long steps, the one that told the length of a block is a block itself
+    found = {name: [first[name]] if length == 1 else [] for name, length in lengths.items()}
     ends = time.perf_counter() + seconds
     while min(map(len, found.values())) < rounds or time.perf_counter() < ends:
         for name, step in steps.items():
@@ -76,27 +78,22 @@ def _block_length(milliseconds: float) -> int:
     return max(1, min(LONGEST_BLOCK, round(BLOCK_SECONDS * 1e3 / max(milliseconds, 1e-3))))
 
 
-def host_ms(step: Step, device: torch.device, count: int = 3) -> float:
-    """Milliseconds the host needs to ask for one step; the device is idle before and waited for after."""
-    found = []
-    for _ in range(count):
-        _wait(device)
-        start = time.perf_counter()
-        step()
-        found.append((time.perf_counter() - start) * 1e3)
-    _wait(device)
-    return round(statistics.median(found), 3)
+def watched(step: Step, device: torch.device) -> dict[str, float | None]:
+    """One step alone, which returns its loss.
 
-
-def peak_gib(step: Step, device: torch.device) -> float | None:
-    """The most memory held by tensors during one step, weights and all; None without a GPU."""
-    if device.type != "cuda":
-        return None
+    `host_ms`: how long the host took to ask for it, from an idle device. `peak_gib`: the most memory that tensors held,
+    weights and all; None without a GPU.
+    """
+    on_gpu = device.type == "cuda"
     _wait(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
+    values = step()
+    host = (time.perf_counter() - start) * 1e3
     _wait(device)
-    return round(torch.cuda.max_memory_allocated(device) / GIB, 3)
+    peak = round(torch.cuda.max_memory_allocated(device) / GIB, 3) if on_gpu else None
+    return {"host_ms": round(host, 3), "peak_gib": peak, "loss": float(values["loss"])}
 
 
 def clocks() -> dict[str, float] | None:
@@ -118,7 +115,7 @@ def ceilings(device: torch.device) -> dict[str, float] | None:
     source = torch.randn(2**30, device=device)  # 4 GiB: far more than the cache
     target = torch.empty_like(source)
     for _ in range(3):
-        a @ b
+        torch.mm(a, b)
         target.copy_(source)
     product = min(timed(lambda: a @ b, 10, device) for _ in range(3))
     copy = min(timed(lambda: target.copy_(source), 5, device) for _ in range(3))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tread.train.finetune.settings import ADAPTER_SCHEDULE, FinetuneConfig
+from tread.train.finetune.settings import SCHEDULE, FinetuneConfig
 
-WARMUP, COOLDOWN = SHIPPED = ADAPTER_SCHEDULE.warmup_fraction, ADAPTER_SCHEDULE.cooldown_fraction
+WARMUP, COOLDOWN = SHIPPED = SCHEDULE.warmup_fraction, SCHEDULE.cooldown_fraction
 BALANCED = (2, -2)
 TEXT_WIDTH, POOLED_WIDTH, TEXT_LENGTH = 256, 32, 64
 Kind = Literal["lora", "full"]
@@ -32,6 +32,7 @@ class Arm:
     schedule: tuple[float, float] = (0.0, 0.0)
     """The share of the steps over which the ratio climbs, and the share, the last ones, that run dense."""
     seed: int = 42
+    routed_loss: Literal["all", "kept"] = "all"
     asks: str
 
     def tread_config(self, steps: int) -> dict[str, Any] | None:
@@ -66,6 +67,22 @@ ARMS = (
     Arm(
         name="lora-preset", kind="lora", ratio=0.4, layers=(3, -4), schedule=SHIPPED, asks="is a narrower window better"
     ),
+    Arm(
+        name="lora-0.5-kept",
+        kind="lora",
+        ratio=0.5,
+        routed_loss="kept",
+        asks="is it better to take no loss on dropped tokens",
+    ),
+    Arm(
+        name="lora-0.5-kept-cooldown",
+        kind="lora",
+        ratio=0.5,
+        routed_loss="kept",
+        schedule=(0, COOLDOWN),
+        asks="does that need a cool-down",
+    ),
+    Arm(name="full-0.5-kept", kind="full", ratio=0.5, routed_loss="kept", asks="and with all weights"),
     Arm(name="lora-dense-again", kind="lora", seed=43, asks="how far apart are two dense runs by chance"),
 )
 PICTURED = ("base", *(arm.name for arm in ARMS[:6]))
@@ -164,6 +181,7 @@ def arm_config(out: Path, scale: Scale, arm: Arm, *, compiled: bool) -> Finetune
         tread_config=arm.tread_config(scale.steps),
         compile=compiled,
         seed=arm.seed,
+        routed_loss=arm.routed_loss,
         max_train_steps=scale.steps,
         train_batch_size=scale.batch,
         learning_rate=scale.rates[arm.kind],

@@ -26,11 +26,17 @@ from .measure import (
 from .pictures import save_pictures
 
 KINDS = {"lora": "LoRA", "full": "all weights"}
-MAIN = ("dense", "0.25", "0.25-schedule", "0.5", "0.5-schedule")
+MAIN = ("dense", "0.25", "0.25-schedule", "0.5", "0.5-schedule", "0.5-kept", "0.5-kept-cooldown")
 SCHEDULES = ("dense", "0.5", "0.5-warmup", "0.5-cooldown", "0.5-long-cooldown", "0.5-schedule", "preset")
-LOOKS = dict(
-    zip(MAIN, [(COLORS[0], "-"), (COLORS[2], "-"), (COLORS[2], "--"), (COLORS[1], "-"), (COLORS[1], "--")], strict=True)
-)
+LOOKS = {
+    "dense": (COLORS[0], "-"),
+    "0.25": (COLORS[2], "-"),
+    "0.25-schedule": (COLORS[2], "--"),
+    "0.5": (COLORS[1], "-"),
+    "0.5-schedule": (COLORS[1], "--"),
+    "0.5-kept": (COLORS[3], "-"),
+    "0.5-kept-cooldown": (COLORS[3], "--"),
+}
 
 
 def report(results: Path, json_path: Path, figures: Path) -> str:
@@ -176,6 +182,7 @@ def _label(run: Run) -> str:
     parts += [
         f"{name} {share:.0%}" for name, share in zip(("warm-up", "cool-down"), facts["schedule"], strict=True) if share
     ]
+    parts += ["loss on kept tokens"] if facts.get("routed_loss") == "kept" else []
     return ", ".join(parts)
 
 

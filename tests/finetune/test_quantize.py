@@ -232,7 +232,7 @@ def test_on_a_gpu(precision: str):
     quantize(model, precision, "cuda")
     add_adapter(model, kind="standard", rank=4, alpha=4, targets=TARGETS, seed=0)
     model.cuda().train()
-    with torch.device("cuda"), torch.autocast("cuda", torch.bfloat16):
+    with torch.autocast("cuda", torch.bfloat16):
         output = call_flux(Moved(model), torch.bfloat16)
         output.float().square().sum().backward()
     assert (output.float().cpu() - exact).norm() / exact.norm() < 0.4

@@ -10,7 +10,7 @@ from tread.report.finetune import updated
 from tread.routing.errors import ConfigError
 from tread.train.finetune.quantize import METHODS
 from tread.train.finetune.settings import (
-    ADAPTER_SCHEDULE,
+    SCHEDULE,
     UNQUANTIZED,
     FinetuneConfig,
     OptimizerName,
@@ -71,7 +71,7 @@ def test_out_of_bounds(settings: dict[str, Any], message: str) -> None:
     assert str(error.value).startswith(message)
 
 
-def test_an_adapter_gets_a_schedule_unless_it_says_otherwise() -> None:
+def test_a_fine_tune_gets_a_schedule_unless_it_says_otherwise() -> None:
     plan = made(tread_config={"routes": [ROUTE]}, max_train_steps=1000).plan()
     assert plan is not None
     assert plan.schedule is not None
@@ -80,7 +80,7 @@ def test_an_adapter_gets_a_schedule_unless_it_says_otherwise() -> None:
     long = made(tread_config="lora", max_train_steps=100_000).plan()
     assert long is not None
     assert long.schedule is not None
-    assert long.schedule.warmup_steps == ADAPTER_SCHEDULE.warmup_most
+    assert long.schedule.warmup_steps == SCHEDULE.warmup_most
 
     for off in ({"routes": [ROUTE], "schedule": None}, json.dumps({"preset": "lora", "schedule": None})):
         plain = made(tread_config=off).plan()
@@ -92,10 +92,10 @@ def test_an_adapter_gets_a_schedule_unless_it_says_otherwise() -> None:
     assert (own.schedule.warmup_steps, own.schedule.cooldown_fraction, own.schedule.total_steps) == (7, 0.0, 1000)
 
 
-def test_a_full_fine_tune_has_no_schedule_of_its_own() -> None:
-    plan = made(tread_config="paper", model_type="full").plan()
+def test_a_full_fine_tune_gets_the_same_schedule_and_a_dense_one_no_plan() -> None:
+    plan = made(tread_config="paper", model_type="full", max_train_steps=1000).plan()
     assert plan is not None
-    assert plan.schedule is None
+    assert plan.schedule == dataclasses.replace(SCHEDULE.of(1000), total_steps=1000)
     assert made().plan() is None
 
 
@@ -150,7 +150,7 @@ def test_the_page_is_current() -> None:
     """`python -m tread.report.finetune docs/finetune.md` writes it."""
     page = (ROOT / "docs" / "finetune.md").read_text()
     assert page == updated(page)
-    words, told = " ".join(page.split()), ADAPTER_SCHEDULE
+    words, told = " ".join(page.split()), SCHEDULE
     assert f"over the first {told.warmup_fraction:.0%}".replace("%", " %") in words
     assert f"({told.warmup_most} at most)" in words
     assert f"the last {told.cooldown_fraction:.0%}".replace("%", " %") in words

@@ -141,6 +141,35 @@ def test_a_sample_without_a_mask_is_routed_beside_masked_ones(pipeline_folder: P
     assert sorted(batch.forced.sum(1).tolist()) == [0, 8]
 
 
+@pytest.mark.realdata
+def test_a_loss_on_kept_tokens_alone(pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
+    """The dropped tokens' errors do not count: against the mean over kept tokens of the same forward."""
+    write_images(tmp_path / "images", masked=False)
+    data = {"instance_data_dir": str(tmp_path / "images"), "resolution": 64}
+    given = {"cache_dir": str(tmp_path / "cache"), "train_batch_size": 2}
+    task = make_task(make_config(pipeline_folder("flux"), data, routed_loss="kept", **given), tmp_path)
+    errors: list[torch.Tensor] = []
+    target = task.target
+
+    class Recorded:
+        times, mix = target.times, target.mix
+
+        def error(self, *arguments: Any) -> torch.Tensor:
+            errors.append(target.error(*arguments))
+            return errors[-1]
+
+    recorded: Any = Recorded()
+    task.target = recorded
+    task.set_step(0)
+    found = task.loss(task.model, next(task.batches(0)), 0, 0)
+    (handle,) = task.handles.values()
+    assert handle is not None
+    tokens = torch.nn.functional.pixel_unshuffle(errors[0], 2).flatten(2).transpose(1, 2)  # (B, S, 4C)
+    expected = torch.stack([row[kept].mean() for row, kept in zip(tokens, handle.selections[0], strict=True)]).mean()
+    torch.testing.assert_close(found, expected)
+    assert not torch.isclose(found, errors[0].mean())
+
+
 def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
     lavish = make_config(tmp_path, "x", gradient_checkpointing=False, tread_config=None, use_ema=True)
     assert memory_advice(lavish) == (

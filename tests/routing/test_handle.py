@@ -258,3 +258,26 @@ def test_two_processes_select_what_one_would(tmp_path):
     handle = Handle(PLAN, depth=12)
     handle.set_step(5)
     assert printed.strip() == str(run(handle)[0].tolist())
+
+
+def test_kept_is_what_no_route_dropped() -> None:
+    """Against sets; None before a routed forward and after a dense one."""
+    plan = RoutePlan.from_config(
+        {
+            "routes": [
+                {"selection_ratio": 0.5, "start_layer_idx": 0, "end_layer_idx": 0},
+                {"selection_ratio": 0.25, "start_layer_idx": 2, "end_layer_idx": 2},
+            ]
+        }
+    )
+    handle = Handle(plan, depth=3)
+    assert handle.kept is None
+    state, x = handle.begin(training=True), torch.randn(2, 8, 4)
+    for layer in range(3):
+        x = state.exit(layer, state.enter(layer, x))
+    assert handle.kept is not None
+    for row, first, second in zip(handle.kept, *handle.selections, strict=True):
+        assert set(row.nonzero().flatten().tolist()) == set(first.tolist()) & set(second.tolist())
+    with handle.dense():
+        handle.begin(training=True)
+    assert handle.kept is None

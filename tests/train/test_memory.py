@@ -13,11 +13,4 @@ def test_an_allocator_that_fails_ends_in_advice() -> None:
 
 def test_other_errors_pass() -> None:
     with pytest.raises(RuntimeError, match="shapes"), out_of_memory("Use less."):
-        torch.ones(2, 3) @ torch.ones(2, 3)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu() -> None:
-    with pytest.raises(OutOfMemory, match="GiB free"), out_of_memory("Use less."):
-        torch.empty(2**50, dtype=torch.uint8, device="cuda")
+        torch.matmul(torch.ones(2, 3), torch.ones(2, 3))

@@ -132,6 +132,15 @@ class Handle:
         kept = sum(n * ids.shape[1] for n, ids in zip(layers, self.selections, strict=True))
         return kept / (sum(layers) * self._tokens)
 
+    @property
+    def kept(self) -> Tensor | None:
+        """The tokens that no route of the last forward dropped, (B, S) bool; None where it ran dense."""
+        kept = None
+        for selection in self.selections:  # (B, K)
+            here = selection.new_zeros(len(selection), self._tokens, dtype=torch.bool).scatter_(1, selection, True)
+            kept = here if kept is None else kept & here
+        return kept
+
     def _selector(self, mode: _Mode, references: int, references_at: Where, pinned: int) -> Select:
         """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
         step, micro_step = self._step, self._micro_step

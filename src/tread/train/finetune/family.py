@@ -136,6 +136,14 @@ class TuneFamily(ABC):
         grid = latents.reshape(len(latents), 1, *self._grid(latents)).float()  # (B, 1, F, H, W)
         return F.max_pool3d(grid, self.patch).flatten(1) > 0  # (B, S)
 
+    def of_tokens(self, values: Tensor, latents: Tensor) -> Tensor:
+        """A number per token, (B, S) -> the same for each latent of its patch, like latents with one channel."""
+        frames, rows, columns = (size // patch for size, patch in zip(self._grid(latents), self.patch, strict=True))
+        grid = values.reshape(len(values), 1, frames, rows, columns)
+        for axis, patch in zip((2, 3, 4), self.patch, strict=True):
+            grid = grid.repeat_interleave(patch, axis)
+        return grid.reshape(len(values), 1, *latents.shape[2:])  # (B, 1, [F,] H, W)
+
     def _grid(self, latents: Tensor) -> tuple[int, int, int]:
         *frames, rows, columns = latents.shape[2:]
         return (frames[0] if frames else 1), rows, columns

@@ -4,7 +4,7 @@
 - Fields mean one thing each: what other trainers call differently is turned into these by `compat.py` when it is read.
 - Checks across fields are in `__post_init__` and name the setting to change; those that need the model or the data
   are made where these are opened.
-- `plan()` is the routing with the schedule that adapters get unless the config says `schedule: null`.
+- `plan()` is the routing with the schedule that fine-tunes get unless the config says `schedule: null`.
 """
 
 import ast
@@ -39,8 +39,8 @@ UNQUANTIZED = ("no_change", "bf16", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterSchedule:
-    """The schedule of a LoRA or LoKr whose tread_config has none."""
+class DefaultSchedule:
+    """The schedule of a fine-tune whose tread_config has none; docs/log.md has the measurement."""
 
     warmup_fraction: float
     warmup_most: int
@@ -52,7 +52,7 @@ class AdapterSchedule:
         return Schedule(warmup_steps=warmup, cooldown_fraction=self.cooldown_fraction)
 
 
-ADAPTER_SCHEDULE = AdapterSchedule(warmup_fraction=0.1, warmup_most=200, cooldown_fraction=0.15)
+SCHEDULE = DefaultSchedule(warmup_fraction=0.1, warmup_most=200, cooldown_fraction=0.15)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +160,9 @@ rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-
     """Keep a moving average of the trained weights; previews, validation and the result then use it."""
     ema_decay: float = 0.999
     """The share of the average that each step keeps."""
+    routed_loss: Literal["all", "kept"] = "kept"
+    """Which tokens of a routed step carry loss: those that no route dropped, or all. A model that was trained dense \
+unlearns while it is taught to answer for dropped tokens; from scratch, all is right."""
     loss_type: Literal["l2", "huber"] = "l2"
     """Distance of prediction and target; huber forgives outliers."""
     flow_schedule_shift: float | None = None
@@ -259,13 +262,13 @@ rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-
         return replace(self, max_train_steps=self.num_train_epochs * steps_per_epoch, num_train_epochs=0)
 
     def plan(self) -> RoutePlan | None:
-        """The routing, with the schedule of adapters where tread_config leaves it out; None: dense."""
+        """The routing, with the default schedule where tread_config leaves it out; None: dense."""
         if self.tread_config is None:
             return None
         mapping = tread_mapping(self.tread_config)
         plan = RoutePlan.from_config(mapping)
-        if self.adapts and "schedule" not in mapping:
-            plan = replace(plan, schedule=ADAPTER_SCHEDULE.of(self.max_train_steps))
+        if "schedule" not in mapping:
+            plan = replace(plan, schedule=SCHEDULE.of(self.max_train_steps))
         return plan.with_total_steps(self.max_train_steps) if self.max_train_steps else plan
 
     def data_entries(self) -> list[dict[str, Any]]:

@@ -204,6 +204,10 @@ class Finetuning:
         weight = batch["weight"].expand_as(error) if "weight" in batch else torch.ones_like(error)
         if own is not None:
             weight = weight * own
+        handle = self.handles[part.part]
+        if self.config.routed_loss == "kept" and handle is not None and handle.kept is not None:
+            kept = handle.kept[:, : family.tokens(x)]  # references come after the target's tokens
+            weight = weight * family.of_tokens(kept.float(), error)
         # a sample whose mask is all black teaches nothing instead of dividing by zero
         return (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
 

@@ -1,0 +1,171 @@
+"""DiT-XL/2 and DiT-B/2 from scratch: 256 latent tokens, 256 images, bf16 autocast, fused AdamW, a moving average.
+
+    python -m benchmarks.dit --models XL/2 B/2
+    python -m benchmarks.dit --models XL/2 --variants whole float8
+
+Routes are 0.5 over 2..24 and 2..8. The loss is the product's flow objective with its own hashed noise and times; the
+latents are random and lie on the device.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.float8 import train_in_float8
+from benchmarks.profile import profile_routing
+from benchmarks.record import Facts, Record, options
+from benchmarks.steps import (
+    Steps,
+    Work,
+    cache_counts,
+    compile_layers,
+    compile_options,
+    job_config,
+    stepping,
+    uncompile,
+    use_sdpa,
+)
+from tread.models import DiT, preset
+from tread.objectives import build as build_objective
+from tread.routing import noise
+from tread.sampling.generate import sample_noise
+
+CLASSES, DROPPED = 1000, 0.1
+ENDS = {"XL/2": 24, "B/2": 8, "tiny": 8}
+SHALLOW = 6
+"""Layers that are enough to compile everything, or to try it."""
+ROWS = {"XL/2": "dit-xl", "B/2": "dit-b", "tiny": "dit-tiny"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One way to run the same step."""
+
+    name: str
+    sdpa: str = "default"
+    compiled: str | None = "blocks"
+    """`blocks` one by one, the `whole` model, or None: eager."""
+    mode: str = "default"
+    """torch.compile's."""
+    float8: str | None = None
+    """How the blocks' linears multiply in float8; None: bf16."""
+
+    @property
+    def beyond(self) -> list[str]:
+        """What the product does not do by any setting of its own."""
+        found = {
+            f"{self.sdpa} attention forced": self.sdpa != "default",
+            "whole model compiled": self.compiled == "whole",
+            f"compile mode {self.mode}": self.mode != "default",
+            f"float8 linears, {self.float8}": self.float8 is not None,
+        }
+        return [words for words, true in found.items() if true]
+
+
+# `blocks` is what the product does; torch's default choice of attention has crashed on Hopper, so `flash` runs first
+VARIANTS = (
+    Variant(name="blocks"),
+    Variant(name="flash", sdpa="flash"),
+    Variant(name="cudnn", sdpa="cudnn"),
+    Variant(name="whole", compiled="whole"),
+    Variant(name="whole-flash", compiled="whole", sdpa="flash"),
+    Variant(name="eager", compiled=None),
+    Variant(name="max-autotune", mode="max-autotune-no-cudagraphs"),
+    Variant(name="graphs", compiled="whole", mode="reduce-overhead"),
+    Variant(name="float8", sdpa="flash", float8="own"),
+    Variant(name="float8-torchao", sdpa="flash", float8="tensorwise"),
+    Variant(name="float8-torchao-rowwise", sdpa="flash", float8="rowwise"),
+)
+
+
+@contextmanager
+def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, depth: int | None) -> Iterator[Steps]:
+    """Steps of a fresh model; `depth` replaces the preset's."""
+    use_sdpa(variant.sdpa, device)
+    torch.manual_seed(0)
+    shape = (4, 8, 8) if name == "tiny" else (4, 32, 32)
+    settings: dict[str, Any] = preset(name) | ({} if depth is None else {"depth": depth})
+    with torch.device(device):
+        model = DiT(input_size=shape[1:], in_channels=shape[0], num_classes=CLASSES, **settings).train()
+        for parameter in model.parameters():
+            if not parameter.any():  # a fresh model is the identity: products on zeros would run too fast
+                nn.init.normal_(parameter, std=0.02)
+    if variant.float8 is not None:
+        train_in_float8(model, variant.float8)
+    end = ENDS[name] if depth is None else depth - 2
+    handle = model.route({"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": end}]})
+    objective = build_objective("flow", {})
+
+    def compile_model() -> None:
+        if variant.compiled == "whole":
+            model.compile(dynamic=False, **compile_options(variant.mode, device))
+        else:
+            compile_layers(list(model.blocks), variant.mode, device)
+
+    def loss(net: nn.Module, given: tuple[Tensor, Tensor], step: int) -> Tensor:
+        x, labels = given
+        where = (torch.arange(batch) + step * batch).to(device, non_blocking=True)  # (B,)
+        labels = labels.masked_fill(noise.uniform(0, 1, where) < DROPPED, CLASSES)
+        drawn, u = sample_noise(0, where, shape, 2), noise.uniform(0, 3, where)
+        return objective.loss(net, x, labels, noise=drawn, u=u).mean()
+
+    data = torch.randn(batch, *shape, device=device), torch.randint(CLASSES, (batch,), device=device)
+    compiled = variant.compiled is not None
+    work = Work(model=model, handle=handle, batch=data, loss_of=loss, compile_with=compile_model if compiled else None)
+    config = job_config(batch_size=batch, autocast=True, compiled=compiled, ema=True, clip=1.0)
+    try:
+        with stepping(work, config, device) as steps:
+            yield steps
+    finally:
+        uncompile(model, *model.blocks)
+
+
+def compare(record: Record, name: str, variant: Variant, batch: int, profiles: list[Facts]) -> Facts:
+    """One variant against its own dense step; the product's way has the share of routing measured too."""
+    with dit_steps(
+        name, variant, record.device, batch=batch, depth=SHALLOW if record.warm or record.smoke else None
+    ) as steps:
+        start = time.monotonic()
+        steps.warm_up()
+        facts: Facts = {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
+        if record.warm:
+            return facts
+        facts |= steps.compare(seconds=record.seconds, rounds=2 if record.smoke else 5, images=batch)
+        if variant.compiled == "blocks" and variant.float8 is None:
+            profiles.append(profile_routing(steps))
+        return facts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the chosen models and variants."""
+    parser = options(__doc__, [variant.name for variant in VARIANTS], ["flash", "blocks"])
+    parser.add_argument("--models", nargs="+", choices=list(ENDS), default=["XL/2", "B/2"])
+    parser.add_argument("--batch", type=int, default=256)
+    given = parser.parse_args(arguments)
+    record = Record("dit", given)
+    models, batch = (["tiny"], 2) if given.smoke else (given.models, given.batch)
+    by_name = {variant.name: variant for variant in VARIANTS}
+    for name in models:
+        for variant in (by_name[one] for one in given.variants):
+            profiles: list[Facts] = []
+            record.measure(
+                variant.name,
+                partial(compare, record, name, variant, batch, profiles),
+                row=ROWS[name] + ("-float8" if variant.float8 else ""),
+                variant=asdict(variant),
+                beyond=variant.beyond,
+                shapes={"model": name, "batch": batch, "tokens": 64 if name == "tiny" else 256},
+            )
+            for profile in profiles:
+                record.measure(f"dit {name}, {variant.name}", partial(dict, profile), row="routing")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,157 @@
+"""The scripts at tiny size, the table they fill, and the runner that survives them."""
+
+import json
+import sys
+import time
+
+import pytest
+import torch
+from benchmarks.profile import host_waits, profile_routing, ranges, warned_waits
+from benchmarks.targets import ROWS, best, table, verdict
+
+from benchmarks import all as runner
+from benchmarks import curve, dit, flux, hooks, sd3, wan
+from tread.routing.state import State
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def measured(script, tmp_path, *arguments):
+    path = tmp_path / "result.json"
+    assert script.main(["--smoke", "--out", str(path), *arguments]) == 0
+    found = json.loads(path.read_text())["measurements"]
+    assert [one.get("trace") for one in found if one["status"] != "ok"] == []
+    return found
+
+
+@pytest.mark.parametrize(("script", "rows"), [(flux, ["flux-checkpointed", "flux"]), (sd3, ["sd3"])])
+def test_lora_steps(script, rows, tmp_path):
+    found = measured(script, tmp_path, "--variants", "eager")
+    assert [one["row"] for one in found] == ["set-up", *rows]
+    for one in found[1:]:
+        assert 1 < one["ideal"] < 2
+        assert one["routed"]["median_ms"] > 0
+        assert one["routed_tflop"] <= one["dense_tflop"]
+
+
+def test_checkpointed_video_steps(tmp_path):
+    assert measured(wan, tmp_path, "--variants", "eager")[1]["row"] == "wan-checkpointed"
+
+
+def test_pretraining_steps_and_the_share_of_routing(tmp_path):
+    step, share = measured(dit, tmp_path, "--variants", "blocks")
+    assert step["dense"]["images_per_second"] == pytest.approx(2e3 / step["dense"]["median_ms"], rel=0.01)
+    assert share["row"] == "routing"
+    assert 0 < share["routing_ms"] < share["step_ms"]
+    assert share["device_ms"]["forward"]["gather"] > 0
+    assert share["device_ms"]["backward"]["IndexSelectBackward0"] > 0
+
+
+def test_the_curve_and_its_picture(tmp_path):
+    found = measured(curve, tmp_path, "--figure", str(tmp_path / "curve.png"))
+    assert [one["shapes"]["tokens"] for one in found] == [32, 128]
+    ideals = [point["ideal"] for point in found[0]["points"].values()]
+    assert ideals == sorted(ideals)
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+
+
+def test_the_cost_of_hooks(tmp_path):
+    plain, checkpointed = measured(hooks, tmp_path)
+    assert plain["attached_routed_us"] > plain["plain_us"]
+    assert checkpointed["attached_routed_us"] > checkpointed["plain_us"]
+
+
+def test_ranges_leave_no_trace():
+    before = State.enter, State.exit, State.side
+    with ranges():
+        assert State.enter is not before[0]
+    assert (State.enter, State.exit, State.side) == before
+
+
+def result(key, dense, routed, ideal, *, gib=None, images=None, name="compiled"):
+    speed = {} if images is None else {"images_per_second": images}
+    speedup = dense / routed
+
+    def timing(ms):
+        return {"median_ms": ms, "low_ms": ms, "high_ms": ms, "peak_gib": gib} | speed
+
+    return {
+        "row": key,
+        "name": name,
+        "status": "ok",
+        "dense": timing(dense),
+        "routed": timing(routed),
+        "speedup": speedup,
+        "ideal": ideal,
+        "achieved": speedup / ideal,
+    }
+
+
+def test_verdicts():
+    rows = {row.key: row for row in ROWS}
+    assert verdict(rows["flux"], result("flux", 380, 190, 1.97, gib=31)) == "hit"
+    assert verdict(rows["flux"], result("flux", 380, 196, 1.97, gib=33)) == "MISS: time, memory"
+    assert verdict(rows["flux"], result("flux", 300, 190, 1.97, gib=31)) == "MISS: of ideal"
+    assert verdict(rows["dit-xl"], result("dit-xl", 380, 224, 1.7, images=1140)) == "MISS: speed"
+    assert verdict(rows["dit-b-float8"], result("dit-b-float8", 80, 50, 1.4, images=5000)) == "reported"
+
+
+def test_the_table_takes_the_fastest_that_worked():
+    failed = {"row": "flux", "name": "graphs", "status": "failed", "error": "x"}
+    slow, fast = (result("flux", 400, ms, 1.97, gib=31, name=name) for ms, name in ((210, "slow"), (190, "fast")))
+    assert best("flux", [slow, failed, fast]) is fast
+    lines = table([slow, {**fast, "beyond": ["flash attention forced"]}, {**failed, "row": "sd3"}]).splitlines()
+    assert next(line for line in lines if "| fast (flash attention forced) |" in line).endswith("| hit |")
+    assert sum(line.startswith("- ") for line in lines) == 3  # the slow and the failed one are not hidden
+    assert "hit" not in table([slow, fast], judged=False)
+    assert next(line for line in lines if "SD3.5" in line).endswith("| graphs failed |")
+    assert next(line for line in lines if "Wan" in line).endswith("| not run |")
+
+
+def test_a_job_that_breaks_costs_itself_alone(tmp_path, monkeypatch, capfd):
+    jobs = (runner.Job("gone", "no_such_script"), runner.Job("hooks", "hooks"))
+    monkeypatch.setattr(runner, "JOBS", jobs)
+    assert runner.main(["--smoke", "--out", str(tmp_path), "--name", "trial"]) == 1
+    gone, fine = json.loads((tmp_path / "smoke-trial.json").read_text())["jobs"]
+    assert gone["exit_code"] == 1
+    assert "No module named" in gone["log_tail"]
+    assert (fine["exit_code"], len(fine["measurements"])) == (0, 2)
+    assert "| not run |" in (tmp_path / "smoke-trial.md").read_text()
+
+
+def test_a_job_that_hangs_is_ended():
+    import subprocess
+
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    start = time.monotonic()
+    assert runner._finish(process, 0.1) == "ended: out of time"
+    assert time.monotonic() - start < 10
+    assert process.returncode < 0
+
+
+def test_every_job_names_a_script_and_variants_that_exist():
+    import importlib
+
+    for job in runner.JOBS:
+        script = importlib.import_module(f"benchmarks.{job.script}")
+        if "--variants" in job.arguments:
+            named = job.arguments[job.arguments.index("--variants") + 1 :]
+            assert set(named) <= {variant.name for variant in script.VARIANTS}, job.name
+
+
+@pytest.mark.gpu
+def test_waits_are_seen():
+    x = torch.ones(4, device="cuda")
+    assert host_waits(lambda: x.sum().item())
+    assert warned_waits(lambda: x.sum().item())
+    assert not host_waits(lambda: x.sum())
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_no_step_of_the_loop_waits_for_the_device():
+    device = torch.device("cuda")
+    with dit.dit_steps("tiny", dit.VARIANTS[0], device, batch=8, depth=dit.SHALLOW) as steps:
+        steps.warm_up()
+        found = profile_routing(steps)
+    assert found["waits"] == {}, found["waits_at"]

@@ -1,0 +1,105 @@
+"""How steps are timed, counted and recorded."""
+
+import json
+
+import pytest
+import torch
+from benchmarks.curve import RATIOS, SMOKE, Layers
+from benchmarks.flops import count_flops
+from benchmarks.record import Record, compared, options
+from benchmarks.timing import Timing, alternate, timed
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tread.routing.cost import LayerShape, plan_cost
+
+CPU = torch.device("cpu")
+
+
+def test_the_spread_leaves_out_one_block_in_ten():
+    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 10.0, 1000.0], steps=22)
+    assert (timing.low_ms, timing.median_ms, timing.high_ms) == (2.0, 6.0, 10.0)
+    assert (timing.blocks, timing.steps) == (11, 22)
+
+
+def test_kinds_of_step_take_turns():
+    calls = []
+    slow = torch.randn(300, 300)
+
+    def step(name):
+        calls.append(name)
+        for _ in range(30):
+            torch.mm(slow, slow)
+
+    times = alternate({"a": lambda: step("a"), "b": lambda: step("b")}, CPU, seconds=0, rounds=3)
+    blocks = [name for i, name in enumerate(calls) if i == 0 or calls[i - 1] != name]
+    assert blocks == ["a", "b"] * 4  # one step each to find the length of a block, then three rounds
+    assert {name: timing.steps + 1 for name, timing in times.items()} == {name: calls.count(name) for name in "ab"}
+
+
+def test_time_is_per_step():
+    step = torch.nn.Linear(256, 256)
+    x = torch.randn(512, 256)
+    one, many = (min(timed(lambda: step(x), count, CPU) for _ in range(5)) for count in (1, 10))
+    assert many < 5 * one
+
+
+def test_counted_flops_are_those_of_the_products():
+    linear = nn.Linear(16, 32, bias=False)
+    x = torch.randn(8, 16, requires_grad=True)
+    forward = 2 * 8 * 16 * 32
+    assert count_flops(lambda: linear(x), CPU) == forward
+    assert count_flops(lambda: linear(x).sum().backward(), CPU) == 3 * forward
+    again = count_flops(lambda: checkpoint(lambda t: linear(t).sin(), x, use_reentrant=False).sum().backward(), CPU)
+    assert again == 4 * forward
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_curves_ideal_is_what_torch_counts(ratio):
+    model, tokens = Layers(SMOKE).train(), 32
+    x, c = torch.randn(4, tokens, SMOKE.width), torch.randn(4, SMOKE.width)
+    cost = plan_cost(model.plan(ratio), LayerShape(width=SMOKE.width), tokens=tokens)
+    counted = [count_flops(lambda given=given: model(x, c, given), CPU) for given in (None, ratio)]
+    assert counted == [4 * cost.dense_flops, 4 * cost.routed_flops]
+
+
+def test_a_speed_up_is_judged_against_the_flops():
+    facts = compared({"median_ms": 30.0}, {"median_ms": 20.0}, 2e12, 1e12)
+    assert (facts["speedup"], facts["ideal"], facts["achieved"]) == (1.5, 2.0, 0.75)
+    assert facts["routed"]["tflops"] == pytest.approx(50.0)
+
+
+def opened(tmp_path, *arguments):
+    return Record("trial", options("").parse_args(["--smoke", "--out", str(tmp_path / "trial.json"), *arguments]))
+
+
+def read(tmp_path):
+    return json.loads((tmp_path / "trial.json").read_text())["measurements"]
+
+
+def test_a_failure_costs_itself_alone(tmp_path, capsys):
+    record = opened(tmp_path)
+    record.measure("breaks", lambda: {"value": 1 // 0}, row="x")
+    assert len(read(tmp_path)) == 1  # written before the next one begins
+    record.measure("works", lambda: {"value": 2}, row="x")
+    broken, fine = read(tmp_path)
+    assert (broken["status"], broken["error"].split(":")[0]) == ("failed", "ZeroDivisionError")
+    assert "1 // 0" in broken["trace"]
+    assert (fine["status"], fine["value"]) == ("ok", 2)
+    assert "x | breaks: failed: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_nothing_starts_after_the_budget(tmp_path):
+    record = opened(tmp_path, "--budget-seconds", "0")
+    record.measure("late", lambda: pytest.fail("it ran"))
+    assert read(tmp_path)[0]["status"] == "skipped"
+
+
+def test_a_result_says_where_it_comes_from(tmp_path):
+    opened(tmp_path).measure("one", dict)
+    facts = json.loads((tmp_path / "trial.json").read_text())
+    assert facts["command"].startswith("python -m benchmarks.trial")
+    assert (
+        facts["machine"]["torch"] == torch.__version__.split("+")[0] or facts["machine"]["torch"] == torch.__version__
+    )
