@@ -132,9 +132,7 @@ def save(place: Path, name: str, kind: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pairs", [pytest.param(PAIRS, id="some"), pytest.param(OTHERS, id="others", marks=pytest.mark.contract)]
-)
+@pytest.mark.parametrize("pairs", [pytest.param(PAIRS, id="some"), pytest.param(OTHERS, id="others")])
 def test_a_result_does_what_its_card_says_without_tread(
     pairs: list[tuple[str, str]], pipeline_folder: Folder, tmp_path: Path
 ):
