@@ -32,10 +32,11 @@ def torchao_int8(model: nn.Module, targets: dict[str, nn.Linear]) -> None:
 
 def torchao_int4(model: nn.Module, targets: dict[str, nn.Linear]) -> None:
     """Intx; torchao's Int4WeightOnlyConfig runs on a GPU only."""
-    from torchao.quantization import IntxWeightOnlyConfig, PerGroup, quantize_
+    from torchao.quantization import IntxWeightOnlyConfig, PerAxis, PerGroup, quantize_
 
     group = math.gcd(8, *(linear.in_features for linear in targets.values()))
-    config = IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=PerGroup(group))
+    granularity = PerGroup(group) if group > 1 else PerAxis(0)  # a tiny model may have a width of 5
+    config = IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=granularity)
     quantize_(model, config, lambda module, name: name in targets)
 
 

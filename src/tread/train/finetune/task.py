@@ -261,7 +261,7 @@ class Finetuning:
             facts["tokens_kept"], facts["speedup"] = kept, speedup
             if step == self.config.max_train_steps:
                 self.accelerator.print(
-                    f"routed layers kept {kept:.0%} of the tokens: by FLOPs a step is {speedup:.2f} times as fast as dense"
+                    f"routed layers kept {kept:.0%} of the tokens: by FLOPs a step is {speedup:.2f} times as fast"
                 )
         write_result(self.folder, self.family, self.models, self.config, facts)
 
