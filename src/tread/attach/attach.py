@@ -257,7 +257,9 @@ class Layer:
         others = [*output[:place], *output[place + 1 :]]
         if inside and not state.inside:
             # text cut from a joined tensor would keep that alive, and has strides no dense forward was compiled for
-            others = [item.contiguous() if isinstance(item, Tensor) else item for item in others]
+            # (a clone, because one sample's cut counts as contiguous whatever its strides)
+            layout = torch.contiguous_format
+            others = [item.clone(memory_format=layout) if isinstance(item, Tensor) else item for item in others]
         return (*others[:place], stream, *others[place:])
 
     def _turned(self, stream: Tensor) -> Tensor:
@@ -275,7 +277,7 @@ class Layer:
     def _side(self, side: Side, value: Any, name: str, image: Where | int, alone: bool) -> Any:
         if isinstance(value, tuple | list):
             members = range(len(value)) if side.member is None else (side.member,)
-            inner = replace(side, member=None)
+            inner = side if side.member is None else replace(side, member=None)
             return type(value)(
                 self._side(inner, item, f"{name}.{i}", image, alone) if i in members else item
                 for i, item in enumerate(value)

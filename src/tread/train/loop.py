@@ -103,8 +103,8 @@ class Session:
     def __init__(self, task: Task, config: JobConfig, accelerator: Accelerator) -> None:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.model = accelerator.prepare(task.model)
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = make_optimizer(trained, config.optimizer)
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = make_optimizer(self.trained, config.optimizer)
         # a copy of the weights after all ranks have agreed on them
         self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
         if config.train.compile:
@@ -141,8 +141,9 @@ class Session:
                     loss = self.task.loss(self.model, batch, step, micro_step)
                 accelerator.backward(loss / micro_steps)
             losses.append(loss.detach())
-        clip = math.inf if config.optimizer.clip is None else config.optimizer.clip
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
+        if config.optimizer.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.trained, config.optimizer.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:

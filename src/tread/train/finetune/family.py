@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tread.train.finetune.latents import encode_images, pixels_per_latent
 from tread.train.finetune.objective import Distance, FlowTarget, Target
 from tread.train.finetune.source import Source
 
@@ -24,6 +25,13 @@ Text = dict[str, Tensor]
 """What a model reads of one caption, without a batch axis."""
 Batch = dict[str, Tensor]
 """See the package's docs: `mean`, `std`, `weight`, `reference.mean`, `text.*` and what the family adds."""
+
+
+JOINT_ATTENTION = (
+    *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"),
+    *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
+)
+"""The linears of an attention that joins image and text: the image's, then the text's."""
 
 
 class TuneFamily(ABC):
@@ -57,9 +65,9 @@ class TuneFamily(ABC):
         self.text_length = text_length or self.longest_text
 
     @property
-    @abstractmethod
     def factor(self) -> int:
         """Pixels per latent, on each side."""
+        return pixels_per_latent(self.source.config("vae"))
 
     @property
     def frame_factor(self) -> int:
@@ -101,13 +109,13 @@ class TuneFamily(ABC):
         """Texts of equal shape are stacked; a family with ragged text pads here and adds its mask."""
         return {name: torch.stack([text[name] for text in texts]) for name in texts[0]}
 
-    @abstractmethod
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         """Pixels (B, 3, F, H, W) in [-1, 1], F = 1 for images -> `mean` and, where the autoencoder has it, `std`.
 
         Normalised as the transformer sees them, (B, C, h, w), or (B, C, f, h, w) where `video`. What else the model
         is conditioned on (a first frame, say) goes beside them under its own name.
         """
+        return encode_images(pipeline.vae, pixels)
 
     def target(self, *, shift: float | None, distance: Distance) -> Target:
         """The training target; `shift` replaces the sampler's own."""

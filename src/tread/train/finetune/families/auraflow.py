@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tread.train.finetune.family import Batch, Text, TuneFamily
-from tread.train.finetune.latents import encode_images, pixels_per_latent
+from tread.train.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
 
 
 class AuraFlow(TuneFamily):
@@ -22,22 +21,9 @@ class AuraFlow(TuneFamily):
     pipelines = ("AuraFlowPipeline",)
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 256
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    )
+    lora_targets = JOINT_ATTENTION
     guidance = 3.5
     steps = 50
-
-    @property
-    def factor(self) -> int:
-        return pixels_per_latent(self.source.config("vae"))
 
     @property
     def patch(self) -> tuple[int, int, int]:
@@ -55,9 +41,6 @@ class AuraFlow(TuneFamily):
     def collate_text(self, texts: Sequence[Text]) -> Batch:
         padded = [F.pad(text["embeds"], (0, 0, 0, self.text_length - len(text["embeds"]))) for text in texts]
         return {"embeds": torch.stack(padded)}  # (B, 256, D)
-
-    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return encode_images(pipeline.vae, pixels)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         (prediction,) = model(

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.train.finetune.family import Batch, Text, TuneFamily
-from tread.train.finetune.latents import encode_images, pixels_per_latent
+from tread.train.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
 
 
 class Flux(TuneFamily):
@@ -23,26 +22,9 @@ class Flux(TuneFamily):
     pipelines = ("FluxPipeline", "FluxKontextPipeline")
     text_parts = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2")
     longest_text = 512
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-        "ff.net.0.proj",
-        "ff.net.2",
-        "ff_context.net.0.proj",
-        "ff_context.net.2",
-    )
+    lora_targets = (*JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
     guidance = 3.5
     steps = 28
-
-    @property
-    def factor(self) -> int:
-        return pixels_per_latent(self.source.config("vae"))
 
     @property
     def takes_references(self) -> bool:
@@ -52,9 +34,6 @@ class Flux(TuneFamily):
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds, pooled, _ = pipeline.encode_prompt(list(captions), max_sequence_length=self.text_length)
         return [{"embeds": e, "pooled": p} for e, p in zip(embeds, pooled, strict=True)]  # (512, D), (P,)
-
-    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return encode_images(pipeline.vae, pixels)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         from diffusers.pipelines.flux.pipeline_flux import FluxPipeline

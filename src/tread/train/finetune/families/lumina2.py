@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from tread.train.finetune.family import Batch, Text, TuneFamily
-from tread.train.finetune.latents import encode_images, pixels_per_latent
 from tread.train.finetune.text import cut, masked_prompt, padded
 
 
@@ -28,10 +27,6 @@ class Lumina2(TuneFamily):
     guidance = 4.0
     steps = 30
 
-    @property
-    def factor(self) -> int:
-        return pixels_per_latent(self.source.config("vae"))
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         prompts = [f"{pipeline.system_prompt} <Prompt Start> {caption}" if caption else "" for caption in captions]
@@ -41,9 +36,6 @@ class Lumina2(TuneFamily):
     def collate_text(self, texts: Sequence[Text]) -> Batch:
         embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
         return {"embeds": embeds, "mask": mask}
-
-    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return encode_images(pipeline.vae, pixels)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         return -model(

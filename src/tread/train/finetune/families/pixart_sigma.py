@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from tread.routing.errors import ConfigError
 from tread.train.finetune.family import Batch, Text, TuneFamily
-from tread.train.finetune.latents import encode_images, pixels_per_latent
 from tread.train.finetune.objective import Distance, EpsilonTarget
 from tread.train.finetune.source import Source
 from tread.train.finetune.text import cut, masked_prompt, padded
@@ -42,10 +41,6 @@ class PixArtSigma(TuneFamily):
         alpha = source.pipeline_name == "PixArtAlphaPipeline"
         super().__init__(source, text_length or (ALPHA_TEXT if alpha else None))
 
-    @property
-    def factor(self) -> int:
-        return pixels_per_latent(self.source.config("vae"))
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         from diffusers.utils.import_utils import is_bs4_available, is_ftfy_available
@@ -63,9 +58,6 @@ class PixArtSigma(TuneFamily):
     def collate_text(self, texts: Sequence[Text]) -> Batch:
         embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
         return {"embeds": embeds, "mask": mask}
-
-    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return encode_images(pipeline.vae, pixels)
 
     def target(self, *, shift: float | None, distance: Distance) -> EpsilonTarget:
         if shift is not None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tread.routing.errors import ConfigError
-from tread.train.finetune.family import Batch, Text, TuneFamily
-from tread.train.finetune.latents import encode_images, pixels_per_latent
+from tread.train.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
 
 
 class SD3(TuneFamily):
@@ -23,22 +22,9 @@ class SD3(TuneFamily):
     pipelines = ("StableDiffusion3Pipeline",)
     text_parts = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2", "tokenizer_3", "text_encoder_3")
     longest_text = 256
-    lora_targets = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    )
+    lora_targets = JOINT_ATTENTION
     guidance = 7.0
     steps = 28
-
-    @property
-    def factor(self) -> int:
-        return pixels_per_latent(self.source.config("vae"))
 
     @property
     def patch(self) -> tuple[int, int, int]:
@@ -62,9 +48,6 @@ class SD3(TuneFamily):
             t5 = pipeline._get_t5_prompt_embeds(captions, max_sequence_length=self.text_length)  # (B, 256, D)
         embeds = torch.cat([F.pad(clip, (0, width - clip.shape[-1])), t5], dim=1)  # (B, 333, D)
         return [{"embeds": e, "pooled": p} for e, p in zip(embeds, pooled, strict=True)]
-
-    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return encode_images(pipeline.vae, pixels)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         (prediction,) = model(
