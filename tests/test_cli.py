@@ -89,6 +89,9 @@ WORDS = {
     "encode": ["--vae", "--out", "--size", "--kind"],
     "plan": ["--depth", "--width", "--tokens"],
     "families": ["only classes with this in their name"],
+    "finetune": ["--check", "--json", "key=value"],
+    "init": ["--model", "--data"],
+    "eval": ["--ref", "--features", "--weights", "--json"],
 }
 
 

@@ -73,8 +73,23 @@ def sample(arguments: list[str]) -> None:
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--classes", help="class labels, e.g. 0-9 or 1,5,207 (default: the first ten)")
     parser.add_argument("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
-    parser.add_argument("--guidance", type=float, help="classifier-free guidance scale; 1: none (default: the run's)")
+    parser.add_argument("--guidance", type=float, help="guidance scale; 1: none (default: the run's)")
     parser.add_argument("--interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="guide only in these levels")
+    parser.add_argument(
+        "--guidance-kind",
+        choices=("cfg", "sg", "cfg+sg", "ag", "ag+sg"),
+        default="cfg",
+        help="what the weak branch lacks: its label (cfg), tokens (sg), training (ag) (default: %(default)s)",
+    )
+    parser.add_argument("--strong-ratio", type=float, default=0.0, help="tokens the strong branch drops (default: 0)")
+    parser.add_argument("--weak-ratio", type=float, help="tokens the weak branch drops, with sg (default: 0.7)")
+    parser.add_argument(
+        "--ratio-schedule",
+        choices=("constant", "cosine"),
+        default="constant",
+        help="cosine: both ratios fall to 0 along the way (default: %(default)s)",
+    )
+    parser.add_argument("--weak", type=Path, metavar="RUN", help="with ag: a run or an earlier checkpoint's folder")
     parser.add_argument("--steps", type=int, help="solver steps (default: the run's)")
     parser.add_argument("--solver", choices=("euler", "heun"), help="default: the run's")
     parser.add_argument("--churn", type=float, help="EDM's S_churn: noise added and removed along the way")
@@ -87,6 +102,27 @@ def sample(arguments: list[str]) -> None:
 
     grid = sample_run(**vars(parser.parse_args(arguments)))
     print(f"grid: {grid}")
+
+
+def evaluate(arguments: list[str]) -> None:
+    """compare images with a reference: FID and other figures"""
+    parser = _parser("eval", evaluate)
+    parser.add_argument("samples", type=Path, help="a folder of images, a .tar or an .npz")
+    parser.add_argument("--ref", type=Path, help="the reference: the same, or an .npz with mu and sigma")
+    parser.add_argument("--features", default="inception", help="inception (FID), efflite0 or dinov2 (default: FID's)")
+    parser.add_argument("--weights", help="the extractor's weights: a file or URL (dinov2: a folder or hub id)")
+    parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--frechet-only", action="store_true", help="no precision, recall, KID: keeps no features")
+    parser.add_argument("--work", type=Path, help="folder for what was measured: an interrupted run goes on there")
+    parser.add_argument("--save", type=Path, metavar="FILE.npz", help="write the samples as a reference batch")
+    parser.add_argument("--device", help="default: cuda where there is one")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = vars(parser.parse_args(arguments))
+    if options["ref"] is None and options["save"] is None:
+        parser.error("give --ref, or --save to write a reference")
+    from tread.report.evaluate import run_evaluation
+
+    run_evaluation(**options)
 
 
 def encode(arguments: list[str]) -> None:
@@ -134,6 +170,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "finetune": finetune,
     "init": init,
     "sample": sample,
+    "eval": evaluate,
     "encode": encode,
     "plan": plan,
     "families": families,

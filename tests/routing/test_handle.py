@@ -281,3 +281,34 @@ def test_kept_is_what_no_route_dropped() -> None:
     with handle.dense():
         handle.begin(training=True)
     assert handle.kept is None
+
+
+def test_a_given_step_and_given_samples_replace_the_handles_own():
+    handle = Handle(PLAN, depth=12)
+    handle.set_step(5)
+    (training,) = run(handle)
+    handle.set_step(0)
+    with handle.routed(step=5):
+        (first,), (again,) = run(handle), run(handle)
+    assert first.equal(training)
+    assert again.equal(training), "no micro-step is counted"
+    assert handle.state_dict() == {"step": 0, "micro_step": 0}
+    with handle.routed(step=5, samples=torch.tensor([2, 0, 0, 9])):
+        (other,) = run(handle)
+    assert other[:3].equal(training[[2, 0, 0]])
+    assert not other[3].equal(training[3])
+    with (
+        handle.routed(samples=torch.arange(3)),
+        pytest.raises(ConfigError, match=r"samples has shape \(3,\); this for"),
+    ):
+        run(handle)
+
+
+def test_ratios_say_what_a_forward_would_drop():
+    handle = Handle(TWO, depth=8)
+    assert handle.ratios(training=True) == (0.5, 0.25)
+    assert handle.ratios(training=False) == (0.0, 0.0)
+    with handle.routed(0.75):
+        assert handle.ratios(training=False) == (0.75, 0.75)
+    with handle.dense():
+        assert handle.ratios(training=True) == (0.0, 0.0)

@@ -1,5 +1,6 @@
 """A finished run opened again: `tread sample` on pixels and on latents, and what it refuses."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tread.data.vae import load_vae
 from tread.routing.errors import ConfigError
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
+from tread.sampling.guidance import Branches
 from tread.train.checkpoint import CheckpointError, load_part
 from tread.train.run import open_run, parse_classes, sample_run
 
@@ -29,7 +31,9 @@ def test_sample_writes_pngs_and_a_grid(trained: Path, tmp_path: Path, capsys: py
     arguments = f"sample {trained} --classes 0-2 --per-class 2 --guidance 1.5 --steps 3 --seed 7 --out {tmp_path}/out"
     main(arguments.split())
     found = pixels(tmp_path / "out")
-    assert capsys.readouterr().out == f"grid: {tmp_path}/out/grid.png\n"
+    cost, grid = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"0\.0\d+ GFLOPs a sample: cfg 1\.5, 3 steps", cost)
+    assert grid == f"grid: {tmp_path}/out/grid.png"
 
     run, labels = open_run(trained), torch.tensor([0, 0, 1, 1, 2, 2])
     expected = Digits.to_images(
@@ -73,6 +77,55 @@ def test_weights_of_the_model_or_of_the_average(trained: Path) -> None:
             assert torch.equal(tensor, load_part(path, weights)[name])
         assert not run.model.training
         assert (run.step, run.num_classes, run.shape) == (6, 10, (1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "branches"),
+    [
+        ("--guidance-kind sg", Branches(kind="sg", weak_ratio=0.7)),
+        (
+            "--guidance-kind ag+sg --strong-ratio 0.25 --weak-ratio 0.5 --ratio-schedule cosine --weak {earlier}",
+            Branches(kind="ag+sg", strong_ratio=0.25, weak_ratio=0.5, schedule="cosine"),
+        ),
+    ],
+)
+def test_sample_with_another_guidance(trained: Path, tmp_path: Path, options: str, branches: Branches) -> None:
+    """The routes are those of the checkpoint; an earlier checkpoint is the weak model."""
+    earlier = trained / "checkpoints" / "step-00000003"
+    drawn = "--classes 0-2 --per-class 1 --guidance 3 --steps 3"
+    main(f"sample {trained} {drawn} {options.format(earlier=earlier)} --out {tmp_path}".split())
+    run, weak = open_run(trained), open_run(earlier)
+    assert (run.step, weak.step) == (6, 3)
+    assert run.plan is not None
+    for each in (run, weak):
+        each.model.route(run.plan)
+    settings = {"shape": (1, 8, 8), "seed": 0, "steps": 3, "guidance": 3.0, "null_label": 10, "device": "cpu"}
+    expected = Digits.to_images(
+        generate(
+            run.model,
+            run.objective,
+            torch.arange(3),
+            **settings,
+            branches=branches,
+            weak=weak.model if branches.needs_weak else None,
+        )
+    )
+    found = pixels(tmp_path)
+    for label, image in enumerate(expected.squeeze(-1).numpy()):
+        assert (found[f"{label:04d}-00000.png"] == image).all()
+
+
+def test_guidance_that_a_run_cannot_have(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--guidance-kind ag needs --weak: an earlier checkpoint\.$"):
+        sample_run(trained, per_class=1, guidance_kind="ag")
+    with pytest.raises(ConfigError, match=r"^--guidance-kind sg has no use for --weak; leave it out\.$"):
+        sample_run(trained, per_class=1, guidance_kind="sg", weak=trained)
+    dense = train(tmp_path / "dense", "model.tread_config=null", "train.steps=1")
+    with pytest.raises(ConfigError, match="guidance is to drop tokens, but a run was trained without routes"):
+        sample_run(dense, per_class=1, guidance_kind="sg")
+    edm = train(tmp_path / "edm", "objective=edm", "train.steps=1")
+    with pytest.raises(ConfigError, match=r"^--weak was trained for another task: objective "):
+        sample_run(trained, per_class=1, guidance_kind="ag", weak=edm)
 
 
 def test_neither_the_data_nor_the_first_weights_need_to_be_there(tmp_path: Path) -> None:

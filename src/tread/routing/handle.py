@@ -18,17 +18,21 @@ from tread.routing import noise
 from tread.routing.errors import ConfigError, check_fraction, check_int
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
+from tread.routing.route import Route
 from tread.routing.selection import kept_count, l1_rank, mixed_score, select
 from tread.routing.state import Select, State, Where
 
 
 @dataclass(frozen=True)
 class _Mode:
-    """What the contexts set: on or off by force, another ratio, given selections, a force mask and its count."""
+    """What the contexts set: on or off by force, another ratio, given selections, another step and other places in the
+    batch to draw for, a force mask and its count."""
 
     on: bool | None = None
     ratio: float | None = None
     selections: tuple[Tensor, ...] | None = None
+    step: Tensor | None = None
+    samples: Tensor | None = None
     mask: Tensor | None = None
     forced: int | None = None
 
@@ -71,15 +75,25 @@ class Handle:
 
     @contextmanager
     def routed(
-        self, selection_ratio: float | None = None, *, selections: Sequence[Tensor] | None = None
+        self,
+        selection_ratio: float | None = None,
+        *,
+        selections: Sequence[Tensor] | None = None,
+        step: int | None = None,
+        samples: Tensor | None = None,
     ) -> Iterator[None]:
-        """Route in any mode, with another ratio for all routes or with given ascending indices (B, K) per route."""
+        """Route in any mode, with another ratio for all routes or with given ascending indices (B, K) per route.
+
+        `step` and `samples` (B,) stand for the step and the places in the global batch that selections are drawn for:
+        with a `step`, every forward inside drops the same tokens and the handle's own step does not move.
+        """
         if selection_ratio is not None:
             check_fraction(selection_ratio, "selection_ratio", closed=False)
         if selections is not None and len(selections) != len(self.plan.routes):
             raise ConfigError(f"{len(selections)} selections for {len(self.plan.routes)} routes; give one per route.")
         given = None if selections is None else tuple(selections)
-        with self._set(on=True, ratio=selection_ratio, selections=given):
+        fixed = None if step is None else torch.tensor(check_int(step, "step", 0))
+        with self._set(on=True, ratio=selection_ratio, selections=given, step=fixed, samples=samples):
             yield
 
     @contextmanager
@@ -109,6 +123,14 @@ class Handle:
         if self._mode.on is not None:
             return self._mode.on
         return training and torch.is_grad_enabled() and self.active_scale > 0
+
+    def ratios(self, *, training: bool) -> tuple[float, ...]:
+        """What each route would drop in a forward now; `training` is the model's mode."""
+        on = self.is_on(training=training)
+        return tuple(self._ratio(self._mode, route) if on else 0.0 for route in self.plan.routes)
+
+    def _ratio(self, mode: _Mode, route: Route) -> float:
+        return route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
 
     def begin(self, *, training: bool, references: int = 0, references_at: Where = "last", pinned: int = 0) -> State:
         """The state of one forward; `training` is the model's mode.
@@ -144,7 +166,9 @@ class Handle:
     def _selector(self, mode: _Mode, references: int, references_at: Where, pinned: int) -> Select:
         """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
         step, micro_step = self._step, self._micro_step
-        if mode.selections is None:
+        if mode.step is not None:
+            step, micro_step = mode.step, torch.zeros_like(micro_step)
+        elif mode.selections is None:
             self._micro_step = micro_step + 1
 
         def choose(index: int, stream: Tensor) -> Tensor:
@@ -153,10 +177,8 @@ class Handle:
             if mode.selections is not None:
                 return mode.selections[index].to(stream.device)
             self._check(mode, batch, tokens - references)
-            route = self.plan.routes[index]
-            ratio = route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
-            first = _rank() * batch
-            position = torch.arange(first, first + batch, device=stream.device).unsqueeze(1)  # (B, 1)
+            ratio = self._ratio(mode, self.plan.routes[index])
+            position = _places(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
             token = torch.arange(tokens, device=stream.device)  # (S,)
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
             if self.plan.importance:
@@ -197,6 +219,16 @@ def _forced(mask: Tensor | None, references: int, references_at: Where, pinned: 
         forced[:, start:stop] = mask.to(score.device)
     forced[:, :pinned] = True
     return forced
+
+
+def _places(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:
+    """The places of a forward's samples in the global batch, (B,)."""
+    if samples is None:
+        first = _rank() * batch
+        return torch.arange(first, first + batch, device=device)
+    if samples.shape != (batch,):
+        raise ConfigError(f"samples has shape {tuple(samples.shape)}; this forward has {batch} samples.")
+    return samples.to(device)
 
 
 def _rank() -> int:

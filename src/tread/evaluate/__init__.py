@@ -1,0 +1,1 @@
+"""How good a set of images is: Frechet distances, precision and recall, kernel distance, Inception Score."""

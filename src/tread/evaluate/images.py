@@ -1,0 +1,218 @@
+"""Where images to be evaluated come from: a folder, tars, ADM's `.npz` batches, or an array in memory.
+
+- A source has a count and reads any range of it, so that processes can share it and an interrupted pass goes on.
+- Images keep their own size: resizing belongs to the extractor, and doing it twice changes the figures.
+- Folders are searched with their subfolders in sorted order. `grid.png`, which `tread sample` writes beside its images,
+  is no sample.
+- An `.npz` is read and written in pieces: 50,000 images of 256 pixels are ten gigabytes.
+"""
+
+import hashlib
+import io
+import os
+import tarfile
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from PIL import Image
+
+from tread.data.base import DataError, written_whole
+from tread.data.images import SUFFIXES, upright_rgb
+from tread.data.pixels import reading
+
+GRID = "grid.png"
+IMAGES_KEY = "arr_0"
+
+
+class ImageSource(ABC):
+    """`len(source)` images; `source.read(first, stop)` gives some of them, uint8 (H, W, 3) each."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, first: int, stop: int) -> list[np.ndarray]: ...
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Changes where the images may have changed."""
+
+
+class ArrayImages(ImageSource):
+    """Images that a program holds already: uint8 (N, H, W, 3 or 1)."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images = np.broadcast_to(images, (*images.shape[:3], 3))  # grey becomes RGB
+
+    def __len__(self) -> int:
+        return self.images.shape[0]
+
+    def read(self, first: int, stop: int) -> list[np.ndarray]:
+        return list(self.images[first:stop])
+
+    def identity(self) -> str:
+        return hashlib.sha256(np.ascontiguousarray(self.images).tobytes()).hexdigest()
+
+
+class FolderImages(ImageSource):
+    """Every image below a folder."""
+
+    def __init__(self, path: Path) -> None:
+        hidden = (file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
+        self.files = sorted(file for file in hidden if file.suffix.lower() in SUFFIXES and file.name != GRID)
+        if not self.files:
+            raise DataError(f"no images ({' '.join(SUFFIXES)}) and no tars in {path}: name a folder that has some")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, first: int, stop: int) -> list[np.ndarray]:
+        with ThreadPoolExecutor(_threads()) as pool:
+            return list(pool.map(_read_file, self.files[first:stop]))
+
+    def identity(self) -> str:
+        return _identity(self.files)
+
+
+class TarImages(ImageSource):
+    """The images in tars, in the order of the files; whatever else a tar holds is left alone."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self.members: list[tuple[Path, str, int, int]] = []
+        for path in paths:
+            with reading(path), tarfile.open(path, "r:") as tar:  # plain: a compressed one has no offsets to seek to
+                found = [member for member in tar if member.isfile() and member.name.lower().endswith(SUFFIXES)]
+            self.members += [(path, member.name, member.offset_data, member.size) for member in found]
+        if not self.members:
+            raise DataError(f"no images ({' '.join(SUFFIXES)}) in {paths[0]}: name a tar of images, not of latents")
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def read(self, first: int, stop: int) -> list[np.ndarray]:
+        with ThreadPoolExecutor(_threads()) as pool:
+            return list(pool.map(_read_member, self.members[first:stop]))
+
+    def identity(self) -> str:
+        return _identity(self.paths)
+
+
+class BatchImages(ImageSource):
+    """`arr_0` of an ADM reference or sample batch: uint8 (N, H, W, 3)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._opened() as (_, shape, dtype):
+            if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+                raise DataError(
+                    f"{IMAGES_KEY} in {path} is {dtype} of shape {shape}; it must hold images, uint8 (N, H, W, 3)"
+                )
+            self.shape = shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, first: int, stop: int) -> list[np.ndarray]:
+        stop = min(stop, len(self))
+        size = int(np.prod(self.shape[1:]))
+        with self._opened() as (file, _, _):
+            file.seek(first * size, os.SEEK_CUR)
+            data = file.read((stop - first) * size)
+        if len(data) != (stop - first) * size:
+            raise DataError(f"{self.path} ends before image {stop}: copy or write it again")
+        return list(np.frombuffer(data, np.uint8).reshape(-1, *self.shape[1:]))  # (H, W, 3) each
+
+    def identity(self) -> str:
+        return _identity([self.path])
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
+        """The file at the first pixel."""
+        with reading(self.path), zipfile.ZipFile(self.path) as archive, archive.open(f"{IMAGES_KEY}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
+            shape, fortran, dtype = read_header(file)
+            if fortran:
+                raise DataError(f"{IMAGES_KEY} in {self.path} is in Fortran order; save it in C order")
+            yield file, shape, dtype
+
+
+def open_images(path: Path) -> ImageSource:
+    """A folder of images or of tars, a tar, or an `.npz` with images."""
+    if path.is_dir():
+        tars = sorted(path.glob("*.tar"))
+        return TarImages(tars) if tars else FolderImages(path)
+    if not path.exists():
+        raise DataError(f"there is nothing at {path}; name a folder of images, a .tar or an .npz")
+    if path.suffix == ".tar":
+        return TarImages([path])
+    if path.suffix == ".npz":
+        return BatchImages(path)
+    raise DataError(f"{path} is neither a folder, a .tar nor an .npz of images")
+
+
+def arrays_of(path: Path) -> dict[str, np.ndarray]:
+    """What an `.npz` holds beside its images; nothing for any other place."""
+    if path.suffix != ".npz" or not path.is_file():
+        return {}
+    with reading(path), np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files if not name.startswith("arr_")}
+
+
+def has_images(path: Path) -> bool:
+    """Whether a place holds images, or statistics alone."""
+    if path.suffix != ".npz" or not path.is_file():
+        return True
+    with reading(path), zipfile.ZipFile(path) as archive:
+        return f"{IMAGES_KEY}.npy" in archive.namelist()
+
+
+def write_batch(path: Path, source: ImageSource, arrays: Mapping[str, np.ndarray], *, batch_size: int = 256) -> None:
+    """An ADM reference batch: the images as `arr_0`, and arrays beside them (mu, sigma, mu_s, sigma_s)."""
+    with written_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+        with archive.open(f"{IMAGES_KEY}.npy", "w", force_zip64=True) as member:
+            shape = source.read(0, 1)[0].shape
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(source), *shape)}
+            np.lib.format.write_array_header_1_0(member, header)
+            for first in range(0, len(source), batch_size):
+                for index, image in enumerate(source.read(first, first + batch_size), first):
+                    if image.shape != shape:
+                        raise DataError(
+                            f"image {index} has {image.shape[1]} x {image.shape[0]} pixels and the first "
+                            f"{shape[1]} x {shape[0]}; a batch file holds images of one size"
+                        )
+                    member.write(image.tobytes())
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _read_file(path: Path) -> np.ndarray:
+    with reading(path), Image.open(path) as image:
+        return np.asarray(upright_rgb(image))  # (H, W, 3)
+
+
+def _read_member(member: tuple[Path, str, int, int]) -> np.ndarray:
+    path, name, offset, size = member
+    with open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(size)
+    with reading(path / name), Image.open(io.BytesIO(data)) as image:
+        return np.asarray(upright_rgb(image))  # (H, W, 3)
+
+
+def _identity(paths: list[Path]) -> str:
+    facts = ((path.resolve(), path.stat()) for path in paths)
+    text = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in facts)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _threads() -> int:
+    return min(8, os.cpu_count() or 1)

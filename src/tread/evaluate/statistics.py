@@ -1,0 +1,167 @@
+"""What is kept of a set of images: moments of its features in float64, the features themselves, sums for a score.
+
+- A tally takes batches as they come, joins with another process's, and is saved and read again as one `.npz`.
+- Moments are a mean and the scatter around it, joined by Chan's formula: sums of squares would lose digits where
+  features are far from zero.
+- Covariances divide by N - 1, as FID's first implementation does.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from tread.data.base import DataError, written_whole
+from tread.data.pixels import reading
+from tread.evaluate.activations import Activations
+from tread.evaluate.metrics import inception_score
+
+SPLIT = 5000  # images of one split of the Inception Score
+
+
+class Gaussian(NamedTuple):
+    mean: np.ndarray
+    """(D,)"""
+    covariance: np.ndarray
+    """(D, D)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """One side of a comparison."""
+
+    features: str
+    """The extractor's name."""
+    count: int | None
+    """How many images; None where a file of published statistics does not say."""
+    pool: Gaussian
+    spatial: Gaussian | None = None
+    vectors: np.ndarray | None = None
+    """(N, D) float32: the features themselves, for precision, recall and the kernel distance."""
+    score: tuple[float, float] | None = None
+    """Inception Score, and its standard deviation over the splits."""
+
+
+# Chan, Golub and LeVeque 1979 Eq. 2.1
+class Moments:
+    """Count, mean (D,) and scatter (D, D) of rows seen so far."""
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.mean = np.zeros(width)
+        self.scatter = np.zeros((width, width))
+
+    def add(self, rows: np.ndarray) -> None:
+        """(B, D)"""
+        rows = rows.astype(np.float64)
+        part = Moments(rows.shape[1])
+        part.count = rows.shape[0]
+        part.mean = rows.mean(0)  # (D,)
+        centred = rows - part.mean
+        part.scatter = centred.T @ centred  # (D, D)
+        self.merge(part)
+
+    def merge(self, other: "Moments") -> None:
+        if other.count == 0:
+            return
+        count = self.count + other.count
+        gap = other.mean - self.mean  # (D,)
+        self.scatter += other.scatter + np.outer(gap, gap) * (self.count * other.count / count)
+        self.mean = self.mean + gap * (other.count / count)
+        self.count = count
+
+    def gaussian(self) -> Gaussian:
+        if self.count < 2:
+            raise DataError(f"{self.count} image(s) have no covariance; give at least 2, and thousands for a figure")
+        return Gaussian(self.mean, self.scatter / (self.count - 1))
+
+
+class Tally:
+    """Everything that one pass over images gathers. `total` is how many there are in all processes together."""
+
+    def __init__(self, features: str, total: int, *, keep_vectors: bool = True) -> None:
+        self.features = features
+        self.total = total
+        self.keep_vectors = keep_vectors
+        self.moments: dict[str, Moments] = {}
+        self.vectors: list[np.ndarray] = []
+        self.score: dict[str, np.ndarray] = {}
+
+    @property
+    def count(self) -> int:
+        return self.moments["pool"].count if self.moments else 0
+
+    def add(self, batch: Activations, first: int) -> None:
+        """A batch whose first image has the index `first` in the whole set."""
+        pool = batch.pool.float().cpu().numpy()  # (B, D)
+        if not np.isfinite(pool).all():
+            raise DataError(f"an image among {first}..{first + len(pool) - 1} has features that are not finite")
+        for name, rows in (("pool", pool), ("spatial", batch.spatial)):
+            if rows is not None:
+                rows = rows if isinstance(rows, np.ndarray) else rows.float().cpu().numpy()
+                self.moments.setdefault(name, Moments(rows.shape[1])).add(rows)
+        if self.keep_vectors:
+            self.vectors.append(pool)
+        if batch.probabilities is not None:
+            self._add_score(batch.probabilities.double().cpu().numpy(), first)
+
+    def _add_score(self, probabilities: np.ndarray, first: int) -> None:
+        splits = max(1, self.total // SPLIT)
+        if not self.score:
+            classes = probabilities.shape[1]
+            self.score = {"counts": np.zeros(splits), "sums": np.zeros((splits, classes)), "logs": np.zeros(splits)}
+        # Every splits-th image, not a run of neighbours: a folder sorted by class would give splits of few classes
+        split = np.arange(first, first + len(probabilities)) % splits  # (B,)
+        logs = np.log(probabilities, where=probabilities > 0, out=np.zeros_like(probabilities))  # (B, C)
+        np.add.at(self.score["counts"], split, 1)
+        np.add.at(self.score["sums"], split, probabilities)
+        np.add.at(self.score["logs"], split, (probabilities * logs).sum(1))
+
+    def merge(self, other: "Tally") -> None:
+        """Join the tally of the images that follow these."""
+        for name, moments in other.moments.items():
+            self.moments.setdefault(name, Moments(len(moments.mean))).merge(moments)
+        self.vectors += other.vectors
+        for name, values in other.score.items():
+            self.score[name] = self.score[name] + values if name in self.score else values.copy()
+
+    def statistics(self) -> Statistics:
+        if not self.moments:
+            raise DataError("no images were seen; there is nothing to compare")
+        spatial = self.moments.get("spatial")
+        score = self.score
+        return Statistics(
+            features=self.features,
+            count=self.count,
+            pool=self.moments["pool"].gaussian(),
+            spatial=spatial.gaussian() if spatial else None,
+            vectors=np.concatenate(self.vectors) if self.vectors else None,
+            score=inception_score(score["counts"], score["sums"], score["logs"]) if score else None,
+        )
+
+    def save(self, path: Path) -> None:
+        arrays = {"features": np.array(self.features), "total": np.array(self.total)}
+        arrays["keep_vectors"] = np.array(self.keep_vectors)
+        for name, moments in self.moments.items():
+            parts = {"count": np.array(moments.count), "mean": moments.mean, "scatter": moments.scatter}
+            arrays |= {f"{name}.{part}": value for part, value in parts.items()}
+        arrays |= {f"score.{name}": values for name, values in self.score.items()}
+        if self.vectors:
+            arrays["vectors"] = np.concatenate(self.vectors)  # (N, D)
+        with written_whole(path) as file:
+            np.savez(file, allow_pickle=False, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        with reading(path), np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        tally = cls(str(arrays["features"]), int(arrays["total"]), keep_vectors=bool(arrays["keep_vectors"]))
+        for name in ("pool", "spatial"):
+            if f"{name}.mean" in arrays:
+                moments = tally.moments[name] = Moments(len(arrays[f"{name}.mean"]))
+                moments.count = int(arrays[f"{name}.count"])
+                moments.mean, moments.scatter = arrays[f"{name}.mean"], arrays[f"{name}.scatter"]
+        tally.score = {name[6:]: values for name, values in arrays.items() if name.startswith("score.")}
+        tally.vectors = [arrays["vectors"]] if "vectors" in arrays else []
+        return tally

@@ -1,0 +1,25 @@
+"""Guidance: a strong answer led away from a weak one, over fields and over stock pipelines."""
+
+from tread.sampling.guidance.branches import KINDS, SCHEDULES, Branches
+from tread.sampling.guidance.fields import (
+    Ratio,
+    away_from,
+    classifier_free,
+    cosine,
+    sparse,
+    unconditional,
+)
+from tread.sampling.guidance.pipeline import guide
+
+__all__ = [
+    "KINDS",
+    "SCHEDULES",
+    "Branches",
+    "Ratio",
+    "away_from",
+    "classifier_free",
+    "cosine",
+    "guide",
+    "sparse",
+    "unconditional",
+]

@@ -1,0 +1,129 @@
+"""Which two branches guidance compares, as settings.
+
+- A kind names what the weak branch lacks: `cfg` its label, `sg` tokens, `ag` training (another network, such as an
+  earlier checkpoint), `cfg+sg` and `ag+sg` both. All of them are two branches, so none costs more than two evaluations.
+- The strong ratio holds for every branch that is not made sparser, so a routed network can be sampled cheaply under
+  any kind.
+- The cosine schedule takes both ratios down to 0 along the way: coarse structure is drawn with few tokens, detail
+  with all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tread.objectives.objective import Field, Net, Objective
+from tread.routing.errors import ConfigError, check_choice, check_fraction
+from tread.routing.handle import Handle
+from tread.sampling.guidance.fields import (
+    Ratio,
+    away_from,
+    check_null_label,
+    classifier_free,
+    constant,
+    cosine,
+    sparse,
+    unconditional,
+)
+
+KINDS = ("cfg", "sg", "cfg+sg", "ag", "ag+sg")
+SCHEDULES = ("constant", "cosine")
+WEAK_RATIO = 0.7
+"""What a sparse weak branch drops unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branches:
+    """The strong and the weak branch of guidance."""
+
+    kind: str = "cfg"
+    """What the weak branch lacks, one of KINDS."""
+    strong_ratio: float = 0.0
+    """The fraction of tokens that the strong branch drops; 0 is dense."""
+    weak_ratio: float | None = None
+    """The fraction that a sparse weak branch drops, with `sg` only; None: WEAK_RATIO."""
+    schedule: str = "constant"
+    """How ratios change over sampling, one of SCHEDULES."""
+
+    def __post_init__(self) -> None:
+        check_choice(self.kind, "guidance kind", KINDS)
+        check_choice(self.schedule, "ratio schedule", SCHEDULES)
+        check_fraction(self.strong_ratio, "strong ratio", closed=False)
+        if self.weak_ratio is not None and not self.sparser:
+            raise ConfigError(
+                f"weak ratio is {self.weak_ratio}, but the guidance kind {self.kind!r} has no sparse branch; leave it "
+                "out, or choose sg, cfg+sg or ag+sg."
+            )
+        if check_fraction(self.dropped_by_weak, "weak ratio", closed=False) < self.strong_ratio:
+            raise ConfigError(
+                f"weak ratio is {self.dropped_by_weak} and strong ratio {self.strong_ratio}; the weak branch must drop "
+                "at least as much. Raise the weak ratio or lower the strong one."
+            )
+        if self.schedule != "constant" and self.dropped_by_weak == 0:
+            raise ConfigError(f"ratio schedule is {self.schedule!r}, but both ratios are 0; leave it out.")
+
+    @property
+    def sparser(self) -> bool:
+        """Whether the weak branch drops tokens of its own."""
+        return self.kind.endswith("sg")
+
+    @property
+    def dropped_by_weak(self) -> float:
+        """The ratio of the weak branch."""
+        if not self.sparser:
+            return self.strong_ratio
+        return WEAK_RATIO if self.weak_ratio is None else self.weak_ratio
+
+    @property
+    def needs_routes(self) -> bool:
+        """Whether any branch drops tokens."""
+        return self.dropped_by_weak > 0
+
+    @property
+    def needs_weak(self) -> bool:
+        """Whether the weak branch is another network."""
+        return self.kind.startswith("ag")
+
+    def field(
+        self,
+        objective: Objective,
+        net: Net,
+        *,
+        weak: Net | None,
+        scale: float,
+        interval: tuple[float, float] | None,
+        null_label: int | None,
+        levels: Sequence[float],
+        seed: int,
+        samples: Tensor,
+    ) -> Field:
+        """The guided field of `net` for the samples at the places `samples` (B,); `weak` is the other network."""
+        if (weak is not None) != self.needs_weak:
+            fix = "needs a weak model, such as an earlier checkpoint" if weak is None else "has no use for a weak model"
+            raise ConfigError(f"guidance kind {self.kind!r} {fix}.")
+
+        def branch(network: Net, ratio: float) -> Field:
+            if ratio == 0:
+                return objective.field(network)
+            changing: Ratio = cosine(ratio, 0.0, levels) if self.schedule == "cosine" else constant(ratio)
+            return sparse(objective.field(network), routing_of(network), changing, seed=seed, samples=samples)
+
+        strong = branch(net, self.strong_ratio)
+        if self.kind == "cfg":
+            return classifier_free(strong, scale=scale, null_label=null_label, interval=interval)
+        lesser = branch(net if weak is None else weak, self.dropped_by_weak)
+        if self.kind == "cfg+sg" and scale != 1:
+            lesser = unconditional(lesser, check_null_label(null_label, scale))
+        return away_from(lesser, strong, scale=scale, interval=interval)
+
+
+def routing_of(net: Net) -> Handle:
+    """The handle of a network that routes."""
+    handle = getattr(net, "routing", None)
+    if not isinstance(handle, Handle):
+        raise ConfigError(
+            "a branch is to drop tokens, but the model has no routes; sample a run trained with routes, or set its "
+            "ratio to 0."
+        )
+    return handle

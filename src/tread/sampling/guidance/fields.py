@@ -1,0 +1,151 @@
+"""Wrappers that take fields and return a field.
+
+- Every guidance here is weak + scale * (strong - weak): the kinds differ in what the weak branch lacks, a label
+  (classifier-free), tokens (Sparse Guidance), training (AutoGuidance), or two of these.
+- A branch that the formula does not need is not run: scale 1, and any level outside the interval, cost one
+  plain evaluation.
+- The branches of classifier-free guidance go through the network as one batch, conditional half first. Branches of
+  different lengths or networks cannot.
+- Levels are Python floats, so intervals and ratios are decided on the host.
+- What a sparse branch drops is a hash of seed, level, sample and token. So a sample depends neither on its batch nor
+  on what was drawn before, and two branches of one evaluation are nested: the weak one keeps a part of what the
+  strong one keeps, and with equal ratios they are the same.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from tread.objectives.objective import Field, check_number
+from tread.routing import noise
+from tread.routing.errors import ConfigError
+from tread.routing.handle import Handle
+
+Ratio = Callable[[float], float]
+"""Level -> the fraction of tokens dropped there."""
+
+
+# Karras et al. 2024 (arXiv 2406.02507) Eq. 3, with weak as the lesser network; Krause et al. 2026 (arXiv 2601.01608)
+# with weak as the sparser one
+def away_from(weak: Field, strong: Field, *, scale: float, interval: tuple[float, float] | None = None) -> Field:
+    """weak + scale * (strong - weak): 1 is the strong field alone, 0 the weak one.
+
+    `interval` (lo, hi) limits guidance to levels with lo < level <= hi, in the objective's own unit (EDM: sigma,
+    flow: t); elsewhere the strong field runs alone.
+    """
+    check_scale(scale, interval)
+    if scale == 1:
+        return strong
+
+    def guided(x: Tensor, level: float, labels: Tensor) -> Tensor:
+        if not within(level, interval):
+            return strong(x, level, labels)
+        lesser = weak(x, level, labels)
+        return lesser if scale == 0 else lesser + scale * (strong(x, level, labels) - lesser)
+
+    return guided
+
+
+# Ho and Salimans 2022 (arXiv 2207.12598) Eq. 6, with scale = 1 + w; the interval is that of Kynkäänniemi et
+# al. 2024 (arXiv 2404.07724)
+def classifier_free(
+    field: Field, *, scale: float, null_label: int | None, interval: tuple[float, float] | None = None
+) -> Field:
+    """uncond + scale * (cond - uncond), both in one batch; `scale` and `interval` as in `away_from`.
+
+    `null_label` is the label that stands for no class, None if the network has none.
+    """
+    check_scale(scale, interval)
+    if scale == 1:
+        return field
+    null_label = check_null_label(null_label, scale)
+
+    def guided(x: Tensor, level: float, labels: Tensor) -> Tensor:
+        if not within(level, interval):
+            return field(x, level, labels)
+        null = torch.full_like(labels, null_label)
+        if scale == 0:
+            return field(x, level, null)
+        both = field(torch.cat([x, x]), level, torch.cat([labels, null]))  # (2B, C, H, W)
+        cond, uncond = both.chunk(2)  # (B, C, H, W) each
+        return uncond + scale * (cond - uncond)
+
+    return guided
+
+
+def unconditional(field: Field, null_label: int) -> Field:
+    """The field without a class."""
+    return lambda x, level, labels: field(x, level, torch.full_like(labels, null_label))
+
+
+def sparse(field: Field, handle: Handle, ratio: Ratio, *, seed: int = 0, samples: Tensor | None = None) -> Field:
+    """The field of a network that drops `ratio(level)` of the tokens on the routes of its `handle`; dense at 0.
+
+    `samples` (B,) are the places of the batch's samples in the whole job; a batch of twice the size repeats them.
+    """
+
+    def dropped(x: Tensor, level: float, labels: Tensor) -> Tensor:
+        places = None if samples is None else samples.repeat(x.shape[0] // samples.shape[0])
+        with dropping(handle, ratio(level), seed=seed, level=level, samples=places):
+            return field(x, level, labels)
+
+    return dropped
+
+
+def dropping(
+    handle: Handle, ratio: float, *, seed: int, level: float, samples: Tensor | None = None
+) -> AbstractContextManager[None]:
+    """Forwards inside drop `ratio` of the tokens, which ones depending on the arguments alone; 0 is dense."""
+    if ratio == 0:
+        return handle.dense()
+    (word,) = struct.unpack("<I", struct.pack("<f", level))
+    return handle.routed(ratio, step=int(noise.bits(seed, word)), samples=samples)
+
+
+def constant(value: float) -> Ratio:
+    """The same ratio at every level."""
+    return lambda level: value
+
+
+def cosine(first: float, last: float, levels: Sequence[float]) -> Ratio:
+    """Half a cosine from `first` at the first of the falling `levels` to `last` at the last one that is not 0.
+
+    >>> ratio = cosine(0.6, 0.0, [1.0, 0.75, 0.5, 0.25, 0.1, 0.0])
+    >>> [round(ratio(level), 3) for level in (1.0, 0.75, 0.5, 0.25, 0.1)]
+    [0.6, 0.512, 0.3, 0.088, 0.0]
+    """
+    rungs = max(len(levels) - 2, 1)
+
+    def ratio(level: float) -> float:
+        done = min(sum(other > level for other in levels) / rungs, 1.0)
+        return max(0.0, last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * done)))
+
+    return ratio
+
+
+def within(level: float, interval: tuple[float, float] | None) -> bool:
+    """Open below, closed above; without an interval every level is in it."""
+    return interval is None or interval[0] < level <= interval[1]
+
+
+def check_scale(scale: float, interval: tuple[float, float] | None) -> None:
+    """Refuse a scale that is no number and an empty interval."""
+    check_number("guidance", scale)
+    if interval is not None and not interval[0] < interval[1]:
+        raise ConfigError(
+            f"guidance interval is ({interval[0]}, {interval[1]}); its lower end must be below its upper end."
+        )
+
+
+def check_null_label(null_label: int | None, scale: float) -> int:
+    """Refuse to guide away from 'no class' where the network has no label for it."""
+    if null_label is None:
+        raise ConfigError(
+            f"guidance is {scale}, but the model has no label for 'no class'; set guidance to 1, or train it "
+            "with class dropout."
+        )
+    return null_label

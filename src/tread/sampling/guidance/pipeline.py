@@ -1,0 +1,97 @@
+"""Sparse Guidance for a stock pipeline, without touching it.
+
+- Two hooks on the attached transformer: the first drops the strong branch's tokens, the second runs the weak branch
+  and returns the guided answer. A pipeline calls its transformer and never learns of it.
+- The pipeline's own classifier-free guidance goes on as it was: each of its branches is guided.
+- The level is the forward's timestep, in the unit of the model (FLUX: 0..1, SD3: 0..1000), read on the host once per
+  forward: a ratio decides shapes. Selections are a hash of it, so a pipeline call repeats exactly.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from tread.routing.errors import ConfigError, check_fraction
+from tread.routing.handle import Handle
+from tread.sampling.guidance.fields import Ratio, check_scale, constant, dropping, within
+
+
+@contextmanager
+def guide(
+    model: nn.Module,
+    handle: Handle,
+    *,
+    scale: float,
+    strong_ratio: float | Ratio = 0.0,
+    weak_ratio: float | Ratio = 0.7,
+    interval: tuple[float, float] | None = None,
+    seed: int = 0,
+) -> Iterator[None]:
+    """Every forward of an attached model inside answers weak + scale * (strong - weak).
+
+    `handle` is what `tread.attach(model, ...)` returned. Ratios are numbers or functions of the timestep; outside the
+    `interval` (lo, hi] of timesteps the strong branch runs alone.
+
+        handle = tread.attach(pipeline.transformer, {"preset": "paper"})
+        with guide(pipeline.transformer, handle, scale=1.5, weak_ratio=0.7):
+            image = pipeline("a red fox").images[0]
+    """
+    check_scale(scale, interval)
+    strong, weak = _ratio(strong_ratio, "strong_ratio"), _ratio(weak_ratio, "weak_ratio")
+    signature = inspect.signature(type(model).forward)
+    if "timestep" not in signature.parameters:
+        raise ConfigError(f"{type(model).__name__} has no argument 'timestep', which guidance reads the level from.")
+    strong_branch, inside = ExitStack(), False
+
+    def level_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        return float(signature.bind(model, *args, **kwargs).arguments["timestep"].flatten()[0])
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not inside:
+            level = level_of(args, kwargs)
+            strong_branch.close()  # what a forward that failed left behind
+            strong_branch.enter_context(dropping(handle, strong(level), seed=seed, level=level))
+
+    def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
+        nonlocal inside
+        if inside:
+            return None
+        strong_branch.close()
+        level = level_of(args, kwargs)
+        if scale == 1 or not within(level, interval):
+            return None
+        inside = True
+        try:
+            with dropping(handle, weak(level), seed=seed, level=level):
+                lesser = _sample(model(*args, **kwargs))
+        finally:
+            inside = False
+        return _with_sample(answer, lesser + scale * (_sample(answer) - lesser))
+
+    # prepended, so that the strong branch is set before attach opens the forward's state
+    hooks = [
+        model.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+        model.register_forward_hook(after, with_kwargs=True),
+    ]
+    try:
+        yield
+    finally:
+        strong_branch.close()
+        for hook in hooks:
+            hook.remove()
+
+
+def _ratio(value: float | Ratio, name: str) -> Ratio:
+    return value if callable(value) else constant(check_fraction(value, name, closed=False))
+
+
+def _sample(answer: Any) -> Tensor:
+    """The prediction in what a stock model returns: a tuple, or an output with `sample`."""
+    return answer[0] if isinstance(answer, tuple) else answer.sample
+
+
+def _with_sample(answer: Any, sample: Tensor) -> Any:
+    return (sample, *answer[1:]) if isinstance(answer, tuple) else type(answer)(**{**answer, "sample": sample})

@@ -1,0 +1,151 @@
+"""The whole way: folders in, figures out; resumed, over two processes, from files of statistics."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from tread.cli import main
+from tread.evaluate.evaluate import compare, evaluate, measure, measure_place, save_reference
+from tread.evaluate.features import Extractor
+from tread.evaluate.frechet import frechet_distance
+from tread.evaluate.images import ArrayImages
+from tread.routing.errors import ConfigError
+from tread.routing.risks import RiskWarning
+
+RNG = np.random.default_rng(0)
+BRIGHT = RNG.integers(100, 256, size=(40, 8, 8, 3), dtype=np.uint8)
+DARK = RNG.integers(0, 150, size=(30, 8, 8, 3), dtype=np.uint8)
+
+
+def corner(name: str = "Corner") -> Extractor:
+    """Four pixels of an image, scaled."""
+    return Extractor(name, nn.Flatten(), lambda x: x[:, :, :2, :2].float().mean(1) / 255)
+
+
+def write(images: np.ndarray, folder: Path) -> Path:
+    folder.mkdir()
+    for i, image in enumerate(images):
+        Image.fromarray(image).save(folder / f"{i:03d}.png")
+    return folder
+
+
+def test_figures_are_those_of_an_independent_computation(tmp_path: Path) -> None:
+    places = write(BRIGHT, tmp_path / "a"), write(DARK, tmp_path / "b")
+    with pytest.warns(RiskWarning, match="40 samples against 30: unequal counts"):
+        report = evaluate(*places, corner(), batch_size=7, progress=False)
+    assert report is not None
+    rows = [side[:, :2, :2].astype(np.float32).mean(-1).reshape(-1, 4) / 255 for side in (BRIGHT, DARK)]
+    moments = [x for side in rows for x in (side.mean(0, dtype=np.float64), np.cov(side, rowvar=False))]
+    assert report.metrics["FD-Corner"] == pytest.approx(frechet_distance(*moments), rel=1e-5)
+    assert (report.samples, report.reference) == (40, 30)
+    assert {"precision-Corner", "recall-Corner", "KD-Corner"} <= report.metrics.keys()
+    assert not {"FID", "sFID", "KID", "IS"} & report.metrics.keys()
+    assert "FD-Corner" in report.table()
+
+
+class Stop(Exception):
+    pass
+
+
+class Counting(ArrayImages):
+    """Images that fail after a while, and count what was read."""
+
+    def __init__(self, images: np.ndarray, good: int) -> None:
+        super().__init__(images)
+        self.good, self.seen = good, 0
+
+    def read(self, first: int, stop: int) -> list[np.ndarray]:
+        if first >= self.good:
+            raise Stop
+        self.seen += stop - first
+        return super().read(first, stop)
+
+
+def test_an_interrupted_pass_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tread.evaluate.evaluate.SAVE_SECONDS", -1)
+    with pytest.raises(Stop):
+        measure(Counting(BRIGHT, 24), corner(), batch_size=8, work=tmp_path, progress=False)
+    rest = Counting(BRIGHT, 40)
+    found = measure(rest, corner(), batch_size=5, work=tmp_path, progress=False)
+    assert rest.seen == 16
+    whole = measure(ArrayImages(BRIGHT), corner(), progress=False)
+    np.testing.assert_allclose(found.pool.covariance, whole.pool.covariance, rtol=1e-12)
+    again = Counting(BRIGHT, 0)
+    measure(again, corner(), work=tmp_path, progress=False)
+    assert again.seen == 0
+    other = Extractor("Corner", nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), corner().prepare)
+    with pytest.raises(Stop):  # other weights: nothing of the old pass is used
+        measure(again, other, work=tmp_path, progress=False)
+
+
+def test_a_saved_reference_stands_for_its_images(tmp_path: Path) -> None:
+    theirs = measure(ArrayImages(DARK), corner(), progress=False)
+    path = tmp_path / "ref.npz"
+    save_reference(path, ArrayImages(DARK), theirs)
+    ours = measure(ArrayImages(BRIGHT), corner(), progress=False)
+    again = measure_place(path, corner(), progress=False)
+    assert compare(ours, again) == compare(ours, theirs)
+    assert measure_place(path, corner(), keep_vectors=False, progress=False).vectors is None
+
+
+def test_published_statistics_are_inceptions_unless_they_say_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "ref.npz"
+    np.savez(path, mu=np.zeros(4), sigma=np.eye(4))
+    with pytest.raises(ConfigError, match="holds statistics of Inception; with --features of Corner give images"):
+        measure_place(path, corner())
+    np.savez(path, mu=np.zeros(4), sigma=np.eye(4), features=np.array("Corner"))
+    report = compare(measure(ArrayImages(BRIGHT), corner(), progress=False), measure_place(path, corner()))
+    assert list(report.metrics) == ["FD-Corner"]
+    assert report.reference is None
+    assert "precision, recall and the kernel distance were not taken" in report.notes[-1]
+
+
+def test_two_processes_measure_as_one(tmp_path: Path) -> None:
+    np.savez(tmp_path / "images.npz", BRIGHT)
+    script = Path(__file__).with_name("ranks.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*launch, str(script), str(tmp_path)], check=True, capture_output=True, timeout=120)
+    whole = measure(ArrayImages(BRIGHT), corner(), progress=False)
+    assert whole.vectors is not None
+    for rank in range(2):
+        with np.load(tmp_path / f"rank-{rank}.npz") as found:
+            np.testing.assert_allclose(found["covariance"], whole.pool.covariance, rtol=1e-12)
+            assert (found["vectors"] == whole.vectors).all()
+
+
+@pytest.mark.realdata
+def test_the_command_on_two_folders(tmp_path: Path, real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bright, dark = write(BRIGHT[:6], tmp_path / "a"), write(DARK[:5], tmp_path / "b")
+    weights = ["--features", "efflite0", "--weights", str(real_data / "efficientnet-lite0")]
+    main(["eval", str(bright), "--ref", str(dark), "--device", "cpu", "--batch-size", "4", *weights, "--json"])
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert (found["samples"], found["reference"]) == (6, 5)
+    assert found["metrics"]["FD-EffLite0"] > 0
+    assert "warning: samples: 6 images are fewer than the 1280 features" in shown.err
+    main(["eval", str(dark), "--save", str(tmp_path / "ref.npz"), "--device", "cpu", *weights])
+    main(["eval", str(bright), "--ref", str(tmp_path / "ref.npz"), "--device", "cpu", "--frechet-only", *weights])
+    assert f"FD-EffLite0  {found['metrics']['FD-EffLite0']:>12.5g}" in capsys.readouterr().out
+
+
+def test_the_door_at_the_root_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    door = Path(__file__).resolve().parents[2] / "fid.py"
+    ended = subprocess.run([sys.executable, str(door), "a", "b.npz"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("tread eval: no weights at ")
+    assert "--features" in ended.stderr
+
+
+def test_the_figures_of_one_side_need_one_extractor() -> None:
+    sides = [measure(ArrayImages(DARK), corner(name), progress=False) for name in ("One", "Two")]
+    with pytest.raises(ConfigError, match="features of One and the reference of Two"):
+        compare(*sides)
+    torch.testing.assert_close(sides[0].pool.mean, sides[1].pool.mean)

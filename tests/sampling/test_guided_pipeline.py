@@ -1,0 +1,139 @@
+"""`guide` on stock FLUX and SD3 pipelines: the formula at every forward, and no trace afterwards."""
+
+import runpy
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tread
+from tread.routing import noise
+from tread.routing.errors import ConfigError
+from tread.sampling.guidance import guide
+
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "guidance.py"))
+ROUTES = EXAMPLE["ROUTES"]
+
+
+@pytest.fixture(params=["tiny_flux", "tiny_sd3"])
+def pipeline(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    made = EXAMPLE[request.param]()
+    made.set_progress_bar_config(disable=True)
+    for parameter in made.transformer.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return made
+
+
+def draw(pipeline: Any) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return pipeline(**EXAMPLE["prompt_of"](pipeline), generator=generator, output_type="latent").images
+
+
+def arguments_of_a_forward(pipeline: Any) -> dict[str, Any]:
+    """What the pipeline calls its transformer with."""
+    seen: list[dict[str, Any]] = []
+    hook = pipeline.transformer.register_forward_pre_hook(lambda _, __, kw: seen.append(kw), with_kwargs=True)
+    draw(pipeline)
+    hook.remove()
+    return seen[0]
+
+
+def by_hand(model: nn.Module, handle: tread.Attachment, kwargs: dict[str, Any], ratio: float) -> Tensor:
+    """A branch: its selections are a hash of seed 0 and the bits of the timestep."""
+    level = float(kwargs["timestep"].flatten()[0])
+    word = int.from_bytes(struct.pack("<f", level), "little")
+    with handle.routed(ratio, step=int(noise.bits(0, word))):
+        return model(**kwargs)[0]
+
+
+def test_every_forward_follows_the_formula(pipeline: Any) -> None:
+    """The same pipeline, with the formula in place of the transformer's answers."""
+    model, busy = pipeline.transformer, [False]
+    with tread.attach(model, ROUTES) as handle:
+        with guide(model, handle, scale=2.0, strong_ratio=0.25, weak_ratio=0.75):
+            guided = draw(pipeline)
+            assert draw(pipeline).equal(guided), "a call repeats exactly"
+            assert handle.state_dict() == {"step": 0, "micro_step": 0}
+
+        def formula(_: nn.Module, __: object, kwargs: dict[str, Any], answer: Any) -> Any:
+            if busy[0]:
+                return None
+            busy[0] = True
+            strong, weak = (by_hand(model, handle, kwargs, ratio) for ratio in (0.25, 0.75))
+            busy[0] = False
+            return (2.0 * strong - weak,)
+
+        hook = model.register_forward_hook(formula, with_kwargs=True)
+        expected = draw(pipeline)
+        hook.remove()
+        torch.testing.assert_close(guided, expected, rtol=1e-4, atol=1e-4)
+        assert (guided - draw(pipeline)).abs().max() > 1e-2
+
+
+def test_without_guidance_the_pipeline_is_stock(pipeline: Any) -> None:
+    stock = draw(pipeline)
+    model = pipeline.transformer
+    with tread.attach(model, ROUTES) as handle:
+        hooks = len(model._forward_hooks), len(model._forward_pre_hooks)
+        with guide(model, handle, scale=1.0):
+            assert draw(pipeline).equal(stock)
+        with guide(model, handle, scale=3.0, weak_ratio=0.0):
+            torch.testing.assert_close(draw(pipeline), stock)
+        assert (len(model._forward_hooks), len(model._forward_pre_hooks)) == hooks
+        assert draw(pipeline).equal(stock)
+
+
+def test_outside_the_interval_there_is_one_forward(pipeline: Any) -> None:
+    model = pipeline.transformer
+    full = 1000.0 if "SD3" in type(model).__name__ else 1.0
+    count = [0]
+    with tread.attach(model, ROUTES) as handle:
+        with guide(model, handle, scale=2.0, interval=(0.3 * full, 0.8 * full)):
+            model.register_forward_pre_hook(lambda *_: count.__setitem__(0, count[0] + 1))
+            draw(pipeline)
+        guided, count[0] = count[0], 0
+        draw(pipeline)
+    assert count[0] == 4
+    times = pipeline.scheduler.timesteps / 1000
+    inside = int(((times > 0.3) & (times <= 0.8)).sum())
+    assert 0 < inside < 4
+    assert guided == 4 + inside
+
+
+def test_outputs_keep_their_kind(pipeline: Any) -> None:
+    model = pipeline.transformer
+    kwargs = arguments_of_a_forward(pipeline) | {"return_dict": True}
+    with torch.no_grad(), tread.attach(model, ROUTES) as handle, guide(model, handle, scale=2.0):
+        output = model(**kwargs)
+        assert type(output).__name__ == "Transformer2DModelOutput"
+        assert output.sample.equal(model(**(kwargs | {"return_dict": False}))[0])
+
+
+def test_a_forward_that_fails_leaves_the_handle_as_it_was(pipeline: Any) -> None:
+    model = pipeline.transformer
+    with tread.attach(model, ROUTES) as handle:
+        hook = model.transformer_blocks[2].register_forward_pre_hook(lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError), guide(model, handle, scale=2.0, strong_ratio=0.5):
+            draw(pipeline)
+        hook.remove()
+        assert not handle.is_on(training=False)
+
+
+def test_what_is_refused() -> None:
+    own = nn.Linear(2, 2)
+    handle: Any = None
+    with pytest.raises(ConfigError, match="Linear has no argument 'timestep'"), guide(own, handle, scale=2.0):
+        pass
+    with pytest.raises(ConfigError, match="weak_ratio is 1; allowed"), guide(own, handle, scale=2.0, weak_ratio=1):
+        pass
+
+
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    EXAMPLE["main"]([])
+    said = capsys.readouterr().out
+    assert "FluxPipeline: guidance moves pixels by 0.0" in said
+    assert "StableDiffusion3Pipeline: guidance moves pixels by 0.0" in said
