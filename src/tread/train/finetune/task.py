@@ -205,9 +205,9 @@ class Finetuning:
         if own is not None:
             weight = weight * own
         handle = self.handles[part.part]
-        if self.config.routed_loss == "kept" and handle is not None and handle.kept is not None:
-            kept = handle.kept[:, : family.tokens(x)]  # references come after the target's tokens
-            weight = weight * family.of_tokens(kept.float(), error)
+        kept = None if handle is None or self.config.routed_loss == "all" else handle.kept  # (B, S)
+        if kept is not None:  # references come after the target's tokens
+            weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
         # a sample whose mask is all black teaches nothing instead of dividing by zero
         return (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
 
