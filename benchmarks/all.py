@@ -1,7 +1,7 @@
 """Everything that fits a budget, one process per job, merged into one file and one table.
 
     python -m benchmarks.all --budget-minutes 8
-    python -m benchmarks.all --budget-minutes 8 --jobs flux flux-cudnn dit-xl --name attention
+    python -m benchmarks.all --budget-minutes 8 --jobs flux flux-flash dit-xl --name attention
     python -m benchmarks.all --smoke                  # tiny, on a CPU
     python -m benchmarks.all --list
 
@@ -50,31 +50,33 @@ class Job:
 
 
 JOBS = (
-    Job("flux", "flux", limit=200),
-    Job("dit-xl", "dit", ("--models", "XL/2"), 150),
-    Job("dit-b", "dit", ("--models", "B/2"), 120),
-    Job("flux-cudnn", "flux", ("--variants", "cudnn"), 120),
-    Job("dit-float8", "dit", ("--models", "XL/2", "--variants", "float8-torchao", "float8"), 90),
-    Job("flux-8bit", "quantized", ("--variants", "float8-both-ways"), 120),
-    Job("flux-fp8", "quantized", ("--variants", "fp8-torchao"), 120),
-    Job("flux-int8", "quantized", ("--variants", "int8-torchao"), 120),
-    Job("sd3", "sd3", limit=120),
-    Job("wan", "wan", limit=180),
-    Job("curve", "curve", ("--seconds", "4"), 120),
+    Job("flux", "flux", ("--variants", "compiled", "kept-0.9"), 150),
+    Job("dit-xl", "dit", ("--models", "XL/2"), 120),
+    Job("dit-b", "dit", ("--models", "B/2"), 100),
+    Job("dit-float8", "dit", ("--models", "XL/2", "--variants", "rowwise-stream"), 60),
+    Job("flux-8bit", "quantized", ("--variants", "fp8-both-ways"), 100),
+    Job("sd3", "sd3", limit=90),
+    Job("wan", "wan", limit=120),
+    Job("curve", "curve", ("--seconds", "4"), 90),
+    Job("flux-host", "flux", ("--variants", "checkpointed-around", "eager"), 120),
+    Job("flux-int8", "quantized", ("--variants", "int8-torchao"), 100, main=False),
+    Job("flux-two-copies", "quantized", ("--variants", "float8-two-copies"), 100, main=False),
+    Job("flux-fp8-torchao", "quantized", ("--variants", "fp8-torchao"), 100, main=False),
+    Job("flux-flash", "flux", ("--variants", "flash"), 100, main=False),
+    Job("dit-flash", "dit", ("--models", "XL/2", "B/2", "--variants", "flash"), 60, main=False),
+    Job("dit-float8-others", "dit", ("--models", "XL/2", "--variants", "tensorwise-stream", "rowwise"), 90, main=False),
+    Job("dit-float8-torchao", "dit", ("--models", "XL/2", "--variants", "float8-torchao"), 60, main=False),
+    Job("dit-whole", "dit", ("--models", "XL/2", "B/2", "--variants", "whole-stream"), 120, main=False),
     Job("flux-bf16-lora", "flux", ("--variants", "bf16-lora", "bf16-lora-copied"), 90, main=False),
-    Job("flux-eager", "flux", ("--variants", "eager"), 120, main=False),
-    Job("dit-whole", "dit", ("--models", "XL/2", "B/2", "--variants", "whole-flash"), 120, main=False),
-    Job("dit-attention", "dit", ("--models", "XL/2", "--variants", "cudnn"), 60, main=False),
-    Job("flux-cudnn-contiguous", "flux", ("--variants", "cudnn-contiguous"), 120, main=False),
     Job("flux-max-autotune", "flux", ("--variants", "max-autotune"), 150, main=False),
-    Job("flux-bf16-lora-cudnn", "flux", ("--variants", "bf16-lora-cudnn"), 120, main=False),
-    Job("wan-cudnn", "wan", ("--variants", "cudnn"), 120, main=False),
-    Job("sd3-cudnn", "sd3", ("--variants", "cudnn"), 120, main=False),
+    Job("wan-flash", "wan", ("--variants", "flash"), 120, main=False),
+    Job("sd3-flash", "sd3", ("--variants", "flash"), 120, main=False),
     Job("dit-max-autotune", "dit", ("--models", "XL/2", "--variants", "max-autotune"), 120, main=False),
     Job("dit-graphs", "dit", ("--models", "B/2", "--variants", "graphs"), 90, main=False),
     Job("flux-graphs", "flux", ("--variants", "graphs"), 120, main=False),
     Job("flux-default-sdpa", "flux", ("--variants", "default-sdpa"), 120, main=False),
     Job("flux-torchao", "quantized", ("--variants", "torchao-float8-dynamic", "torchao-int8-dynamic"), 120, main=False),
+    Job("attention", "attention", limit=40, main=False),
     Job("hooks", "hooks", limit=30, main=False),
 )
 
@@ -167,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="all", help="the end of the results' names")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the results")
     parser.add_argument("--no-warm", action="store_true", help="do not compile ahead")
-    parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU")
+    parser.add_argument("--smoke", action="store_true", help="tiny, on a CPU, without variants unless named")
     parser.add_argument("--list", action="store_true", help="print the jobs and end")
     given = parser.parse_args(arguments)
     if given.list:
@@ -175,7 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{job.name:22} {'' if job.main else '(variant) '}python -m benchmarks.{job.script}", *job.arguments)
         return 0
     by_name = {job.name: job for job in JOBS}
-    jobs = [by_name[name] for name in given.jobs] if given.jobs else list(JOBS)
+    chosen = [job for job in JOBS if job.main or not given.smoke]
+    jobs = [by_name[name] for name in given.jobs] if given.jobs else chosen
     with tempfile.TemporaryDirectory() as folder:
         run = Run(given, Path(folder))
         if not (given.smoke or given.no_warm):

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.record import Facts, Record, compared, options
-from benchmarks.steps import uncompile, use_sdpa
+from benchmarks.steps import uncompile
 from benchmarks.timing import alternate, clocks
 from tread.models.layers import Block
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
+from tread.train.attention import use_attention
 
 RATIOS = (0.25, 0.5, 0.75)
 
@@ -115,11 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the curve and draw it."""
     parser = options(__doc__)
     parser.add_argument("--figure", type=Path, help="a PNG of the curve")
-    parser.add_argument("--sdpa", default="flash")
+    parser.add_argument("--sdpa", default="auto", help="the product's `attention`")
     given = parser.parse_args(arguments)
     record = Record("curve", given)
     size = SMOKE if record.smoke else WARM if record.warm else FULL
-    use_sdpa(given.sdpa, record.device)
+    use_attention("auto" if record.smoke else given.sdpa, record.device)
     torch.manual_seed(0)
     with torch.device(record.device):
         model = Layers(size).train()

@@ -24,17 +24,17 @@ from benchmarks.steps import (
     Steps,
     Work,
     cache_counts,
-    compile_layers,
     compile_options,
     job_config,
     stepping,
     uncompile,
-    use_sdpa,
 )
 from tread.models import DiT, preset
 from tread.objectives import build as build_objective
 from tread.routing import noise
 from tread.sampling.generate import sample_noise
+from tread.train.attention import Attention, use_attention
+from tread.train.compiling import compile_layers, lengths
 
 CLASSES, DROPPED = 1000, 0.1
 ENDS = {"XL/2": 24, "B/2": 8, "tiny": 8}
@@ -48,46 +48,51 @@ class Variant:
     """One way to run the same step."""
 
     name: str
-    sdpa: str = "default"
+    sdpa: Attention = "auto"
+    """The product's `train.attention`."""
     compiled: str | None = "blocks"
     """`blocks` one by one, the `whole` model, or None: eager."""
     mode: str = "default"
     """torch.compile's."""
     float8: str | None = None
-    """How the blocks' linears multiply in float8; None: bf16."""
+    """The product's `train.float8`, or a trial of benchmarks.float8; None: bf16."""
+    stream: bool = False
+    """The product's `train.precision: bf16-stream`."""
 
     @property
     def beyond(self) -> list[str]:
         """What the product does not do by any setting of its own."""
         found = {
-            f"{self.sdpa} attention forced": self.sdpa != "default",
             "whole model compiled": self.compiled == "whole",
             f"compile mode {self.mode}": self.mode != "default",
-            f"float8 linears, {self.float8}": self.float8 is not None,
+            f"float8 linears, {self.float8}": self.float8 not in (None, "rowwise", "tensorwise"),
         }
         return [words for words, true in found.items() if true]
 
 
-# `blocks` is what the product does; torch's default choice of attention has crashed on Hopper, so `flash` runs first
+# `blocks` is what the product does unless a config says otherwise
 VARIANTS = (
     Variant(name="blocks"),
+    Variant(name="stream", stream=True),
     Variant(name="flash", sdpa="flash"),
-    Variant(name="cudnn", sdpa="cudnn"),
+    Variant(name="default-sdpa", sdpa="default"),
     Variant(name="whole", compiled="whole"),
-    Variant(name="whole-flash", compiled="whole", sdpa="flash"),
+    Variant(name="whole-stream", compiled="whole", stream=True),
     Variant(name="eager", compiled=None),
     Variant(name="max-autotune", mode="max-autotune-no-cudagraphs"),
     Variant(name="graphs", compiled="whole", mode="reduce-overhead"),
-    Variant(name="float8", sdpa="flash", float8="own"),
-    Variant(name="float8-torchao", sdpa="flash", float8="tensorwise"),
-    Variant(name="float8-torchao-rowwise", sdpa="flash", float8="rowwise"),
+    Variant(name="rowwise", float8="rowwise"),
+    Variant(name="rowwise-stream", float8="rowwise", stream=True),
+    Variant(name="tensorwise-stream", float8="tensorwise", stream=True),
+    Variant(name="float8-torchao", float8="torchao-tensorwise"),
+    Variant(name="float8-torchao-rowwise", float8="torchao-rowwise"),
 )
 
 
 @contextmanager
 def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, depth: int | None) -> Iterator[Steps]:
     """Steps of a fresh model; `depth` replaces the preset's."""
-    use_sdpa(variant.sdpa, device)
+    use_attention(variant.sdpa if device.type == "cuda" else "auto", device)
     torch.manual_seed(0)
     shape = (4, 8, 8) if name == "tiny" else (4, 32, 32)
     settings: dict[str, Any] = preset(name) | ({} if depth is None else {"depth": depth})
@@ -96,6 +101,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         for parameter in model.parameters():
             if not parameter.any():  # a fresh model is the identity: products on zeros would run too fast
                 nn.init.normal_(parameter, std=0.02)
+    model.stream = torch.bfloat16 if variant.stream else None
     if variant.float8 is not None:
         train_in_float8(model, variant.float8)
     end = ENDS[name] if depth is None else depth - 2
@@ -106,7 +112,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         if variant.compiled == "whole":
             model.compile(dynamic=False, **compile_options(variant.mode, device))
         else:
-            compile_layers(list(model.blocks), variant.mode, device)
+            compile_layers(list(model.blocks), shapes=lengths(handle.plan), **compile_options(variant.mode, device))
 
     def loss(net: nn.Module, given: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, labels = given
@@ -137,14 +143,14 @@ def compare(record: Record, name: str, variant: Variant, batch: int, profiles: l
         if record.warm:
             return facts
         facts |= steps.compare(seconds=record.seconds, rounds=2 if record.smoke else 5, images=batch)
-        if variant.compiled == "blocks" and variant.float8 is None:
+        if variant.compiled == "blocks":
             profiles.append(profile_routing(steps))
         return facts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen models and variants."""
-    parser = options(__doc__, [variant.name for variant in VARIANTS], ["flash", "blocks"])
+    parser = options(__doc__, [variant.name for variant in VARIANTS], ["blocks", "stream"])
     parser.add_argument("--models", nargs="+", choices=list(ENDS), default=["XL/2", "B/2"])
     parser.add_argument("--batch", type=int, default=256)
     given = parser.parse_args(arguments)

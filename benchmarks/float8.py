@@ -1,10 +1,7 @@
-"""Linears that multiply in float8, going forward and back: trials that decide what the product offers.
+"""Other ways to multiply in float8, measured beside the product's (`tread.train.float8`, `fp8-both-ways`).
 
-- `TrainedFloat8Linear` is for pretraining: one scale per tensor, e4m3 for inputs and weights, e5m2 for gradients, all
-  three products of a step in float8 (Micikevicius et al. 2022, arXiv 2209.05433).
-- `FrozenFloat8Linear` is for the base under LoRA: the weight is stored twice, with one scale per row of each product's
-  own operand, so that both products take it as it lies. It saves time, not memory.
-- `torch._scaled_mm` needs a GPU; elsewhere a plain product of the rounded operands computes the same.
+- `FrozenFloat8Linear` is a base under LoRA that stores its weight twice, with one scale per row of each product's own
+  operand, so that both products take it as it lies: no turning in the backward pass, and the memory of bfloat16.
 - torchao's own ways are tried under their names; they need compiled layers to be fast.
 """
 
@@ -15,57 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tread.models import DiT
+from tread.train import float8
 from tread.train.finetune.quantize import layer_linears
-
-FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-
-
-def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Tensor, Tensor]:
-    """x rounded to float8 and the float32 scale that undoes it, one for the tensor or one for each row over `dim`."""
-    largest = torch.finfo(dtype).max
-    size = x.abs().amax() if dim is None else x.abs().amax(dim, keepdim=True)
-    scale = size.float().clamp(min=1e-12) / largest
-    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
-
-
-def product(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *, fast: bool = True) -> Tensor:
-    """(M, K) @ (N, K).T of float8 operands that both lie row by row -> bf16 (M, N)."""
-    if a.is_cuda:
-        if b_scale.ndim == 2:
-            b_scale = b_scale.t()  # (1, N)
-        multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
-        return multiply(a, b.t(), a_scale, b_scale, out_dtype=torch.bfloat16, use_fast_accum=fast)
-    return ((a.float() * a_scale) @ (b.float() * b_scale).t()).bfloat16()
-
-
-class _Trained(torch.autograd.Function):
-    """x (M, K) @ weight (N, K).T, with both gradients in float8."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        x8, x_scale = to_float8(x, FORWARD)
-        weight8, weight_scale = to_float8(weight, FORWARD)
-        ctx.save_for_backward(x8, x_scale, weight8, weight_scale)
-        ctx.weight_dtype = weight.dtype
-        return product(x8, weight8, x_scale, weight_scale)  # (M, N)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        x8, x_scale, weight8, weight_scale = ctx.saved_tensors
-        gradient8, scale = to_float8(gradients[0], BACKWARD)  # (M, N)
-        to_x = product(gradient8, weight8.t().contiguous(), scale, weight_scale, fast=False)  # (M, K)
-        to_weight = product(gradient8.t().contiguous(), x8.t().contiguous(), scale, x_scale, fast=False)  # (N, K)
-        return to_x, to_weight.to(ctx.weight_dtype)
-
-
-class TrainedFloat8Linear(nn.Linear):
-    """A linear whose products are in float8; its weight stays as it is."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        rows = input.flatten(0, -2).bfloat16()  # (M, K)
-        out = _Trained.apply(rows, self.weight)
-        out = out if self.bias is None else out + self.bias.to(out.dtype)  # pyright: ignore[reportOptionalMemberAccess]
-        return out.view(*input.shape[:-1], -1)
+from tread.train.float8 import FORWARD, product, to_float8
 
 
 class _Frozen(torch.autograd.Function):
@@ -114,7 +64,7 @@ def token_linears(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: model.get_submodule(name) for name in names}  # pyright: ignore[reportReturnType]
 
 
-def float8_both_ways(model: nn.Module) -> None:
+def two_copies(model: nn.Module) -> None:
     """Replace the base's linears; the adapter around them stays."""
     for name, linear in token_linears(model).items():
         model.set_submodule(name, FrozenFloat8Linear(linear))
@@ -131,24 +81,22 @@ def _torchao(config: str) -> Callable[[nn.Module], None]:
 
 
 BASES: dict[str, Callable[[nn.Module], None]] = {
-    "float8-both-ways": float8_both_ways,
+    "float8-two-copies": two_copies,
     "torchao-float8-dynamic": _torchao("Float8DynamicActivationFloat8WeightConfig"),
     "torchao-int8-dynamic": _torchao("Int8DynamicActivationInt8WeightConfig"),
 }
 """Bases that are no setting of the product, applied to a model that has its adapter."""
 
 
-def train_in_float8(model: nn.Module, way: str) -> None:
-    """Make the token linears of a DiT's blocks multiply in float8: `own`, or torchao's `tensorwise` or `rowwise`."""
+def train_in_float8(model: DiT, way: str) -> None:
+    """Make the token linears of a DiT's blocks multiply in float8: the product's ways, or torchao's."""
+    if not way.startswith("torchao-"):
+        float8.train_in_float8(model.blocks, way, smallest=min(float8.SMALLEST, model.width))  # pyright: ignore[reportArgumentType]
+        return
 
     def chosen(module: nn.Module, name: str) -> bool:
         return isinstance(module, nn.Linear) and name.startswith("blocks.") and "modulation" not in name
 
-    if way == "own":
-        for name, linear in model.named_modules():
-            if chosen(linear, name):
-                linear.__class__ = TrainedFloat8Linear
-        return
-    float8: Any = importlib.import_module("torchao.float8")
-    config = float8.Float8LinearConfig.from_recipe_name(way)
-    float8.convert_to_float8_training(model, config=config, module_filter_fn=chosen)
+    torchao: Any = importlib.import_module("torchao.float8")
+    config = torchao.Float8LinearConfig.from_recipe_name(way.removeprefix("torchao-"))
+    torchao.convert_to_float8_training(model, config=config, module_filter_fn=chosen)

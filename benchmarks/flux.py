@@ -1,10 +1,10 @@
 """FLUX.1-dev shapes, LoRA r16, one image of 4096 tokens with 512 text tokens, route 0.5 over 2..-2.
 
-    python -m benchmarks.flux                                    # as the product, flash forced; checkpointed and not
+    python -m benchmarks.flux                                    # as the product; checkpointed and not
     python -m benchmarks.flux --variants cudnn                   # other ways, one or several in a process
 
-Flash attention is forced unless a variant says otherwise: on torch 2.11 with Hopper, the default choice ended FLUX in
-an illegal memory access. A variant that may do so belongs in a process of its own.
+Attention is the product's `auto` unless a variant says otherwise: on torch 2.11 with Hopper, torch's own choice ended
+FLUX in an illegal memory access. A variant that may do so belongs in a process of its own.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,15 @@ from benchmarks.lora import Plan, Shape, Variant, run_script
 ROWS = {True: "flux-checkpointed", False: "flux"}
 VARIANTS = (
     Variant(name="compiled"),
+    Variant(name="kept-0.9", kept=0.9),
+    Variant(name="checkpointed-around", around=True),
     Variant(name="eager", compiled=None),
+    Variant(name="flash", sdpa="flash"),
+    Variant(name="eager-flash", compiled=None, sdpa="flash"),
     Variant(name="bf16-lora", lora="bf16"),
     Variant(name="bf16-lora-copied", lora="bf16 + float32 copy"),
     Variant(name="max-autotune", compiled="max-autotune-no-cudagraphs"),
-    Variant(name="bf16-lora-max-autotune", lora="bf16", compiled="max-autotune-no-cudagraphs"),
     Variant(name="graphs", compiled="reduce-overhead"),
-    Variant(name="efficient", sdpa="efficient"),
-    Variant(name="cudnn", sdpa="cudnn"),
-    Variant(name="cudnn-contiguous", sdpa="cudnn-contiguous"),
-    Variant(name="bf16-lora-cudnn", sdpa="cudnn", lora="bf16"),
     Variant(name="default-sdpa", sdpa="default"),
 )
 CHOSEN = ("compiled",)

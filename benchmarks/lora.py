@@ -21,8 +21,10 @@ from torch.optim import Optimizer
 import tread
 from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
-from benchmarks.steps import Steps, Work, cache_counts, compile_layers, job_config, stepping, uncompile, use_sdpa
+from benchmarks.steps import Steps, Work, cache_counts, compile_options, job_config, stepping, uncompile
 from tread.attach.registry import layers_of
+from tread.train.attention import Attention, use_attention
+from tread.train.compiling import CHECKPOINTED, KEPT, compile_layers, lengths
 from tread.train.finetune.adapters import add_adapter
 from tread.train.finetune.quantize import METHODS, quantize
 
@@ -36,11 +38,16 @@ class Variant:
     """One way to run the same step."""
 
     name: str
-    sdpa: str = "flash"
+    sdpa: Attention = "auto"
+    """The product's `attention`."""
     lora: Literal["float32", "bf16", "bf16 + float32 copy"] = "float32"
     """float32 weights under autocast; or bf16 weights without it, stepped as they are or through a float32 copy."""
     compiled: str | None = "default"
     """torch.compile's mode for each layer; None: eager."""
+    around: bool = False
+    """torch's checkpointing around compiled layers, instead of within them."""
+    kept: float = KEPT
+    """Of activations, where layers are not checkpointed."""
     base: str = "bf16"
     """The frozen base: bf16, one of the product's `base_model_precision`, or a trial of benchmarks.float8."""
 
@@ -48,7 +55,8 @@ class Variant:
     def beyond(self) -> list[str]:
         """What the product does not do by any setting of its own."""
         found = {
-            f"{self.sdpa} attention forced": self.sdpa != "default",
+            "torch's checkpointing around compiled layers": self.around,
+            f"{self.kept:.0%} of activations kept": self.kept != KEPT,
             f"LoRA in {self.lora}": self.lora != "float32",
             f"compile mode {self.compiled}": self.compiled not in (None, "default"),
             "trial of a base": self.base != "bf16" and self.base not in METHODS,
@@ -107,9 +115,11 @@ def set_base(model: nn.Module, base: str, device: torch.device) -> None:
 
 
 @contextmanager
-def lora_steps(model: nn.Module, shape: Shape, variant: Variant, device: torch.device) -> Iterator[Steps]:
+def lora_steps(
+    model: nn.Module, shape: Shape, variant: Variant, device: torch.device, *, checkpointed: bool
+) -> Iterator[Steps]:
     """Steps of one variant on a model that has its adapter; afterwards the model is as it was."""
-    use_sdpa(variant.sdpa, device)
+    use_attention(variant.sdpa if device.type == "cuda" else "auto", device)
     dtype = torch.float32 if variant.lora == "float32" else torch.bfloat16
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -121,22 +131,35 @@ def lora_steps(model: nn.Module, shape: Shape, variant: Variant, device: torch.d
     handle = tread.attach(model, ROUTES)
     layers = layers_of(model)
     mode = variant.compiled
+    within = checkpointed and mode is not None and not variant.around
+    kept = CHECKPOINTED if within else variant.kept
     work = Work(
         model=model,
         handle=handle,
         batch=inputs,
         loss_of=_loss,
-        compile_with=None if mode is None else lambda: compile_layers(layers, mode, device),
+        compile_with=None
+        if mode is None
+        else lambda: compile_layers(layers, shapes=lengths(handle.plan), kept=kept, **compile_options(mode, device)),
     )
     config = job_config(batch_size=1, autocast=autocast, compiled=mode is not None, ema=False, clip=1.0)
     try:
-        with stepping(work, config, device) as steps:
+        with _checkpointing(model, checkpointed and not within), stepping(work, config, device) as steps:
             if variant.lora == "bf16 + float32 copy":
                 steps.session.optimizer = Copied(trained, lr=1e-4, fused=device.type == "cuda")
             yield steps
     finally:
         handle.detach()
         uncompile(*layers)
+
+
+@contextmanager
+def _checkpointing(model: Any, on: bool = True) -> Iterator[None]:
+    """Torch's own, around layers."""
+    if on:
+        model.enable_gradient_checkpointing()
+    yield
+    model.disable_gradient_checkpointing()
 
 
 def _loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
@@ -193,12 +216,12 @@ def _measure_variant(record: Record, shape: Shape, variant: Variant, plan: Plan,
         for row in plan.rows.values():
             record.measure(variant.name, partial(_raise, RuntimeError("the model was not made")), row=row, **facts)
         return
-    with lora_steps(model, shape, variant, record.device) as steps:
-        for checkpointed, row in plan.rows.items():
+    for checkpointed, row in plan.rows.items():
+        with lora_steps(model, shape, variant, record.device, checkpointed=checkpointed) as steps:
             compare = partial(_compare, record, model, steps, checkpointed, plan)
             record.measure(variant.name, compare, row=row, checkpointed=checkpointed, **facts)
-        if variant.name == plan.profiled and not record.warm:
-            record.measure(f"{record.facts['name']}, {variant.name}", partial(profile_routing, steps), row="routing")
+            if variant.name == plan.profiled and not record.warm:
+                record.measure(f"{row}, {variant.name}", partial(profile_routing, steps), row="routing")
 
 
 def _raise(error: Exception) -> Facts:
@@ -221,11 +244,13 @@ def _made(record: Record, shape: Shape, variant: Variant) -> nn.Module | None:
 
 
 def _compare(record: Record, model: Any, steps: Steps, checkpointed: bool, plan: Plan) -> Facts:
-    model.enable_gradient_checkpointing() if checkpointed else model.disable_gradient_checkpointing()
     start = time.monotonic()
     steps.warm_up(1 if record.warm else plan.warm_steps)
     facts: Facts = {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
-    return facts if record.warm else facts | steps.compare(seconds=record.seconds, rounds=plan.rounds)
+    if record.warm:
+        return facts
+    counting = partial(_checkpointing, model, checkpointed)
+    return facts | steps.compare(seconds=record.seconds, rounds=plan.rounds, counting=counting)
 
 
 def run_script(
@@ -239,8 +264,11 @@ def run_script(
     plan: Plan,
 ) -> int:
     """The body of a script of this kind; `shapes` are `full`, `shallow` for compiling ahead, and `smoke`."""
-    given = options(description, [variant.name for variant in variants], chosen).parse_args(arguments)
+    parser = options(description, [variant.name for variant in variants], chosen)
+    parser.add_argument("--rows", nargs="+", choices=list(plan.rows.values()), help="of the table; all of the script's")
+    given = parser.parse_args(arguments)
     record = Record(name, given)
+    plan = replace(plan, rows={key: row for key, row in plan.rows.items() if row in (given.rows or plan.rows.values())})
     by_name = {variant.name: variant for variant in variants}
     size = "smoke" if given.smoke else "shallow" if given.warm else "full"
     plan = replace(plan, rounds=2) if given.smoke else plan

@@ -20,7 +20,7 @@ def of_flux(record: Record) -> Facts:
     shape = flux.SHAPES["smoke" if record.smoke else "shallow" if record.warm else "full"]
     model = build(shape, record.device)
     adapt(model)
-    with lora_steps(model, shape, flux.VARIANTS[0], record.device) as steps:
+    with lora_steps(model, shape, flux.VARIANTS[0], record.device, checkpointed=False) as steps:
         steps.warm_up()
         return profile_routing(steps)
 

@@ -15,7 +15,7 @@ VARIANTS = (
     Variant(name="compiled"),
     Variant(name="eager", compiled=None),
     Variant(name="bf16-lora", lora="bf16"),
-    Variant(name="cudnn", sdpa="cudnn"),
+    Variant(name="flash", sdpa="flash"),
 )
 
 

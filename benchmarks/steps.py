@@ -5,8 +5,8 @@
 - Attention's backend is set for the whole process before anything is compiled, because compiled code keeps the choice.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from typing import Any
@@ -15,13 +15,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks.flops import count_flops
 from benchmarks.record import Facts, compared
 from benchmarks.timing import alternate, clocks, watched
 from tread.routing.handle import Handle
-from tread.train.loop import Session
+from tread.train.loop import Session, settling
 from tread.train.settings import (
     CheckpointConfig,
     EMAConfig,
@@ -32,8 +31,6 @@ from tread.train.settings import (
     PreviewConfig,
     ValidationConfig,
 )
-
-_attention = F.scaled_dot_product_attention
 
 
 @dataclass(kw_only=True)
@@ -69,6 +66,7 @@ def job_config(*, batch_size: int, autocast: bool, compiled: bool, ema: bool, cl
             seed=0,
             precision="bf16" if autocast else "float32",
             compile=compiled,
+            attention="default",
             checkpointing=False,
             workers=0,
         ),
@@ -97,7 +95,8 @@ def stepping(work: Work, config: JobConfig, device: torch.device) -> Iterator["S
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
     session = Session(work, config, accelerator)  # pyright: ignore[reportArgumentType]
     try:
-        yield Steps(work, session)
+        with settling() as settle:
+            yield Steps(work, session, settle)
     finally:
         session.optimizer.zero_grad(set_to_none=True)
         for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # accelerate's autocast around forward
@@ -114,8 +113,8 @@ def reset_accelerate() -> None:
 class Steps:
     """Dense and routed steps of one session."""
 
-    def __init__(self, work: Work, session: Session) -> None:
-        self.work, self.session = work, session
+    def __init__(self, work: Work, session: Session, settle: Callable[[], None]) -> None:
+        self.work, self.session, self._settle = work, session, settle
         self.device = session.accelerator.device
         self._batches = cycle([work.batch])
         self._done = 0
@@ -135,46 +134,32 @@ class Steps:
         for _ in range(count):
             self.dense()
             self.routed()
+        self._settle()
 
-    def compare(self, *, seconds: float, rounds: int = 3, images: int | None = None) -> Facts:
-        """Time both, against what their FLOPs say; `images` is the batch where images per second are wanted."""
+    def compare(
+        self,
+        *,
+        seconds: float,
+        rounds: int = 3,
+        images: int | None = None,
+        counting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Facts:
+        """Time both, against what their FLOPs say; `images` is the batch where images per second are wanted.
+
+        FLOPs are counted on an eager step, inside `counting`: what compiled code computes twice is said there.
+        """
         kinds = {"dense": self.dense, "routed": self.routed}
         alone = {name: watched(step, self.device) for name, step in kinds.items()}
         times = alternate(kinds, self.device, seconds=seconds, rounds=rounds)
         seen = clocks()
-        flops = {name: count_flops(step, self.device) for name, step in kinds.items()}
+        with counting():
+            flops = {name: count_flops(step, self.device) for name, step in kinds.items()}
         found: dict[str, Facts] = {}
         for name, timing in times.items():
             found[name] = asdict(timing) | alone[name]
             if images is not None:
                 found[name]["images_per_second"] = round(images * 1e3 / timing.median_ms, 1)
         return {"clocks": seen} | compared(found["dense"], found["routed"], flops["dense"], flops["routed"])
-
-
-def use_sdpa(name: str, device: torch.device) -> None:
-    """Let attention run on one backend and no other: flash, cudnn, efficient; `default` leaves the choice to torch.
-
-    `cudnn-contiguous` hands it queries, keys and values that lie in one piece each.
-    """
-    backend = name.removesuffix("-contiguous")
-    every = backend == "default" or device.type == "cpu"
-    cuda = torch.backends.cuda
-    cuda.enable_flash_sdp(every or backend == "flash")
-    cuda.enable_cudnn_sdp(every or backend == "cudnn")
-    cuda.enable_mem_efficient_sdp(every or backend == "efficient")
-    cuda.enable_math_sdp(every)
-    F.scaled_dot_product_attention = _attention if backend == name else _contiguous_attention
-
-
-def _contiguous_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return _attention(query.contiguous(), key.contiguous(), value.contiguous(), *args, **kwargs)
-
-
-def compile_layers(layers: Sequence[nn.Module], mode: str, device: torch.device) -> None:
-    """Each layer at static shapes, as the product does; `mode` is torch.compile's."""
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    for layer in layers:
-        layer.compile(dynamic=False, **compile_options(mode, device))
 
 
 def compile_options(mode: str, device: torch.device) -> dict[str, Any]:

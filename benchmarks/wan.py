@@ -16,7 +16,7 @@ ROWS = {True: "wan-checkpointed"}
 VARIANTS = (
     Variant(name="compiled"),
     Variant(name="eager", compiled=None),
-    Variant(name="cudnn", sdpa="cudnn"),
+    Variant(name="flash", sdpa="flash"),
 )
 
 

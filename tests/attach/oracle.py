@@ -2,7 +2,7 @@
 
 The stock layers run at full length. Inside a window, attention cannot see the keys of dropped tokens, and after each
 layer the dropped tokens' rows are put back as they were before it: they skip the layer. What a model adds to the
-stream between layers, such as ControlNet's residuals, reaches every token.
+stream between layers, such as ControlNet's residuals, reaches every token. Layers that are compiled run eagerly here.
 """
 
 from collections.abc import Iterator
@@ -33,6 +33,7 @@ def oracle(case: Case, model: nn.Module, windows: list[Window]) -> Iterator[None
     with (
         mock.patch.object(F, "scaled_dot_product_attention", attend),
         mock.patch.object(Attention, "get_attention_scores", scores),
+        torch.compiler.set_stance("force_eager"),
     ):
         try:
             yield
@@ -56,18 +57,19 @@ class _Run:
         self.blocks: Blocks | None = None
         self.sample = 0
 
-    def _image(self, length: int, where: Where, batch: int) -> Tensor:
+    def _image(self, length: int, where: Where, batch: int, device: torch.device) -> Tensor:
         """Places of the image tokens on an axis, (B, S)."""
         tokens = self.case.tokens
         if length == tokens:
-            start = torch.zeros(batch, dtype=torch.int64)
+            start = torch.zeros(batch, dtype=torch.int64, device=device)
         elif self.case.offsets is not None:
-            start = torch.tensor(self.case.offsets(batch))
+            start = torch.tensor(self.case.offsets(batch), device=device)
             if start.ndim == 2:
                 return start
         else:
-            start = torch.full((batch,), 0 if where == "first" else length - tokens if where == "last" else where)
-        return start[:, None] + torch.arange(tokens)
+            first = 0 if where == "first" else length - tokens if where == "last" else where
+            start = torch.full((batch,), first, device=device)
+        return start[:, None] + torch.arange(tokens, device=device)
 
     def before(self, index: int, blocks: Blocks) -> Any:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -77,7 +79,7 @@ class _Run:
                     self.kept = kept
                     stream = kwargs[blocks.keyword] if blocks.keyword in kwargs else args[blocks.stream]
                     stream = _batched(stream, blocks)
-                    place = self._image(stream.shape[1], blocks.image, stream.shape[0])
+                    place = self._image(stream.shape[1], blocks.image, stream.shape[0], stream.device)
                     self.entry = torch.stack([sample[rows] for sample, rows in zip(stream, place, strict=True)])
 
         return hook
@@ -88,7 +90,7 @@ class _Run:
                 return None
             given = output if blocks.returns is None else output[blocks.returns]
             stream = _batched(given, blocks)
-            place = self._image(stream.shape[1], blocks.image, stream.shape[0])
+            place = self._image(stream.shape[1], blocks.image, stream.shape[0], stream.device)
             samples = []
             for sample, rows, kept, entry in zip(stream, place, self.kept, self.entry, strict=True):
                 sample = sample.clone()
@@ -114,9 +116,9 @@ class _Run:
         if batch == 1 < kept.shape[0]:  # a model that attends sample by sample
             kept = kept[self.sample % kept.shape[0]].unsqueeze(0)
             self.sample += 1
-        place = self._image(length, self.blocks.keys, batch)
-        hidden = torch.zeros(batch, length, dtype=torch.bool).scatter(1, place, ~kept)[:, None, None, :]
-        return torch.zeros(batch, 1, 1, length).masked_fill(hidden, -torch.inf)
+        place = self._image(length, self.blocks.keys, batch, kept.device)
+        hidden = torch.zeros(batch, length, dtype=torch.bool, device=kept.device).scatter(1, place, ~kept)
+        return torch.zeros_like(hidden, dtype=torch.float32).masked_fill(hidden, -torch.inf)[:, None, None, :]
 
     def scores(self, stock: Any) -> Any:
         """The same for the older attention of diffusers, which has (B * heads, S, D) and no SDPA."""

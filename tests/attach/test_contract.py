@@ -34,7 +34,7 @@ def windows_of(depth: int) -> list[list[dict]]:
 def gradients(output: Tensor, model: nn.Module) -> dict[str, Tensor | None]:
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    weight = torch.linspace(-1, 1, output.numel()).view_as(output)
+    weight = torch.linspace(-1, 1, output.numel(), device=output.device).view_as(output)
     return dict(zip(names, torch.autograd.grad((output * weight).sum(), parameters, allow_unused=True), strict=True))
 
 
@@ -56,7 +56,8 @@ def leaves(value: Any) -> list[Tensor]:
 
 
 def kept_mask(selection: Tensor, tokens: int) -> Tensor:
-    return torch.zeros(selection.shape[0], tokens, dtype=torch.bool).scatter(1, selection, True)
+    kept = torch.zeros(selection.shape[0], tokens, dtype=torch.bool, device=selection.device)
+    return kept.scatter(1, selection, True)
 
 
 @every_case

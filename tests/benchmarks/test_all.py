@@ -119,6 +119,16 @@ def test_a_job_that_breaks_costs_itself_alone(tmp_path, monkeypatch, capfd):
     assert "| not run |" in (tmp_path / "smoke-trial.md").read_text()
 
 
+def test_a_smoke_run_leaves_variants_out_unless_they_are_named(tmp_path, monkeypatch, capfd):
+    jobs = (runner.Job("hooks", "hooks"), runner.Job("gone", "no_such_script", main=False))
+    monkeypatch.setattr(runner, "JOBS", jobs)
+    for named, expected in ([], ["hooks"]), (["--jobs", "gone"], ["gone"]):
+        code = runner.main(["--smoke", "--out", str(tmp_path), "--name", "trial", *named])
+        done = json.loads((tmp_path / "smoke-trial.json").read_text())["jobs"]
+        assert [job["job"] for job in done] == expected
+        assert code == len(named) // 2, "a variant that was named counts"
+
+
 def test_a_job_that_hangs_is_ended():
     import subprocess
 

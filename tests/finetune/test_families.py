@@ -1,4 +1,4 @@
-"""Every family against its stock pipeline: texts, calls, sampling, latents, tokens, prompts, routes.
+"""Every family against its stock pipeline: texts, calls, sampling, latents, tokens, prompts, routes, waits.
 
 Each test runs over every tiny pipeline of the folder `tiny`.
 """
@@ -26,6 +26,7 @@ from tread.train.finetune.source import Source
 
 from .tiny import TINY
 from .tiny.parts import Tiny
+from .waits import seen_waits
 
 pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")]
 
@@ -273,6 +274,32 @@ def gradients(model: nn.Module, prediction: Tensor) -> set[str]:
     model.zero_grad()
     prediction.square().mean().backward()
     return {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+
+
+def test_only_the_stock_model_makes_a_step_wait_for_the_device(case: Case) -> None:
+    """Once the first step of a bucket is done, which may copy what is kept from then on."""
+    family, target, batch = case.family, case.target, case.batch(PROMPTS)
+    for part, _, _ in family.experts:
+        model = copy.deepcopy(getattr(case.pipeline, part)).train().to("meta")
+        handle = tread.attach(
+            model, {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
+        )
+        # else they are counted on the device, once per size
+        handle.references = family.tokens(batch["reference.mean"]) if family.takes_references else 0
+        tensors = {name: value.to("meta") for name, value in batch.items()}
+        x, noise, u = tensors["mean"], torch.randn_like(tensors["mean"]), torch.rand(2, device="meta")
+        seen: list[list[str]] = []
+        for step in range(2):
+            handle.set_step(step)
+            with seen_waits() as found:
+                time = target.times(u, family.tokens(x))
+                prediction = family.predict(model, target.mix(x, noise, time), time, tensors)
+                target.error(prediction, x, noise, time).mean().backward()
+            seen.append(found)
+        waits = seen[-1]
+        assert [line for line in waits if not any(stock in line for stock in case.tiny.waits)] == []
+        assert all(any(stock in line for line in waits) for stock in case.tiny.waits)
+        assert handle.kept_share < 1
 
 
 def test_lora_targets_are_linears_of_every_layer(case: Case) -> None:

@@ -82,6 +82,29 @@ def test_guidance_is_one_where_the_model_takes_it(pipeline_folder: Callable[[str
     assert seen[1] is None
 
 
+def test_ids_are_the_stock_pipeline_s_in_every_step(pipeline_folder: Callable[[str], Path]) -> None:
+    """To the bit, and of each size and image its own, though they are kept."""
+    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
+
+    seen: list[Tensor] = []
+
+    def fake(**arguments: Any) -> tuple[Tensor]:
+        seen.append(arguments["img_ids"])
+        return (arguments["hidden_states"],)
+
+    family = Flux(Source(str(pipeline_folder("flux-kontext"))))
+    text = {"text.embeds": torch.zeros(1, 4, 16), "text.pooled": torch.zeros(1, 16)}
+    model: Any = fake
+    for rows, columns in [(4, 6), (6, 4), (4, 6)]:
+        noisy = torch.randn(1, 16, rows, columns)
+        family.predict(model, noisy, torch.tensor([0.2]), text | {"reference.mean": noisy.transpose(2, 3)})
+        expected = FluxPipeline._prepare_latent_image_ids(1, rows // 2, columns // 2, "cpu", torch.float32)
+        source = FluxPipeline._prepare_latent_image_ids(1, columns // 2, rows // 2, "cpu", torch.float32)
+        source[:, 0] = 1
+        assert torch.equal(seen[-1], torch.cat([expected, source]))
+        assert seen[-1].dtype == torch.float32
+
+
 def test_an_encoded_negative_prompt_draws_the_same(flux: Open) -> None:
     """Where true_cfg_scale asks for it; the guidance of previews is an input of the model instead."""
     family, pipeline = flux("flux")

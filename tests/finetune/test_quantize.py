@@ -1,6 +1,7 @@
 """Quantized bases: small, near the model they came from, frozen, and with gradients for adapters on top."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_i
 
 
 def test_the_table_covers_what_a_cpu_can_do():
-    assert set(METHODS) == {*EXPECTED, "fp8-torchao"}
+    assert set(METHODS) == {*EXPECTED, "fp8-torchao", "fp8-both-ways"}
 
 
 @on_cpu
@@ -167,9 +168,46 @@ def test_a_frozen_linear_is_the_linear_of_its_weight(form: str):
     assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
 
 
-@pytest.mark.parametrize("precision", ["int8-torchao", "int4-torchao"])
-def test_layers_compile_without_a_break(precision: str):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_float8_both_ways_is_exact_where_rounding_is(device: str):
+    """-1, 0 and 1 in rows of their own scale: output and gradient are the plain linear's, bit for bit."""
+    generator = torch.Generator().manual_seed(0)
+
+    def ones(*shape: int) -> Tensor:
+        return torch.randint(-1, 2, shape, generator=generator).to(device, torch.bfloat16)
+
+    linear = nn.Linear(128, 96, device=device, dtype=torch.bfloat16).requires_grad_(False)
+    linear.weight.copy_(
+        ones(96, 128) * torch.tensor(2.0, device=device) ** (torch.arange(96, device=device) % 4)[:, None]
+    )
+    linear.bias.copy_(ones(96))
+    frozen = FrozenLinear(linear, "float8-both-ways")
+    x, gradient = ones(2, 5, 128).requires_grad_(), ones(2, 5, 96)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        output = frozen(x)
+    expected = linear(x)
+    assert output.equal(expected)
+    assert torch.autograd.grad(output, x, gradient)[0].equal(torch.autograd.grad(expected, x, gradient)[0])
+    assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
+    assert sum(buffer.nbytes for buffer in frozen.buffers()) == 96 * 128 + 4 * 96, "the weight is stored once"
+
+
+def test_float8_both_ways_is_as_near_as_rounding_allows():
+    """3.7 %: each operand of a product is off by 2.6 % on average."""
+    linear = linear_of()
+    x, gradient = torch.randn(2, 64, 128, requires_grad=True), torch.randn(2, 64, 96)
+    found, expected = FrozenLinear(linear, "float8-both-ways")(x), linear(x)
+    off = [(found - expected).norm() / expected.norm()]
+    found, expected = (torch.autograd.grad(y, x, gradient)[0] for y in (found, expected))
+    off.append((found - expected).norm() / expected.norm())
+    assert all(0.025 < one < 0.045 for one in off)
+
+
+@pytest.mark.parametrize("precision", ["int8-torchao", "int4-torchao", "fp8-both-ways"])
+def test_layers_compile_without_a_break(precision: str, monkeypatch: pytest.MonkeyPatch):
     """FLUX's layers return views of one tensor, which no tensor subclass may be an input beside."""
+    monkeypatch.setitem(METHODS, precision, replace(METHODS[precision], float8_compute=False))  # CPUs compute the same
     model = flux()
     quantize(model, precision, "cpu")
     add_adapter(model, kind="standard", rank=2, alpha=2, targets=TARGETS, seed=0)
@@ -185,8 +223,12 @@ def test_layers_compile_without_a_break(precision: str):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model.single_transformer_blocks[0].compile(dynamic=False, backend="aot_eager")
+    rounded = precision == "fp8-both-ways"  # a last bit that differs may fall on the other side of a rounding
     for expected, found in zip(eager, gradients(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        if rounded:
+            assert (found - expected).norm() <= 0.05 * expected.norm()
+        else:
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch._dynamo.utils.counters["graph_break"]
     torch._dynamo.reset()
 
@@ -211,16 +253,16 @@ def test_an_unknown_precision():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("form", ["int8", "int4", "float8", "float8-compute"])
+@pytest.mark.parametrize("form", ["int8", "int4", "float8", "float8-compute", "float8-both-ways"])
 def test_a_frozen_linear_on_a_gpu(form: str, compiled: bool):
     frozen = FrozenLinear(nn.Linear(1024, 512).to("cuda", torch.bfloat16).requires_grad_(False), form)
     x = torch.randn(2, 77, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(2, 77, 512, device="cuda", dtype=torch.bfloat16)
     expected = nn.functional.linear(x, frozen.weight, frozen.bias)
     output = torch.compile(frozen)(x) if compiled else frozen(x)
-    assert (output - expected).norm() / expected.norm() < (0.06 if form == "float8-compute" else 0.01)
+    assert (output - expected).norm() / expected.norm() < (0.06 if form.startswith("float8-") else 0.01)
     found, known = (torch.autograd.grad(y, x, gradient)[0] for y in (output, expected))
-    assert (found - known).norm() / known.norm() < 0.01
+    assert (found - known).norm() / known.norm() < (0.06 if form == "float8-both-ways" else 0.01)
 
 
 @pytest.mark.gpu

@@ -7,10 +7,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from PIL import Image, ImageDraw
+from torch._functorch import config as lowering
 
 import tread
+from tread.attach.registry import layers_of
 from tread.routing import noise
 from tread.sampling.generate import sample_noise
+from tread.train.compiling import CHECKPOINTED, KEPT, Compiled
 from tread.train.finetune.families import open_family
 from tread.train.finetune.finetune import load_models
 from tread.train.finetune.prepare import prepare
@@ -181,3 +184,24 @@ def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
     assert memory_advice(frugal) == "Any of these needs less: lower the resolution of the data."
     full = make_config(tmp_path, "x", model_type="full", train_batch_size=1)
     assert "set model_type to 'lora'; set optimizer to 'adamw-8bit'" in memory_advice(full)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_layers_are_checkpointed_one_way(
+    pipeline_folder: PipelineFolder, tmp_path: Path, checkpointed: bool, compiled: bool
+) -> None:
+    """Within compiled layers, or by the model around others; never both."""
+    write_images(tmp_path / "images", masked=False)
+    data = {"instance_data_dir": str(tmp_path / "images"), "resolution": 64}
+    settings = {"gradient_checkpointing": checkpointed, "compile": compiled, "cache_dir": str(tmp_path / "cache")}
+    task = make_task(make_config(pipeline_folder("flux"), data, **settings), tmp_path)
+    model = task.models["transformer"]
+    assert model.is_gradient_checkpointing is (checkpointed and not compiled)
+    with lowering.patch(activation_memory_budget=-1.0):
+        if compiled:
+            task.compile()
+            expected = CHECKPOINTED if checkpointed else KEPT
+            assert lowering.activation_memory_budget == expected
+            assert {type(layer._compiled_call_impl) for layer in layers_of(model)} == {Compiled}

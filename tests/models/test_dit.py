@@ -92,6 +92,32 @@ def test_the_state_dict_holds_parameters_only():
     assert {name for name, _ in model.named_buffers()} == {"positions", "rope_table"}
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"rope": True, "qk_norm": True, "norm": "rms", "mlp": "swiglu"}])
+def test_tokens_between_layers_are_what_was_asked_for(small_dit, options, routed: bool, checkpointing: bool):
+    """Under autocast, float32 as ever or bf16; a window's way around its layers too."""
+    model: DiT = small_dit(checkpointing=checkpointing, **options).float()
+    if routed:
+        model.route({"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 4}]})
+    dtypes: list[torch.dtype] = []
+    for layer in (*model.blocks, model.final):
+        layer.register_forward_pre_hook(lambda _, args: dtypes.append(args[0].dtype))
+    outs: list[Tensor] = []
+    for stream, expected in ((None, torch.float32), (torch.bfloat16, torch.bfloat16)):
+        model.stream = stream
+        model.zero_grad()
+        dtypes.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(*_batch(model))
+        assert dtypes == [expected] * 7
+        out.float().square().sum().backward()
+        assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.blocks.parameters())
+        outs.append(out.detach().float())
+    if not routed:  # each routed forward selects anew
+        assert 0 < (outs[1] - outs[0]).norm() / outs[0].norm() < 0.05
+
+
 def test_training_mode_alone_changes_nothing(small_dit):
     model = small_dit()  # no dropout, and labels are dropped by the trainer
     batch = _batch(model, 32)

@@ -87,6 +87,14 @@ def test_eager_and_compiled_are_identical():
     assert compiled(9, step, INDEX).equal(noise.bits(9, step, INDEX))
 
 
+def test_two_uniforms_are_two_uniforms():
+    first, second = noise.two_uniforms(2**40 + 3, INDEX[:, None][:9], 5, INDEX[:7])
+    assert first.equal(noise.uniform(2**40 + 3, INDEX[:, None][:9], 5, INDEX[:7], 0))
+    assert second.equal(noise.uniform(2**40 + 3, INDEX[:, None][:9], 5, INDEX[:7], 1))
+    radius = torch.sqrt(-2 * torch.log(noise.uniform(3, INDEX, 0)))
+    assert noise.normal(3, INDEX).equal(radius * torch.cos(2 * torch.pi * noise.uniform(3, INDEX, 1)))
+
+
 def test_global_rng_is_left_alone():
     before = torch.get_rng_state()
     noise.normal(1, INDEX)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tread.train.checkpoint import list_checkpoints
 from tread.train.config import compose
+from tread.train.job import make_accelerator
 from tread.train.loop import CHECKPOINTS, Session, fit, learning_rate
 from tread.train.metrics import TrainingDiverged
 from tread.train.pretrain import Pretraining
@@ -205,24 +206,41 @@ def test_checkpointed_equals_not_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_is_close_and_keeps_the_names(tmp_path: Path) -> None:
-    settings = ["train.steps=3", "model.depth=4", "model.tread_config=balanced"]
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
+def test_compiled_is_close_and_keeps_the_names(
+    tmp_path: Path, checkpointing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["train.steps=3", "model.depth=4", "model.tread_config=balanced", f"train.checkpointing={checkpointing}"]
     eager, compiled = (
         train(tmp_path / "eager", *settings),
         train(tmp_path / "compiled", *settings, "train.compile=true"),
     )
+    assert "compiling failed" not in capsys.readouterr().out
     assert losses(compiled) == pytest.approx(losses(eager), rel=1e-4)
     one, two = final_state(eager), final_state(compiled)
     for part in one:
         assert one[part].keys() == two[part].keys()
 
 
-def test_bf16_computes_in_bf16_and_keeps_float32_weights(tmp_path: Path) -> None:
-    full = train(tmp_path / "float32", "train.steps=3", "validation.every=3")
-    half = train(tmp_path / "bf16", "train.steps=3", "validation.every=3", "train.precision=bf16")
+@pytest.mark.parametrize("precision", ["bf16", "bf16-stream"])
+def test_bf16_computes_in_bf16_and_keeps_float32_weights(precision: str, tmp_path: Path) -> None:
+    settings = ["train.steps=3", "validation.every=3", "sample.every=3", "sample.steps=2", "sample.per_class=1"]
+    full = train(tmp_path / "float32", *settings)
+    half = train(tmp_path / "bf16", *settings, f"train.precision={precision}")
     assert losses(half) == pytest.approx(losses(full), rel=0.02)
     assert losses(half)[1:] != losses(full)[1:]
     assert {tensor.dtype for part in final_state(half).values() for tensor in part.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("precision", "autocast", "stream"),
+    [("bf16-stream", "bf16", torch.bfloat16), ("bf16", "bf16", None), ("float32", "no", None), ("auto", "no", None)],
+)
+def test_precision_is_autocasts_and_the_streams(precision: str, autocast: str, stream: Any, tmp_path: Path) -> None:
+    config = compose([*TINY, f"train.precision={precision}"]).config
+    accelerator = make_accelerator(config, attention_setting="train.attention")
+    assert accelerator.mixed_precision == autocast
+    assert Pretraining(config, accelerator, tmp_path).model.stream is stream
 
 
 @pytest.mark.parametrize("clip", [0.05, None])
@@ -283,7 +301,7 @@ class WithDropout:
         torch.manual_seed(0)
         self.micro_steps = micro_steps
         self.facts: dict[str, Any] = {}
-        self.steps_setting = self.memory_advice = self.divergence_advice = ""
+        self.steps_setting = self.attention_setting = self.memory_advice = self.divergence_advice = ""
         self.kept_share = 1.0
         self.model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
         self.data = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))

@@ -20,7 +20,15 @@ from tread.train.config import compose
             "sample.guidance is 1.5, but train.class_dropout is 0, so the null class that guidance needs is never "
             "trained: set sample.guidance=1, or drop some labels.",
         ),
-        ("train.precision=fp16", "train.precision is 'fp16'; it must be one of 'auto', 'bf16', 'float32'."),
+        (
+            "train.precision=fp16",
+            "train.precision is 'fp16'; it must be one of 'auto', 'bf16', 'bf16-stream', 'float32'.",
+        ),
+        ("train.float8=true", "train.float8 is True; it must be one of 'rowwise', 'tensorwise' or null."),
+        (
+            "train.attention=fast",
+            "train.attention is 'fast'; it must be one of 'auto', 'flash', 'cudnn', 'efficient', 'math', 'default'.",
+        ),
         ("optimizer.learning_rate=-1", "optimizer.learning_rate is -1.0; it must be at least 0."),
         ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]; it must be two numbers with 0 <= value < 1."),
         ("optimizer.betas=[0.9,1]", "optimizer.betas is [0.9, 1.0]; it must be two numbers with 0 <= value < 1."),

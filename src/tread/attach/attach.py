@@ -194,7 +194,9 @@ class Layer:
 
     def __init__(self, handle: Attachment, block: nn.Module, stack: Stack, index: int) -> None:
         self.handle, self.block, self.stack, self.index = handle, block, stack, index
-        self.parameters = list(inspect.signature(type(block).forward).parameters)[1:]
+        parameters = list(inspect.signature(type(block).forward).parameters)[1:]
+        self._places = {name: place for place, name in enumerate(parameters)}
+        self._sides = [(side, *_split(side.name), repr(side)) for side in stack.sides]
         self.quiet = False
         self._hooks = self._register()
 
@@ -223,29 +225,46 @@ class Layer:
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the stream and its side inputs gathered."""
-        state, stack = self.handle.state, self.stack
-        named = dict(zip(self.parameters, args, strict=False)) | kwargs
-        given = named[stack.stream]
-        stream = state.enter(self.index, self._turned(given), stack.image)
-        changed: dict[str, Any] = {stack.stream: self._turned_back(stream, given)}
-        if state.inside:
-            for side in stack.sides:
-                name, _, entry = side.name.partition(".")
-                value = changed.get(name, named.get(name))  # a square mask has two token axes: two sides, one by one
-                if value is None:
-                    continue
-                image = named[side.after].shape[1] if side.after else side.image or stack.image
-                alone = given.ndim == 2
-                if not entry:
-                    changed[name] = self._side(side, value, side.name, image, alone)
-                elif value.get(entry) is not None:
-                    changed[name] = {**value, entry: self._side(side, value[entry], side.name, image, alone)}
-            for name in stack.counts:
-                if named.get(name) is not None:
-                    changed[name] = named[name] - state.dropped
-        positional = tuple(changed.get(name, value) for name, value in zip(self.parameters, args, strict=False))
-        positional += args[len(positional) :]
-        return positional, {name: changed.get(name, value) for name, value in kwargs.items()}
+        state, stack, given = self.handle.state, self.stack, self._argument
+        stream = given(stack.stream, args, kwargs)
+        turned = self._turned(stream)
+        entered = state.enter(self.index, turned, stack.image)
+        if entered is turned and not state.inside:
+            return args, kwargs
+        changed: dict[str, Any] = {stack.stream: self._turned_back(entered, stream)}
+        alone = stream.ndim == 2
+        for side, name, entry, key in self._sides if state.inside else ():
+            # a square mask has two token axes: two sides, one by one
+            value = changed[name] if name in changed else given(name, args, kwargs)
+            if value is None:
+                continue
+            image = given(side.after, args, kwargs).shape[1] if side.after else side.image or stack.image
+            if not entry:
+                changed[name] = self._gathered(side, key, value, image, alone)
+            elif value.get(entry) is not None:
+                changed[name] = {**value, entry: self._gathered(side, key, value[entry], image, alone)}
+        for name in stack.counts if state.inside else ():
+            if (count := given(name, args, kwargs)) is not None:
+                changed[name] = count - state.dropped
+        positional = list(args)
+        for name in list(changed):
+            if name not in kwargs:
+                positional[self._places[name]] = changed.pop(name)
+        return tuple(positional), {**kwargs, **changed}
+
+    def _argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An argument of the layer by name; None where it was not given."""
+        if name in kwargs:
+            return kwargs[name]
+        place = self._places.get(name, len(args))
+        return args[place] if place < len(args) else None
+
+    def _gathered(self, side: Side, key: str, value: Any, image: Where | int, alone: bool) -> Any:
+        """A side input for the tokens in the stream: looked at once per window, where the model passes one object."""
+        done, where = self.handle.state.done, (key, image, alone)
+        if where not in done or done[where][0] is not value:
+            done[where] = value, self._side(side, value, side.name, image, alone)
+        return done[where][1]
 
     def exit(self, output: Any) -> Any:
         """The layer's output with the stream restored where a window ends."""
@@ -306,16 +325,23 @@ class Layer:
             self.quiet = False
 
 
+def _split(name: str) -> tuple[str, str]:
+    """The name of an argument, and the entry of it where it is a mapping."""
+    argument, _, entry = name.partition(".")
+    return argument, entry
+
+
 class Checkpointing:
     """A model's checkpoint function, with routing outside it."""
 
     def __init__(self, handle: Attachment, inner: Any) -> None:
         self.handle, self.inner = handle, inner
+        self._layers = {layer.block: layer for layer in handle.layers}
 
     def __call__(self, block: Any, *args: Any, **kwargs: Any) -> Any:
         # some models hand over `block.__call__`
-        layer = next((layer for layer in self.handle.layers if block in (layer.block, layer.block.__call__)), None)
-        if layer is None or not self.handle.state.routed:
+        layer = self._layers.get(getattr(block, "__self__", block))
+        if layer is None or block not in (layer.block, layer.block.__call__) or not self.handle.state.routed:
             return self.inner(block, *args, **kwargs)
         args, kwargs = layer.enter(args, kwargs)
         return layer.exit(self.inner(_Bare(layer), *args, **kwargs))

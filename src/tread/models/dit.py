@@ -81,6 +81,8 @@ class DiT(nn.Module):
         if not 1 <= width * mlp_ratio < math.inf:
             raise ConfigError(f"mlp_ratio is {mlp_ratio}; it must be positive, 4 is usual.")
         self.checkpointing = checkpointing
+        self.stream: torch.dtype | None = None
+        """Of the tokens between layers; None: as the embedding gives them, float32 under autocast."""
         self.routing: Handle | None = None
 
         self.grid = (self.input_size[0] // patch, self.input_size[1] // patch)
@@ -125,6 +127,7 @@ class DiT(nn.Module):
                 f"{self.input_size[0]}, {self.input_size[1]}); set input_size and in_channels to the data's."
             )
         x = self.patch_embed(patchify(x, self.patch)) + self.positions  # (B, S, D)
+        x = x if self.stream is None else x.to(self.stream)
         c = nn.functional.silu(self.time_embed(time) + self.label_embed(labels))  # (B, D)
         state = self.routing.begin(training=self.training) if self.routing is not None else State()
         for layer, block in enumerate(self.blocks):

@@ -216,7 +216,7 @@ def _forced(mask: Tensor | None, references: int, references_at: Where, pinned: 
     forced[:, :start] = True
     forced[:, stop:] = True
     if mask is not None:
-        forced[:, start:stop] = mask.to(score.device)
+        forced[:, start:stop] = mask.to(score.device, non_blocking=True)
     forced[:, :pinned] = True
     return forced
 

@@ -10,6 +10,7 @@
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,8 +32,7 @@ def _mix(h: Word) -> Word:
     return h ^ (h >> 15)
 
 
-def _fold(words: tuple[Word, ...]) -> Word:
-    h: Word = _GOLDEN
+def _fold(words: tuple[Word, ...], h: Word = _GOLDEN) -> Word:
     for word in words:
         h = _mix(h ^ (word & _MASK))
         while isinstance(word, int) and (word := word >> 32) > 0:  # a seed may be longer than 32 bits
@@ -52,10 +52,26 @@ def bits(*words: Word) -> Tensor:
 
 def uniform(*words: Word) -> Tensor:
     """Float32 in the open interval (0, 1), in steps of 2**-23."""
-    return ((bits(*words) >> 9).float() + 0.5) * 2.0**-23
+    return _spread(bits(*words))
+
+
+def _spread(found: Tensor) -> Tensor:
+    return ((found >> 9).float() + 0.5) * 2.0**-23
+
+
+def two_uniforms(*words: Word) -> tuple[Tensor, Tensor]:
+    """`uniform(*words, 0)` and `uniform(*words, 1)`, from one fold of the words they share."""
+    shared = _fold(words)
+    first, second = (_spread(torch.as_tensor(_mix(_fold((last,), shared)))) for last in (0, 1))
+    return first, second
+
+
+draw_two: Callable[..., tuple[Tensor, Tensor]] = two_uniforms
+"""What `normal` calls, some hundred kernels; trainers on a GPU compile it, which gives the same bits. What follows it
+is never compiled: logarithms and cosines would differ in their last bit."""
 
 
 def normal(*words: Word) -> Tensor:
     """Standard normal float32 by Box and Muller's transform of two independent uniforms."""
-    radius = torch.sqrt(-2.0 * torch.log(uniform(*words, 0)))
-    return radius * torch.cos(2.0 * math.pi * uniform(*words, 1))
+    first, second = draw_two(*words)
+    return torch.sqrt(-2.0 * torch.log(first)) * torch.cos(2.0 * math.pi * second)

@@ -40,6 +40,8 @@ class State:
         self._bypass: Tensor | None = None
         self._rows: dict[tuple[int, Where | int], Tensor] = {}
         self._sides: dict[str, tuple[Tensor, Tensor]] = {}
+        self.done: dict[tuple[str, str | int, bool], tuple[object, object]] = {}
+        """What a caller made of an argument in the open window, by what it is, with the argument."""
 
     @property
     def routed(self) -> bool:
@@ -65,7 +67,7 @@ class State:
             index = self._window(layer)
             if index is None or self._select is None:
                 return x
-            self._open, self._rows, self._sides = index, {}, {}
+            self._open, self._rows, self._sides, self.done = index, {}, {}, {}
             if self.tokens is None:
                 self.tokens = x.shape[1]
             self.selections.append(self._select(index, self._image_of(x, image, self.tokens)))  # (B, K)

@@ -11,6 +11,7 @@ from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
 
 from tread.data.base import written_whole
 from tread.routing.errors import ConfigError
+from tread.train.attention import use_attention
 from tread.train.checkpoint import list_checkpoints
 from tread.train.config import CONFIG_FILE, changes, flatten, read_saved
 from tread.train.loop import CHECKPOINTS, Session, Task, fit
@@ -18,18 +19,20 @@ from tread.train.metrics import tracker_of
 from tread.train.settings import JobConfig
 
 
-def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Accelerator:
-    """`find_unused`: some trained parameters may have no gradient in a step."""
+def make_accelerator(config: JobConfig, *, attention_setting: str, find_unused: bool = False) -> Accelerator:
+    """The accelerator, and attention's kernel set; `find_unused`: some trained parameters may have no gradient."""
     precision = config.train.precision
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() else "float32"
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
-        mixed_precision="bf16" if precision == "bf16" else "no",
+        mixed_precision="bf16" if precision.startswith("bf16") else "no",
         log_with=tracker_of(config.log.trackers),
         project_config=ProjectConfiguration(logging_dir=config.output_dir),
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if find_unused else None,
     )
+    use_attention(config.train.attention, accelerator.device, attention_setting)
+    return accelerator
 
 
 def claim_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting: str = "resume") -> Path:

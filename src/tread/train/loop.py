@@ -9,6 +9,7 @@
 - Ctrl-C and SIGTERM finish the step, save and say how to go on.
 """
 
+import gc
 import math
 import signal
 import time
@@ -23,7 +24,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from tread.routing import noise
-from tread.train import checkpoint
+from tread.train import attention, checkpoint
+from tread.train.compiling import compile_noise, compiles
 from tread.train.ema import EMA
 from tread.train.memory import out_of_memory
 from tread.train.metrics import Metrics
@@ -31,6 +33,8 @@ from tread.train.optimizers import make_optimizer
 from tread.train.settings import JobConfig, OptimizerConfig
 
 CHECKPOINTS = "checkpoints"
+SETTLED = 10
+"""Steps after which nothing is built any more."""
 
 
 class Task(Protocol):
@@ -40,6 +44,8 @@ class Task(Protocol):
     """What a checkpoint must say about the model for others to use it, its routes among them; JSON."""
     steps_setting: str
     """The name of the setting that says how long to train."""
+    attention_setting: str
+    """The name of the setting that chooses attention's kernel."""
     memory_advice: str
     """What to change when memory runs out."""
     divergence_advice: str
@@ -107,8 +113,10 @@ class Session:
         self.optimizer = make_optimizer(self.trained, config.optimizer)
         # a copy of the weights after all ranks have agreed on them
         self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
-        if config.train.compile:
+        if compiles(config.train.compile, accelerator.device):
             task.compile()
+            if accelerator.device.type == "cuda":
+                compile_noise(accelerator.print)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -193,10 +201,13 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
     clock, done = _Clock(), start
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
 
-    with _graceful(accelerator) as asked, out_of_memory(task.memory_advice), bar:
+    explained = attention.explained(config.train.attention, task.attention_setting)
+    with _graceful(accelerator) as asked, out_of_memory(task.memory_advice), explained, settling() as settle, bar:
         for step in range(start, steps):
             values = session.step(step, batches)
             done = step + 1
+            if done == start + SETTLED:
+                settle()
             kept = task.kept_share
             metrics.add(done, {"learning_rate": session.optimizer.param_groups[0]["lr"], "tokens_kept": kept}, values)
             bar.update()
@@ -230,6 +241,21 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
                 break
     if done < steps:
         accelerator.print(f"stopped at step {done} of {steps}; continue with: {task.resume_command(folder)}")
+
+
+@contextmanager
+def settling() -> Iterator[Callable[[], None]]:
+    """Yields a function to call when the first steps have built what stays: until the end, Python's collector does not
+    walk it again while the device waits."""
+
+    def settle() -> None:
+        gc.collect()
+        gc.freeze()
+
+    try:
+        yield settle
+    finally:
+        gc.unfreeze()
 
 
 def _due(every: int, done: int, steps: int) -> bool:

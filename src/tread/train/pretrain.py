@@ -25,7 +25,9 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate, sample_noise
 from tread.sampling.grid import make_grid
+from tread.train.compiling import CHECKPOINTED, KEPT, compile_layers, compiles, lengths
 from tread.train.config import Composed
+from tread.train.float8 import SMALLEST, Float8, check_float8, train_in_float8
 from tread.train.job import claim_folder, end, make_accelerator, run
 from tread.train.schema import arguments
 from tread.train.settings import ModelConfig, PretrainConfig
@@ -56,6 +58,7 @@ class Pretraining:
     """The task: a DiT, a dataset, an objective."""
 
     steps_setting = "train.steps"
+    attention_setting = "train.attention"
     memory_advice = (
         "Raise train.micro_steps (smaller forwards, the same batch), set train.checkpointing=true, lower "
         "train.batch_size, or drop more tokens."
@@ -75,11 +78,17 @@ class Pretraining:
         self.objective: Objective = build_objective(settings.pop("name"), settings)
         torch.manual_seed(seed)
         shape, num_classes = self.dataset.shape, self.dataset.num_classes
-        self.model: DiT = build_model(config.model, shape, num_classes, checkpointing=config.train.checkpointing).to(
+        # compiled layers do it themselves
+        checkpointing = config.train.checkpointing and not compiles(config.train.compile, accelerator.device)
+        self.model: DiT = build_model(config.model, shape, num_classes, checkpointing=checkpointing).to(
             accelerator.device
         )
+        if config.train.precision == "bf16-stream":
+            self.model.stream = torch.bfloat16
         if config.model.weights is not None:
             load_published_dit(self.model, _read_weights(Path(config.model.weights)))
+        if config.train.float8 is not None:
+            self._use_float8(config.train.float8)
         self.handle: Handle | None = None
         if config.model.tread_config is not None:
             plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
@@ -93,6 +102,14 @@ class Pretraining:
             "world": accelerator.num_processes,
         }
         self._micro_batch = len(positions(0, 0, **self._slices))  # refuses sizes that do not divide
+
+    def _use_float8(self, way: Float8) -> None:
+        check_float8(self.accelerator.device, "train.float8", self.accelerator.mixed_precision)
+        if train_in_float8(self.model.blocks, way) == 0:
+            raise ConfigError(
+                f"train.float8 is set, but no linear of this model, which is {self.model.width} wide, has two sides of "
+                f"at least {SMALLEST}, so nothing would be faster: set train.float8 to null."
+            )
 
     def summary(self) -> str:
         """One line: what is trained, on what, with which routes."""
@@ -116,8 +133,9 @@ class Pretraining:
 
     def compile(self) -> None:
         """Compile each block: one shape inside windows, one outside, for every layer alike."""
-        for block in self.model.blocks:
-            block.compile(dynamic=False)
+        shapes = lengths(None if self.handle is None else self.handle.plan)
+        kept = CHECKPOINTED if self.config.train.checkpointing else KEPT
+        compile_layers(list(self.model.blocks), shapes=shapes, kept=kept, say=self.accelerator.print)
 
     def batches(self, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(x, labels) on the device."""
@@ -200,7 +218,7 @@ class Pretraining:
 def pretrain(composed: Composed) -> Path:
     """Run (or go on with) the training of a config; returns the run's folder."""
     config = composed.config
-    accelerator = make_accelerator(config)
+    accelerator = make_accelerator(config, attention_setting=Pretraining.attention_setting)
     folder = claim_folder(config, accelerator)
     run(Pretraining(config, accelerator, folder), config, accelerator, folder, composed.raw)
     end(accelerator)

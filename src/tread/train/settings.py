@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from tread.routing.errors import ConfigError
 from tread.routing.plan import RoutePlan
+from tread.train.attention import Attention
+from tread.train.float8 import Float8
 from tread.train.schema import at_least
 
 
@@ -51,8 +53,9 @@ class LoopConfig:
     batch_size: int
     micro_steps: int
     seed: int
-    precision: Literal["auto", "bf16", "float32"]
-    compile: bool
+    precision: Literal["auto", "bf16", "bf16-stream", "float32"]
+    compile: Literal["auto"] | bool
+    attention: Attention
     checkpointing: bool
     workers: int
 
@@ -64,6 +67,7 @@ class LoopConfig:
 class PretrainLoopConfig(LoopConfig):
     """The loop of class-conditional training."""
 
+    float8: Float8 | None
     class_dropout: float
 
     def __post_init__(self) -> None:

@@ -56,5 +56,6 @@ CASES = [
         # the pipeline leaves its system prompt out of what guidance leads away from; a caption has it unless empty
         negative="",
         text=("encoder_hidden_states", "encoder_attention_mask"),
+        waits=("attention_mask.sum(dim=1).tolist()", "self.freqs_cis[i].to(ids.device)"),
     )
 ]

@@ -45,6 +45,8 @@ class Tiny:
     """What guidance leads away from."""
     one_time: bool = False
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
+    waits: tuple[str, ...] = ()
+    """Lines of the stock model that wait for the device in every forward, in part."""
     pack: Callable[[Any, Tensor], Tensor] = lambda pipeline, latents: latents
     """Latents as the pipeline's loop holds them."""
 

@@ -57,4 +57,13 @@ def pack(pipeline: Any, latents: Tensor) -> Tensor:
     return pipeline._pack_latents(latents, *latents.shape)
 
 
-CASES = [Tiny(name="qwen_image", family="qwen_image", build=build, embedder="img_in", pack=pack)]
+CASES = [
+    Tiny(
+        name="qwen_image",
+        family="qwen_image",
+        build=build,
+        embedder="img_in",
+        pack=pack,
+        waits=("torch.as_tensor(text_seq_len",),
+    )
+]

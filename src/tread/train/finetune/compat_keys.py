@@ -9,6 +9,7 @@ from tread.train.finetune.compat_rules import (
     OFF,
     Outcome,
     Rule,
+    attention,
     auto_shift,
     clipping,
     columns,
@@ -40,7 +41,7 @@ _MEMORY = (
 _RAMTORCH = ignored("a setting of ramtorch")
 _SDNQ = ignored("a setting of sdnq; base_model_precision chooses the library")
 _WHOLE = ignored("every layer is checkpointed on its own")
-_SPEED = ignored("speed alone; torch chooses the attention kernel")
+_SPEED = ignored("speed alone; attention chooses the kernel")
 _ENCODER = ignored("text encoders run once per caption and then leave memory")
 _PREVIEW = ignored("previews alone")
 _LYCORIS = unless_off("write it inside lycoris_config", off=())
@@ -103,7 +104,7 @@ RULES: dict[str, Rule] = {
     "gradient_checkpointing_backend": _WHOLE,
     "gradient_checkpointing_interval": _WHOLE,
     "gradient_checkpointing_segment_stride": _WHOLE,
-    "attention_mechanism": _SPEED,
+    "attention_mechanism": attention,
     "fuse_qkv_projections": _SPEED,
     "allow_tf32": _SPEED,
     "disable_tf32": _SPEED,

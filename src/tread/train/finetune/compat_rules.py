@@ -235,6 +235,25 @@ def dynamo(value: Any, config: Mapping[str, Any]) -> Outcome:
     return Outcome(kind="translated", text=settings_text(settings), settings=settings)
 
 
+ATTENTION = {
+    "diffusers": "auto",
+    "native-flash": "flash",
+    "native-efficient": "efficient",
+    "native-math": "math",
+    "cudnn": "cudnn",
+}
+
+
+def attention(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """Torch's own kernels; those of other packages compute the same."""
+    if "attention" in config:
+        return Outcome(kind="ignored", text="attention is there too, and is read instead")
+    if value not in ATTENTION:
+        return Outcome(kind="ignored", text="speed alone; attention chooses among torch's kernels")
+    settings = {"attention": ATTENTION[value]}
+    return Outcome(kind="translated", text=settings_text(settings), settings=settings)
+
+
 def processes(value: Any, config: Mapping[str, Any]) -> Outcome:
     """The launcher decides."""
     return Outcome(kind="ignored", text=f"start it with: accelerate launch --num_processes {value} -m tread finetune")

@@ -45,6 +45,8 @@ class TuneFamily(ABC):
     """What `encode_text` needs of the pipeline, e.g. ("tokenizer", "text_encoder")."""
     longest_text: ClassVar[int]
     """How many tokens of a caption the stock pipeline reads at most."""
+    texts_differ: ClassVar[bool] = False
+    """Whether batches have texts of different lengths, instead of all of them padded to the longest."""
     pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
     """What `encode_pixels` needs of it."""
     lora_targets: ClassVar[tuple[str, ...]]

@@ -15,6 +15,7 @@ import tread
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
+from tread.train.compiling import compiles
 from tread.train.finetune.adapters import add_adapter
 from tread.train.finetune.families import open_family
 from tread.train.finetune.family import TuneFamily
@@ -50,7 +51,8 @@ def job_config(config: FinetuneConfig, processes: int = 1) -> JobConfig:
             micro_steps=config.gradient_accumulation_steps,
             seed=config.seed,
             precision="bf16" if config.mixed_precision == "bf16" else "float32",
-            compile=torch.cuda.is_available() if config.compile == "auto" else config.compile,
+            compile=config.compile,
+            attention=config.attention,
             checkpointing=config.gradient_checkpointing,
             workers=config.dataloader_num_workers,
         ),
@@ -80,7 +82,7 @@ def finetune(config: FinetuneConfig) -> Path:
     """Run (or go on with) the fine-tuning of a config; returns the run's folder."""
     source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
     family = open_family(config.model_family, source, config.tokenizer_max_length)
-    accelerator = make_accelerator(job_config(config), find_unused=True)
+    accelerator = make_accelerator(job_config(config), attention_setting=Finetuning.attention_setting, find_unused=True)
     folder = claim_folder(job_config(config), accelerator, resume_setting="resume_from_checkpoint")
     with out_of_memory(memory_advice(config)):
         data = prepare(config, family, accelerator, folder)
@@ -120,7 +122,8 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
             )
         else:
             model.requires_grad_(True)
-        if config.gradient_checkpointing:
+        # compiled layers do it themselves
+        if config.gradient_checkpointing and not compiles(config.compile, device):
             model.enable_gradient_checkpointing()
         models[part] = model.to(device).train()
     return models

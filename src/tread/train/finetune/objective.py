@@ -8,8 +8,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -91,6 +91,18 @@ class FlowTarget:
         return distance(prediction, noise - x, self.distance)
 
 
+class Tables(NamedTuple):
+    """What the maths of a discrete diffusion reads at a time, each (T,) float32."""
+
+    signal: Tensor
+    noise: Tensor
+    low: Tensor
+    """The logarithm of the smallest variance that the model may predict, and of the largest."""
+    high: Tensor
+    apart: Tensor
+    """From the error of the noise to that of the mean."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpsilonTarget:
     """The noise of a discrete diffusion (Ho et al. 2020, arXiv 2006.11239) at a time drawn evenly from 0..T-1.
@@ -104,6 +116,8 @@ class EpsilonTarget:
     betas: Tensor
     """(T,) float64: the variances of the forward process."""
     distance: Distance = "l2"
+    _tables: dict[torch.device, Tables] = field(default_factory=dict, init=False, repr=False)
+    """Kept on each device: a step would wait for their copy."""
 
     @classmethod
     def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "EpsilonTarget":
@@ -119,8 +133,8 @@ class EpsilonTarget:
 
     # Ho et al. Eq. 4
     def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        kept = (1 - self.betas).cumprod(0)
-        return self._at(kept.sqrt(), time, x) * x + self._at((1 - kept).sqrt(), time, x) * noise
+        tables = self._tables_on(time.device)
+        return _at(tables.signal, time, x) * x + _at(tables.noise, time, x) * noise
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         channels = x.shape[1]
@@ -133,21 +147,30 @@ class EpsilonTarget:
 
     def _bound(self, off: Tensor, variance: Tensor, time: Tensor) -> Tensor:
         """One term of the variational bound in bits, every element on its own; `off` is the error of the noise."""
-        alphas = 1 - self.betas
-        kept = alphas.cumprod(0)
-        before = torch.cat([kept.new_ones(1), kept[:-1]])
-        # Nichol and Dhariwal Eq. 10; at time 0 it is 0, whose logarithm is cut to the next one's
-        posterior = self.betas * (1 - before) / (1 - kept)
-        low = self._at(torch.cat([posterior[1:2], posterior[1:]]).log(), time, off)
-        high = self._at(self.betas.log(), time, off)
+        tables = self._tables_on(time.device)
+        low, high = _at(tables.low, time, off), _at(tables.high, time, off)
         share = (variance + 1) / 2
         log_variance = share * high + (1 - share) * low  # Eq. 15
-        # how far the two means are apart: Eq. 11 with x written by the noise, at time 0 the mean's distance from x
-        apart = self._at(self.betas / ((1 - kept) * alphas).sqrt(), time, off) * off
+        apart = _at(tables.apart, time, off) * off
         square = apart.square() * torch.exp(-log_variance)
         divergence = 0.5 * (log_variance - low + torch.exp(low - log_variance) - 1 + square)  # Eq. 6
         density = 0.5 * (math.log(2 * math.pi) + log_variance + square)  # Eq. 5
         return torch.where(beside(time, off) == 0, density, divergence) / math.log(2)
 
-    def _at(self, table: Tensor, time: Tensor, like: Tensor) -> Tensor:
-        return beside(table.float().to(time.device)[time], like.float())
+    def _tables_on(self, device: torch.device) -> Tables:
+        if device not in self._tables:
+            alphas = 1 - self.betas
+            kept = alphas.cumprod(0)
+            before = torch.cat([kept.new_ones(1), kept[:-1]])
+            # Nichol and Dhariwal Eq. 10; at time 0 it is 0, whose logarithm is cut to the next one's
+            posterior = self.betas * (1 - before) / (1 - kept)
+            low = torch.cat([posterior[1:2], posterior[1:]]).log()
+            # how far the two means are apart: Eq. 11 with x written by the noise, at time 0 the mean's distance from x
+            apart = self.betas / ((1 - kept) * alphas).sqrt()
+            tables = kept.sqrt(), (1 - kept).sqrt(), low, self.betas.log(), apart
+            self._tables[device] = Tables(*(table.float().to(device) for table in tables))
+        return self._tables[device]
+
+
+def _at(table: Tensor, time: Tensor, like: Tensor) -> Tensor:
+    return beside(table[time], like.float())

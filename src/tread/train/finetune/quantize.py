@@ -4,11 +4,15 @@
 - One linear at a time, on the device that is asked for: the peak is the model as it was loaded on the CPU (24 GB for
   12 billion weights in bfloat16), and on the GPU one linear beside the quantized ones.
 - Before adapters are added: peft looks at the linears and chooses its layers by them.
-- Names are those that users know, each ending in the library it stands for. What torchao and quanto do is done here, in
-  plain tensors: their tensor subclasses do not compile in layers that return views of one tensor (FLUX), and torchao's
-  products keep the unpacked weights for the backward pass, which costs what quantizing saved.
+- Names are those that users know, each ending in the library it stands for, and one of our own. What torchao and
+  quanto do is done here, in plain tensors: their tensor subclasses do not compile in layers that return views of one
+  tensor (FLUX), and torchao's products keep the unpacked weights for the backward pass, which costs what quantizing
+  saved.
 - Every quantized linear computes in the precision its weights had, also where autocast hands it float32.
-- `fp8-torchao` multiplies in float8 going forward; going back, weights are unpacked as in the others.
+- `fp8-torchao` multiplies in float8 going forward; going back, weights are unpacked as in the others. `fp8-both-ways`
+  multiplies in float8 going back too. The kernel then wants the weight turned: that is done in each backward pass,
+  because a second copy would take the memory of bfloat16. Scales belong to rows of the weight as it is stored, which
+  going back is the summed axis, so they are multiplied into the gradient before it is rounded.
 """
 
 import importlib
@@ -24,10 +28,11 @@ from torch.nn import functional as F
 
 from tread.attach.registry import family_of
 from tread.routing.errors import ConfigError, check_choice
+from tread.train import float8
 
 GROUP = 64
 """Neighbouring weights that share a scale in 4 bits."""
-FLOAT8 = torch.float8_e4m3fn
+FLOAT8 = float8.FORWARD
 LARGEST = torch.finfo(FLOAT8).max
 
 
@@ -93,14 +98,19 @@ class _Product(torch.autograd.Function):
         ctx.form = form
         ctx.save_for_backward(*stored)
         codes, scale, _ = stored
-        if form == "float8-compute" and _fits_float8(codes):
-            return _float8_product(x, codes, scale, bias)
+        if form in FLOAT8_PRODUCTS and _fits_float8(codes):
+            product = _float8_product(x, codes, scale)
+            return product if bias is None else product + bias
         return F.linear(x, unpack(form, x.dtype, *stored), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        weight = unpack(ctx.form, gradient.dtype, *ctx.saved_tensors)
+        stored = ctx.saved_tensors  # once: torch's checkpointing hands them out a single time
+        codes, scale, _ = stored
+        if ctx.form == "float8-both-ways" and _fits_float8(codes):
+            return _float8_gradient(gradient, codes, scale), None, None, None, None, None
+        weight = unpack(ctx.form, gradient.dtype, *stored)
         return gradient @ weight, None, None, None, None, None
 
 
@@ -132,7 +142,9 @@ PACK: dict[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]] = {
     "int4": _pack_int4,
     "float8": _pack_float8,
     "float8-compute": _pack_float8,
+    "float8-both-ways": _pack_float8,
 }
+FLOAT8_PRODUCTS = ("float8-compute", "float8-both-ways")
 
 
 def unpack(form: str, dtype: torch.dtype, codes: Tensor | None, scale: Tensor | None, low: Tensor | None) -> Tensor:
@@ -153,17 +165,21 @@ def _fits_float8(codes: Tensor | None) -> bool:
     return codes is not None and all(side % 16 == 0 for side in codes.shape)
 
 
-def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Both sides in float8, one scale per row of each."""
+def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None) -> Tensor:
+    """x @ weight.T, both sides in float8, one scale per row of each."""
     assert codes is not None
     assert scale is not None
-    rows = x.flatten(0, -2)  # (M, K)
-    spread = rows.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / LARGEST  # (M, 1)
-    packed = (rows / spread).clamp(-LARGEST, LARGEST).to(FLOAT8)
-    multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
-    product = multiply(packed, codes.view(FLOAT8).t(), spread, scale.t(), out_dtype=torch.bfloat16)  # (M, N)
-    product = product if bias is None else product + bias
+    packed, spread = float8.to_float8(x.flatten(0, -2), FLOAT8, 1)  # (M, K), (M, 1)
+    product = float8.product(packed, codes.view(FLOAT8), spread, scale)  # (M, N)
     return product.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def _float8_gradient(gradient: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """gradient @ weight, both sides in float8, one scale per row of the gradient times the weight's scales."""
+    packed, spread = float8.to_float8(gradient.flatten(0, -2) * scale.t(), FLOAT8, 1)  # (M, N), (M, 1)
+    back = float8.turned(codes).view(FLOAT8)  # (K, N)
+    product = float8.product(packed, back, spread, scale.new_ones(codes.shape[1], 1))  # (M, K)
+    return product.to(gradient.dtype).view(*gradient.shape[:-1], -1)
 
 
 def _bitsandbytes_nf4(linear: nn.Linear) -> nn.Module:
@@ -239,6 +255,7 @@ METHODS: dict[str, Method] = {
     "int4-quanto": _INT4,
     "nf4-bnb": Method(apply=_bitsandbytes_nf4, package="bitsandbytes", flag="is_loaded_in_4bit"),
     "fp8-torchao": Method(apply=partial(FrozenLinear, form="float8-compute"), float8_compute=True),
+    "fp8-both-ways": Method(apply=partial(FrozenLinear, form="float8-both-ways"), float8_compute=True),
     "fp8wo-torchao": _FLOAT8,
     "fp8-quanto": _FLOAT8,
 }

@@ -17,6 +17,7 @@ from tread.data.entries import data_configs
 from tread.routing.errors import ConfigError, nearest
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
+from tread.train.attention import Attention
 from tread.train.finetune.families import FAMILIES
 from tread.train.schema import at_least
 
@@ -27,6 +28,7 @@ Precision = Literal[
     "int8-torchao",
     "int4-torchao",
     "fp8-torchao",
+    "fp8-both-ways",
     "fp8wo-torchao",
     "int8-quanto",
     "int4-quanto",
@@ -117,7 +119,8 @@ JSON or YAML file; null trains dense."""
     lycoris_config: dict[str, Any] | None = None
     """Settings of the lycoris library for lora_type lycoris; a config may name their JSON file."""
     base_model_precision: Precision = "no_change"
-    """Precision of the base's weights: bf16, fp32, or 8 or 4 bits by torchao, quanto or bitsandbytes; no_change: as \
+    """Precision of the base's weights: bf16, fp32, or 8 or 4 bits as torchao, quanto or bitsandbytes do it; \
+fp8-both-ways multiplies in float8 forward and backward, on Ada and Hopper GPUs; no_change: as \
 mixed_precision, but float32 where all weights are trained."""
     quantize_via: Literal["cpu", "accelerator"] = "accelerator"
     """Where the base is quantized; cpu is slower, and needs no more GPU memory than the quantized model."""
@@ -136,6 +139,9 @@ mixed_precision, but float32 where all weights are trained."""
     """Precision of the computation; no: float32."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
+    attention: Attention = "auto"
+    """The kernel that computes attention: auto prefers the fastest and falls back where it takes no masks; flash, \
+cudnn, efficient and math are that one alone; default leaves it to torch."""
     seed: int = 42
     """The same seed gives the same run."""
 

@@ -8,6 +8,7 @@
   tokens, this one shows the quality.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from tread.attach.attach import Attachment
+from tread.attach.registry import layers_of
 from tread.data.buckets import BucketOrder
 from tread.data.order import positions
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.sampling.generate import sample_noise
+from tread.train.compiling import CHECKPOINTED, KEPT, compile_layers, lengths
 from tread.train.finetune.card import Facts
 from tread.train.finetune.experts import Experts, Range, caller, choose, ranges
 from tread.train.finetune.family import Batch, TuneFamily
@@ -56,6 +59,7 @@ class Finetuning:
     """The task; `models` are the transformers by part, `handles` their routing, None where dense."""
 
     steps_setting = "max_train_steps"
+    attention_setting = "attention"
 
     def __init__(
         self,
@@ -118,14 +122,16 @@ class Finetuning:
                 handle.set_step(step)
 
     def compile(self) -> None:
-        """Compile each layer, at the few lengths that buckets and the ratio's levels give."""
-        from tread.attach.registry import layers_of
-
+        """Compile each layer, at the lengths that buckets, texts and the ratio's levels give."""
         self.family.text_multiple = COMPILED_TEXT
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        for model in self.models.values():
-            for layer in layers_of(model):
-                layer.compile(dynamic=False)
+        texts = math.ceil(self.family.text_length / COMPILED_TEXT) if self.family.texts_differ else 1
+        plan = next((handle.plan for handle in self.handles.values() if handle is not None), None)
+        masked = any(entry.weight is not None for entry in self.train_set.entries)
+        masked |= type(self.family).weight is not TuneFamily.weight  # clean latents are forced too
+        shapes = len(set(self.train_set.groups)) * texts * lengths(plan, masked=masked)
+        layers = [layer for model in self.models.values() for layer in layers_of(model)]
+        kept = CHECKPOINTED if self.config.gradient_checkpointing else KEPT
+        compile_layers(layers, shapes=shapes, kept=kept, say=self.accelerator.print)
 
     def batches(self, start_step: int) -> Iterator[TuneBatch]:
         """From the cache, captions dropped."""

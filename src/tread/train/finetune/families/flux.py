@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,10 +39,10 @@ class Flux(TuneFamily):
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 
-        stream, ids = self._tokens(noisy, image=0)  # (B, S, 4C), (S, 3)
+        stream, ids = _tokens(noisy, image=0)  # (B, S, 4C), (S, 3)
         count = stream.shape[1]
         if "reference.mean" in batch:
-            source, source_ids = self._tokens(batch["reference.mean"].to(noisy.dtype), image=1)
+            source, source_ids = _tokens(batch["reference.mean"].to(noisy.dtype), image=1)
             stream, ids = torch.cat([stream, source], dim=1), torch.cat([ids, source_ids])  # (B, S + R, 4C)
         text = batch["text.embeds"]
         guided = self.source.config("transformer").get("guidance_embeds", False)
@@ -58,16 +59,6 @@ class Flux(TuneFamily):
         rows, columns = noisy.shape[2:]
         return FluxPipeline._unpack_latents(prediction[:, :count], rows, columns, vae_scale_factor=1)  # (B, C, H, W)
 
-    def _tokens(self, latents: Tensor, *, image: int) -> tuple[Tensor, Tensor]:
-        """The patches of latents (B, C, H, W), and their ids."""
-        from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
-
-        batch, channels, rows, columns = latents.shape
-        packed = FluxPipeline._pack_latents(latents, batch, channels, rows, columns)  # (B, S, 4C)
-        ids = FluxPipeline._prepare_latent_image_ids(batch, rows // 2, columns // 2, latents.device, torch.float32)
-        ids[:, 0] = image
-        return packed, ids
-
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         arguments = {"prompt_embeds": text["embeds"][None], "pooled_prompt_embeds": text["pooled"][None]}
         if negative is not None:  # read only where true_cfg_scale is above 1
@@ -77,3 +68,23 @@ class Flux(TuneFamily):
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         return {"max_area": width * height, "_auto_resize": False} if self.takes_references else {}
+
+
+def _tokens(latents: Tensor, *, image: int) -> tuple[Tensor, Tensor]:
+    """The patches of latents (B, C, H, W), and their ids."""
+    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
+
+    batch, channels, rows, columns = latents.shape
+    packed = FluxPipeline._pack_latents(latents, batch, channels, rows, columns)  # (B, S, 4C)
+    return packed, _ids(rows // 2, columns // 2, image, latents.device)
+
+
+@lru_cache
+def _ids(rows: int, columns: int, image: int, device: torch.device) -> Tensor:
+    """The ids of a grid of patches, (S, 3); kept, and not to be written to."""
+    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
+
+    with device:  # the stock function would build on the host, and the step would wait for the copy
+        ids = FluxPipeline._prepare_latent_image_ids(1, rows, columns, device, torch.float32)
+        ids[:, 0] = image
+    return ids

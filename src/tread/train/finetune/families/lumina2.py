@@ -3,7 +3,8 @@
 - The model's time runs from the noise at 0 to the data at 1, and its velocity with it: both are turned round here.
 - A caption follows the pipeline's system prompt. An empty one, which stands for no caption, is encoded alone, as the
   pipeline encodes what guidance leads away from.
-- The model cuts each caption at its mask, so texts are stored without padding.
+- The model cuts each caption at its mask, so texts are stored without padding. In every forward it
+  reads their lengths from the device, a wait that no caller can avoid.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ class Lumina2(TuneFamily):
     pipelines = ("Lumina2Pipeline",)
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 256
+    texts_differ = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     guidance = 4.0
     steps = 30

@@ -33,6 +33,7 @@ class PixArtSigma(TuneFamily):
     pipelines = ("PixArtSigmaPipeline", "PixArtAlphaPipeline")
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 300
+    texts_differ = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
     guidance = 4.5
     steps = 20
@@ -92,9 +93,6 @@ class PixArtSigma(TuneFamily):
         told = config.get("use_additional_conditions")
         if not (config["sample_size"] == 128 if told is None else told):
             return {"resolution": None, "aspect_ratio": None}
-        rows, columns = (self.factor * size for size in noisy.shape[-2:])
-        size = torch.tensor([rows, columns], dtype=noisy.dtype, device=noisy.device)
-        return {
-            "resolution": size.expand(len(noisy), 2),
-            "aspect_ratio": (size[:1] / size[1:]).expand(len(noisy), 1),
-        }
+        # filled on the device: a tensor made of a list would be copied there, and the step would wait
+        rows, columns = (noisy.new_full((len(noisy), 1), self.factor * size) for size in noisy.shape[-2:])  # (B, 1)
+        return {"resolution": torch.cat([rows, columns], dim=1), "aspect_ratio": rows / columns}  # (B, 2), (B, 1)

@@ -1,7 +1,8 @@
 """Qwen-Image, text to image.
 
 - The autoencoder is one of videos; an image is its only frame, and latents here have no frame axis.
-- Texts have no fixed length. The pipeline makes no mask where all of a batch are equally long, nor does a batch here.
+- Texts have no fixed length. The pipeline makes no mask where all of a batch are equally long, nor does a batch here;
+  given one, the stock model copies a number to the device in every forward, and waits for it.
 - Guidance is the classifier-free one, under the name `true_cfg_scale`.
 """
 
@@ -23,6 +24,7 @@ class QwenImage(TuneFamily):
     pipelines = ("QwenImagePipeline",)
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 1024
+    texts_differ = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     guidance = 4.0
     guidance_argument = "true_cfg_scale"

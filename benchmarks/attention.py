@@ -1,0 +1,82 @@
+"""Attention's kernels at the shapes that count, forward and backward, in bf16.
+
+    python -m benchmarks.attention
+
+Tokens lie before heads in memory, as layers hand them over. `operator` is the product's way to cuDNN
+(`tread.train.cudnn`), the others are torch's own kernels.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+from benchmarks.record import Facts, Record, options
+from benchmarks.timing import alternate
+from tread.train import cudnn
+
+KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+SHAPES = {
+    "FLUX dense": (1, 24, 4608, 128),
+    "FLUX routed": (1, 24, 2560, 128),
+    "SD3.5-large dense": (1, 38, 4429, 64),
+    "DiT-XL/2 dense": (256, 16, 256, 72),
+    "DiT-XL/2 routed": (256, 16, 128, 72),
+    "DiT-B/2 dense": (256, 12, 256, 64),
+    "DiT-B/2 routed": (256, 12, 128, 64),
+    "Wan 14B dense": (1, 40, 32760, 128),
+}
+"""(B, H, S, D)"""
+TINY = {"tiny": (1, 2, 16, 8)}
+
+
+def by_torch(kernel: SDPBackend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One of torch's kernels and no other."""
+    with sdpa_kernel(kernel):
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+def measure(record: Record, shape: tuple[int, int, int, int]) -> Facts:
+    """Every kernel by turns."""
+    batch, heads, tokens, size = shape
+    dtype = torch.bfloat16 if record.device.type == "cuda" else torch.float32
+    made = [torch.randn(batch, tokens, heads, size, device=record.device, dtype=dtype) for _ in range(4)]
+    query, key, value, gradient = (x.transpose(1, 2) for x in made)
+    inputs = [x.requires_grad_() for x in (query, key, value)]
+
+    def step(attend: Callable[..., Tensor]) -> None:
+        torch.autograd.grad(attend(*inputs), inputs, gradient)
+
+    ways: dict[str, Callable[..., Tensor]] = {"operator": cudnn.attend}
+    if record.device.type == "cuda":
+        ways |= {name: partial(by_torch, kernel) for name, kernel in KERNELS.items()}
+    steps = {name: partial(step, way) for name, way in ways.items()}
+    for one in (*steps.values(), *steps.values()):
+        one()
+    times = alternate(steps, record.device, seconds=record.seconds / 6, rounds=3)
+    flops = sdpa_flop_count(shape, shape, shape) + sdpa_backward_flop_count(shape, shape, shape, shape)
+    found = {
+        name: {"ms": time.median_ms, "tflops": round(flops / time.median_ms / 1e9, 1)} for name, time in times.items()
+    }
+    words = [f"{one['ms']:.3f} ms {name}," for name, one in found.items()]
+    return {"shapes": {"bhsd": shape}, "kernels": found, "summary": {"step": " ".join(words)}}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure all shapes."""
+    record = Record("attention", options(__doc__).parse_args(arguments))
+    for name, shape in (TINY if record.smoke or record.warm else SHAPES).items():
+        record.measure(name, partial(measure, record, shape), row="attention")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,133 @@
+"""cuDNN's attention as an operator of its own, safe in every model.
+
+- On Hopper it is about twice as fast as the flash kernels that torch carries, forward and backward.
+- As torch's own choice it ended FLUX in an illegal memory access (torch 2.11), in its backward pass, eager and compiled.
+  The cause is not known: the same shapes and layouts alone do not show it. Called from here, with the gradient and the
+  outputs in one layout, the same steps run.
+- As an operator, the compiler does not look into it: it cannot choose other layouts in between.
+- Only what the kernel was made for comes here: `fits` says what. Everything else is torch's to choose.
+- On CPUs the same operator computes plainly, so that it can be tried there.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
+
+LARGEST_HEAD = 128
+"""What the kernel's backward takes on every GPU that has it."""
+
+
+def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether these are what the kernel takes; masks, dropout and causal order are the caller's to see."""
+    size = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.dtype == key.dtype == value.dtype
+        and query.ndim == key.ndim == value.ndim == 4
+        and query.shape[:2] == key.shape[:2] == value.shape[:2]
+        and size == key.shape[-1] == value.shape[-1]
+        and size % 8 == 0
+        and size <= LARGEST_HEAD
+    )
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
+    """What queries find among keys and values, all (B, H, S, D) -> (B, H, S, D)."""
+    return attention(query, key, value, scale)[0]
+
+
+@custom_op("tread::attention", mutates_args=())
+def attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """`attend`, and the logsumexp (B, H, S, 1) that its backward needs."""
+    query, key, value = (_dense_rows(x) for x in (query, key, value))
+    if not query.is_cuda:
+        scores = _scores(query, key, scale)
+        found = scores.softmax(-1) @ value.float(), scores.logsumexp(-1, keepdim=True)
+        return _tokens_first(found[0].to(query.dtype)), found[1]
+    run = torch.ops.aten._scaled_dot_product_cudnn_attention
+    found = run(query, key, value, None, True, 0.0, False, False, scale=scale)
+    return _tokens_first(found[0]), found[1]
+
+
+@attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    return _empty(query), query.new_empty(*query.shape[:3], 1, dtype=torch.float32)
+
+
+@custom_op("tread::attention_backward", mutates_args=())
+def attention_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    query, key, value = (_dense_rows(x) for x in (query, key, value))
+    gradient = _tokens_first(gradient)
+    if not query.is_cuda:
+        found = _plain_backward(gradient, query, key, value, out, logsumexp, scale)
+    else:
+        unused = torch.empty((), dtype=torch.int64, device=query.device)  # random state, which only dropout reads
+        run = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+        state = (logsumexp, unused, unused, None, None, None, query.shape[2], key.shape[2], 0.0, False)
+        found = run(gradient, query, key, value, out, *state, scale=scale)
+    return _tokens_first(found[0]), _tokens_first(found[1]), _tokens_first(found[2])
+
+
+@attention_backward.register_fake
+def _(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty(query), _empty(key), _empty(value)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return *attention_backward(gradient, *ctx.saved_tensors, ctx.scale), None
+
+
+attention.register_autograd(_gradients, setup_context=_save)
+
+
+def _tokens_first(x: Tensor) -> Tensor:
+    """x (B, H, S, D) with tokens before heads in memory, copied only where it lies otherwise."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else _tokens_first(x)
+
+
+def _empty(x: Tensor) -> Tensor:
+    batch, heads, tokens, size = x.shape
+    return x.new_empty(batch, tokens, heads, size).transpose(1, 2)
+
+
+def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
+    return query.float() @ key.float().mT * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, S, T)
+
+
+def _plain_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, scale: float | None
+) -> list[Tensor]:
+    weights = (_scores(query, key, scale) - logsumexp).exp()  # (B, H, S, T)
+    to_weights = gradient.float() @ value.float().mT - (gradient.float() * out.float()).sum(-1, keepdim=True)
+    to_scores = weights * to_weights * (query.shape[-1] ** -0.5 if scale is None else scale)
+    found = to_scores @ key.float(), to_scores.mT @ query.float(), weights.mT @ gradient.float()
+    return [x.to(query.dtype) for x in found]
+
+
+# torch's counter knows its own operators only
+@register_flop_formula(torch.ops.tread.attention)
+def _flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+@register_flop_formula(torch.ops.tread.attention_backward)
+def _backward_flops(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(gradient, query, key, value)

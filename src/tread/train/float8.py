@@ -1,0 +1,141 @@
+"""Products in float8: the arithmetic, and linears that train with it.
+
+- One scale per tensor, taken from the tensor itself in every step: e4m3 for inputs and weights, e5m2 for gradients, all
+  three products of a step in float8 (Micikevicius et al. 2022, arXiv 2209.05433). Weights, their gradients and their
+  average stay as they are, so checkpoints do not know about it.
+- The kernel wants both operands with the summed axis last, so each tensor is needed as it lies for one product and
+  turned for another. Both are written where it is rounded, in one pass in compiled code, and only the turned ones, at a
+  byte per number, are kept for the backward pass.
+- The largest value is taken by rows first: compiled code then finds it in the pass that computes the rows.
+- Validation, previews and every other forward in eval mode compute as without float8.
+- Where there is no such kernel (CPUs), a plain product of the rounded operands computes the same.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tread.routing.errors import ConfigError
+
+Float8 = Literal["rowwise", "tensorwise"]
+FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
+SMALLEST = 512
+"""Linears with a side below this stay as they are: rounding would cost more than the product gains."""
+MULTIPLE = 16
+"""The kernel's sides are multiples of this."""
+
+
+def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Tensor, Tensor]:
+    """x (M, K) rounded to float8, and the float32 scale that undoes it: one, (), or by rows, (M, 1), where dim is 1."""
+    largest = torch.finfo(dtype).max
+    size = x.abs().amax(1, keepdim=True)  # (M, 1)
+    size = (size.amax() if dim is None else size).float().clamp(min=1e-12)
+    return (x.float() * (largest / size)).clamp(-largest, largest).to(dtype), size / largest
+
+
+def product(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None = None, *, fast: bool = True
+) -> Tensor:
+    """(M, K) @ (N, K).T of float8 operands that both lie row by row -> bf16 (M, N); `fast` sums less exactly."""
+    bias = None if bias is None else bias.bfloat16()
+    if b_scale.ndim == 2:
+        b_scale = b_scale.t()  # (1, N)
+    if a.is_cuda:
+        multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
+        return multiply(a, b.t(), a_scale, b_scale, bias, out_dtype=torch.bfloat16, use_fast_accum=fast)
+    out = (a.float() @ b.float().t()) * a_scale * b_scale
+    return (out if bias is None else out + bias).bfloat16()
+
+
+def turned(x: Tensor) -> Tensor:
+    """(M, K) -> (K, M), row by row."""
+    return x.t().contiguous()
+
+
+class _Product(torch.autograd.Function):
+    """x (M, K) @ weight (N, K).T, with both gradients in float8."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x8, x_scale = to_float8(x, FORWARD)
+        weight8, weight_scale = to_float8(weight, FORWARD)
+        ctx.save_for_backward(turned(x8), x_scale, turned(weight8), weight_scale)
+        ctx.dtype, ctx.biased = weight.dtype, bias is not None
+        return product(x8, weight8, x_scale, weight_scale, bias)  # (M, N)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x8, x_scale, weight8, weight_scale = ctx.saved_tensors  # (K, M), (), (K, N), ()
+        gradient8, scale = to_float8(gradients[0], BACKWARD)  # (M, N)
+        to_x = product(gradient8, weight8, scale, weight_scale, fast=False)  # (M, K)
+        to_weight = product(turned(gradient8), x8, scale, x_scale, fast=False)  # (N, K)
+        return to_x, to_weight.to(ctx.dtype), _to_bias(gradients[0], ctx.dtype) if ctx.biased else None
+
+
+class _RowProduct(torch.autograd.Function):
+    """x (M, K) @ weight (N, K).T and the gradient of x in float8, the gradient of the weight in bf16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        x8, x_scale = to_float8(x, FORWARD, 1)
+        weight8, weight_scale = to_float8(weight, FORWARD, 1)
+        return product(x8, weight8, x_scale, weight_scale, bias)  # (M, N)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        gradient8, scale = to_float8(gradients[0], FORWARD, 1)  # (M, N)
+        weight8, weight_scale = to_float8(turned(weight.bfloat16()), FORWARD, 1)  # (K, N)
+        to_x = product(gradient8, weight8, scale, weight_scale)  # (M, K)
+        to_weight = gradients[0].t() @ x  # (N, K)
+        return to_x, to_weight.to(weight.dtype), _to_bias(gradients[0], weight.dtype) if ctx.biased else None
+
+
+def _to_bias(gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    return gradient.sum(0, dtype=torch.float32).to(dtype)  # (N,)
+
+
+PRODUCTS = {"rowwise": _RowProduct, "tensorwise": _Product}
+
+
+class Float8Linear(nn.Linear):
+    """A linear that trains with products in float8; its weight stays as it is."""
+
+    way: Float8
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.flatten(0, -2)  # (M, K)
+        if not self.training or rows.shape[0] % MULTIPLE:
+            return super().forward(input)
+        out: Tensor = PRODUCTS[self.way].apply(rows.bfloat16(), self.weight, self.bias)  # pyright: ignore[reportAssignmentType]
+        return out.view(*input.shape[:-1], -1)
+
+
+def check_float8(device: torch.device, setting: str, precision: str) -> None:
+    """Refuse what cannot compute in float8; `precision` is autocast's."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+        raise ConfigError(
+            f"{setting} is set, which needs a GPU of compute capability 8.9 or above (Ada, Hopper); this run is on "
+            f"{device}. Set {setting} to null."
+        )
+    if precision != "bf16":
+        raise ConfigError(f"{setting} is set, which computes beside bf16: set train.precision to 'bf16' too.")
+
+
+def train_in_float8(layers: nn.Module, way: Float8, *, smallest: int = SMALLEST) -> int:
+    """Make the linears of `layers` that see every token multiply in float8; returns how many do.
+
+    Modulations, which see one row per sample, and linears with a side below `smallest` stay as they are.
+    """
+    count = 0
+    for name, linear in layers.named_modules():
+        sides = (linear.in_features, linear.out_features) if type(linear) is nn.Linear else (0,)
+        if "modulation" in name or min(sides) < smallest or any(side % MULTIPLE for side in sides):
+            continue
+        linear.__class__ = Float8Linear
+        linear.way = way  # pyright: ignore[reportArgumentType]
+        count += 1
+    return count
