@@ -26,9 +26,11 @@ from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate, sample_noise
 from tread.sampling.grid import make_grid
 from tread.train.config import Composed
+from tread.train.decode import make_decode
+from tread.train.evaluation import Evaluation, ModelImages
 from tread.train.job import claim_folder, end, make_accelerator, run
 from tread.train.schema import arguments
-from tread.train.settings import ModelConfig, PretrainConfig
+from tread.train.settings import EvaluateConfig, ModelConfig, PretrainConfig
 
 NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
 
@@ -93,6 +95,14 @@ class Pretraining:
             "world": accelerator.num_processes,
         }
         self._micro_batch = len(positions(0, 0, **self._slices))  # refuses sizes that do not divide
+        self._decode = make_decode(
+            config.data, shape[0], config.sample.vae, setting="sample.vae", device=accelerator.device
+        )
+        self._evaluation: Evaluation | None = None
+        if config.evaluate is not None and config.evaluate.every > 0:
+            self._evaluation = Evaluation(
+                config, config.evaluate, accelerator, folder, dataset=self.dataset, decode=self._decode
+            )
 
     def summary(self) -> str:
         """One line: what is trained, on what, with which routes."""
@@ -180,14 +190,34 @@ class Pretraining:
                     guidance=sample.guidance,
                     null_label=classes,
                     interval=sample.bounds,
+                    branches=sample.branches,
                     solver=sample.solver,
                     device=self.accelerator.device,
                     progress=False,
                 )
             path = self.folder / "samples" / f"step-{step:08d}.png"
             path.parent.mkdir(exist_ok=True)
-            make_grid(self.dataset.to_images(samples), columns=sample.per_class).save(path)
+            make_grid(self._decode(samples), columns=sample.per_class).save(path)
         self.accelerator.wait_for_everyone()
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Figures of as many samples as `evaluate` asks for."""
+        if self._evaluation is None:
+            return {}
+        return self._evaluation.run(self.evaluation_images(self._evaluation.evaluate), step)
+
+    def evaluation_images(self, evaluate: EvaluateConfig) -> ModelImages:
+        """What an evaluation looks at."""
+        return ModelImages(
+            self.model,
+            self.objective,
+            self.config,
+            evaluate,
+            shape=self.dataset.shape,
+            num_classes=self.dataset.num_classes,
+            decode=self._decode,
+            accelerator=self.accelerator,
+        )
 
     def saved(self, step: int) -> None:
         """A checkpoint is all there is."""
