@@ -78,16 +78,14 @@ def sample(arguments: list[str]) -> None:
     parser.add_argument(
         "--guidance-kind",
         choices=("cfg", "sg", "cfg+sg", "ag", "ag+sg"),
-        default="cfg",
-        help="what the weak branch lacks: its label (cfg), tokens (sg), training (ag) (default: %(default)s)",
+        help="what the weak branch lacks: its label (cfg), tokens (sg), training (ag) (default: the run's)",
     )
-    parser.add_argument("--strong-ratio", type=float, default=0.0, help="tokens the strong branch drops (default: 0)")
-    parser.add_argument("--weak-ratio", type=float, help="tokens the weak branch drops, with sg (default: 0.7)")
+    parser.add_argument("--strong-ratio", type=float, help="tokens the strong branch drops (default: the run's)")
+    parser.add_argument("--weak-ratio", type=float, help="tokens the weak branch drops, with sg (default: the run's)")
     parser.add_argument(
         "--ratio-schedule",
         choices=("constant", "cosine"),
-        default="constant",
-        help="cosine: both ratios fall to 0 along the way (default: %(default)s)",
+        help="cosine: both ratios fall to 0 along the way (default: the run's)",
     )
     parser.add_argument("--weak", type=Path, metavar="RUN", help="with ag: a run or an earlier checkpoint's folder")
     parser.add_argument("--steps", type=int, help="solver steps (default: the run's)")
@@ -96,7 +94,9 @@ def sample(arguments: list[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--weights", choices=("ema", "model"), default="ema", help="(default: %(default)s)")
-    parser.add_argument("--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples")
+    parser.add_argument(
+        "--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples (default: the run's)"
+    )
     parser.add_argument("--out", type=Path, help="folder for the PNGs and grid.png (default: RUN/generated)")
     from tread.train.run import sample_run
 
@@ -112,6 +112,7 @@ def evaluate(arguments: list[str]) -> None:
     parser.add_argument("--features", default="inception", help="inception (FID), efflite0 or dinov2 (default: FID's)")
     parser.add_argument("--weights", help="the extractor's weights: a file or URL (dinov2: a folder or hub id)")
     parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
+    parser.add_argument("--count", type=int, metavar="N", help="only the first N images of SAMPLES")
     parser.add_argument("--frechet-only", action="store_true", help="no precision, recall, KID: keeps no features")
     parser.add_argument("--work", type=Path, help="folder for what was measured: an interrupted run goes on there")
     parser.add_argument("--save", type=Path, metavar="FILE.npz", help="write the samples as a reference batch")

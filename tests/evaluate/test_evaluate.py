@@ -120,6 +120,28 @@ def test_two_processes_measure_as_one(tmp_path: Path) -> None:
             assert (found["vectors"] == whole.vectors).all()
 
 
+def test_only_the_first_images_count(tmp_path: Path) -> None:
+    place, ref = write(BRIGHT, tmp_path / "a"), write(DARK, tmp_path / "b")
+    first = write(BRIGHT[:12], tmp_path / "first")
+    options = {"batch_size": 5, "progress": False}
+    with pytest.warns(RiskWarning):
+        found = evaluate(place, ref, corner(), count=12, work=tmp_path / "work", save=tmp_path / "12.npz", **options)
+        assert found == evaluate(first, ref, corner(), **options)
+        # the file's own statistics are of twelve images, so they do not stand for five
+        five = evaluate(tmp_path / "12.npz", ref, corner(), count=5, **options)
+        assert five == evaluate(write(BRIGHT[:5], tmp_path / "five"), ref, corner(), **options)
+        assert evaluate(place, ref, corner(), work=tmp_path / "work", **options) != found
+    assert found is not None
+    assert found.samples == 12
+    with pytest.raises(ConfigError, match=r"^--count is 41, but there are 40 images; lower it or leave it out\.$"):
+        evaluate(place, ref, corner(), count=41)
+    with pytest.raises(ConfigError, match=r"^--count is 1; it must be at least 2\.$"):
+        evaluate(place, ref, corner(), count=1)
+    np.savez(tmp_path / "only.npz", mu=np.zeros(4), sigma=np.eye(4))
+    with pytest.raises(ConfigError, match=r"only\.npz holds statistics and no images to count; leave --count out\.$"):
+        evaluate(tmp_path / "only.npz", ref, corner(), count=5)
+
+
 @pytest.mark.realdata
 def test_the_command_on_two_folders(tmp_path: Path, real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bright, dark = write(BRIGHT[:6], tmp_path / "a"), write(DARK[:5], tmp_path / "b")
@@ -133,6 +155,8 @@ def test_the_command_on_two_folders(tmp_path: Path, real_data: Path, capsys: pyt
     main(["eval", str(dark), "--save", str(tmp_path / "ref.npz"), "--device", "cpu", *weights])
     main(["eval", str(bright), "--ref", str(tmp_path / "ref.npz"), "--device", "cpu", "--frechet-only", *weights])
     assert f"FD-EffLite0  {found['metrics']['FD-EffLite0']:>12.5g}" in capsys.readouterr().out
+    main(["eval", str(bright), "--ref", str(dark), "--device", "cpu", "--count", "4", *weights, "--json"])
+    assert json.loads(capsys.readouterr().out)["samples"] == 4
 
 
 def test_the_door_at_the_root_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

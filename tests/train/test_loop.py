@@ -326,6 +326,9 @@ class WithDropout:
 
     def preview(self, step: int) -> None: ...
 
+    def evaluate(self, step: int) -> dict[str, float]:
+        return {}
+
     def saved(self, step: int) -> None: ...
 
     def resume_command(self, folder: Path) -> str:

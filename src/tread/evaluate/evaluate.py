@@ -79,15 +79,20 @@ def measure(
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     first, stop = (len(source) * part // world for part in (rank, rank + 1))
     tally = Tally(extractor.name, len(source), keep_vectors=keep_vectors)
-    saved = None
+    saved = whole = None
     if work is not None:
-        words = f"{source.identity()} {extractor.fingerprint()} {keep_vectors} {rank} {world}"
-        saved = work / f"{extractor.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}.npz"
+        words = f"{source.identity()} {extractor.fingerprint()} {keep_vectors}"
+        stem = f"{extractor.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+        whole, saved = work / f"{stem}.npz", work / f"{stem}.part-{rank}-of-{world}.npz"
         work.mkdir(parents=True, exist_ok=True)
+        if _all_have(whole):
+            return Tally.load(whole).statistics()
         if saved.exists():
             tally = Tally.load(saved)
     fresh, since = False, time.monotonic()
-    with tqdm(total=stop - first, initial=tally.count, desc=label, unit="img", disable=not progress or rank > 0) as bar:
+    hidden = not progress or rank > 0
+    # leave=None: a bar below another one, such as the trainer's, goes when it is full
+    with tqdm(total=stop - first, initial=tally.count, desc=label, unit="img", disable=hidden, leave=None) as bar:
         for index, images in _batches(source, first + tally.count, stop, batch_size):
             tally.add(extractor(images), index)
             bar.update(len(images))
@@ -97,12 +102,31 @@ def measure(
                 fresh, since = False, time.monotonic()
     if saved is not None and fresh:
         tally.save(saved)
-    return _joined(tally).statistics()
+    joined = _joined(tally)
+    if whole is not None and saved is not None:
+        if rank == 0:
+            joined.save(whole)
+        _all_have(whole)  # no part goes before the whole is there
+        saved.unlink(missing_ok=True)
+    return joined.statistics()
+
+
+def _all_have(path: Path) -> bool:
+    """Whether every process sees the file; they wait for each other."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return path.exists()
+    seen: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(seen, path.exists())
+    return all(seen)
 
 
 def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[tuple[int, list[np.ndarray]]]:
     """Index of the first image, and images; the next batch is read while the caller works on this one."""
     starts = list(range(first, stop, size))
+    if not source.read_ahead:
+        for start in starts:
+            yield start, source.read(start, min(start + size, stop))
+        return
     with ThreadPoolExecutor(1) as pool:
         coming = [pool.submit(source.read, start, min(start + size, stop)) for start in starts[:1]]
         for place, start in enumerate(starts):
@@ -125,11 +149,18 @@ def _joined(tally: Tally) -> Tally:
     return whole
 
 
-def measure_place(place: Path, extractor: Extractor, label: str = "images", **options: Unpack[Options]) -> Statistics:
+def measure_place(
+    place: Path, extractor: Extractor, label: str = "images", count: int | None = None, **options: Unpack[Options]
+) -> Statistics:
     """`measure` for a place on disk; statistics that an `.npz` of this extractor brings along are used as they are.
 
-    A file that does not say whose statistics it holds has Inception's, as ADM's reference batches do.
+    A file that does not say whose statistics it holds has Inception's, as ADM's reference batches do. With `count`
+    only the first images are looked at, and statistics of all of them are of no use.
     """
+    if count is not None:
+        if not has_images(place):
+            raise ConfigError(f"{place} holds statistics and no images to count; leave --count out.")
+        return measure(open_images(place, count), extractor, label, **options)
     arrays = arrays_of(place)
     owner = str(arrays.get("features", INCEPTION))
     published = arrays if "mu" in arrays and owner == extractor.name else {}
@@ -173,8 +204,8 @@ def compare(samples: Statistics, reference: Statistics, *, device: torch.device 
         metrics[f"precision{suffix}"], metrics[f"recall{suffix}"] = precision_recall(a, b)
         kernel = "KID" if fid else f"KD{suffix}"
         metrics[kernel], metrics[f"{kernel} std"] = kernel_distance(a, b)
-    else:
-        notes.append("precision, recall and the kernel distance were not taken: they need images on both sides.")
+    elif (samples.vectors is None) != (reference.vectors is None):  # not where both were left out on purpose
+        notes.append("precision, recall and the kernel distance were not taken: they need the images of both sides.")
     return Report(
         features=samples.features, samples=samples.count, reference=reference.count, metrics=metrics, notes=notes
     )
@@ -206,15 +237,16 @@ def evaluate(
     *,
     batch_size: int = 64,
     frechet_only: bool = False,
+    count: int | None = None,
     work: Path | None = None,
     save: Path | None = None,
     progress: bool = True,
 ) -> Report | None:
     """`tread eval`: the figures, or None where there is no reference and the samples are only saved."""
     options = Options(batch_size=batch_size, keep_vectors=not frechet_only, work=work, progress=progress)
-    ours = measure_place(samples, extractor, "samples", **options)
+    ours = measure_place(samples, extractor, "samples", count, **options)
     if save is not None and (not dist.is_initialized() or dist.get_rank() == 0):
-        save_reference(save, open_images(samples), ours)
+        save_reference(save, open_images(samples, count), ours)
     if reference is None:
         return None
     theirs = measure_place(reference, extractor, "reference", **options)

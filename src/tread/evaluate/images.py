@@ -25,6 +25,7 @@ from PIL import Image
 from tread.data.base import DataError, written_whole
 from tread.data.images import SUFFIXES, upright_rgb
 from tread.data.pixels import reading
+from tread.routing.errors import ConfigError, check_int
 
 GRID = "grid.png"
 IMAGES_KEY = "arr_0"
@@ -32,6 +33,9 @@ IMAGES_KEY = "arr_0"
 
 class ImageSource(ABC):
     """`len(source)` images; `source.read(first, stop)` gives some of them, uint8 (H, W, 3) each."""
+
+    read_ahead = True
+    """Whether `read` may run in another thread, while the images before are looked at."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -58,6 +62,25 @@ class ArrayImages(ImageSource):
 
     def identity(self) -> str:
         return hashlib.sha256(np.ascontiguousarray(self.images).tobytes()).hexdigest()
+
+
+class FirstImages(ImageSource):
+    """The first `count` images of another source."""
+
+    def __init__(self, source: ImageSource, count: int) -> None:
+        self.source, self.count = source, check_int(count, "--count", 2)
+        if count > len(source):
+            raise ConfigError(f"--count is {count}, but there are {len(source)} images; lower it or leave it out.")
+        self.read_ahead = source.read_ahead
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, first: int, stop: int) -> list[np.ndarray]:
+        return self.source.read(first, min(stop, self.count))
+
+    def identity(self) -> str:
+        return f"first {self.count} of {self.source.identity()}"
 
 
 class FolderImages(ImageSource):
@@ -144,8 +167,10 @@ class BatchImages(ImageSource):
             yield file, shape, dtype
 
 
-def open_images(path: Path) -> ImageSource:
-    """A folder of images or of tars, a tar, or an `.npz` with images."""
+def open_images(path: Path, count: int | None = None) -> ImageSource:
+    """A folder of images or of tars, a tar, or an `.npz` with images; of these the first `count`."""
+    if count is not None:
+        return FirstImages(open_images(path), count)
     if path.is_dir():
         tars = sorted(path.glob("*.tar"))
         return TarImages(tars) if tars else FolderImages(path)

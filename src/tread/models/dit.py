@@ -82,7 +82,7 @@ class DiT(nn.Module):
             raise ConfigError(f"mlp_ratio is {mlp_ratio}; it must be positive, 4 is usual.")
         self.checkpointing = checkpointing
         self.stream: torch.dtype | None = None
-        """Of the tokens between layers; None: as the embedding gives them, float32 under autocast."""
+        """Of the tokens between layers, for use under autocast; None: as the embedding gives them, float32 there."""
         self.routing: Handle | None = None
 
         self.grid = (self.input_size[0] // patch, self.input_size[1] // patch)

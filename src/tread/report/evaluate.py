@@ -18,6 +18,7 @@ def run_evaluation(
     weights: str | None,
     batch_size: int,
     frechet_only: bool,
+    count: int | None,
     work: Path | None,
     save: Path | None,
     device: str | None,
@@ -32,7 +33,16 @@ def run_evaluation(
         state = PartialState(cpu=place.type == "cpu")
         rank, place = state.process_index, state.device or place
     extractor = load_extractor(features, weights, place)
-    report = evaluate(samples, ref, extractor, batch_size=batch_size, frechet_only=frechet_only, work=work, save=save)
+    report = evaluate(
+        samples,
+        ref,
+        extractor,
+        batch_size=batch_size,
+        frechet_only=frechet_only,
+        count=count,
+        work=work,
+        save=save,
+    )
     if report is not None and rank == 0:
         print(_as_json(report.as_dict()) if json else report.table())
 

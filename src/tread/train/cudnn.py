@@ -1,9 +1,9 @@
 """cuDNN's attention as an operator of its own, safe in every model.
 
 - On Hopper it is about twice as fast as the flash kernels that torch carries, forward and backward.
-- As torch's own choice it ended FLUX in an illegal memory access (torch 2.11), in its backward pass, eager and compiled.
-  The cause is not known: the same shapes and layouts alone do not show it. Called from here, with the gradient and the
-  outputs in one layout, the same steps run.
+- As torch's own choice it ended FLUX in an illegal memory access (torch 2.11), in its backward pass, eager and
+  compiled. The cause is not known: the same shapes and layouts alone do not show it. Called from here, with the
+  gradient and the outputs in one layout, the same steps run.
 - As an operator, the compiler does not look into it: it cannot choose other layouts in between.
 - Only what the kernel was made for comes here: `fits` says what. Everything else is torch's to choose.
 - On CPUs the same operator computes plainly, so that it can be tried there.

@@ -22,6 +22,7 @@ Float8 = Literal["rowwise", "tensorwise"]
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 SMALLEST = 512
 """Linears with a side below this stay as they are: rounding would cost more than the product gains."""
+PIECE = 512
 MULTIPLE = 16
 """The kernel's sides are multiples of this."""
 
@@ -29,9 +30,16 @@ MULTIPLE = 16
 def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Tensor, Tensor]:
     """x (M, K) rounded to float8, and the float32 scale that undoes it: one, (), or by rows, (M, 1), where dim is 1."""
     largest = torch.finfo(dtype).max
-    size = x.abs().amax(1, keepdim=True)  # (M, 1)
+    size = _largest_in_rows(x)  # (M, 1)
     size = (size.amax() if dim is None else size).float().clamp(min=1e-12)
     return (x.float() * (largest / size)).clamp(-largest, largest).to(dtype), size / largest
+
+
+def _largest_in_rows(x: Tensor) -> Tensor:
+    """(M, K) -> (M, 1), by pieces of a row: a compiled kernel holds a piece, and would compute a long row twice."""
+    if x.shape[1] > PIECE and x.shape[1] % PIECE == 0:
+        x = x.unflatten(1, (-1, PIECE)).abs().amax(2)  # (M, K / PIECE)
+    return x.abs().amax(1, keepdim=True)
 
 
 def product(

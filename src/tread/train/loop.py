@@ -87,6 +87,10 @@ class Task(Protocol):
         """Draw samples of the averaged model; called on every rank."""
         ...
 
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Figures of the averaged model's samples; called on every rank, rank 0 has them."""
+        ...
+
     def saved(self, step: int) -> None:
         """Called on rank 0 beside every checkpoint, with the averaged weights in place."""
         ...
@@ -220,17 +224,20 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
                 metrics.write(done, {"images_per_second": round(speed, 3)})
             with clock.paused():
                 saving = stop or done % config.checkpoint.every == 0
-                validating, drawing = (
-                    _due(every, done, steps) for every in (config.validation.every, config.sample.every)
+                evaluate_every = 0 if config.evaluate is None else config.evaluate.every
+                validating, drawing, evaluating = (
+                    _due(every, done, steps) for every in (config.validation.every, config.sample.every, evaluate_every)
                 )
-                if saving or validating:
+                if saving or validating or evaluating:
                     metrics.flush()  # lines stay in order, and a loss that is no number is not saved
                 # before the save: a run killed in between goes on from an earlier step and misses nothing
-                if validating or drawing:
+                if validating or drawing or evaluating:
                     with session.averaged():
                         figures = task.validate() if validating else {}
                         if drawing:
                             task.preview(done)
+                        if evaluating:
+                            figures |= task.evaluate(done)
                     if figures:
                         metrics.write(done, figures)
                         if is_main:

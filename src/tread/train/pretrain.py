@@ -27,10 +27,12 @@ from tread.sampling.generate import generate, sample_noise
 from tread.sampling.grid import make_grid
 from tread.train.compiling import CHECKPOINTED, KEPT, compile_layers, compiles, lengths
 from tread.train.config import Composed
+from tread.train.decode import make_decode
+from tread.train.evaluation import Evaluation, ModelImages
 from tread.train.float8 import SMALLEST, Float8, check_float8, train_in_float8
 from tread.train.job import claim_folder, end, make_accelerator, run
 from tread.train.schema import arguments
-from tread.train.settings import ModelConfig, PretrainConfig
+from tread.train.settings import EvaluateConfig, ModelConfig, PretrainConfig
 
 NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
 
@@ -102,6 +104,14 @@ class Pretraining:
             "world": accelerator.num_processes,
         }
         self._micro_batch = len(positions(0, 0, **self._slices))  # refuses sizes that do not divide
+        self._decode = make_decode(
+            config.data, shape[0], config.sample.vae, setting="sample.vae", device=accelerator.device
+        )
+        self._evaluation: Evaluation | None = None
+        if config.evaluate is not None and config.evaluate.every > 0:
+            self._evaluation = Evaluation(
+                config, config.evaluate, accelerator, folder, dataset=self.dataset, decode=self._decode
+            )
 
     def _use_float8(self, way: Float8) -> None:
         check_float8(self.accelerator.device, "train.float8", self.accelerator.mixed_precision)
@@ -134,6 +144,8 @@ class Pretraining:
     def compile(self) -> None:
         """Compile each block: one shape inside windows, one outside, for every layer alike."""
         shapes = lengths(None if self.handle is None else self.handle.plan)
+        if self._evaluation is not None:
+            shapes += 1 if self.config.sample.interval is None else 2  # batches of samples, with guidance and without
         kept = CHECKPOINTED if self.config.train.checkpointing else KEPT
         compile_layers(list(self.model.blocks), shapes=shapes, kept=kept, say=self.accelerator.print)
 
@@ -198,14 +210,34 @@ class Pretraining:
                     guidance=sample.guidance,
                     null_label=classes,
                     interval=sample.bounds,
+                    branches=sample.branches,
                     solver=sample.solver,
                     device=self.accelerator.device,
                     progress=False,
                 )
             path = self.folder / "samples" / f"step-{step:08d}.png"
             path.parent.mkdir(exist_ok=True)
-            make_grid(self.dataset.to_images(samples), columns=sample.per_class).save(path)
+            make_grid(self._decode(samples), columns=sample.per_class).save(path)
         self.accelerator.wait_for_everyone()
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Figures of as many samples as `evaluate` asks for."""
+        if self._evaluation is None:
+            return {}
+        return self._evaluation.run(self.evaluation_images(self._evaluation.evaluate), step)
+
+    def evaluation_images(self, evaluate: EvaluateConfig) -> ModelImages:
+        """What an evaluation looks at."""
+        return ModelImages(
+            self.model,
+            self.objective,
+            self.config,
+            evaluate,
+            shape=self.dataset.shape,
+            num_classes=self.dataset.num_classes,
+            decode=self._decode,
+            accelerator=self.accelerator,
+        )
 
     def saved(self, step: int) -> None:
         """A checkpoint is all there is."""
@@ -218,7 +250,7 @@ class Pretraining:
 def pretrain(composed: Composed) -> Path:
     """Run (or go on with) the training of a config; returns the run's folder."""
     config = composed.config
-    accelerator = make_accelerator(config, attention_setting=Pretraining.attention_setting)
+    accelerator = make_accelerator(config)
     folder = claim_folder(config, accelerator)
     run(Pretraining(config, accelerator, folder), config, accelerator, folder, composed.raw)
     end(accelerator)

@@ -3,18 +3,12 @@
 A checkpoint says the shape of its samples and how many classes it knows, so the training data need not be there.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tread.data import DATASETS
-from tread.data.base import to_uint8
-from tread.data.latents import VAES
-from tread.data.vae import load_vae
 from tread.models import DiT
 from tread.objectives import Objective
 from tread.objectives import build as build_objective
@@ -34,6 +28,7 @@ from tread.train.checkpoint import (
     trained,
 )
 from tread.train.config import from_run
+from tread.train.decode import make_decode
 from tread.train.loop import CHECKPOINTS
 from tread.train.pretrain import build_model
 from tread.train.settings import PretrainConfig
@@ -101,10 +96,10 @@ def sample_run(
     per_class: int,
     guidance: float | None = None,
     interval: tuple[float, float] | None = None,
-    guidance_kind: str = "cfg",
-    strong_ratio: float = 0.0,
+    guidance_kind: str | None = None,
+    strong_ratio: float | None = None,
     weak_ratio: float | None = None,
-    ratio_schedule: str = "constant",
+    ratio_schedule: str | None = None,
     weak: Path | None = None,
     steps: int | None = None,
     solver: str | None = None,
@@ -122,24 +117,34 @@ def sample_run(
     first sample is drawn.
     """
     check_int(per_class, "--per-class", 1)
-    branches = Branches(kind=guidance_kind, strong_ratio=strong_ratio, weak_ratio=weak_ratio, schedule=ratio_schedule)
-    if branches.needs_weak != (weak is not None):
-        raise ConfigError(
-            f"--guidance-kind {guidance_kind} "
-            + ("needs --weak: an earlier checkpoint." if weak is None else "has no use for --weak; leave it out.")
-        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, weights=weights, device=device)
+    defaults = opened.config.sample
+    # another kind than the run's has nothing of the run's ratios
+    own = defaults.branches if guidance_kind in (None, defaults.guidance_kind) else Branches()
+    branches = Branches(
+        kind=guidance_kind or own.kind,
+        strong_ratio=own.strong_ratio if strong_ratio is None else strong_ratio,
+        weak_ratio=own.weak_ratio if weak_ratio is None else weak_ratio,
+        schedule=ratio_schedule or own.schedule,
+    )
+    if branches.needs_weak != (weak is not None):
+        raise ConfigError(
+            f"--guidance-kind {branches.kind} "
+            + ("needs --weak: an earlier checkpoint." if weak is None else "has no use for --weak; leave it out.")
+        )
     lesser = None if weak is None else open_run(weak, weights=weights, device=device)
     if lesser is not None:
         _check_same_task(opened, lesser)
     if branches.needs_routes:
         for each in (opened, lesser):
             _route(each)
-    defaults = opened.config.sample
     chosen = range(min(10, opened.num_classes)) if classes is None else parse_classes(classes, opened.num_classes)
     labels = [label for label in chosen for _ in range(per_class)]
-    decode = _decoder(opened, vae, batch_size)
+    data, vae = opened.config.data, vae or defaults.vae
+    if data["name"] == "latents" and vae is None:
+        print("no --vae given: the pictures show the first latent channels, not images.")
+    decode = make_decode(data, opened.shape[0], vae, setting="--vae", batch_size=batch_size, device=device)
     folder = run / "generated" if out is None else out
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +165,7 @@ def sample_run(
         "churn": None if churn is None else Churn(s_churn=churn),
     }
     flops = flops_per_sample(opened.model, opened.objective, **settings)
-    print(f"{flops / 1e9:.4g} GFLOPs a sample: {guidance_kind} {settings['guidance']:g}, {settings['steps']} steps")
+    print(f"{flops / 1e9:.4g} GFLOPs a sample: {branches.kind} {settings['guidance']:g}, {settings['steps']} steps")
     samples = generate(
         opened.model, opened.objective, torch.tensor(labels), **settings, batch_size=batch_size, device=device
     )
@@ -191,26 +196,3 @@ def _route(run: Run | None) -> None:
             "--strong-ratio 0, or a run of model=tread."
         )
     run.model.route(run.plan)
-
-
-def _decoder(run: Run, vae: str | None, batch_size: int) -> Callable[[Tensor], Tensor]:
-    """The function from samples (N, C, H, W) as the model sees them to uint8 images (N, H, W, 3 or 1)."""
-    data: dict[str, Any] = run.config.data
-    if data["name"] != "latents" and vae is not None:
-        raise ConfigError("--vae is given, but this run was trained on pixels; leave it out.")
-    if vae is None:
-        if data["name"] == "latents":
-            print("no --vae given: the pictures show the first latent channels, not images.")
-        return DATASETS[data["name"]].to_images
-    decoder = load_vae(vae)
-    channels = decoder.model.config.latent_channels
-    if channels != run.shape[0]:
-        raise ConfigError(
-            f"--vae {vae} has {channels} latent channels and this run {run.shape[0]}; give the run's VAE."
-        )
-
-    def decode(samples: Tensor) -> Tensor:
-        latents = VAES[data["vae"]].to_latent(samples).split(batch_size)
-        return to_uint8(torch.cat([decoder.decode(part).cpu() for part in latents]))
-
-    return decode

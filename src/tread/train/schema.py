@@ -88,7 +88,7 @@ def _fits(hint: Any, value: object) -> bool:
         return value in get_args(hint) and type(value) in {type(choice) for choice in get_args(hint)}
     if get_origin(hint) is tuple:
         return isinstance(value, list | tuple)
-    if get_origin(hint) is dict:
+    if get_origin(hint) is dict or dataclasses.is_dataclass(hint):
         return isinstance(value, Mapping)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from tread.routing.errors import ConfigError
 from tread.routing.plan import RoutePlan
+from tread.sampling.guidance import Branches
 from tread.train.attention import Attention
 from tread.train.float8 import Float8
 from tread.train.schema import at_least
@@ -149,16 +150,49 @@ class SampleConfig(PreviewConfig):
     guidance: float
     interval: tuple[float, ...] | None
     seed: int
+    guidance_kind: Literal["cfg", "sg", "cfg+sg"] = "cfg"
+    strong_ratio: float = 0.0
+    weak_ratio: float | None = None
+    ratio_schedule: Literal["constant", "cosine"] = "constant"
+    vae: str | None = None
 
     def __post_init__(self) -> None:
         at_least(self, "sample", every=0, per_class=1, classes=1, steps=1, guidance=0, seed=0)
         if self.interval is not None and len(self.interval) != 2:
             raise ConfigError(f"sample.interval is {list(self.interval)}; it must be two levels, [low, high].")
+        _ = self.branches  # refuses ratios that do not go together
 
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The interval as a pair."""
         return None if self.interval is None else (self.interval[0], self.interval[1])
+
+    @property
+    def branches(self) -> Branches:
+        """What guidance compares."""
+        return Branches(
+            kind=self.guidance_kind,
+            strong_ratio=self.strong_ratio,
+            weak_ratio=self.weak_ratio,
+            schedule=self.ratio_schedule,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Samples against a reference; every 0 steps: never."""
+
+    every: int
+    samples: int
+    reference: str | None
+    features: str
+    weights: str | None
+    guidance: float
+    batch_size: int
+    frechet_only: bool
+
+    def __post_init__(self) -> None:
+        at_least(self, "evaluate", every=0, samples=2, guidance=0, batch_size=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +221,7 @@ class JobConfig:
     validation: ValidationConfig
     sample: PreviewConfig
     log: LogConfig
+    evaluate: EvaluateConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +239,18 @@ class PretrainConfig(JobConfig):
         for section in ("data", "objective"):
             if not isinstance(getattr(self, section).get("name"), str):
                 raise ConfigError(f"{section}.name is missing; choose the group with {section}=NAME.")
-        if self.train.class_dropout == 0 and self.sample.guidance != 1:
+        scales = {"sample.guidance": self.sample.guidance}
+        if self.evaluate is not None and self.evaluate.every > 0:
+            scales["evaluate.guidance"] = self.evaluate.guidance
+        for name, scale in scales.items():
+            if scale != 1 and self.train.class_dropout == 0 and self.sample.branches.needs_null_label:
+                raise ConfigError(
+                    f"{name} is {scale}, but train.class_dropout is 0, so the null class that guidance needs is never "
+                    f"trained: set {name}=1, or drop some labels."
+                )
+        if self.sample.branches.needs_routes and self.model.tread_config is None:
             raise ConfigError(
-                f"sample.guidance is {self.sample.guidance}, but train.class_dropout is 0, so the null class that "
-                "guidance needs is never trained: set sample.guidance=1, or drop some labels."
+                f"sample.guidance_kind is {self.sample.guidance_kind!r} with sample.strong_ratio "
+                f"{self.sample.strong_ratio}, which drops tokens, but the model has no routes: set "
+                "sample.guidance_kind=cfg and sample.strong_ratio=0, or give model.tread_config."
             )

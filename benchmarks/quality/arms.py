@@ -1,0 +1,181 @@
+"""The table of the experiment: which runs there are, what each of them asks, and how large everything is.
+
+- Runs of one seed start from the same weights and see the same images, noise and times at the same steps. The rate is
+  constant, so a run that is looked at half way is the shorter run: what was measured of the dense arm on its way is
+  what shorter arms are compared with.
+- The rate is three times the paper's: its 1e-4 is for 400,000 steps, these runs have some thousands.
+- The order is that of importance: an experiment that is cut short has answered the main questions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tread.routing.cost import LayerShape, plan_cost
+from tread.routing.plan import RoutePlan
+from tread.train.config import config_folder
+from tread.train.schema import parse
+from tread.train.settings import PretrainConfig
+
+PAPER = (2, 8)
+"""The paper's 2..B-4 on 12 layers."""
+ENDLESS = 10**9
+"""Steps of a run that the clock ends."""
+Study = Literal["headline", "ratio", "selector", "cool-down", "placement", "size"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One way to train; ratio 0 is dense."""
+
+    name: str
+    study: Study
+    ratio: float = 0.5
+    layers: tuple[int, int] = PAPER
+    importance: float | None = None
+    """Of the selector `l1`; None: `random`."""
+    cooldown: float = 0.0
+    """The share of the steps, the last ones, that run dense."""
+    size: Literal["S", "B"] = "S"
+
+    @property
+    def is_routed(self) -> bool:
+        """Whether any step drops tokens."""
+        return self.ratio > 0
+
+    def tread_config(self) -> dict[str, Any] | None:
+        """The routing of this arm."""
+        if not self.is_routed:
+            return None
+        start, end = self.layers
+        selector = {"selector": "random"} if self.importance is None else {"selector": "l1"}
+        return {
+            "routes": [{"selection_ratio": self.ratio, "start_layer_idx": start, "end_layer_idx": end}],
+            **selector,
+            "importance": self.importance,
+            "schedule": {"cooldown_fraction": self.cooldown} if self.cooldown else None,
+        }
+
+    def ideal_speedup(self, config: PretrainConfig, tokens: int) -> float:
+        """Dense FLOPs over this arm's while it routes."""
+        routing = self.tread_config()
+        if routing is None:
+            return 1.0
+        plan = RoutePlan.from_config(routing | {"schedule": None}).resolve(config.model.depth or 0)
+        return plan_cost(plan, LayerShape(width=config.model.width or 0), tokens=tokens).speedup
+
+
+def _placement(start: int, end: int) -> Arm:
+    return Arm(name=f"layers-{start}-{end}", study="placement", layers=(start, end))
+
+
+ARMS = (
+    Arm(name="dense", study="headline", ratio=0.0),
+    Arm(name="routed", study="headline"),
+    Arm(name="ratio-0.25", study="ratio", ratio=0.25),
+    Arm(name="ratio-0.75", study="ratio", ratio=0.75),
+    Arm(name="l1-0.5", study="selector", importance=0.5),
+    Arm(name="l1-1", study="selector", importance=1.0),
+    Arm(name="l1-0.25", study="selector", importance=0.25),
+    Arm(name="cooldown-10", study="cool-down", cooldown=0.1),
+    Arm(name="cooldown-20", study="cool-down", cooldown=0.2),
+    _placement(1, 7),  # early and late, as long as the paper's
+    _placement(5, 11),
+    Arm(name="b2-dense", study="size", size="B", ratio=0.0),
+    Arm(name="b2-routed", study="size", size="B"),
+    *(_placement(start, end) for start in (1, 2, 4) for end in (6, 8, 10) if (start, end) != PAPER),
+)
+BY_NAME = {arm.name: arm for arm in ARMS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """One way to sample; the settings of `tread.sampling.guidance`."""
+
+    name: str
+    kind: str = "cfg"
+    scale: float = 1.5
+    weak_ratio: float | None = None
+    needs_routes: bool = False
+    needs_earlier: bool = False
+    """The weak branch is the same run at its first mark."""
+
+
+UNGUIDED = Guide(name="unguided", scale=1.0)
+GUIDES = (
+    Guide(name="cfg", kind="cfg"),
+    Guide(name="sg", kind="sg", weak_ratio=0.7, needs_routes=True),
+    Guide(name="cfg+sg", kind="cfg+sg", weak_ratio=0.7, needs_routes=True),
+    Guide(name="ag", kind="ag", needs_earlier=True),
+    Guide(name="ag+sg", kind="ag+sg", weak_ratio=0.7, needs_routes=True, needs_earlier=True),
+)
+GUIDE_BY_NAME = {guide.name: guide for guide in GUIDES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large everything is."""
+
+    sizes: Mapping[str, Mapping[str, int]]
+    """Layers of the model by the arm's size."""
+    patch: int
+    batch: int
+    learning_rate: float
+    warmup_steps: int
+    validated: int
+    validate_seconds: float
+    """Between two points of the loss curve."""
+    check_steps: int
+    """The device is waited for so often."""
+    samples: int
+    """For the figures at the end and at equal steps."""
+    few: int
+    """For all other figures; the first of the many, so that they compare."""
+    shown: int
+    """Reference images for precision, recall and the kernel distance."""
+    sample_batch: int
+    solver_steps: int
+    compile: bool
+
+    def __post_init__(self) -> None:
+        assert self.samples % self.sample_batch == 0
+        assert self.few % (self.sample_batch // 2) == 0
+
+
+SCALES = {
+    "full": Scale(
+        sizes={"S": {"depth": 12, "width": 384, "heads": 6}, "B": {"depth": 12, "width": 768, "heads": 12}},
+        patch=2, batch=256, learning_rate=3e-4, warmup_steps=200, validated=5000, validate_seconds=15, check_steps=50,
+        samples=10_000, few=5000, shown=10_000, sample_batch=500, solver_steps=40, compile=True,
+    ),
+    "smoke": Scale(
+        sizes={"S": {"depth": 12, "width": 16, "heads": 2}, "B": {"depth": 12, "width": 32, "heads": 2}},
+        patch=8, batch=4, learning_rate=1e-3, warmup_steps=2, validated=8, validate_seconds=0.1, check_steps=2,
+        samples=200, few=100, shown=50, sample_batch=40, solver_steps=2, compile=False,
+    ),
+}  # fmt: skip
+# the same shapes through the compiler, and every way through the code once
+SCALES["rehearsal"] = replace(SCALES["full"], validated=500, samples=1000, few=500, shown=1000)
+
+
+def config_of(arm: Arm, seed: int, scale: Scale, data: Path, *, steps: int) -> PretrainConfig:
+    """An arm as the product's config: the shipped defaults and what the experiment says."""
+    import yaml
+
+    def read(name: str) -> dict[str, Any]:
+        return yaml.safe_load((config_folder() / name).read_text(encoding="utf-8"))
+
+    raw = read("config.yaml")
+    del raw["defaults"]
+    size = scale.sizes[arm.size]
+    raw["model"] = read("model/dit.yaml") | {"preset": f"{arm.size}/2", "patch": scale.patch, **size}
+    raw["model"]["tread_config"] = arm.tread_config()
+    raw["data"] = {"name": "cifar10", "path": str(data)}
+    raw["objective"] = read("objective/flow.yaml")
+    raw["output_dir"] = str(data)
+    raw["train"] |= {"steps": steps, "batch_size": scale.batch, "seed": seed, "compile": scale.compile}
+    raw["optimizer"] |= {"learning_rate": scale.learning_rate, "warmup_steps": scale.warmup_steps}
+    raw["validation"] |= {"samples": 0}  # the test images are held out instead
+    raw["log"] |= {"trackers": "none"}
+    return parse(PretrainConfig, raw)

@@ -1,0 +1,123 @@
+"""What is to be done: the runs, how each is looked at, and how long that takes.
+
+- A run that is done and lacks a way to sample is sampled from its weights, where they are still in the work folder.
+- Times are guessed from one H200 until the speed of sampling was measured.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .arms import BY_NAME, GUIDE_BY_NAME, UNGUIDED, Arm, Guide, Scale
+from .results import Results, run_name, snapshot
+
+Facts = dict[str, Any]
+Ways = list[tuple[Guide, int]]
+"""How to sample, and how many samples."""
+START_SECONDS, COMPILE_SECONDS, JUDGE_SECONDS, VALIDATE_SECONDS = 15.0, 25.0, 4.0, 0.8
+FORWARDS_PER_SECOND = {"S": 25_000.0, "B": 8_000.0}
+IMAGES_PER_SECOND = 4_000.0
+"""Through the extractor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run to make."""
+
+    arm: str
+    seed: int
+    seconds: float
+    steps: int | None
+    marks: tuple[float, ...]
+    guides: tuple[str, ...]
+    """Besides unguided sampling, at the end of the run."""
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return run_name(self.arm, self.seed, self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a worker is told."""
+
+    jobs: tuple[Job, ...]
+    scale: str
+    work: str
+    out: str
+    resume: tuple[str, ...]
+    ends: float
+    """By time.time()."""
+
+    @classmethod
+    def read(cls, text: str) -> "Spec":
+        """From JSON."""
+        raw = json.loads(text)
+        jobs = [Job(**job | {"marks": tuple(job["marks"]), "guides": tuple(job["guides"])}) for job in raw["jobs"]]
+        return cls(**raw | {"jobs": tuple(jobs), "resume": tuple(raw["resume"])})
+
+    def results(self) -> Results:
+        """As they stand."""
+        return Results(Path(self.out), [Path(path) for path in self.resume])
+
+
+def looks(arm: Arm, job: Job, scale: Scale, *, equal: bool) -> dict[str, Ways]:
+    """At each kind of stop, the ways to sample and how many samples; `equal`: the run stops where dense ended."""
+    headline = arm.study == "headline"
+    many = scale.samples if headline else scale.few
+    guides = [GUIDE_BY_NAME[name] for name in job.guides]
+    usable = [
+        guide for guide in guides if arm.is_routed or not guide.needs_routes if job.marks or not guide.needs_earlier
+    ]
+    found = {
+        "mark": [(UNGUIDED, scale.few)],
+        "end": [(UNGUIDED, many), *((guide, scale.few) for guide in usable)],
+    }
+    return found | ({"equal-steps": [(UNGUIDED, many)]} if equal and headline and arm.is_routed else {})
+
+
+def weights_file(work: Path, job: Job, at: str) -> Path:
+    """Where the averaged weights of a run are kept."""
+    return work / "weights" / f"{job.name}-{at}.safetensors"
+
+
+def missing_ways(job: Job, scale: Scale, results: Results, work: Path) -> Ways:
+    """How a run that is done is still to be sampled; nothing where its weights are gone."""
+    entry = results.runs[job.name]
+    end = snapshot(entry, "end")
+    assert end is not None
+    ways = looks(BY_NAME[job.arm], job, scale, equal=False)["end"]
+    ways = [(guide, count) for guide, count in ways if guide.name not in end["samples"]]
+    return ways if weights_file(work, job, "end").is_file() else []
+
+
+def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> float:
+    """How long a run and its figures take, without what is compiled; 0 where nothing is left to do."""
+    arm = BY_NAME[job.arm]
+    rates = [entry["forwards_per_second"] for entry in results.runs.values() if entry["arm"]["size"] == arm.size]
+    measured = [rate for rate in rates if rate]
+    rate = measured[-1] if measured else FORWARDS_PER_SECOND[arm.size]
+    if results.is_done(job.name):
+        stops, seconds = {"end": missing_ways(job, scale, results, work)}, 0.0
+    else:
+        stops = looks(arm, job, scale, equal=True)
+        seconds = job.seconds + VALIDATE_SECONDS * (1 + job.seconds / scale.validate_seconds)
+    for at, ways in stops.items():
+        for guide, count in ways:
+            branches = 1.0 if guide.scale == 1 else 2.0
+            one = count * scale.solver_steps * branches / rate + count / IMAGES_PER_SECOND + JUDGE_SECONDS
+            seconds += one * (len(job.marks) if at == "mark" else 1)
+    return seconds
+
+
+def plan(spec: Spec, scale: Scale) -> str:
+    """What is to be done, and how long it takes."""
+    first, results = START_SECONDS + COMPILE_SECONDS, spec.results()
+    seconds = {job.name: expected_seconds(job, scale, results, Path(spec.work)) for job in spec.jobs}
+    total = first + sum(seconds.values())
+    lines = [f"{name:<24} {f'{value:6.0f} s' if value else '    done'}" for name, value in seconds.items()]
+    return "\n".join(
+        [f"{'start and compile':<24} {first:6.0f} s", *lines, f"{'in all':<24} {total:6.0f} s, {total / 60:.1f} min"]
+    )

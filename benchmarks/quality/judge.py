@@ -1,0 +1,179 @@
+"""How good a model's samples are: drawn by the product's sampler, judged by the product's metrics.
+
+- Labels and noise are functions of a sample's index alone, so all models are asked for the same images, and the first
+  samples of many are the same as the few.
+- One shape goes through the compiled layers: classifier-free guidance doubles its batches, so it gets half.
+- Distances are computed beside the sampling of the next kind: they keep the host busy and not the device.
+- The Frechet distance is to all training images; precision, recall and the kernel distance to some of them.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from tread.data.base import to_uint8
+from tread.evaluate.features import Extractor, load_efflite0
+from tread.evaluate.frechet import frechet_distance
+from tread.evaluate.metrics import kernel_distance, precision_recall
+from tread.evaluate.statistics import Gaussian, Moments
+from tread.models import DiT
+from tread.objectives import Objective
+from tread.sampling.generate import flops_per_sample, generate
+from tread.sampling.guidance import Branches
+
+from .arms import Guide, Scale
+from .images import CLASSES, SIDE, load
+
+SHAPE = (3, SIDE, SIDE)
+SEED = 0
+EXTRACTOR = "extractor.safetensors"
+REFERENCE = "reference.npz"
+EXTRACT_BATCH = 250
+Facts = dict[str, Any]
+
+
+def load_judge_network(work: Path, device: torch.device, *, smoke: bool) -> Extractor:
+    """EfficientNet-Lite0; at tiny size the pixels themselves, on a coarse grid."""
+    if smoke:
+        net = nn.Sequential(nn.AvgPool2d(8), nn.Flatten())
+        return Extractor("Pixels", net, lambda images: images.float() / 255, device)
+    return load_efflite0(str(work / EXTRACTOR), device)
+
+
+def extract(extractor: Extractor, images: np.ndarray) -> np.ndarray:
+    """Features (N, D) of uint8 images (N, H, W, 3)."""
+    batches = range(0, len(images), EXTRACT_BATCH)
+    found = [extractor(list(images[i : i + EXTRACT_BATCH])).pool.float().cpu().numpy() for i in batches]
+    return np.concatenate(found)
+
+
+def gaussian(features: np.ndarray) -> Gaussian:
+    """Mean and covariance in float64."""
+    moments = Moments(features.shape[1])
+    moments.add(features)
+    return moments.gaussian()
+
+
+def write_reference(work: Path, extractor: Extractor, scale: Scale) -> Facts:
+    """Measure the training images, and the test images against them: the distance that no model need beat."""
+    start = time.monotonic()
+    train, _ = load(work / "data", "train")
+    features = extract(extractor, train)
+    mean, covariance = gaussian(features)
+    order = np.linspace(0, len(features) - 1, min(scale.shown, len(features))).astype(int)
+    np.savez(work / REFERENCE, mean=mean, covariance=covariance, vectors=features[order])
+    test, _ = load(work / "data", "test")
+    judge = Judge(work, extractor, scale)
+    found = judge.figures(extract(extractor, test[: scale.samples]))
+    return {"train_images": len(train), "test": found, "seconds": round(time.monotonic() - start, 1)}
+
+
+class Judge:
+    """The reference, and what samples are compared with it by."""
+
+    def __init__(self, work: Path, extractor: Extractor, scale: Scale) -> None:
+        with np.load(work / REFERENCE, allow_pickle=False) as file:
+            self.reference = Gaussian(file["mean"], file["covariance"])
+            self.vectors = torch.from_numpy(file["vectors"]).to(extractor.device)
+        self.extractor, self.scale = extractor, scale
+
+    def figures(self, features: np.ndarray) -> Facts:
+        """What features (N, D) say; `few` is the distance of the first of them."""
+        few = min(self.scale.few, len(features))
+        name = self.extractor.distance
+        vectors = torch.from_numpy(features).to(self.vectors.device)
+        precision, recall = precision_recall(vectors, self.vectors)
+        kernel, _ = kernel_distance(vectors, self.vectors)
+        distance = frechet_distance(*gaussian(features[:few]), *self.reference)
+        return {
+            "count": len(features),
+            name: distance if few == len(features) else frechet_distance(*gaussian(features), *self.reference),
+            f"{name} few": distance,
+            f"KD-{self.extractor.name}": kernel,
+            "precision": precision,
+            "recall": recall,
+        }
+
+    def judge(
+        self,
+        model: DiT,
+        objective: Objective,
+        guides: Sequence[tuple[Guide, int]],
+        *,
+        weak: DiT | None,
+        autocast: Callable[..., AbstractContextManager[Any]],
+    ) -> tuple[dict[str, Facts], np.ndarray]:
+        """The figures of each way to sample, by name, and 100 images of the first one, a row for each class."""
+        found: dict[str, Facts] = {}
+        shown = np.empty(0)
+        with ThreadPoolExecutor(1) as pool:
+            coming = {}
+            for guide, count in guides:
+                start = time.perf_counter()
+                with autocast():
+                    images = draw(model, objective, guide, count, self.scale, weak=weak, device=self.extractor.device)
+                seconds = time.perf_counter() - start
+                if not coming:
+                    shown = by_class(images)
+                flops = sample_flops(model, objective, guide, self.scale, weak)
+                found[guide.name] = {"sampling_seconds": round(seconds, 2), "gflops_per_sample": flops / 1e9}
+                coming[guide.name] = pool.submit(self.figures, extract(self.extractor, images))
+            for name, figures in coming.items():
+                found[name] = figures.result() | found[name]
+        return found, shown
+
+
+def settings_of(guide: Guide, scale: Scale, weak: DiT | None) -> Facts:
+    """The arguments of `generate`."""
+    return {
+        "shape": SHAPE,
+        "seed": SEED,
+        "steps": scale.solver_steps,
+        "guidance": guide.scale,
+        "null_label": CLASSES,
+        "branches": Branches(kind=guide.kind, weak_ratio=guide.weak_ratio),
+        "weak": weak if guide.needs_earlier else None,
+        "solver": "euler",
+    }
+
+
+def draw(
+    model: DiT,
+    objective: Objective,
+    guide: Guide,
+    count: int,
+    scale: Scale,
+    *,
+    weak: DiT | None,
+    device: torch.device | str,
+) -> np.ndarray:
+    """uint8 samples (N, H, W, 3); sample i is of class i % 10."""
+    doubled = guide.kind == "cfg" and guide.scale != 1
+    labels = torch.arange(count) % CLASSES
+    samples = generate(
+        model,
+        objective,
+        labels,
+        **settings_of(guide, scale, weak),
+        batch_size=scale.sample_batch // (2 if doubled else 1),
+        device=device,
+        progress=False,
+    )
+    return to_uint8(samples).cpu().numpy()
+
+
+def sample_flops(model: DiT, objective: Objective, guide: Guide, scale: Scale, weak: DiT | None) -> int:
+    """What one sample costs."""
+    return flops_per_sample(model, objective, **settings_of(guide, scale, weak))
+
+
+def by_class(images: np.ndarray) -> np.ndarray:
+    """The first 10 of each class, class after class, (100, H, W, 3)."""
+    return images[:100].reshape(10, CLASSES, *images.shape[1:]).swapaxes(0, 1).reshape(-1, *images.shape[1:])

@@ -1,0 +1,92 @@
+"""What a run leaves: one JSON of all runs by name, and one file of sample grids.
+
+- A run's name is its arm, seed and seconds: `routed-s0-75s`. Its entry is whole in itself.
+- Both files are written after every step of the work, each time whole, so that a killed experiment loses little.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tread.data.base import written_whole
+
+RESULTS, GRIDS = "results.json", "grids.npz"
+Facts = dict[str, Any]
+
+
+def run_name(arm: str, seed: int, seconds: float) -> str:
+    """The name of a run."""
+    return f"{arm}-s{seed}-{seconds:g}s"
+
+
+class Results:
+    """The results in a folder, with earlier ones beside them."""
+
+    def __init__(self, folder: Path, earlier: Iterable[Path] = ()) -> None:
+        self.folder = folder
+        self.facts: Facts = {"machine": None, "data": None, "runs": {}}
+        for path in [*earlier, folder / RESULTS]:
+            if path.is_file():
+                self.merge(json.loads(path.read_text(encoding="utf-8")))
+        self.grids: dict[str, np.ndarray] = {}
+        if (folder / GRIDS).is_file():
+            self.grids = read_grids(folder / GRIDS)
+
+    @property
+    def runs(self) -> dict[str, Facts]:
+        """All entries."""
+        return self.facts["runs"]
+
+    def merge(self, other: Facts) -> None:
+        """Take over what other results have; a finished run is never replaced by an unfinished one."""
+        self.facts |= {name: other[name] for name in ("machine", "data") if other.get(name)}
+        for name, entry in other["runs"].items():
+            if not self.is_done(name) or entry["status"] == "done":
+                self.runs[name] = entry
+
+    def is_done(self, name: str) -> bool:
+        """Whether a run has come to its end."""
+        return self.runs.get(name, {}).get("status") == "done"
+
+    def done(self, arm: str, seed: int, seconds: float | None = None) -> Facts | None:
+        """The finished run of an arm, the longest one unless `seconds` is given."""
+        found = [
+            entry
+            for entry in self.runs.values()
+            if entry["status"] == "done" and entry["arm"]["name"] == arm and entry["seed"] == seed
+            if seconds is None or entry["seconds"] == seconds
+        ]
+        return max(found, key=lambda entry: entry["seconds"], default=None)
+
+    def write(self, name: str, entry: Facts) -> None:
+        """Put down a run."""
+        self.runs[name] = entry
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with written_whole(self.folder / RESULTS) as file:
+            file.write((json.dumps(self.facts, indent=1) + "\n").encode())
+
+    def write_grid(self, name: str, images: np.ndarray) -> None:
+        """Put down 100 samples (100, H, W, 3)."""
+        self.grids[name] = images
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with written_whole(self.folder / GRIDS) as file:
+            np.savez_compressed(file, allow_pickle=False, **self.grids)
+
+
+def read_grids(path: Path) -> dict[str, np.ndarray]:
+    """Sample grids by name."""
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def snapshot(entry: Facts, at: str) -> Facts | None:
+    """What was seen of a run at its `end`, at `equal-steps` or at its first `mark`."""
+    return next((found for found in entry["snapshots"] if found["at"] == at), None)
+
+
+def at_seconds(entry: Facts, seconds: float) -> Facts | None:
+    """What was seen of a run after so many seconds of training."""
+    return next((found for found in entry["snapshots"] if found["due"] == seconds), None)

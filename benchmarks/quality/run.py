@@ -1,0 +1,243 @@
+"""The experiment: which runs are still to be made, and a process that makes them one after the other.
+
+- A worker process makes as many runs as fit, so that imports and compiled code serve all of them. If it dies, the run
+  it was at is put down as failed and another worker goes on with the rest.
+- A run that would not fit into the time that is left is not begun.
+- A run with a cool-down must know its steps beforehand: they follow from the speeds of the dense and the routed run.
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.record import machine
+from tread.models import DiT
+from tread.train.compiling import compile_layers
+from tread.train.job import make_accelerator
+from tread.train.loop import Session
+from tread.train.pretrain import build_model
+
+from .arms import BY_NAME, ENDLESS, SCALES, UNGUIDED, Arm, Scale, config_of
+from .jobs import Job, Spec, Ways, expected_seconds, looks, missing_ways, weights_file
+from .judge import Judge, draw, load_judge_network
+from .results import Results, snapshot
+from .training import GIB, Clock, Stops, Trial, race, save_average, warm_up
+
+Facts = dict[str, Any]
+
+
+def run(spec: Spec) -> bool:
+    """Make the runs that fit; True when all are done."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str((Path(spec.work) / "inductor").resolve())}
+    scale, folder, tried = SCALES[spec.scale], Path(spec.work), set[str]()
+
+    def to_do() -> list[Job]:
+        results = spec.results()
+        return [job for job in spec.jobs if expected_seconds(job, scale, results, folder)]
+
+    while left := [job for job in to_do() if job.name not in tried]:
+        current = folder / "current"
+        current.unlink(missing_ok=True)
+        worker = subprocess.run(
+            [sys.executable, "-m", "benchmarks.quality", "work"],
+            input=json.dumps(asdict(replace(spec, jobs=tuple(left)))),
+            text=True,
+            env=environment,
+            check=False,
+        )
+        if worker.returncode == 0:  # all, or all that fit
+            break
+        name = current.read_text() if current.is_file() else left[0].name
+        tried.add(name)
+        results, error = spec.results(), f"the process ended with {worker.returncode}"
+        entry = results.runs.get(name) or blank(next(job for job in left if job.name == name))
+        if entry["status"] == "begun":  # it had no time to say why
+            results.write(name, entry | {"status": "failed", "error": error})
+        print(f"{name}: {entry.get('error', error)}", flush=True)
+    return not to_do()
+
+
+def blank(job: Job) -> Facts:
+    """The entry of a run that has measured nothing yet."""
+    return {
+        "status": "begun",
+        "arm": asdict(BY_NAME[job.arm]),
+        "seed": job.seed,
+        "seconds": job.seconds,
+        "forwards_per_second": None,
+        "curve": [],
+        "snapshots": [],
+    }
+
+
+def work(spec: Spec) -> int:
+    """The worker: make the runs one after the other; 1 where one failed."""
+    scale, folder = SCALES[spec.scale], Path(spec.work)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.accumulated_recompile_limit = 1024
+    results = spec.results()
+    results.facts |= {"machine": machine() | {"scale": asdict(scale)}}
+    results.facts["data"] = json.loads((folder / "reference.json").read_text())
+    judge = Judge(folder, load_judge_network(folder, device, smoke=spec.scale == "smoke"), scale)
+    for job in spec.jobs:
+        needed, left = expected_seconds(job, scale, results, folder), spec.ends - time.time()
+        if needed > left:
+            print(f"{job.name}: needs about {needed:.0f} s and {max(left, 0):.0f} are left", flush=True)
+            continue
+        (folder / "current").write_text(job.name)
+        done = results.is_done(job.name)
+        entry = results.runs[job.name] if done else blank(job)
+        try:
+            make = add_ways if done else make_run
+            make(BY_NAME[job.arm], job, scale, folder, results, judge, entry)
+        except Exception as error:  # put down; a fresh process goes on, whatever became of the device
+            trace = traceback.format_exc()
+            print(trace, flush=True)
+            if not done:
+                failed = {"status": "failed", "error": f"{type(error).__name__}: {error}", "trace": trace}
+                results.write(job.name, entry | failed)
+            return 1
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return 0
+
+
+def steps_of(arm: Arm, job: Job, results: Results) -> int | None:
+    """How long a run with a cool-down is: as many steps as take `seconds`, the last share of them dense."""
+    if job.steps is not None or not arm.cooldown:
+        return job.steps
+    found = [results.done(name, job.seed) for name in ("routed", "dense")]
+    speeds = [entry["steps_per_second"] for entry in found if entry is not None]
+    if len(speeds) < 2:
+        raise ValueError(f"{arm.name} needs the speeds of dense and routed: run those first, or give --steps")
+    routed, dense = speeds
+    return round(job.seconds / ((1 - arm.cooldown) / routed + arm.cooldown / dense))
+
+
+def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, judge: Judge, entry: Facts) -> None:
+    """Train one run and look at it; `entry` is filled and written as it goes."""
+    began = time.monotonic()
+    steps = steps_of(arm, job, results)
+    config = config_of(arm, job.seed, scale, folder / "data", steps=ENDLESS if steps is None else steps)
+    accelerator = make_accelerator(config)
+    task = Trial(config, accelerator, folder, scale)
+    session = Session(task, config, accelerator)
+    task.model.train()
+    reference = (
+        results.done("dense" if arm.size == "S" else "b2-dense", job.seed, job.seconds) if arm.is_routed else None
+    )
+    stops = Stops(
+        seconds=job.seconds,
+        steps=steps,
+        marks=job.marks,
+        equal_steps=None if reference is None or arm.study != "headline" else reference["steps"],
+    )
+    ways = looks(arm, job, scale, equal=stops.equal_steps is not None)
+    entry |= {
+        "settings": {
+            "optimizer": asdict(config.optimizer),
+            "ema": asdict(config.ema),
+            "tread_config": arm.tread_config(),
+        },
+        "ideal_speedup": arm.ideal_speedup(config, (32 // scale.patch) ** 2),
+    }
+    warmed = warm_up(session, task)
+    start = time.monotonic()
+    with accelerator.autocast():
+        draw(task.model, task.objective, UNGUIDED, scale.sample_batch, scale, weak=None, device=accelerator.device)
+    entry["warm_up_seconds"] = round(warmed + time.monotonic() - start, 1)
+    clock = Clock(accelerator.device)
+    print(f"== {job.name}: {task.summary()}; warm-up {entry['warm_up_seconds']} s", flush=True)
+
+    def so_far() -> None:
+        entry.update(
+            steps=clock.step,
+            train_seconds=round(clock.seconds, 3),
+            steps_per_second=round(clock.step / clock.seconds, 3),
+            images_per_second=round(clock.step * scale.batch / clock.seconds, 1),
+            peak_gib=round(clock.peak_bytes / GIB, 2),
+            wall_seconds=round(time.monotonic() - began, 1),
+        )
+        results.write(job.name, entry)
+
+    def validate() -> None:
+        if entry["curve"] and entry["curve"][-1]["steps"] == clock.step:
+            return
+        with session.averaged():
+            loss = task.validate()["val_loss"]
+        chunk = {"seconds": round(clock.seconds, 3), "steps": clock.step, "train_loss": clock.losses[-1]}
+        entry["curve"].append(chunk | {"val_loss": loss})
+
+    def look(at: str, due: float | None) -> None:
+        validate()
+        # of the marks, the first: the weaker of two models guides better
+        if arm.study == "headline" and at != "equal-steps" and (at == "end" or snapshot(entry, at) is None):
+            save_average(session, weights_file(folder, job, at))
+        weak = _earlier(task, folder, job, ways[at])
+        assert session.ema is not None
+        with session.ema.applied():
+            found, shown = judge.judge(task.model, task.objective, ways[at], weak=weak, autocast=accelerator.autocast)
+        seconds = found["unguided"]["sampling_seconds"]
+        entry["forwards_per_second"] = round(found["unguided"]["count"] * scale.solver_steps / max(seconds, 1e-6), 1)
+        entry["snapshots"].append(
+            {
+                "at": at,
+                "due": due,
+                **{key: entry["curve"][-1][key] for key in ("seconds", "steps", "val_loss")},
+                "samples": found,
+            }
+        )
+        results.write_grid(f"{job.name}-{at}", shown)
+        so_far()
+        distance = judge.extractor.distance
+        words = ", ".join(f"{distance} {figures[distance]:.2f} ({name})" for name, figures in found.items())
+        speed = f"sampling {entry['forwards_per_second']:,.0f} forwards/s, {time.monotonic() - began:.0f} s so far"
+        print(f"{job.name} {at}: {clock.step} steps in {clock.seconds:.1f} s, {words}; {speed}", flush=True)
+
+    race(session, clock, stops, scale, look, validate)
+    entry["status"] = "done"
+    so_far()
+    accelerator.free_memory()
+
+
+def add_ways(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, judge: Judge, entry: Facts) -> None:
+    """Sample a run that is done in the ways that it lacks."""
+    config = config_of(arm, job.seed, scale, folder / "data", steps=ENDLESS)
+    accelerator = make_accelerator(config)
+    task = Trial(config, accelerator, folder, scale)
+    task.model.load_state_dict(load_file(weights_file(folder, job, "end")))
+    if config.train.compile:
+        task.compile()
+    ways = missing_ways(job, scale, results, folder)
+    weak = _earlier(task, folder, job, ways)
+    found, _ = judge.judge(task.model, task.objective, ways, weak=weak, autocast=accelerator.autocast)
+    end = snapshot(entry, "end")
+    assert end is not None
+    end["samples"] |= found
+    results.write(job.name, entry)
+
+
+def _earlier(task: Trial, folder: Path, job: Job, ways: Ways) -> DiT | None:
+    """The same run at its first mark, where a way to sample needs it."""
+    if not any(guide.needs_earlier for guide, _ in ways):
+        return None
+    shape, classes = task.dataset.shape, task.dataset.num_classes
+    model = build_model(task.config.model, shape, classes, checkpointing=False).to(task.pixels.device)
+    model.load_state_dict(load_file(weights_file(folder, job, "mark")))
+    if task.handle is not None:
+        model.route(task.handle.plan)
+    if task.config.train.compile:
+        compile_layers(list(model.blocks), shapes=1)
+    return model.eval()

@@ -1,0 +1,163 @@
+"""One run by the clock: the product's task and session, timed, looked at on its way.
+
+- The product's `Pretraining` with two changes: images lie on the device, and the test images are held out.
+- Only training counts as time. What is compiled is compiled before the first step, on gradients that are thrown away;
+  validation and sampling stop the clock. The device is waited for every `check_steps` steps and nowhere else.
+- Stops are times and steps; the chunk before one is cut so that it ends there.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils.data import Subset
+
+from tread.data import Order, StepSampler
+from tread.train.loop import Session
+from tread.train.pretrain import Pretraining
+from tread.train.settings import PretrainConfig
+
+from .arms import Scale
+from .images import Cifar10, centred
+
+GIB = 2**30
+
+
+class Trial(Pretraining):
+    """The pretraining task with its images on the device."""
+
+    dataset: Cifar10
+
+    def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path, scale: Scale) -> None:
+        super().__init__(config, accelerator, folder)
+        trained, held_out = self.dataset.trained, min(self.dataset.held_out, scale.validated)
+        self.train_set = Subset(self.dataset, range(trained))
+        self.held_out = torch.arange(trained, trained + held_out)
+        self.pixels = self.dataset.pixels[:trained].to(accelerator.device)  # (N, 3, H, W)
+        self.labels = self.dataset.classes_of[:trained].to(accelerator.device)  # (N,)
+
+    def batches(self, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(x, labels) in the product's order."""
+        train = self.config.train
+        sampler = StepSampler(
+            Order(len(self.train_set), train.seed),
+            batch=train.batch_size,
+            micro_steps=train.micro_steps,
+            rank=0,
+            world=1,
+            start_step=start_step,
+            steps=train.steps,
+        )
+        for indices in sampler:
+            chosen = torch.tensor(indices).to(self.pixels.device, non_blocking=True)  # (B,)
+            yield centred(self.pixels[chosen]), self.labels[chosen]
+
+
+@dataclass
+class Clock:
+    """Seconds of training, the steps done in them, and the most memory they took."""
+
+    device: torch.device
+    seconds: float = 0.0
+    step: int = 0
+    peak_bytes: int = 0
+    losses: list[float] = field(default_factory=list)
+    """The mean loss of each chunk."""
+
+    def train(self, session: Session, batches: Iterator[Any], count: int) -> float:
+        """Run `count` steps; returns the seconds of one."""
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        losses = [session.step(self.step + i, batches)["loss"] for i in range(count)]
+        if cuda:
+            torch.cuda.synchronize()
+        took = time.perf_counter() - start
+        self.seconds, self.step = self.seconds + took, self.step + count
+        self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated() if cuda else 0)
+        self.losses.append(float(torch.stack(losses).mean()))
+        return took / count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stops:
+    """When a run is looked at: `seconds` or `steps` end it, the others are on its way."""
+
+    seconds: float
+    steps: int | None
+    """Replaces `seconds` where a run must know its end beforehand."""
+    marks: tuple[float, ...]
+    """Seconds."""
+    equal_steps: int | None
+    """Where the dense run ended."""
+
+
+Look = Callable[[str, float | None], None]
+"""Called with the clock stopped: at a `mark`, at `equal-steps` or at the `end`, and the seconds that were asked for."""
+
+
+def race(session: Session, clock: Clock, stops: Stops, scale: Scale, look: Look, validate: Callable[[], None]) -> None:
+    """Train to the end of a run and look at it where its stops say."""
+    batches = session.task.batches(0)
+    marks, validations, per_step = sorted(stops.marks), 0.0, 0.0
+    equal = stops.equal_steps
+    while not _ended(clock, stops, per_step):
+        next_validation = (validations + 1) * scale.validate_seconds
+        ahead = [next_validation, *marks[:1]] + ([] if stops.steps is not None else [stops.seconds])
+        count = scale.check_steps if per_step else min(scale.check_steps, 10)
+        if per_step:
+            count = min(count, *(max(1, round((at - clock.seconds) / per_step)) for at in ahead))
+        count = min([count, *(at - clock.step for at in (stops.steps, equal) if at is not None and at > clock.step)])
+        per_step = clock.train(session, batches, count)
+        half = per_step / 2
+        if clock.seconds + half >= next_validation:
+            validations = int((clock.seconds + half) // scale.validate_seconds)
+            validate()
+        if marks and clock.seconds + half >= marks[0] and not _ended(clock, stops, per_step):
+            look("mark", marks.pop(0))
+        if clock.step == equal and not _ended(clock, stops, per_step):
+            look("equal-steps", None)
+    look("end", stops.seconds)
+
+
+def _ended(clock: Clock, stops: Stops, per_step: float) -> bool:
+    if stops.steps is not None:
+        return clock.step >= stops.steps
+    return clock.step > 0 and clock.seconds + per_step / 2 >= stops.seconds
+
+
+def warm_up(session: Session, task: Trial) -> float:
+    """Compile and allocate for a training step, routed and dense; nothing is learned. Returns the seconds taken."""
+    start = time.perf_counter()
+    batches = task.batches(0)
+    kinds = [False] if task.handle is None or task.handle.plan.schedule is None else [False, True]
+    for dense in kinds:
+        for _ in range(2):
+            task.set_step(0)
+            batch = next(batches)
+            with session.accelerator.autocast():
+                if dense and task.handle is not None:
+                    with task.handle.dense():
+                        loss = task.loss(session.model, batch, 0, 0)
+                else:
+                    loss = task.loss(session.model, batch, 0, 0)
+            session.accelerator.backward(loss)
+            session.optimizer.zero_grad(set_to_none=True)
+    if task.pixels.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def save_average(session: Session, path: Path) -> None:
+    """The averaged weights, for guidance later."""
+    assert session.ema is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in session.ema.averages.items()}, path)
