@@ -19,7 +19,9 @@ from tread.train.metrics import tracker_of
 from tread.train.settings import JobConfig
 
 
-def make_accelerator(config: JobConfig, *, attention_setting: str = "train.attention", find_unused: bool = False) -> Accelerator:
+def make_accelerator(
+    config: JobConfig, *, attention_setting: str = "train.attention", find_unused: bool = False
+) -> Accelerator:
     """The accelerator, and attention's kernel set; `find_unused`: some trained parameters may have no gradient."""
     precision = config.train.precision
     if precision == "auto":

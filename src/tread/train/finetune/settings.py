@@ -140,8 +140,8 @@ mixed_precision, but float32 where all weights are trained."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
     attention: Attention = "auto"
-    """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, and what takes masks where \
-they do not; flash, efficient and math are that one alone; default leaves it to torch."""
+    """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, and what takes masks \
+where they do not; flash, efficient and math are that one alone; default leaves it to torch."""
     seed: int = 42
     """The same seed gives the same run."""
 
