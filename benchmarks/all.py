@@ -50,7 +50,7 @@ class Job:
 
 
 JOBS = (
-    Job("flux", "flux", ("--variants", "compiled"), 120),
+    Job("flux", "flux", ("--variants", "graphs", "compiled"), 150),
     Job("dit-xl", "dit", ("--models", "XL/2"), 120),
     Job("dit-b", "dit", ("--models", "B/2"), 100),
     Job("dit-float8", "dit", ("--models", "XL/2", "--variants", "rowwise-stream"), 60),
@@ -73,8 +73,8 @@ JOBS = (
     Job("wan-flash", "wan", ("--variants", "flash"), 120, main=False),
     Job("sd3-flash", "sd3", ("--variants", "flash"), 120, main=False),
     Job("dit-max-autotune", "dit", ("--models", "XL/2", "--variants", "max-autotune"), 120, main=False),
-    Job("dit-graphs", "dit", ("--models", "B/2", "--variants", "graphs"), 90, main=False),
-    Job("flux-graphs", "flux", ("--variants", "graphs"), 120, main=False),
+    Job("dit-persistent", "dit", ("--models", "XL/2", "B/2", "--variants", "persistent"), 90, main=False),
+    Job("flux-torch-graphs", "flux", ("--variants", "torch-graphs"), 120, main=False),
     Job("flux-default-sdpa", "flux", ("--variants", "default-sdpa"), 120, main=False),
     Job("flux-torchao", "quantized", ("--variants", "torchao-float8-dynamic", "torchao-int8-dynamic"), 120, main=False),
     Job("attention", "attention", limit=40, main=False),

@@ -50,10 +50,14 @@ class Variant:
     name: str
     sdpa: Attention = "auto"
     """The product's `train.attention`."""
+    graphs: bool = True
+    """The product's `train.graphs`."""
     compiled: str | None = "blocks"
     """`blocks` one by one, the `whole` model, or None: eager."""
     mode: str = "default"
     """torch.compile's."""
+    options: tuple[tuple[str, int], ...] = ()
+    """Further ones, of the compiler's."""
     float8: str | None = None
     """The product's `train.float8`, or a trial of benchmarks.float8; None: bf16."""
     stream: bool = False
@@ -65,6 +69,7 @@ class Variant:
         found = {
             "whole model compiled": self.compiled == "whole",
             f"compile mode {self.mode}": self.mode != "default",
+            f"compiler options {dict(self.options)}": bool(self.options),
             f"float8 linears, {self.float8}": self.float8 not in (None, "rowwise", "tensorwise"),
         }
         return [words for words, true in found.items() if true]
@@ -72,15 +77,17 @@ class Variant:
 
 # `blocks` is what the product does unless a config says otherwise
 VARIANTS = (
-    Variant(name="blocks"),
-    Variant(name="stream", stream=True),
+    Variant(name="graphs", stream=True),
+    Variant(name="blocks", graphs=False),
+    Variant(name="stream", stream=True, graphs=False),
+    Variant(name="persistent", stream=True, options=(("triton.multi_kernel", 2),)),
     Variant(name="flash", sdpa="flash"),
     Variant(name="default-sdpa", sdpa="default"),
     Variant(name="whole", compiled="whole"),
     Variant(name="whole-stream", compiled="whole", stream=True),
     Variant(name="eager", compiled=None),
     Variant(name="max-autotune", mode="max-autotune-no-cudagraphs"),
-    Variant(name="graphs", compiled="whole", mode="reduce-overhead"),
+    Variant(name="torch-graphs", compiled="whole", mode="reduce-overhead", graphs=False),
     Variant(name="rowwise", float8="rowwise"),
     Variant(name="rowwise-stream", float8="rowwise", stream=True),
     Variant(name="tensorwise-stream", float8="tensorwise", stream=True),
@@ -112,7 +119,10 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         if variant.compiled == "whole":
             model.compile(dynamic=False, **compile_options(variant.mode, device))
         else:
-            compile_layers(list(model.blocks), shapes=lengths(handle.plan), **compile_options(variant.mode, device))
+            options = compile_options(variant.mode, device)
+            if variant.options and device.type == "cuda":
+                options["options"] = dict(variant.options)
+            compile_layers(list(model.blocks), shapes=lengths(handle.plan), **options)
 
     def loss(net: nn.Module, given: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, labels = given
@@ -124,7 +134,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
     data = torch.randn(batch, *shape, device=device), torch.randint(CLASSES, (batch,), device=device)
     compiled = variant.compiled is not None
     work = Work(model=model, handle=handle, batch=data, loss_of=loss, compile_with=compile_model if compiled else None)
-    config = job_config(batch_size=batch, autocast=True, compiled=compiled, ema=True, clip=1.0)
+    config = job_config(batch_size=batch, autocast=True, compiled=compiled, graphs=variant.graphs, ema=True, clip=1.0)
     try:
         with stepping(work, config, device) as steps:
             yield steps
@@ -143,14 +153,14 @@ def compare(record: Record, name: str, variant: Variant, batch: int, profiles: l
         if record.warm:
             return facts
         facts |= steps.compare(seconds=record.seconds, rounds=2 if record.smoke else 5, images=batch)
-        if variant.compiled == "blocks":
+        if variant.compiled == "blocks" and not variant.graphs:
             profiles.append(profile_routing(steps))
         return facts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen models and variants."""
-    parser = options(__doc__, [variant.name for variant in VARIANTS], ["blocks", "stream"])
+    parser = options(__doc__, [variant.name for variant in VARIANTS], ["graphs", "stream"])
     parser.add_argument("--models", nargs="+", choices=list(ENDS), default=["XL/2", "B/2"])
     parser.add_argument("--batch", type=int, default=256)
     given = parser.parse_args(arguments)

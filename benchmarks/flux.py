@@ -16,19 +16,20 @@ from benchmarks.lora import Plan, Shape, Variant, run_script
 
 ROWS = {True: "flux-checkpointed", False: "flux"}
 VARIANTS = (
-    Variant(name="compiled"),
+    Variant(name="graphs"),
+    Variant(name="compiled", graphs=False),
     Variant(name="kept-0.9", kept=0.9),
-    Variant(name="checkpointed-around", around=True),
-    Variant(name="eager", compiled=None),
+    Variant(name="checkpointed-around", around=True, graphs=False),
+    Variant(name="eager", compiled=None, graphs=False),
+    Variant(name="eager-graphs", compiled=None),
     Variant(name="flash", sdpa="flash"),
-    Variant(name="eager-flash", compiled=None, sdpa="flash"),
     Variant(name="bf16-lora", lora="bf16"),
     Variant(name="bf16-lora-copied", lora="bf16 + float32 copy"),
     Variant(name="max-autotune", compiled="max-autotune-no-cudagraphs"),
-    Variant(name="graphs", compiled="reduce-overhead"),
+    Variant(name="torch-graphs", compiled="reduce-overhead", graphs=False),
     Variant(name="default-sdpa", sdpa="default"),
 )
-CHOSEN = ("compiled",)
+CHOSEN = ("graphs", "compiled")
 TINY = {
     "in_channels": 16,
     "num_attention_heads": 2,

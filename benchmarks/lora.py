@@ -27,6 +27,7 @@ from tread.train.attention import Attention, use_attention
 from tread.train.compiling import CHECKPOINTED, KEPT, compile_layers, lengths
 from tread.train.finetune.adapters import add_adapter
 from tread.train.finetune.quantize import METHODS, quantize
+from tread.train.graphs import CALLS
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -42,6 +43,8 @@ class Variant:
     """The product's `attention`."""
     lora: Literal["float32", "bf16", "bf16 + float32 copy"] = "float32"
     """float32 weights under autocast; or bf16 weights without it, stepped as they are or through a float32 copy."""
+    graphs: bool = True
+    """The product's `graphs`."""
     compiled: str | None = "default"
     """torch.compile's mode for each layer; None: eager."""
     around: bool = False
@@ -142,7 +145,9 @@ def lora_steps(
         if mode is None
         else lambda: compile_layers(layers, shapes=lengths(handle.plan), kept=kept, **compile_options(mode, device)),
     )
-    config = job_config(batch_size=1, autocast=autocast, compiled=mode is not None, ema=False, clip=1.0)
+    config = job_config(
+        batch_size=1, autocast=autocast, compiled=mode is not None, graphs=variant.graphs, ema=False, clip=1.0
+    )
     try:
         with _checkpointing(model, checkpointed and not within), stepping(work, config, device) as steps:
             if variant.lora == "bf16 + float32 copy":
@@ -192,7 +197,7 @@ class Plan:
     rows: dict[bool, str]
     """The rows of the table by whether layers are checkpointed."""
     rounds: int = 3
-    warm_steps: int = 2
+    warm_steps: int = 2 + CALLS
     profiled: str | None = None
     """The variant whose share of routing is recorded too."""
 
@@ -220,7 +225,7 @@ def _measure_variant(record: Record, shape: Shape, variant: Variant, plan: Plan,
         with lora_steps(model, shape, variant, record.device, checkpointed=checkpointed) as steps:
             compare = partial(_compare, record, model, steps, checkpointed, plan)
             record.measure(variant.name, compare, row=row, checkpointed=checkpointed, **facts)
-            if variant.name == plan.profiled and not record.warm:
+            if variant.name == plan.profiled and not record.warm and not variant.graphs:
                 record.measure(f"{row}, {variant.name}", partial(profile_routing, steps), row="routing")
 
 

@@ -20,7 +20,8 @@ def of_flux(record: Record) -> Facts:
     shape = flux.SHAPES["smoke" if record.smoke else "shallow" if record.warm else "full"]
     model = build(shape, record.device)
     adapt(model)
-    with lora_steps(model, shape, flux.VARIANTS[0], record.device, checkpointed=False) as steps:
+    variant = next(one for one in flux.VARIANTS if one.name == "compiled")
+    with lora_steps(model, shape, variant, record.device, checkpointed=False) as steps:
         steps.warm_up()
         return profile_routing(steps)
 
@@ -29,7 +30,8 @@ def of_dit(record: Record, name: str) -> Facts:
     """A pretraining step with compiled blocks."""
     batch = 2 if record.smoke else 256
     depth = dit.SHALLOW if record.warm or record.smoke else None
-    with dit.dit_steps(name, dit.VARIANTS[0], record.device, batch=batch, depth=depth) as steps:
+    variant = next(one for one in dit.VARIANTS if one.name == "stream")
+    with dit.dit_steps(name, variant, record.device, batch=batch, depth=depth) as steps:
         steps.warm_up()
         return profile_routing(steps)
 

@@ -12,8 +12,9 @@ from benchmarks.lora import Plan, Shape, Variant, run_script
 
 ROWS = {False: "sd3"}
 VARIANTS = (
-    Variant(name="compiled"),
-    Variant(name="eager", compiled=None),
+    Variant(name="graphs"),
+    Variant(name="compiled", graphs=False),
+    Variant(name="eager", compiled=None, graphs=False),
     Variant(name="bf16-lora", lora="bf16"),
     Variant(name="flash", sdpa="flash"),
 )
@@ -62,7 +63,7 @@ SHAPES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen variants."""
     return run_script(
-        "sd3", __doc__, arguments, variants=VARIANTS, chosen=("compiled",), shapes=SHAPES, plan=Plan(rows=ROWS)
+        "sd3", __doc__, arguments, variants=VARIANTS, chosen=("graphs", "compiled"), shapes=SHAPES, plan=Plan(rows=ROWS)
     )
 
 

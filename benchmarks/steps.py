@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import AutocastKwargs, KwargsHandler
 from torch import Tensor, nn
 
 from benchmarks.flops import count_flops
 from benchmarks.record import Facts, compared
 from benchmarks.timing import alternate, clocks, watched
 from tread.routing.handle import Handle
+from tread.train.graphs import CALLS
 from tread.train.loop import Session, settling
 from tread.train.settings import (
     CheckpointConfig,
@@ -46,6 +48,10 @@ class Work:
     def set_step(self, step: int) -> None:
         self.handle.set_step(step)
 
+    @property
+    def routing(self) -> list[Handle]:
+        return [self.handle]
+
     def compile(self) -> None:
         assert self.compile_with is not None
         self.compile_with()
@@ -54,7 +60,9 @@ class Work:
         return self.loss_of(model, batch, step)
 
 
-def job_config(*, batch_size: int, autocast: bool, compiled: bool, ema: bool, clip: float | None) -> JobConfig:
+def job_config(
+    *, batch_size: int, autocast: bool, compiled: bool, graphs: bool, ema: bool, clip: float | None
+) -> JobConfig:
     """The sections the loop reads."""
     return JobConfig(
         output_dir="runs/benchmark",
@@ -67,6 +75,7 @@ def job_config(*, batch_size: int, autocast: bool, compiled: bool, ema: bool, cl
             precision="bf16" if autocast else "float32",
             compile=compiled,
             attention="default",
+            graphs=graphs,
             checkpointing=False,
             workers=0,
         ),
@@ -92,7 +101,8 @@ def stepping(work: Work, config: JobConfig, device: torch.device) -> Iterator["S
     """The session of a work; afterwards its model is as it was, for another one."""
     reset_accelerate()
     precision = "bf16" if config.train.precision == "bf16" else "no"
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision)
+    handlers: list[KwargsHandler] = [AutocastKwargs(cache_enabled=False)]
+    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, kwargs_handlers=handlers)
     session = Session(work, config, accelerator)  # pyright: ignore[reportArgumentType]
     try:
         with settling() as settle:
@@ -129,7 +139,7 @@ class Steps:
         with self.work.handle.dense():
             return self.routed()
 
-    def warm_up(self, count: int = 2) -> None:
+    def warm_up(self, count: int = 2 + CALLS) -> None:
         """Compile, choose kernels, allocate."""
         for _ in range(count):
             self.dense()
@@ -149,7 +159,8 @@ class Steps:
         FLOPs are counted on an eager step, inside `counting`: what compiled code computes twice is said there.
         """
         kinds = {"dense": self.dense, "routed": self.routed}
-        alone = {name: watched(step, self.device) for name, step in kinds.items()}
+        graphs = self.session.config.train.graphs
+        alone = {name: watched(step, self.device, graphs=graphs) for name, step in kinds.items()}
         times = alternate(kinds, self.device, seconds=seconds, rounds=rounds)
         seen = clocks()
         with counting():

@@ -78,21 +78,23 @@ def _block_length(milliseconds: float) -> int:
     return max(1, min(LONGEST_BLOCK, round(BLOCK_SECONDS * 1e3 / max(milliseconds, 1e-3))))
 
 
-def watched(step: Step, device: torch.device) -> dict[str, float | None]:
+def watched(step: Step, device: torch.device, *, graphs: bool = False) -> dict[str, float | None]:
     """One step alone, which returns its loss.
 
     `host_ms`: how long the host took to ask for it, from an idle device. `peak_gib`: the most memory that tensors held,
-    weights and all; None without a GPU.
+    weights and all; with `graphs`, whose tensors torch does not count, all memory that was claimed. None without a GPU.
     """
     on_gpu = device.type == "cuda"
     _wait(device)
     if on_gpu:
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     start = time.perf_counter()
     values = step()
     host = (time.perf_counter() - start) * 1e3
     _wait(device)
-    peak = round(torch.cuda.max_memory_allocated(device) / GIB, 3) if on_gpu else None
+    most = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
+    peak = round(most(device) / GIB, 3) if on_gpu else None
     return {"host_ms": round(host, 3), "peak_gib": peak, "loss": float(values["loss"])}
 
 

@@ -14,9 +14,9 @@ from benchmarks.lora import Plan, Shape, Variant, run_script
 
 ROWS = {True: "wan-checkpointed"}
 VARIANTS = (
-    Variant(name="compiled"),
-    Variant(name="eager", compiled=None),
-    Variant(name="flash", sdpa="flash"),
+    Variant(name="compiled", graphs=False),
+    Variant(name="eager", compiled=None, graphs=False),
+    Variant(name="flash", sdpa="flash", graphs=False),
 )
 
 

@@ -3,13 +3,15 @@
 - On only in training with gradients; `routed()` turns it on anywhere, `dense()` off.
 - Selections are a pure function of (seed, step, micro-step, global sample position, route, token). The step and
   micro-step are 0-d CPU tensors: they change every step without a recompile, mix with any device without a copy
-  or a synchronisation, and a resumed run goes on where it stopped.
+  or a synchronisation, and a resumed run goes on where it stopped. They change in place, so that a CUDA graph, which
+  needs them on its device, reads the step that it is replayed in.
 - A handle owns no parameters and is no module: state-dict keys do not know it.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +39,13 @@ class _Mode:
     forced: int | None = None
 
 
+class Seen(NamedTuple):
+    """What a forward leaves with its handle."""
+
+    selections: list[Tensor]
+    tokens: int
+
+
 class Handle:
     """Routing for one model of `depth` layers by `plan`; `seed` replaces the plan's."""
 
@@ -58,8 +67,8 @@ class Handle:
         A loop that never calls this advances by itself, one micro-step per routed forward.
         """
         check_int(step, "step", 0)
-        self._step = torch.tensor(step)
-        self._micro_step = torch.zeros((), dtype=torch.int64)
+        self._step.fill_(step)
+        self._micro_step.zero_()
         if self.plan.schedule is not None:
             self._scale = self.plan.schedule.scale(step)
 
@@ -165,11 +174,11 @@ class Handle:
 
     def _selector(self, mode: _Mode, references: int, references_at: Where, pinned: int) -> Select:
         """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
-        step, micro_step = self._step, self._micro_step
+        step, micro_step = self._step, self._micro_step.clone()
         if mode.step is not None:
             step, micro_step = mode.step, torch.zeros_like(micro_step)
         elif mode.selections is None:
-            self._micro_step = micro_step + 1
+            self._micro_step.add_(1)
 
         def choose(index: int, stream: Tensor) -> Tensor:
             batch, tokens = stream.shape[:2]
@@ -203,7 +212,27 @@ class Handle:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from `state_dict()`."""
         self.set_step(state["step"])
-        self._micro_step = torch.tensor(state["micro_step"])
+        self._micro_step.fill_(state["micro_step"])
+
+    def to(self, device: torch.device) -> None:
+        """Keep the step there: a CUDA graph reads it where it runs."""
+        self._step, self._micro_step = self._step.to(device), self._micro_step.to(device)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the next forward depends on nothing but its inputs, the step and the ratios: no force mask, no
+        selections, steps or places of its own."""
+        mode = self._mode
+        return all(one is None for one in (mode.selections, mode.step, mode.samples, mode.mask))
+
+    @property
+    def seen(self) -> Seen:
+        """What the last forward left here."""
+        return Seen(self.selections, self._tokens)
+
+    def recall(self, seen: Seen) -> None:
+        """Take what a forward left for what the last one did: a graph that is replayed writes the same tensors."""
+        self.selections, self._tokens = seen
 
 
 def _forced(mask: Tensor | None, references: int, references_at: Where, pinned: int, score: Tensor) -> Tensor | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
+from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, KwargsHandler, ProjectConfiguration
 
 from tread.data.base import written_whole
 from tread.routing.errors import ConfigError
@@ -26,12 +26,16 @@ def make_accelerator(
     precision = config.train.precision
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() else "float32"
+    # a graph must cast its weights anew every time it runs; nothing is cast twice in a forward anyway
+    handlers: list[KwargsHandler] = [AutocastKwargs(cache_enabled=False)]
+    if find_unused:
+        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
         mixed_precision="bf16" if precision.startswith("bf16") else "no",
         log_with=tracker_of(config.log.trackers),
         project_config=ProjectConfiguration(logging_dir=config.output_dir),
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if find_unused else None,
+        kwargs_handlers=handlers,
     )
     use_attention(config.train.attention, accelerator.device, attention_setting)
     return accelerator

@@ -13,7 +13,7 @@ import gc
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from tread.routing import noise
+from tread.routing.handle import Handle
 from tread.train import attention, checkpoint
 from tread.train.compiling import compile_noise, compiles
 from tread.train.ema import EMA
+from tread.train.graphs import Graphs
 from tread.train.memory import out_of_memory
 from tread.train.metrics import Metrics
 from tread.train.optimizers import make_optimizer
@@ -53,6 +55,11 @@ class Task(Protocol):
 
     @property
     def model(self) -> nn.Module: ...
+
+    @property
+    def routing(self) -> Sequence[Handle]:
+        """The handles of the model; none where it is dense."""
+        ...
 
     @property
     def kept_share(self) -> float:
@@ -121,6 +128,10 @@ class Session:
             task.compile()
             if accelerator.device.type == "cuda":
                 compile_noise(accelerator.print)
+        self.network: Any = self.model
+        """What a step calls."""
+        if config.train.graphs and accelerator.device.type == "cuda" and accelerator.num_processes == 1:
+            self.network = Graphs(self.model, task.routing, accelerator.print)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -150,7 +161,7 @@ class Session:
             last = micro_step == micro_steps - 1
             with nullcontext() if last else accelerator.no_sync(self.model):
                 with accelerator.autocast():
-                    loss = self.task.loss(self.model, batch, step, micro_step)
+                    loss = self.task.loss(self.network, batch, step, micro_step)
                 accelerator.backward(loss / micro_steps)
             losses.append(loss.detach())
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])

@@ -132,6 +132,11 @@ class Pretraining:
         )
 
     @property
+    def routing(self) -> list[Handle]:
+        """Of the one model."""
+        return [] if self.handle is None else [self.handle]
+
+    @property
     def kept_share(self) -> float:
         """1 where training is dense."""
         return 1.0 if self.handle is None else self.handle.kept_share

@@ -57,6 +57,7 @@ class LoopConfig:
     precision: Literal["auto", "bf16", "bf16-stream", "float32"]
     compile: Literal["auto"] | bool
     attention: Attention
+    graphs: bool
     checkpointing: bool
     workers: int
 

@@ -53,6 +53,7 @@ def job_config(config: FinetuneConfig, processes: int = 1) -> JobConfig:
             precision="bf16" if config.mixed_precision == "bf16" else "float32",
             compile=config.compile,
             attention=config.attention,
+            graphs=config.graphs,
             checkpointing=config.gradient_checkpointing,
             workers=config.dataloader_num_workers,
         ),

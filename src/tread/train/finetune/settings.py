@@ -142,6 +142,8 @@ mixed_precision, but float32 where all weights are trained."""
     attention: Attention = "auto"
     """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, and what takes masks \
 where they do not; flash, efficient and math are that one alone; default leaves it to torch."""
+    graphs: bool = False
+    """Run the network as CUDA graphs, on one GPU: for steps that wait for the host."""
     seed: int = 42
     """The same seed gives the same run."""
 

@@ -110,6 +110,11 @@ class Finetuning:
         )
 
     @property
+    def routing(self) -> list[Handle]:
+        """Of every expert."""
+        return [handle for handle in self.handles.values() if handle is not None]
+
+    @property
     def kept_share(self) -> float:
         """Of the last forward; 1 where it was dense."""
         handle = self.handles[self._last]

@@ -1,0 +1,151 @@
+"""A run by CUDA graphs is the run without them, step by step: the same losses, selections and weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+from gpu.test_waits import write_images
+from tread.train import graphs
+from tread.train.metrics import read_metrics
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
+ROUTE = {"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}
+PLANS = {
+    "one ratio": {"routes": [ROUTE]},
+    "levels": {"routes": [ROUTE], "schedule": {"warmup_steps": 8, "levels": 2}},
+    "l1": {"routes": [ROUTE], "selector": "l1", "importance": 0.5},
+}
+
+
+def pretrained(folder: Path, *settings: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    pytest.importorskip("hydra")
+    from tread.train.checkpoint import load_part, newest
+    from tread.train.config import compose
+    from tread.train.loop import CHECKPOINTS
+    from tread.train.pretrain import pretrain
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    pretrain(
+        compose(
+            [
+                *[
+                    "data=images",
+                    f"data.path={write_images(folder / 'images')}",
+                    "data.size=16",
+                    f"output_dir={folder}",
+                ],
+                *["model=tread", "model.depth=5", "model.width=32", "model.heads=4", "train.batch_size=4"],
+                *["train.steps=16", "validation.every=5", "validation.samples=2", "sample.every=0"],
+                *["log.trackers=none", *settings],
+            ]
+        )
+    )
+    found = newest(folder / CHECKPOINTS, print)
+    assert found is not None
+    losses = [line["loss"] for line in read_metrics(folder) if "loss" in line]
+    return losses, load_part(found[0], "model")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "settings",
+    [("train.compile=false",), ("train.compile=true",), ("train.compile=false", "train.micro_steps=2")],
+    ids=["eager", "compiled", "micro-steps"],
+)
+def test_pretraining_is_the_same(plan: str, settings: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
+    said: list[str] = []
+    replays = []
+    run = graphs.Graphs._capture
+
+    def capture(self: Any, *args: Any) -> Any:
+        replays.append(args)
+        return run(self, *args)
+
+    monkeypatch.setattr(graphs.Graphs, "_capture", capture)
+    routes = "model.tread_config=" + json.dumps(PLANS[plan])
+    plain = pretrained(tmp_path / "plain", routes, *settings)
+    assert not replays
+    graphed = pretrained(tmp_path / "graphed", routes, "train.graphs=true", *settings)
+    assert len(replays) == {"levels": 3}.get(plan, 1), said  # the levels' two ratios and the full one
+    assert graphed[0] == pytest.approx(plain[0], rel=1e-5)
+    for name, weight in plain[1].items():
+        assert torch.allclose(graphed[1][name], weight, rtol=1e-4, atol=1e-6), name
+
+
+def test_selections_follow_the_step(tmp_path: Path) -> None:
+    from tread.models import DiT
+
+    torch.manual_seed(0)
+    model = DiT(input_size=8, patch=1, in_channels=1, depth=4, width=32, heads=2, num_classes=3).cuda().train()
+    handle = model.route({"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]})
+    network = graphs.Graphs(model, [handle])
+    given = torch.randn(2, 1, 8, 8, device="cuda"), torch.rand(2, device="cuda"), torch.tensor([0, 1], device="cuda")
+
+    def selected(call: Any, step: int) -> list[torch.Tensor]:
+        handle.set_step(step)
+        found = []
+        for _ in range(2):  # two micro-steps
+            call(*given).mean().backward()
+            found.append(handle.selections[0].clone())
+        return found
+
+    seen = [selected(network, step) for step in range(6)]
+    assert network._captured
+    for step, both in enumerate(seen):
+        for one, other in zip(both, selected(model, step), strict=True):
+            assert one.equal(other), step
+    assert not seen[4][0].equal(seen[5][0])
+    assert not seen[5][0].equal(seen[5][1])
+
+
+def test_a_lora_is_the_same(tmp_path: Path, real_data: Path) -> None:
+    import importlib
+
+    from tread.train.finetune.finetune import finetune
+    from tread.train.finetune.settings import FinetuneConfig
+
+    pytest.importorskip("transformers")
+    pipelines: Any = importlib.import_module("finetune.tiny")
+    pictures: Any = importlib.import_module("finetune.test_task")
+    pipelines.TINY["flux"](tmp_path / "flux")
+    pictures.write_images(tmp_path / "images", masked=False)
+    losses = []
+    for name in ("plain", "graphs"):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        config = FinetuneConfig(
+            model_family="flux",
+            pretrained_model_name_or_path=str(tmp_path / "flux"),
+            data={"instance_data_dir": str(tmp_path / "images"), "resolution": 64},
+            cache_dir=str(tmp_path / "cache"),
+            output_dir=str(tmp_path / name),
+            max_train_steps=10,
+            train_batch_size=2,
+            num_eval_images=1,
+            compile=False,
+            graphs=name == "graphs",
+            report_to="none",
+            tread_config={"routes": [ROUTE], "schedule": None},
+        )
+        losses.append([line["loss"] for line in read_metrics(finetune(config)) if "loss" in line])
+    assert len(losses[0]) == 10
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_what_cannot_be_captured_runs_without(capsys: pytest.CaptureFixture[str]) -> None:
+    class Waits(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return super().forward(x) * float(x.sum() * 0 + 2)
+
+    model = Waits(4, 4).cuda()
+    network = graphs.Graphs(model, [])
+    x = torch.randn(2, 4, device="cuda")
+    for _ in range(6):
+        assert network(x).equal(model(x))
+    assert "capturing a CUDA graph failed, so the run goes on without" in capsys.readouterr().out
+    assert torch.ones(2, device="cuda").sum() == 2, "the device works on"
