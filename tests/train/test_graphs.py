@@ -48,7 +48,7 @@ def make() -> tuple[DiT, Any, Graphs, tuple[Tensor, ...]]:
 
 
 def test_a_call_is_captured_when_it_has_run_a_few_times(captures: list[nn.Module]) -> None:
-    model, _, network, given = make()
+    _, _, network, given = make()
     for call in range(CALLS + 3):
         assert len(captures) == (call > CALLS)
         network(*given)
