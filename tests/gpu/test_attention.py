@@ -21,7 +21,7 @@ LAYOUTS = {
 GRADIENTS = {
     "as the output": lambda shape: torch.randn(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2),
     "a slice": lambda shape: torch.randn(shape[0], shape[2], 2 * shape[1], shape[3])[:, :, : shape[1]].transpose(1, 2),
-    "expanded": lambda shape: torch.randn(()).expand(shape),
+    "expanded": lambda shape: torch.randn(shape[0], 1, 1, shape[3]).expand(shape),
 }
 
 
