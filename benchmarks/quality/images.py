@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tread.data import DATASETS, ImageFolder
+from tread.data import ImageFolder
 from tread.data.base import DataError
 
 SIDE, COLUMNS, PART, CLASSES = 32, 100, 5000, 10
@@ -119,6 +119,3 @@ class Cifar10(ImageFolder):
 def centred(pixels: Tensor) -> Tensor:
     """uint8 -> float32 in [-1, 1]."""
     return pixels.float() / 127.5 - 1
-
-
-DATASETS["cifar10"] = Cifar10

@@ -189,9 +189,10 @@ class Finetuning:
         part = choose(self._ranges(tokens), float(noise.uniform(seed, EXPERT, index)))
         u = part.spread(noise.uniform(seed, TIME, where))
         handle, self._last = self.handles[part.part], part.part
-        if isinstance(handle, Attachment) and self.family.takes_references:
+        if isinstance(handle, Attachment):
             # buckets of as many tokens may have other references: said, it need not be read from the device
-            handle.references = self.family.tokens(batch.tensors["reference.mean"])
+            references = batch.tensors.get("reference.mean")
+            handle.references = 0 if references is None else self.family.tokens(references)
         with _forcing(handle, batch.forced):
             return self._losses(model, part, batch.tensors, u, where, seed).mean()
 
