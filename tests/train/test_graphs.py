@@ -1,11 +1,10 @@
 """What graphs decide on the host; that they compute the same is shown on a GPU (tests/gpu/test_graphs.py).
 
-Capturing needs a GPU, so here a stand-in takes its place: a function of tensors alone that copies what it is given into
-the tensors it was made with, as a graph does.
+Capturing needs a GPU, so here a stand-in takes its place, which copies what it is given into tensors of its own, as a
+graph does.
 """
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,24 +18,29 @@ from tread.train.graphs import CALLS, Graphs
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
 
 
+class Stand:
+    """In the place of `Capture`: runs the network on tensors of its own."""
+
+    made: "ClassVar[list[Stand]]" = []
+
+    def __init__(self, network: nn.Module, leaves: list[Any], tree: Any, shared: "Stand | None") -> None:
+        self.network, self.tree, self.shared = network, tree, shared
+        self.leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self({})
+        self.made.append(self)
+
+    def __call__(self, tensors: Any) -> Any:
+        for mine, given in zip((leaf for leaf in self.leaves if isinstance(leaf, Tensor)), tensors, strict=False):
+            mine.copy_(given)
+        args, kwargs = graphs.pytree.tree_unflatten(self.leaves, self.tree)
+        return self.network(*args, **kwargs)
+
+
 @pytest.fixture(autouse=True)
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
-    made: list[nn.Module] = []
-
-    def capture(call: nn.Module, samples: tuple[Tensor, ...], **_: Any) -> Callable[..., Any]:
-        call(*samples)
-        made.append(call)
-
-        def replay(*given: Tensor) -> Any:
-            for static, new in zip(samples, given, strict=True):
-                static.copy_(new)
-            return call(*samples)
-
-        return replay
-
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
-    return made
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Stand]:
+    monkeypatch.setattr(Stand, "made", [])
+    monkeypatch.setattr(graphs, "Capture", Stand)
+    return Stand.made
 
 
 def make() -> tuple[DiT, Any, Graphs, tuple[Tensor, ...]]:
@@ -47,7 +51,7 @@ def make() -> tuple[DiT, Any, Graphs, tuple[Tensor, ...]]:
     return model, handle, Graphs(model, [handle]), given
 
 
-def test_a_call_is_captured_when_it_has_run_a_few_times(captures: list[nn.Module]) -> None:
+def test_a_call_is_captured_when_it_has_run_a_few_times(captures: list[Stand]) -> None:
     _, _, network, given = make()
     for call in range(CALLS + 3):
         assert len(captures) == (call > CALLS)
@@ -57,13 +61,14 @@ def test_a_call_is_captured_when_it_has_run_a_few_times(captures: list[nn.Module
     assert len(captures) == 1, "another shape is another kind of call"
 
 
-def test_every_ratio_has_a_graph_and_its_selections(captures: list[nn.Module]) -> None:
+def test_every_ratio_has_a_graph_and_its_selections(captures: list[Stand]) -> None:
     _, handle, network, given = make()
     for _ in range(CALLS + 1):
         network(*given)
         with handle.dense():
             network(*given)
     assert len(captures) == 2
+    assert captures[1].shared is captures[0], "graphs share their memory"
     network(*given)
     assert handle.kept_share == 0.5
     with handle.dense():
@@ -73,22 +78,17 @@ def test_every_ratio_has_a_graph_and_its_selections(captures: list[nn.Module]) -
     assert handle.kept_share == 0.5
 
 
-def test_making_a_graph_does_not_move_the_step(captures: list[nn.Module]) -> None:
+def test_making_a_graph_does_not_move_the_step(captures: list[Stand]) -> None:
     _, handle, network, given = make()
     handle.set_step(7)
     for _ in range(CALLS):
         network(*given)
-    network._capture(*_leaves(given))
+    network._capture(*graphs.pytree.tree_flatten((given, {})))
     assert len(captures) == 1
     assert handle.state_dict() == {"step": 7, "micro_step": CALLS}
 
 
-def _leaves(given: tuple[Tensor, ...]) -> tuple[list[Any], Any, list[Tensor]]:
-    leaves, tree = graphs.pytree.tree_flatten((given, {}))
-    return leaves, tree, list(given)
-
-
-def test_what_no_graph_can_hold_runs_as_it_is(captures: list[nn.Module]) -> None:
+def test_what_no_graph_can_hold_runs_as_it_is(captures: list[Stand]) -> None:
     _, handle, network, given = make()
     mask = torch.zeros(2, 16, dtype=torch.bool)
     for _ in range(CALLS + 2):
@@ -101,10 +101,11 @@ def test_what_no_graph_can_hold_runs_as_it_is(captures: list[nn.Module]) -> None
         with FlopCounterMode(display=False) as counter:
             network(*given)
         assert counter.get_total_flops() > 0
+        network(given[0].clone().requires_grad_(), *given[1:])
     assert not captures
 
 
-def test_arguments_by_name_and_values_that_are_no_tensors(captures: list[nn.Module]) -> None:
+def test_arguments_by_name_and_values_that_are_no_tensors(captures: list[Stand]) -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor, *, scale: float, flag: bool = True) -> Tensor:  # pyright: ignore
             return super().forward(x) * scale * (1 if flag else -1)
@@ -121,7 +122,7 @@ def test_a_run_goes_on_where_capturing_fails(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", refuse)
+    monkeypatch.setattr(graphs, "Capture", refuse)
     said: list[str] = []
     model = nn.Linear(4, 4)
     network = Graphs(model, [], said.append)

@@ -1,22 +1,26 @@
 """The network of a step as CUDA graphs: launched once, not kernel by kernel.
 
 - A step on few tokens is over before the host has asked for it: routed LoRA steps of 57 layers wait for Python
-  (docs/performance.md). A graph holds the forward and the backward of the network as the device saw them once, and
-  costs the host two launches.
-- One graph for each shape of the inputs and each ratio of the routes, made by torch's own `make_graphed_callables` when
-  the same call has run a few times, so that everything is compiled and chosen by then. They share their memory, because
-  steps run one after the other.
+  (docs/performance.md). A graph holds the forward or the backward of the network as the device saw it once, and costs
+  the host one launch.
+- One pair of graphs for each shape of the inputs and each ratio of the routes, made when the same call has run a few
+  times, so that everything is compiled and chosen by then. They share their memory, because steps run one after the
+  other.
 - Tokens are selected inside the graph: the handle keeps its step on the device, where the graph reads it.
 - Around the network nothing changes: noise, times, the loss, clipping and the optimizer run as before.
-- What a graph cannot hold runs without: forwards with a force mask or selections of their own, without gradients, or
-  watched by a mode that counts operations. Where capturing fails, one sentence says so and the run goes on without.
+- What a graph cannot hold runs without: forwards with a force mask or selections of their own, inputs that need
+  gradients, forwards without gradients, or those watched by a mode that counts operations. Where capturing fails, one
+  sentence says so and the run goes on without.
+- torch's `make_graphed_callables` does the same but forbids other threads to touch CUDA meanwhile, and a loader that
+  pins memory is one.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
@@ -26,83 +30,111 @@ CALLS = 2
 """Of one kind that run as they are before they are captured."""
 
 
-class Captured(NamedTuple):
-    """A graph, and what each handle saw when it was made."""
-
-    run: Callable[..., Any]
-    seen: list[Seen]
-
-
 class Graphs:
     """A network that is called as ever, and runs as graphs."""
 
     def __init__(self, network: nn.Module, handles: Sequence[Handle], say: Callable[[str], None] = print) -> None:
         self.network, self.handles, self._say = network, handles, say
         self._calls: dict[Any, int] = {}
-        self._captured: dict[Any, Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._captured: dict[Any, tuple[Capture, list[Seen]]] = {}
         self._failed = False
         device = next(network.parameters()).device
         for handle in handles:
             handle.to(device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plain = not torch.is_grad_enabled() or _get_current_dispatch_mode() is not None
-        if self._failed or plain or not all(handle.repeatable for handle in self.handles):
-            return self.network(*args, **kwargs)
         leaves, tree = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if self._failed or not self._fits(tensors):
+            return self.network(*args, **kwargs)
         kind = (tree, tuple(map(_kind, leaves)), tuple(h.ratios(training=self.network.training) for h in self.handles))
         if kind not in self._captured:
             self._calls[kind] = self._calls.get(kind, 0) + 1
             if self._calls[kind] <= CALLS:
                 return self.network(*args, **kwargs)
             try:
-                self._captured[kind] = self._capture(leaves, tree, tensors)
+                self._captured[kind] = self._capture(leaves, tree)
             except RuntimeError as error:  # torch's own errors and those of CUDA are of this kind
                 self._failed = True
                 self._say(f"capturing a CUDA graph failed, so the run goes on without ({str(error).splitlines()[0]}).")
                 return self.network(*args, **kwargs)
-        graph = self._captured[kind]
-        for handle, seen in zip(self.handles, graph.seen, strict=True):
-            handle.recall(seen)
-        return graph.run(*tensors)
+        capture, seen = self._captured[kind]
+        for handle, one in zip(self.handles, seen, strict=True):
+            handle.recall(one)
+        return capture(tensors)
 
-    def _capture(self, leaves: list[Any], tree: pytree.TreeSpec, tensors: list[Tensor]) -> Captured:
+    def _fits(self, tensors: list[Tensor]) -> bool:
+        plain = torch.is_grad_enabled() and not any(x.requires_grad for x in tensors)
+        return plain and _get_current_dispatch_mode() is None and all(handle.repeatable for handle in self.handles)
+
+    def _capture(self, leaves: list[Any], tree: pytree.TreeSpec) -> "tuple[Capture, list[Seen]]":
         before = [handle.state_dict() for handle in self.handles]
-        samples = tuple(x.detach().clone().requires_grad_(x.requires_grad) for x in tensors)
-        torch.cuda.empty_cache()  # the graph has memory of its own, and needs what the steps before it used
-        call = _Call(self.network, leaves, tree)
+        shared = next(iter(self._captured.values()))[0] if self._captured else None
         try:
-            run = torch.cuda.make_graphed_callables(
-                call, samples, num_warmup_iters=1, allow_unused_input=True, pool=self._pool
-            )
+            capture = Capture(self.network, leaves, tree, shared)
         finally:
             for handle, state in zip(self.handles, before, strict=True):
-                handle.load_state_dict(state)  # making the graph ran the network several times
-        return Captured(run, [handle.seen for handle in self.handles])
+                handle.load_state_dict(state)
+        return capture, [handle.seen for handle in self.handles]
 
 
-class _Call(nn.Module):
-    """One call of a network as a function of its tensors alone."""
+class Capture:
+    """The graphs of one kind of call; `shared` is another whose memory they use."""
 
-    def __init__(self, network: nn.Module, leaves: list[Any], tree: pytree.TreeSpec) -> None:
-        super().__init__()
-        self.network = network
-        self._leaves, self._tree = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves], tree
-        self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self.train(network.training)
+    def __init__(
+        self, network: nn.Module, leaves: list[Any], tree: pytree.TreeSpec, shared: "Capture | None" = None
+    ) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # graphs have memory of their own, and need what the steps before them used
+        self.pool = torch.cuda.graph_pool_handle() if shared is None else shared.pool
+        self.trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        args, kwargs = pytree.tree_unflatten(leaves, tree)
+        with self._recording(self._forward):
+            self._outputs, self._tree = pytree.tree_flatten(network(*args, **kwargs))
+        ends = [out for out in self._outputs if out.requires_grad]
+        self._given = [torch.empty_like(out) for out in ends]
+        with self._recording(self._backward):
+            self.gradients = torch.autograd.grad(ends, self.trained, self._given, allow_unused=True)
 
-    def forward(self, *tensors: Tensor) -> Any:
-        leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self._tree)
-        return self.network(*args, **kwargs)
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
+        return torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local")
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        for mine, given in zip(self._inputs, tensors, strict=True):
+            mine.copy_(given)
+        return pytree.tree_unflatten(_Replay.apply(self, *self.trained), self._tree)
+
+    def replay_forward(self) -> tuple[Tensor, ...]:
+        """The outputs, in the graph's own memory."""
+        self._forward.replay()
+        return tuple(out.detach() for out in self._outputs)
+
+    def replay_backward(self, gradients: Sequence[Tensor | None]) -> None:
+        """Fill `gradients` from those of the outputs."""
+        wanted = [given for out, given in zip(self._outputs, gradients, strict=True) if out.requires_grad]
+        for mine, given in zip(self._given, wanted, strict=True):
+            mine.zero_() if given is None else mine.copy_(given)
+        self._backward.replay()
+
+
+class _Replay(torch.autograd.Function):
+    """A capture as a function of the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, capture: Capture, *trained: Tensor) -> tuple[Tensor, ...]:
+        ctx.capture = capture
+        return capture.replay_forward()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.capture.replay_backward(gradients)
+        return None, *ctx.capture.gradients  # torch copies them: others hold them too
 
 
 def _kind(leaf: Any) -> Any:
     """What must be the same for a graph to serve another call."""
-    if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
-    return leaf
+    return (tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
