@@ -21,7 +21,7 @@ ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_i
 class Stand:
     """In the place of `Capture`: runs the network on tensors of its own."""
 
-    made: "ClassVar[list[Stand]]" = []
+    made: ClassVar[list["Stand"]] = []
 
     def __init__(self, network: nn.Module, leaves: list[Any], tree: Any, shared: "Stand | None") -> None:
         self.network, self.tree, self.shared = network, tree, shared
