@@ -59,7 +59,6 @@ JOBS = (
     Job("wan", "wan", limit=120),
     Job("curve", "curve", ("--seconds", "4"), 90),
     Job("flux-host", "flux", ("--variants", "checkpointed-around", "eager"), 120),
-    Job("flux-kept", "flux", ("--variants", "kept-0.9", "--rows", "flux"), 60, main=False),
     Job("flux-int8", "quantized", ("--variants", "int8-torchao"), 100, main=False),
     Job("flux-two-copies", "quantized", ("--variants", "float8-two-copies"), 100, main=False),
     Job("flux-fp8-torchao", "quantized", ("--variants", "fp8-torchao"), 100, main=False),

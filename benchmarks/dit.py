@@ -1,7 +1,7 @@
 """DiT-XL/2 and DiT-B/2 from scratch: 256 latent tokens, 256 images, bf16 autocast, fused AdamW, a moving average.
 
     python -m benchmarks.dit --models XL/2 B/2
-    python -m benchmarks.dit --models XL/2 --variants whole float8
+    python -m benchmarks.dit --models XL/2 --variants whole rowwise-stream
 
 Routes are 0.5 over 2..24 and 2..8. The loss is the product's flow objective with its own hashed noise and times; the
 latents are random and lie on the device.
@@ -33,8 +33,8 @@ from tread.models import DiT, preset
 from tread.objectives import build as build_objective
 from tread.routing import noise
 from tread.sampling.generate import sample_noise
-from tread.train.attention import Attention, use_attention
-from tread.train.compiling import compile_layers, lengths
+from tread.train.attention import Attention
+from tread.train.compiling import Attempt, compile_layers, lengths
 
 CLASSES, DROPPED = 1000, 0.1
 ENDS = {"XL/2": 24, "B/2": 8, "tiny": 8}
@@ -99,7 +99,6 @@ VARIANTS = (
 @contextmanager
 def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, depth: int | None) -> Iterator[Steps]:
     """Steps of a fresh model; `depth` replaces the preset's."""
-    use_attention(variant.sdpa if device.type == "cuda" else "auto", device)
     torch.manual_seed(0)
     shape = (4, 8, 8) if name == "tiny" else (4, 32, 32)
     settings: dict[str, Any] = preset(name) | ({} if depth is None else {"depth": depth})
@@ -115,14 +114,14 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
     handle = model.route({"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": end}]})
     objective = build_objective("flow", {})
 
-    def compile_model() -> None:
+    def compile_model() -> Attempt:
         if variant.compiled == "whole":
             model.compile(dynamic=False, **compile_options(variant.mode, device))
-        else:
-            options = compile_options(variant.mode, device)
-            if variant.options and device.type == "cuda":
-                options["options"] = dict(variant.options)
-            compile_layers(list(model.blocks), shapes=lengths(handle.plan), **options)
+            return Attempt(print)
+        options = compile_options(variant.mode, device)
+        if variant.options and device.type == "cuda":
+            options["options"] = dict(variant.options)
+        return compile_layers(list(model.blocks), shapes=lengths(handle.plan), **options)
 
     def loss(net: nn.Module, given: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, labels = given
@@ -134,7 +133,16 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
     data = torch.randn(batch, *shape, device=device), torch.randint(CLASSES, (batch,), device=device)
     compiled = variant.compiled is not None
     work = Work(model=model, handle=handle, batch=data, loss_of=loss, compile_with=compile_model if compiled else None)
-    config = job_config(batch_size=batch, autocast=True, compiled=compiled, graphs=variant.graphs, ema=True, clip=1.0)
+    attention: Attention = variant.sdpa if device.type == "cuda" else "auto"
+    config = job_config(
+        batch_size=batch,
+        autocast=True,
+        compiled=compiled,
+        attention=attention,
+        graphs=variant.graphs,
+        ema=True,
+        clip=1.0,
+    )
     try:
         with stepping(work, config, device) as steps:
             yield steps

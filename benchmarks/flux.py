@@ -1,10 +1,9 @@
 """FLUX.1-dev shapes, LoRA r16, one image of 4096 tokens with 512 text tokens, route 0.5 over 2..-2.
 
     python -m benchmarks.flux                                    # as the product; checkpointed and not
-    python -m benchmarks.flux --variants cudnn                   # other ways, one or several in a process
+    python -m benchmarks.flux --variants flash                   # other ways, one or several in a process
 
-Attention is the product's `auto` unless a variant says otherwise: on torch 2.11 with Hopper, torch's own choice ended
-FLUX in an illegal memory access. A variant that may do so belongs in a process of its own.
+`default-sdpa` belongs in a process of its own: torch 2.11's own way to cuDNN ends FLUX in an illegal memory access.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ ROWS = {True: "flux-checkpointed", False: "flux"}
 VARIANTS = (
     Variant(name="graphs"),
     Variant(name="compiled", graphs=False),
-    Variant(name="kept-0.9", kept=0.9),
     Variant(name="checkpointed-around", around=True, graphs=False),
     Variant(name="eager", compiled=None, graphs=False),
     Variant(name="eager-graphs", compiled=None),

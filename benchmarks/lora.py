@@ -23,10 +23,10 @@ from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
 from benchmarks.steps import Steps, Work, cache_counts, compile_options, job_config, stepping, uncompile
 from tread.attach.registry import layers_of
-from tread.train.attention import Attention, use_attention
-from tread.train.compiling import CHECKPOINTED, KEPT, compile_layers, lengths
+from tread.train.attention import Attention
+from tread.train.compiling import compile_layers, lengths
 from tread.train.finetune.adapters import add_adapter
-from tread.train.finetune.quantize import METHODS, quantize
+from tread.train.finetune.quantize import METHODS, check_precision, quantize
 from tread.train.graphs import CALLS
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
@@ -49,8 +49,6 @@ class Variant:
     """torch.compile's mode for each layer; None: eager."""
     around: bool = False
     """torch's checkpointing around compiled layers, instead of within them."""
-    kept: float = KEPT
-    """Of activations, where layers are not checkpointed."""
     base: str = "bf16"
     """The frozen base: bf16, one of the product's `base_model_precision`, or a trial of benchmarks.float8."""
 
@@ -59,7 +57,6 @@ class Variant:
         """What the product does not do by any setting of its own."""
         found = {
             "torch's checkpointing around compiled layers": self.around,
-            f"{self.kept:.0%} of activations kept": self.kept != KEPT,
             f"LoRA in {self.lora}": self.lora != "float32",
             f"compile mode {self.compiled}": self.compiled not in (None, "default"),
             "trial of a base": self.base != "bf16" and self.base not in METHODS,
@@ -113,6 +110,7 @@ def set_base(model: nn.Module, base: str, device: torch.device) -> None:
         float8.BASES[base](model)
     else:
         if base != "bf16":
+            check_precision(base, device)
             quantize(model, base, device)
         adapt(model)
 
@@ -122,7 +120,6 @@ def lora_steps(
     model: nn.Module, shape: Shape, variant: Variant, device: torch.device, *, checkpointed: bool
 ) -> Iterator[Steps]:
     """Steps of one variant on a model that has its adapter; afterwards the model is as it was."""
-    use_attention(variant.sdpa if device.type == "cuda" else "auto", device)
     dtype = torch.float32 if variant.lora == "float32" else torch.bfloat16
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -135,7 +132,6 @@ def lora_steps(
     layers = layers_of(model)
     mode = variant.compiled
     within = checkpointed and mode is not None and not variant.around
-    kept = CHECKPOINTED if within else variant.kept
     work = Work(
         model=model,
         handle=handle,
@@ -143,10 +139,19 @@ def lora_steps(
         loss_of=_loss,
         compile_with=None
         if mode is None
-        else lambda: compile_layers(layers, shapes=lengths(handle.plan), kept=kept, **compile_options(mode, device)),
+        else lambda: compile_layers(
+            layers, shapes=lengths(handle.plan), checkpointed=within, **compile_options(mode, device)
+        ),
     )
+    attention: Attention = variant.sdpa if device.type == "cuda" else "auto"
     config = job_config(
-        batch_size=1, autocast=autocast, compiled=mode is not None, graphs=variant.graphs, ema=False, clip=1.0
+        batch_size=1,
+        autocast=autocast,
+        compiled=mode is not None,
+        attention=attention,
+        graphs=variant.graphs,
+        ema=False,
+        clip=1.0,
     )
     try:
         with _checkpointing(model, checkpointed and not within), stepping(work, config, device) as steps:
@@ -161,10 +166,16 @@ def lora_steps(
 @contextmanager
 def _checkpointing(model: Any, on: bool = True) -> Iterator[None]:
     """Torch's own, around layers."""
-    if on:
-        model.enable_gradient_checkpointing()
-    yield
-    model.disable_gradient_checkpointing()
+    before = model.is_gradient_checkpointing
+    _checkpoint(model, on)
+    try:
+        yield
+    finally:
+        _checkpoint(model, before)
+
+
+def _checkpoint(model: Any, on: bool) -> None:
+    model.enable_gradient_checkpointing() if on else model.disable_gradient_checkpointing()
 
 
 def _loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:

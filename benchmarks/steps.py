@@ -21,6 +21,8 @@ from benchmarks.flops import count_flops
 from benchmarks.record import Facts, compared
 from benchmarks.timing import alternate, clocks, watched
 from tread.routing.handle import Handle
+from tread.train.attention import Attention
+from tread.train.compiling import Attempt
 from tread.train.graphs import CALLS
 from tread.train.loop import Session, settling
 from tread.train.settings import (
@@ -43,7 +45,9 @@ class Work:
     handle: Handle
     batch: Any
     loss_of: Callable[[nn.Module, Any, int], Tensor]
-    compile_with: Callable[[], None] | None
+    compile_with: Callable[[], Attempt] | None
+    attempt: Attempt | None = None
+    """How compiling went."""
 
     def set_step(self, step: int) -> None:
         self.handle.set_step(step)
@@ -52,16 +56,24 @@ class Work:
     def routing(self) -> list[Handle]:
         return [self.handle]
 
-    def compile(self) -> None:
+    def compile(self) -> Attempt:
         assert self.compile_with is not None
-        self.compile_with()
+        self.attempt = self.compile_with()
+        return self.attempt
 
     def loss(self, model: nn.Module, batch: Any, step: int, micro_step: int) -> Tensor:
         return self.loss_of(model, batch, step)
 
 
 def job_config(
-    *, batch_size: int, autocast: bool, compiled: bool, graphs: bool, ema: bool, clip: float | None
+    *,
+    batch_size: int,
+    autocast: bool,
+    compiled: bool,
+    attention: Attention,
+    graphs: bool,
+    ema: bool,
+    clip: float | None,
 ) -> JobConfig:
     """The sections the loop reads."""
     return JobConfig(
@@ -74,7 +86,7 @@ def job_config(
             seed=0,
             precision="bf16" if autocast else "float32",
             compile=compiled,
-            attention="default",
+            attention=attention,
             graphs=graphs,
             checkpointing=False,
             workers=0,
@@ -144,6 +156,8 @@ class Steps:
         for _ in range(count):
             self.dense()
             self.routed()
+        if self.work.attempt is not None and self.work.attempt.failed:
+            raise RuntimeError("compiling failed (see above): an eager figure would stand for a compiled one")
         self._settle()
 
     def compare(

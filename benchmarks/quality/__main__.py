@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     pack.add_argument("parts", type=Path)
     prepare = commands.add_parser("prepare", help="unpack parts, and measure the reference")
     prepare.add_argument("parts", type=Path, nargs="+", help="folders; those of earlier calls stay")
-    prepare.add_argument("--weights", type=Path, help="efficientnet_lite0.safetensors; without it, only unpack")
+    prepare.add_argument("--weights", type=Path, help="efficientnet_lite0.safetensors; without it, no reference")
     prepare.add_argument("--work", type=Path, default=WORK)
     prepare.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
     run = commands.add_parser("run", help="make the runs that are not done yet")
@@ -41,7 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--out", type=Path, default=WORK / "results")
     run.add_argument("--work", type=Path, default=WORK)
     run.add_argument("--resume", nargs="*", type=Path, default=[], help="results.json of earlier calls")
-    run.add_argument("--rehearse", action="store_true", help="with few samples: fills the compiler's cache")
+    run.add_argument(
+        "--rehearse", action="store_true", help="few samples, to OUT/rehearsal: fills the compiler's cache"
+    )
     run.add_argument("--plan", action="store_true", help="say what would be done and how long it takes")
     commands.add_parser("work", help="used by run")
     report = commands.add_parser("report", help="write the tables and figures")
@@ -64,9 +66,10 @@ def _prepare(given: argparse.Namespace) -> int:
 
     from .arms import SCALES
     from .images import unpack
-    from .judge import EXTRACTOR, load_judge_network, write_reference
+    from .judge import EXTRACTOR, forget_reference, load_judge_network, write_reference
 
     start, scale = time.monotonic(), "smoke" if given.smoke else "full"
+    forget_reference(given.work)
     for parts in given.parts:
         unpack(parts, given.work / "data")
     (given.work / SCALE).write_text(json.dumps(scale))
@@ -77,7 +80,6 @@ def _prepare(given: argparse.Namespace) -> int:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         extractor = load_judge_network(given.work, device, smoke=given.smoke)
         facts = write_reference(given.work, extractor, SCALES[scale])
-        (given.work / "reference.json").write_text(json.dumps(facts))
         print(json.dumps(facts), flush=True)
     return 0
 
@@ -110,7 +112,7 @@ def _run(given: argparse.Namespace) -> int:
         jobs=jobs,
         scale="rehearsal" if given.rehearse else scale,
         work=str(given.work),
-        out=str(given.out),
+        out=str(given.out / "rehearsal" if given.rehearse else given.out),
         resume=tuple(str(path) for path in given.resume),
         ends=time.time() + 60 * given.budget_minutes,
     )

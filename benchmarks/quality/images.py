@@ -98,6 +98,11 @@ def load(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([np.load(path) for path in found]), np.concatenate(labels)
 
 
+def count_images(folder: Path, split: str) -> int:
+    """How many images of a split were unpacked."""
+    return sum(len(np.load(path, mmap_mode="r")) for path in folder.glob(f"{split}-*.labels.npy"))
+
+
 class Cifar10(ImageFolder):
     """Training images, then test images, (3, 32, 32) in [-1, 1]; mirrored by the sample's position."""
 

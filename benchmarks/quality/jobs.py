@@ -1,20 +1,24 @@
 """What is to be done: the runs, how each is looked at, and how long that takes.
 
 - A run that is done and lacks a way to sample is sampled from its weights, where they are still in the work folder.
+- Guidance is asked of the headline's arms alone: no table shows it of others.
 - Times are guessed from one H200 until the speed of sampling was measured.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .arms import BY_NAME, GUIDE_BY_NAME, UNGUIDED, Arm, Guide, Scale
+from .arms import BY_NAME, GUIDE_BY_NAME, SCALES, UNGUIDED, Arm, Guide, Scale
 from .results import Results, run_name, snapshot
 
 Facts = dict[str, Any]
 Ways = list[tuple[Guide, int]]
 """How to sample, and how many samples."""
+Kind = tuple[str, float, bool]
+"""Runs of one kind, by size, ratio and whether there is a cool-down, share their compiled code."""
 START_SECONDS, COMPILE_SECONDS, JUDGE_SECONDS, VALIDATE_SECONDS = 15.0, 25.0, 4.0, 0.8
 FORWARDS_PER_SECOND = {"S": 25_000.0, "B": 8_000.0}
 IMAGES_PER_SECOND = 4_000.0
@@ -59,15 +63,17 @@ class Spec:
         return cls(**raw | {"jobs": tuple(jobs), "resume": tuple(raw["resume"])})
 
     def results(self) -> Results:
-        """As they stand."""
-        return Results(Path(self.out), [Path(path) for path in self.resume])
+        """As they stand; refuses those of another scale."""
+        found = Results(Path(self.out), [Path(path) for path in self.resume])
+        found.check_scale(asdict(SCALES[self.scale]))
+        return found
 
 
 def looks(arm: Arm, job: Job, scale: Scale, *, equal: bool) -> dict[str, Ways]:
     """At each kind of stop, the ways to sample and how many samples; `equal`: the run stops where dense ended."""
     headline = arm.study == "headline"
     many = scale.samples if headline else scale.few
-    guides = [GUIDE_BY_NAME[name] for name in job.guides]
+    guides = [GUIDE_BY_NAME[name] for name in job.guides] if headline else []
     usable = [
         guide for guide in guides if arm.is_routed or not guide.needs_routes if job.marks or not guide.needs_earlier
     ]
@@ -89,8 +95,12 @@ def missing_ways(job: Job, scale: Scale, results: Results, work: Path) -> Ways:
     end = snapshot(entry, "end")
     assert end is not None
     ways = looks(BY_NAME[job.arm], job, scale, equal=False)["end"]
-    ways = [(guide, count) for guide, count in ways if guide.name not in end["samples"]]
-    return ways if weights_file(work, job, "end").is_file() else []
+    here = {at: weights_file(work, job, at).is_file() for at in ("end", "mark")}
+    return [
+        (guide, count)
+        for guide, count in ways
+        if guide.name not in end["samples"] and here["end"] and (here["mark"] or not guide.needs_earlier)
+    ]
 
 
 def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> float:
@@ -112,12 +122,26 @@ def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> fl
     return seconds
 
 
+def kind_of(arm: Arm) -> Kind:
+    """What decides which shapes a run compiles."""
+    return arm.size, arm.ratio, arm.cooldown > 0
+
+
+def compile_seconds(job: Job, scale: Scale, compiled: Collection[Kind]) -> float:
+    """What a run takes besides, in a process that has `compiled` these kinds."""
+    return COMPILE_SECONDS if scale.compile and kind_of(BY_NAME[job.arm]) not in compiled else 0.0
+
+
 def plan(spec: Spec, scale: Scale) -> str:
     """What is to be done, and how long it takes."""
-    first, results = START_SECONDS + COMPILE_SECONDS, spec.results()
-    seconds = {job.name: expected_seconds(job, scale, results, Path(spec.work)) for job in spec.jobs}
-    total = first + sum(seconds.values())
+    results, compiled, seconds = spec.results(), set[Kind](), dict[str, float]()
+    for job in spec.jobs:
+        seconds[job.name] = expected_seconds(job, scale, results, Path(spec.work))
+        if seconds[job.name]:
+            seconds[job.name] += compile_seconds(job, scale, compiled)
+            compiled.add(kind_of(BY_NAME[job.arm]))
+    total = START_SECONDS + sum(seconds.values())
     lines = [f"{name:<24} {f'{value:6.0f} s' if value else '    done'}" for name, value in seconds.items()]
     return "\n".join(
-        [f"{'start and compile':<24} {first:6.0f} s", *lines, f"{'in all':<24} {total:6.0f} s, {total / 60:.1f} min"]
+        [f"{'start':<24} {START_SECONDS:6.0f} s", *lines, f"{'in all':<24} {total:6.0f} s, {total / 60:.1f} min"]
     )

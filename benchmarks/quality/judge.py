@@ -7,6 +7,7 @@
 - The Frechet distance is to all training images; precision, recall and the kernel distance to some of them.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tread.data.base import to_uint8
+from tread.data.base import DataError, to_uint8
 from tread.evaluate.features import Extractor, load_efflite0
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.metrics import kernel_distance, precision_recall
@@ -29,12 +30,12 @@ from tread.sampling.generate import flops_per_sample, generate
 from tread.sampling.guidance import Branches
 
 from .arms import Guide, Scale
-from .images import CLASSES, SIDE, load
+from .images import CLASSES, SIDE, count_images, load
 
 SHAPE = (3, SIDE, SIDE)
 SEED = 0
 EXTRACTOR = "extractor.safetensors"
-REFERENCE = "reference.npz"
+REFERENCE, REFERENCE_FACTS = "reference.npz", "reference.json"
 EXTRACT_BATCH = 250
 Facts = dict[str, Any]
 
@@ -72,7 +73,26 @@ def write_reference(work: Path, extractor: Extractor, scale: Scale) -> Facts:
     test, _ = load(work / "data", "test")
     judge = Judge(work, extractor, scale)
     found = judge.figures(extract(extractor, test[: scale.samples]))
-    return {"train_images": len(train), "test": found, "seconds": round(time.monotonic() - start, 1)}
+    facts = {"train_images": len(train), "test": found, "seconds": round(time.monotonic() - start, 1)}
+    (work / REFERENCE_FACTS).write_text(json.dumps(facts))
+    return facts
+
+
+def forget_reference(work: Path) -> None:
+    """For when the training images are no longer those that were measured."""
+    for name in (REFERENCE, REFERENCE_FACTS):
+        (work / name).unlink(missing_ok=True)
+
+
+def read_reference_facts(work: Path) -> Facts:
+    """What `write_reference` found, of the images that are trained on."""
+    again = "prepare again with --weights"
+    if not (work / REFERENCE_FACTS).is_file():
+        raise DataError(f"no reference in {work}: {again}")
+    facts, trained = json.loads((work / REFERENCE_FACTS).read_text()), count_images(work / "data", "train")
+    if facts["train_images"] != trained:
+        raise DataError(f"the reference is of {facts['train_images']} images, and {trained} are trained on: {again}")
+    return facts
 
 
 class Judge:
@@ -85,11 +105,12 @@ class Judge:
         self.extractor, self.scale = extractor, scale
 
     def figures(self, features: np.ndarray) -> Facts:
-        """What features (N, D) say; `few` is the distance of the first of them."""
+        """What features (N, D) say; `few`: what the first of them say, to compare with those who drew no more."""
         few = min(self.scale.few, len(features))
         name = self.extractor.distance
         vectors = torch.from_numpy(features).to(self.vectors.device)
-        precision, recall = precision_recall(vectors, self.vectors)
+        first = precision_recall(vectors[:few], self.vectors)
+        precision, recall = first if few == len(features) else precision_recall(vectors, self.vectors)
         kernel, _ = kernel_distance(vectors, self.vectors)
         distance = frechet_distance(*gaussian(features[:few]), *self.reference)
         return {
@@ -99,6 +120,8 @@ class Judge:
             f"KD-{self.extractor.name}": kernel,
             "precision": precision,
             "recall": recall,
+            "precision few": first[0],
+            "recall few": first[1],
         }
 
     def judge(

@@ -1,7 +1,7 @@
 """The tables of docs/results.md, from the results of one or more calls.
 
-- Frechet distances fall as samples grow, so only figures of equal counts stand in one column: the headline's are of
-  all samples, those of studies and curves of the first few.
+- Frechet distances, precision and recall move with the number of samples, so only figures of equal counts stand in one
+  column: the headline's are of all samples, those of guidance, studies and curves of the first few.
 - A study's arms are compared with what the headline's arms were after the same seconds of training.
 - What is in the table of arms and not in the results is listed as not run.
 """
@@ -184,8 +184,9 @@ def guidance_table(results: Results, distance: str) -> str:
                 scale = "" if guide.scale == 1 else f"{guide.scale:g}"
                 weak = "" if guide.weak_ratio is None else f"{guide.weak_ratio:g}"
                 rows.append((
-                    arm, guide.name, scale, weak, f"{figures[f'{distance} few']:.2f}", f"{figures['precision']:.3f}",
-                    f"{figures['recall']:.3f}", f"{figures['gflops_per_sample']:,.0f}",
+                    arm, guide.name, scale, weak, f"{figures[f'{distance} few']:.2f}",
+                    f"{figures['precision few']:.3f}", f"{figures['recall few']:.3f}",
+                    f"{figures['gflops_per_sample']:,.0f}",
                 ))  # fmt: skip
     head = (
         "arm",
@@ -193,8 +194,8 @@ def guidance_table(results: Results, distance: str) -> str:
         "scale",
         "weak ratio",
         f"{distance}, first few",
-        "precision",
-        "recall",
+        "precision, first few",
+        "recall, first few",
         "GFLOPs a sample",
     )
     return markdown_table(head, rows) if rows else NOTHING

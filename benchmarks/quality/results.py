@@ -1,6 +1,7 @@
 """What a run leaves: one JSON of all runs by name, and one file of sample grids.
 
 - A run's name is its arm, seed and seconds: `routed-s0-75s`. Its entry is whole in itself.
+- Results of unequal scale (a rehearsal's, a smoke test's) do not join: their figures would stand in one table.
 - Both files are written after every step of the work, each time whole, so that a killed experiment loses little.
 """
 
@@ -42,10 +43,20 @@ class Results:
 
     def merge(self, other: Facts) -> None:
         """Take over what other results have; a finished run is never replaced by an unfinished one."""
+        if other.get("machine"):
+            self.check_scale(other["machine"]["scale"])
         self.facts |= {name: other[name] for name in ("machine", "data") if other.get(name)}
         for name, entry in other["runs"].items():
             if not self.is_done(name) or entry["status"] == "done":
                 self.runs[name] = entry
+
+    def check_scale(self, scale: Facts) -> None:
+        """Refuse to join runs of another scale with those that are here."""
+        here = scale if self.facts["machine"] is None else self.facts["machine"]["scale"]
+        unequal = [name for name in scale if here.get(name) != scale[name]]
+        if unequal:
+            words = "; ".join(f"{name} {here.get(name)} and {scale[name]}" for name in unequal)
+            raise ValueError(f"results of unequal scale do not join, leave one of them out: {words}")
 
     def is_done(self, name: str) -> bool:
         """Whether a run has come to its end."""

@@ -2,7 +2,9 @@
 
 - A worker process makes as many runs as fit, so that imports and compiled code serve all of them. If it dies, the run
   it was at is put down as failed and another worker goes on with the rest.
-- A run that would not fit into the time that is left is not begun.
+- A run that would not fit into the time that is left, compiling included, is not begun.
+- A run whose compiling failed is put down as failed: its speed would be that of another program.
+- The routed run of the headline stops where the dense one of its seed and seconds ended, so that one comes first.
 - A run with a cool-down must know its steps beforehand: they follow from the speeds of the dense and the routed run.
 """
 
@@ -22,14 +24,26 @@ from safetensors.torch import load_file
 
 from benchmarks.record import machine
 from tread.models import DiT
-from tread.train.compiling import compile_layers
+from tread.routing import noise
+from tread.train.compiling import Compiled, compile_layers
 from tread.train.job import make_accelerator
-from tread.train.loop import Session
+from tread.train.loop import Session, settling
 from tread.train.pretrain import build_model
 
 from .arms import BY_NAME, ENDLESS, SCALES, UNGUIDED, Arm, Scale, config_of
-from .jobs import Job, Spec, Ways, expected_seconds, looks, missing_ways, weights_file
-from .judge import Judge, draw, load_judge_network
+from .jobs import (
+    Job,
+    Kind,
+    Spec,
+    Ways,
+    compile_seconds,
+    expected_seconds,
+    kind_of,
+    looks,
+    missing_ways,
+    weights_file,
+)
+from .judge import Judge, draw, load_judge_network, read_reference_facts
 from .results import Results, snapshot
 from .training import GIB, Clock, Stops, Trial, race, save_average, warm_up
 
@@ -40,6 +54,7 @@ def run(spec: Spec) -> bool:
     """Make the runs that fit; True when all are done."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str((Path(spec.work) / "inductor").resolve())}
     scale, folder, tried = SCALES[spec.scale], Path(spec.work), set[str]()
+    read_reference_facts(folder)  # before each worker finds out for itself
 
     def to_do() -> list[Job]:
         results = spec.results()
@@ -86,16 +101,17 @@ def work(spec: Spec) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.accumulated_recompile_limit = 1024
-    results = spec.results()
-    results.facts |= {"machine": machine() | {"scale": asdict(scale)}}
-    results.facts["data"] = json.loads((folder / "reference.json").read_text())
+    results, compiled = spec.results(), set[Kind]()
+    results.facts |= {"machine": machine() | {"scale": asdict(scale)}, "data": read_reference_facts(folder)}
     judge = Judge(folder, load_judge_network(folder, device, smoke=spec.scale == "smoke"), scale)
     for job in spec.jobs:
-        needed, left = expected_seconds(job, scale, results, folder), spec.ends - time.time()
+        needed = expected_seconds(job, scale, results, folder) + compile_seconds(job, scale, compiled)
+        left = spec.ends - time.time()
         if needed > left:
             print(f"{job.name}: needs about {needed:.0f} s and {max(left, 0):.0f} are left", flush=True)
             continue
         (folder / "current").write_text(job.name)
+        compiled.add(kind_of(BY_NAME[job.arm]))
         done = results.is_done(job.name)
         entry = results.runs[job.name] if done else blank(job)
         try:
@@ -126,25 +142,34 @@ def steps_of(arm: Arm, job: Job, results: Results) -> int | None:
     return round(job.seconds / ((1 - arm.cooldown) / routed + arm.cooldown / dense))
 
 
+def steps_of_dense(arm: Arm, job: Job, results: Results) -> int | None:
+    """Where the headline's routed run is looked at besides: at as many steps as the dense one made in its seconds."""
+    if arm.study != "headline" or not arm.is_routed:
+        return None
+    dense = results.done("dense", job.seed, job.seconds)
+    if dense is None:
+        raise ValueError(f"{arm.name} needs the dense run of seed {job.seed} and {job.seconds:g} s: run that first")
+    return dense["steps"]
+
+
+def check_compiled(task: Trial, scale: Scale) -> None:
+    """The product goes on without the compiler where that fails; here a time is taken."""
+    parts = [*(block._compiled_call_impl for block in task.model.blocks), noise.draw_two] if scale.compile else []
+    if any(isinstance(part, Compiled) and part.attempt.failed for part in parts):
+        raise RuntimeError("compiling failed (see above): a run without it compares with none")
+
+
 def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, judge: Judge, entry: Facts) -> None:
     """Train one run and look at it; `entry` is filled and written as it goes."""
     began = time.monotonic()
-    steps = steps_of(arm, job, results)
+    steps, equal_steps = steps_of(arm, job, results), steps_of_dense(arm, job, results)
     config = config_of(arm, job.seed, scale, folder / "data", steps=ENDLESS if steps is None else steps)
     accelerator = make_accelerator(config)
     task = Trial(config, accelerator, folder, scale)
     session = Session(task, config, accelerator)
     task.model.train()
-    reference = (
-        results.done("dense" if arm.size == "S" else "b2-dense", job.seed, job.seconds) if arm.is_routed else None
-    )
-    stops = Stops(
-        seconds=job.seconds,
-        steps=steps,
-        marks=job.marks,
-        equal_steps=None if reference is None or arm.study != "headline" else reference["steps"],
-    )
-    ways = looks(arm, job, scale, equal=stops.equal_steps is not None)
+    stops = Stops(seconds=job.seconds, steps=steps, marks=job.marks, equal_steps=equal_steps)
+    ways = looks(arm, job, scale, equal=equal_steps is not None)
     entry |= {
         "settings": {
             "optimizer": asdict(config.optimizer),
@@ -157,11 +182,13 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
     start = time.monotonic()
     with accelerator.autocast():
         draw(task.model, task.objective, UNGUIDED, scale.sample_batch, scale, weak=None, device=accelerator.device)
+    check_compiled(task, scale)
     entry["warm_up_seconds"] = round(warmed + time.monotonic() - start, 1)
     clock = Clock(accelerator.device)
     print(f"== {job.name}: {task.summary()}; warm-up {entry['warm_up_seconds']} s", flush=True)
 
     def so_far() -> None:
+        check_compiled(task, scale)
         entry.update(
             steps=clock.step,
             train_seconds=round(clock.seconds, 3),
@@ -206,7 +233,9 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
         speed = f"sampling {entry['forwards_per_second']:,.0f} forwards/s, {time.monotonic() - began:.0f} s so far"
         print(f"{job.name} {at}: {clock.step} steps in {clock.seconds:.1f} s, {words}; {speed}", flush=True)
 
-    race(session, clock, stops, scale, look, validate)
+    with settling() as settle:
+        settle()
+        race(session, clock, stops, scale, look, validate)
     entry["status"] = "done"
     so_far()
     accelerator.free_memory()

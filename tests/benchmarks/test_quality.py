@@ -1,29 +1,35 @@
 """The quality experiment at tiny size: what it trains is what the product trains, and its figures are the product's."""
 
+import gc
 import io
 import json
 import shutil
 import tarfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.quality import run as running
 from benchmarks.quality.__main__ import main
 from benchmarks.quality.arms import ARMS, BY_NAME, ENDLESS, SCALES, config_of
 from benchmarks.quality.images import Cifar10, load, mosaic, pack, tiles, unpack
-from benchmarks.quality.jobs import Job, Spec, looks, plan
-from benchmarks.quality.judge import Judge, by_class, extract, load_judge_network
-from benchmarks.quality.report import report
+from benchmarks.quality.jobs import COMPILE_SECONDS, Job, Spec, looks, missing_ways, plan, weights_file
+from benchmarks.quality.judge import Judge, by_class, extract, load_judge_network, read_reference_facts
+from benchmarks.quality.report import guidance_table, report
 from benchmarks.quality.results import GRIDS, RESULTS, Results, read_grids, run_name, snapshot
-from benchmarks.quality.run import blank, make_run, run, steps_of, work
+from benchmarks.quality.run import blank, check_compiled, make_run, run, steps_of, work
 from benchmarks.quality.training import Trial
 from PIL import Image
 
+from tread.data.base import DataError
 from tread.evaluate.evaluate import compare
 from tread.evaluate.statistics import Tally
+from tread.routing import noise
+from tread.train.compiling import Attempt, Compiled
 from tread.train.config import compose
 from tread.train.job import make_accelerator
 from tread.train.loop import Session
@@ -220,6 +226,30 @@ def test_figures_are_those_of_tread_eval(prepared: Path, judge: Judge) -> None:
     assert found["KD-Pixels"] == few["KD-Pixels"]
 
 
+def test_the_first_few_have_the_figures_of_no_more(prepared: Path, judge: Judge, found: Results) -> None:
+    features = extract(judge.extractor, load(prepared / "data", "train")[0])
+    features[: SMOKE.few : 2] += 3  # half of the first few are far from everything
+    many, few = judge.figures(features), judge.figures(features[: SMOKE.few])
+    for name in ("FD-Pixels", "precision", "recall"):
+        assert many[f"{name} few"] == few[name] == few[f"{name} few"]
+        assert many[name] != few[name]
+    routed = replace_samples(found, unguided=many, cfg=few)
+    lines = [line.split(" | ") for line in guidance_table(routed, "FD-Pixels").splitlines() if "| routed" in line]
+    assert [line[1] for line in lines] == ["unguided", "cfg"]
+    assert lines[0][4:7] == lines[1][4:7]
+
+
+def replace_samples(results: Results, **samples: dict[str, float]) -> Results:
+    """The routed run of some results with other figures at its end."""
+    name = run_name("routed", 0, SECONDS)
+    copied = Results(results.folder.with_name("nowhere"))
+    copied.merge(json.loads(json.dumps(results.facts)))
+    end = snapshot(copied.runs[name], "end")
+    assert end is not None
+    end["samples"] = {name: figures | {"gflops_per_sample": 1.0} for name, figures in samples.items()}
+    return copied
+
+
 def test_a_grid_has_a_row_for_each_class() -> None:
     labels = np.arange(200) % 10
     assert by_class(labels.reshape(200, 1))[:, 0].tolist() == np.arange(10).repeat(10).tolist()
@@ -264,7 +294,7 @@ def test_ways_to_sample(prepared: Path) -> None:
     assert [(guide.name, count) for guide, count in routed["end"]][:2] == [("unguided", 200), ("cfg", 100)]
     assert [guide.name for guide, _ in routed["end"]] == ["unguided", "cfg", "sg", "cfg+sg"]
     short = looks(BY_NAME["ratio-0.25"], job_of("ratio-0.25"), SMOKE, equal=True)
-    assert [count for _, count in short["end"]] == [100, 100]
+    assert [(guide.name, count) for guide, count in short["end"]] == [("unguided", 100)]
 
 
 def test_ways_are_added_to_a_run_that_is_done(prepared: Path, found: Results, tmp_path: Path) -> None:
@@ -282,6 +312,17 @@ def test_ways_are_added_to_a_run_that_is_done(prepared: Path, found: Results, tm
     assert end["samples"]["cfg"] == was["samples"]["cfg"]
     assert end["samples"]["ag"]["FD-Pixels"] != end["samples"]["unguided"]["FD-Pixels"]
     assert "done" in plan(spec, SMOKE)
+
+
+def test_what_needs_an_earlier_model_is_not_asked_of_a_run_without_one(found: Results, tmp_path: Path) -> None:
+    job = job_of("dense", guides=("cfg", "ag"))
+    kept = [weights_file(tmp_path, job, at) for at in ("end", "mark")]
+    kept[0].parent.mkdir()
+    asked = []
+    for path in kept:
+        path.touch()
+        asked.append([guide.name for guide, _ in missing_ways(job, SMOKE, found, tmp_path)])
+    assert asked == [[], ["ag"]]
 
 
 def test_weights_that_were_kept_draw_the_same_samples(prepared: Path, found: Results, tmp_path: Path) -> None:
@@ -303,6 +344,137 @@ def test_what_does_not_fit_is_not_begun(prepared: Path, tmp_path: Path, capsys: 
     assert work(spec_of(prepared, tmp_path, job_of("dense"), seconds=2.0)) == 0
     assert "needs about" in capsys.readouterr().out
     assert not (tmp_path / RESULTS).exists()
+
+
+def test_compiling_takes_time_too(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiling, kinds = replace(SMOKE, compile=True), ("dense", "l1-1", "layers-1-7", "cooldown-10", "cooldown-20")
+    spec = spec_of(prepared, tmp_path, *(job_of(arm, marks=(), guides=()) for arm in kinds))
+    without, with_it = (
+        [float(line.split()[1]) for line in plan(spec, scale).splitlines()[1:-1]] for scale in (SMOKE, compiling)
+    )
+    added = [round((more - less) / COMPILE_SECONDS) for less, more in zip(without, with_it, strict=True)]
+    assert added == [1, 1, 0, 1, 0]
+    monkeypatch.setitem(SCALES, "smoke", compiling)
+    assert work(spec_of(prepared, tmp_path, job_of("dense"), seconds=COMPILE_SECONDS)) == 0
+    assert "needs about" in capsys.readouterr().out
+    assert not (tmp_path / RESULTS).exists()
+
+
+def test_a_run_whose_compiling_failed_counts_for_nothing(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = replace(SMOKE, compile=True)
+    config = config_of(BY_NAME["dense"], 0, scale, prepared / "data", steps=4)
+    task = Trial(config, make_accelerator(config), prepared, scale)
+    task.compile()
+    check_compiled(task, scale)
+    own, attempt = noise.two_uniforms, Attempt(print)
+    with monkeypatch.context() as patched:
+        patched.setattr(noise, "draw_two", Compiled(own, own, attempt))
+        check_compiled(task, scale)
+        attempt.fail(RuntimeError("no compiler"))
+        with pytest.raises(RuntimeError, match="compiling failed"):
+            check_compiled(task, scale)
+    compiled = task.model.blocks[-1]._compiled_call_impl
+    assert isinstance(compiled, Compiled)
+    compiled.attempt.fail(RuntimeError("no compiler"))
+    with pytest.raises(RuntimeError, match="compiling failed"):
+        check_compiled(task, scale)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_compiler_that_fails_fails_the_run(
+    prepared: Path, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Before the clock starts, or, where a shape that comes later fails, at the next look."""
+    raced, race = [], running.race
+
+    def compile_graph(graph: torch.fx.GraphModule, *_: object, **__: object) -> torch.fx.GraphModule:
+        if not late:
+            raise RuntimeError("no compiler")
+        return graph
+
+    def watched(session: Session, *arguments: Any) -> None:
+        raced.append(session)
+        assert isinstance(session.task, Trial)
+        compiled = session.task.model.blocks[0]._compiled_call_impl
+        assert isinstance(compiled, Compiled)
+        compiled.attempt.fail(RuntimeError("no compiler for this shape"))
+        race(session, *arguments)
+
+    torch.compiler.reset()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_graph)
+    monkeypatch.setattr(running, "race", watched)
+    job, scale = job_of("dense", marks=(), guides=()), replace(SMOKE, compile=True)
+    with pytest.raises(RuntimeError, match="a run without it compares with none"):
+        make_run(BY_NAME["dense"], job, scale, prepared, Results(tmp_path), judge, blank(job))
+    assert bool(raced) == late
+    assert not (tmp_path / RESULTS).exists()
+    torch.compiler.reset()  # nobody else shall run what was compiled here
+
+
+def test_the_collector_leaves_the_clock_alone(
+    prepared: Path, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, race = [], running.race
+
+    def watched(*arguments: Any) -> None:
+        frozen.append(gc.get_freeze_count())
+        race(*arguments)
+
+    monkeypatch.setattr(running, "race", watched)
+    job, before = job_of("ratio-0.25", seconds=0.05, marks=(), guides=()), gc.get_freeze_count()
+    make_run(BY_NAME["ratio-0.25"], job, SMOKE, prepared, Results(tmp_path), judge, blank(job))
+    assert frozen[0] > before + 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_the_routed_run_needs_the_dense_one(prepared: Path, judge: Judge, tmp_path: Path) -> None:
+    results, job = Results(tmp_path), job_of("routed")
+    results.write("other", blank(job_of("dense", seconds=0.5)) | {"status": "done", "steps": 5})
+    with pytest.raises(ValueError, match=r"^routed needs the dense run of seed 0 and 0.3 s: run that first$"):
+        make_run(BY_NAME["routed"], job, SMOKE, prepared, results, judge, blank(job))
+
+
+def test_a_reference_of_other_images_is_refused(prepared: Path, tmp_path: Path) -> None:
+    parts, moved = prepared.parent / "parts", tmp_path / "work"
+    shutil.copytree(prepared, moved, ignore=shutil.ignore_patterns("weights"))
+    assert read_reference_facts(moved)["train_images"] == 200
+    for kind in ("images", "labels"):
+        shutil.copy(moved / "data" / f"train-0.{kind}.npy", moved / "data" / f"train-1.{kind}.npy")
+    message = "the reference is of 200 images, and 400 are trained on: prepare again with --weights"
+    for make in (run, work):
+        with pytest.raises(DataError, match=message):
+            make(spec_of(moved, tmp_path, job_of("dense")))
+    assert main(["prepare", str(parts), "--work", str(moved)]) == 0
+    assert not (moved / "reference.npz").exists()
+    with pytest.raises(DataError, match=r"no reference in .*: prepare again with --weights"):
+        run(spec_of(moved, tmp_path, job_of("dense")))
+
+
+def test_a_rehearsal_is_kept_apart(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Spec] = []
+    monkeypatch.setattr(running, "run", lambda spec: bool(given.append(spec)) or True)
+    for options in ([], ["--rehearse"]):
+        assert main(["run", "--work", str(prepared), "--out", str(tmp_path), *options]) == 0
+    assert [(spec.scale, Path(spec.out)) for spec in given] == [
+        ("smoke", tmp_path),
+        ("rehearsal", tmp_path / "rehearsal"),
+    ]
+
+
+def test_results_of_unequal_scale_do_not_join(prepared: Path, tmp_path: Path) -> None:
+    for name in ("full", "rehearsal", "smoke"):
+        results = Results(tmp_path / name)
+        results.facts["machine"] = {"scale": asdict(SCALES[name])}
+        results.write("x", {"status": "done"})
+    paths = [tmp_path / name / RESULTS for name in ("full", "rehearsal", "smoke")]
+    with pytest.raises(ValueError, match="do not join, leave one of them out: validated 5000 and 500; samples 10000"):
+        Results(tmp_path / "joined", paths[:2])
+    spec = replace(spec_of(prepared, tmp_path / "joined"), resume=(str(paths[2]),))
+    assert "x" in spec.results().runs
+    with pytest.raises(ValueError, match="do not join"):
+        replace(spec, scale="full").results()
 
 
 def test_a_run_that_fails_does_not_stop_the_others(prepared: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from tread.models import DiT
 from tread.routing.errors import ConfigError
 from tread.train import attention, cudnn
-from tread.train.attention import KERNELS, SAFE, explained, use_attention
+from tread.train.attention import KERNELS, SAFE, check_attention, explained, relaxed, use_attention
 from tread.train.config import compose
 from tread.train.job import make_accelerator
 
@@ -53,6 +53,7 @@ def restored() -> Iterator[None]:
 @pytest.fixture
 def device_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`device_of(capability)`: the run is on such a GPU."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     return lambda found: monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
 
 
@@ -87,6 +88,28 @@ def test_auto_prefers_in_its_order_and_can_always_fall_back(capability, by_cudnn
     assert (F.scaled_dot_product_attention is not TORCH) is by_cudnn
 
 
+def test_cudnn_is_refused_where_it_is_not(device_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    device_of(AMPERE)
+    check_attention("cudnn", GPU)
+    device_of((7, 5))
+    with pytest.raises(ConfigError, match="attention is 'cudnn', which needs an NVIDIA GPU from Ampere on: use 'auto'"):
+        check_attention("cudnn", GPU)
+    device_of(HOPPER)
+    monkeypatch.setattr(torch.version, "cuda", None)  # AMD's GPUs call themselves cuda too
+    with pytest.raises(ConfigError, match="NVIDIA"):
+        check_attention("cudnn", GPU)
+    use_attention("auto", GPU)
+    assert F.scaled_dot_product_attention is TORCH
+
+
+def test_a_forced_kernel_does_not_bind_other_models(device_of) -> None:
+    device_of(AMPERE)
+    use_attention("flash", GPU)
+    with relaxed("flash", GPU):
+        assert enabled() == set(SAFE)
+    assert enabled() == {"flash"}
+
+
 def test_the_last_choice_counts() -> None:
     use_attention("math", GPU)
     use_attention("default", GPU)
@@ -100,12 +123,12 @@ def test_cpus_are_left_alone() -> None:
     assert (enabled(), order()) == before
     assert F.scaled_dot_product_attention is TORCH
     with pytest.raises(ConfigError) as error:
-        use_attention("flash", torch.device("cpu"), "train.attention")
+        check_attention("flash", torch.device("cpu"), "train.attention")
     assert str(error.value) == "train.attention is 'flash', a kernel of GPUs, and this run is on cpu: use 'auto'."
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the error is a CPU's")
-def test_a_job_sets_it_before_anything_else() -> None:
+def test_a_job_refuses_it_before_anything_else() -> None:
     with pytest.raises(ConfigError, match=r"train\.attention is 'cudnn', a kernel of GPUs"):
         make_accelerator(compose(["train.attention=cudnn"]).config, attention_setting="train.attention")
 

@@ -171,6 +171,8 @@ def test_labels_are_balanced_and_spread_where_there_are_few(tmp_path: Path) -> N
     assert images.labels(8, 12).tolist() == [8, 9, 0, 1]
     images.num_classes = 1000
     assert images.labels(0, 10).tolist() == list(range(0, 1000, 100))
+    images.num_classes = 14  # 1.4 of them for each sample
+    assert images.labels(0, 12).tolist() == [0, 1, 2, 4, 5, 7, 8, 9, 11, 12, 0, 1]
 
 
 def test_latents_are_decoded(tmp_path: Path) -> None:
@@ -282,12 +284,41 @@ def test_missing_weights_and_references_are_said_before_training(tmp_path: Path)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_a_reference_of_another_width_is_said_before_training(tmp_path: Path) -> None:
+    file = tmp_path / "reference.npz"
+    np.savez(file, features="Corner", mu=np.zeros(3), sigma=np.eye(3))
+    settings = [*EVALUATE, "evaluate.frechet_only=true", f"evaluate.reference={file}"]
+    with pytest.raises(ConfigError) as error:
+        train(tmp_path / "run", *settings)
+    assert str(error.value) == (
+        "evaluate.reference holds statistics of 3 features and evaluate.features corner has 8: name another one of the "
+        "two."
+    )
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    np.savez(file, features="Corner", mu=np.zeros(8), sigma=np.eye(8))
+    assert len(reports(train(tmp_path / "run", *settings, "train.steps=1"))) == 1
+
+
 def test_a_run_from_before_there_was_evaluation_goes_on(tmp_path: Path) -> None:
     folder = train(tmp_path / "run", "train.steps=1")
     path = folder / "config.yaml"
     text = path.read_text()
     path.write_text(text[: text.index("evaluate:")] + text[text.index("log:") :])
     assert len(losses(go_on(folder, "train.steps=2"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "compiled"),
+    [
+        (["evaluate.guidance=2"], True),
+        (["sample.guidance_kind=sg", "sample.weak_ratio=0.5"], True),
+        (["sample.guidance_kind=sg", "sample.weak_ratio=0.5", "evaluate.guidance=2"], False),
+        (["sample.strong_ratio=0.5"], False),
+    ],
+)
+def test_only_guidance_that_drops_tokens_is_drawn_eagerly(tmp_path: Path, settings: list[str], compiled: bool) -> None:
+    assert task_images(tmp_path, "train.compile=true", *EVALUATE, *settings).compiled == compiled
+    assert not task_images(tmp_path, *EVALUATE, *settings).compiled
 
 
 @pytest.mark.slow

@@ -236,6 +236,7 @@ def test_what_cannot_compute_in_float8_is_refused(tmp_path: Path, monkeypatch: p
         "train.float8 is set, which needs a GPU of compute capability 8.9 or above (Ada, Hopper); this run is on cpu. "
         "Set train.float8 to null."
     )
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     for capability, precision, words in (
         ((8, 6), "bf16", "compute capability 8.9 or above"),
         ((9, 0), "no", "train.float8 is set, which computes beside bf16: set train.precision to 'bf16' too."),

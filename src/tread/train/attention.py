@@ -29,20 +29,27 @@ KERNELS = {
 }
 SAFE = ("flash", "efficient", "math")
 """Of torch's own, in order of preference; its way to cuDNN is not among them (see `tread.train.cudnn`)."""
-HOPPER = (9, 0)
+AMPERE, HOPPER = (8, 0), (9, 0)
 _TORCH = F.scaled_dot_product_attention
 _ORDER = torch._C._get_sdp_priority_order()
 _UNAVAILABLE = "No available kernel"
 
 
-def use_attention(name: Attention, device: torch.device, setting: str = "attention") -> None:
-    """Let attention run on the kernels that `name` stands for; `setting` is what an error calls it."""
+def check_attention(name: Attention, device: torch.device, setting: str = "attention") -> None:
+    """Refuse a kernel that this device cannot have; `setting` is what the error calls it."""
     if device.type != "cuda":
         if name not in ("auto", "default"):
             raise ConfigError(f"{setting} is {name!r}, a kernel of GPUs, and this run is on {device}: use 'auto'.")
+    elif name == "cudnn" and (torch.version.cuda is None or torch.cuda.get_device_capability(device) < AMPERE):
+        raise ConfigError(f"{setting} is 'cudnn', which needs an NVIDIA GPU from Ampere on: use 'auto'.")
+
+
+def use_attention(name: Attention, device: torch.device) -> None:
+    """Let attention run on the kernels that `name` stands for."""
+    if device.type != "cuda":
         return
-    if name == "auto":
-        name = "cudnn" if torch.cuda.get_device_capability(device) >= HOPPER else "auto"
+    if name == "auto" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= HOPPER:
+        name = "cudnn"
     chosen = {"auto": SAFE, "cudnn": SAFE, "default": tuple(KERNELS)}.get(name, (name,))
     F.scaled_dot_product_attention = _by_cudnn if name == "cudnn" else _TORCH
     cuda = torch.backends.cuda
@@ -72,6 +79,16 @@ def _by_cudnn(
         if cudnn.fits(query, key, value):
             return cudnn.attend(query, key, value, scale)
     return _TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+@contextmanager
+def relaxed(name: Attention, device: torch.device) -> Iterator[None]:
+    """Inside, a kernel that was forced for the network does not bind other models, such as autoencoders."""
+    use_attention("default" if name == "default" else "auto", device)
+    try:
+        yield
+    finally:
+        use_attention(name, device)
 
 
 @contextmanager

@@ -5,9 +5,9 @@
 - Where compiling fails (no C compiler, an operation that cannot be compiled), the layer's own code runs in its place,
   in this call and in all later ones of every layer: one sentence says so, and the run goes on. The backward pass is
   compiled together with the forward, so that no step fails halfway.
-- Checkpointing belongs to the compiled code: a layer keeps its inputs alone, and its backward computes the rest again,
-  but for what no gradient needs. Around compiled code, torch's checkpointing would cost the host more than routing
-  saves the device (docs/performance.md).
+- Checkpointing is compiled with the layer: it keeps its inputs alone, and its backward computes the rest again, with
+  the same random numbers, but for what no gradient needs. Around compiled code, torch's checkpointing would cost the
+  host more than routing saves the device (docs/performance.md).
 - A layer keeps its parameter names and its hooks.
 """
 
@@ -24,8 +24,6 @@ from tread.routing.plan import RoutePlan
 from tread.routing.selection import SHAPE_LEVELS
 
 Switch = Literal["auto"] | bool
-KEPT, CHECKPOINTED = 1.0, 0.0
-"""Of what a layer would keep for its backward, the share it may; the rest, the cheapest first, is computed again."""
 
 
 def compiles(setting: Switch, device: torch.device) -> bool:
@@ -50,13 +48,13 @@ def compile_layers(
     layers: Sequence[nn.Module],
     *,
     shapes: int,
-    kept: float = KEPT,
+    checkpointed: bool = False,
     say: Callable[[str], None] = print,
     **options: Any,
-) -> None:
+) -> "Attempt":
     """Compile each layer in place, for up to `shapes` shapes of its inputs; `options` are torch.compile's.
 
-    `kept` is the share of activations that a layer keeps for its backward; `CHECKPOINTED`: its inputs alone.
+    With `checkpointed`, a layer keeps its inputs alone. Returns how it goes, which the first steps will show.
     """
     from torch._dynamo import config as limits  # a second to import, which only those who compile need
     from torch._functorch import config as lowering
@@ -67,19 +65,18 @@ def compile_layers(
     limits.recompile_limit = max(needed, limits.recompile_limit)
     limits.accumulated_recompile_limit = max(needed, limits.accumulated_recompile_limit)
     lowering.force_non_lazy_backward_lowering = True
-    lowering.activation_memory_budget = kept
     attempt = Attempt(say)
     for layer in layers:
-        layer.compile(dynamic=False, **options)
-        own = layer._call_impl if kept else partial(checkpoint, layer._call_impl, use_reentrant=False)
-        layer._compiled_call_impl = Compiled(own, layer._compiled_call_impl, attempt)
+        own = partial(checkpoint, layer._call_impl, use_reentrant=False) if checkpointed else layer._call_impl
+        layer._compiled_call_impl = Compiled(own, torch.compile(own, dynamic=False, **options), attempt)
     say(f"{len(layers)} layers are compiled when they first run, for up to {shapes} shape(s) each.")
+    return attempt
 
 
-def compile_noise(say: Callable[[str], None] = print) -> None:
+def compile_noise(attempt: "Attempt") -> None:
     """Compile what the noise of a step is made of, for the process; the bits stay the same."""
     own = noise.two_uniforms
-    noise.draw_two = Compiled(own, torch.compile(own, dynamic=False), Attempt(say))
+    noise.draw_two = Compiled(own, torch.compile(own, dynamic=False), attempt)
 
 
 class Attempt:

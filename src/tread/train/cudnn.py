@@ -32,6 +32,8 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and size == key.shape[-1] == value.shape[-1]
         and size % 8 == 0
         and size <= LARGEST_HEAD
+        and min(query.shape[2], key.shape[2]) > 1
+        and max(query.shape[:2]) < 2**16
     )
 
 

@@ -91,13 +91,19 @@ class ModelImages(ImageSource):
 
     def labels(self, first: int, stop: int) -> Tensor:
         """Class after class; where there are more classes than samples, evenly spread ones."""
-        stride = max(1, self.num_classes // len(self))
-        return torch.arange(first, stop) * stride % self.num_classes  # (N,)
+        spread = max(self.num_classes, len(self))
+        return torch.arange(first, stop) * spread // len(self) % self.num_classes  # (N,)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled layers draw them: unless a branch that is run drops tokens."""
+        branches = self.config.sample.branches
+        drops = branches.strong_ratio > 0 or (self.evaluate.guidance != 1 and branches.needs_routes)
+        return compiles(self.config.train.compile, self.accelerator.device) and not drops
 
     def read(self, first: int, stop: int) -> list[np.ndarray]:
         sample, size = self.config.sample, self.evaluate.batch_size
-        compiled = compiles(self.config.train.compile, self.accelerator.device) and not sample.branches.needs_routes
-        stance = torch.compiler.set_stance("default") if compiled else nullcontext()  # a run sets it to eager here
+        stance = torch.compiler.set_stance("default") if self.compiled else nullcontext()  # a run sets it to eager here
         with stance, self.accelerator.autocast():
             drawn = generate(
                 self.net,
@@ -147,6 +153,13 @@ class Evaluation:
             settings = {**config.data, "vae weights": config.sample.vae}
             images = DataImages(dataset, settings, decode, accelerator.device)
             self.reference = self._measure_reference(images)
+        if evaluate.reference is not None:  # a file of statistics says whose they are, if anything, by name
+            held, width = len(self.reference.pool.mean), self.extractor(images.read(0, 1)).pool.shape[1]
+            if held != width:
+                raise ConfigError(
+                    f"evaluate.reference holds statistics of {held} features and evaluate.features "
+                    f"{evaluate.features} has {width}: name another one of the two."
+                )
 
     def _measure_reference(self, data: ImageSource) -> Statistics:
         options = self._options()
@@ -168,6 +181,7 @@ class Evaluation:
                 warnings.warn(note, RiskWarning, stacklevel=2)
             figures = report.metrics
             found = {"step": step, **report.as_dict(), "sampling": self._sampling()}
+            self.folder.mkdir(parents=True, exist_ok=True)  # a reference that is statistics left nothing there
             with written_whole(self.folder / f"step-{step:08d}.json") as file:
                 file.write((json.dumps(found, indent=2) + "\n").encode())
         self.accelerator.wait_for_everyone()

@@ -1,11 +1,12 @@
 """Products in float8: the arithmetic, and linears that train with it.
 
-- One scale per tensor, taken from the tensor itself in every step: e4m3 for inputs and weights, e5m2 for gradients, all
-  three products of a step in float8 (Micikevicius et al. 2022, arXiv 2209.05433). Weights, their gradients and their
-  average stay as they are, so checkpoints do not know about it.
-- The kernel wants both operands with the summed axis last, so each tensor is needed as it lies for one product and
-  turned for another. Both are written where it is rounded, in one pass in compiled code, and only the turned ones, at a
-  byte per number, are kept for the backward pass.
+- `tensorwise`: one scale per tensor, e4m3 for inputs and weights, e5m2 for gradients, all three products of a step in
+  float8 (Micikevicius et al. 2022, arXiv 2209.05433). The kernel wants both operands with the summed axis last, so each
+  is needed as it lies for one product and turned for another; only the turned ones, at a byte per number, are kept.
+- `rowwise`: one scale per row, e4m3 throughout, two products in float8 and the weight's gradient, which sums over rows,
+  in bf16; inputs are kept in bf16.
+- Scales are taken from the tensors themselves in every step. Weights, their gradients and their average stay as they
+  are, so checkpoints do not know about it.
 - The largest value is taken by rows first: compiled code then finds it in the pass that computes the rows.
 - Validation, previews and every other forward in eval mode compute as without float8.
 - Where there is no such kernel (CPUs), a plain product of the rounded operands computes the same.
@@ -122,9 +123,15 @@ class Float8Linear(nn.Linear):
         return out.view(*input.shape[:-1], -1)
 
 
+def supported(device: torch.device) -> bool:
+    """Whether the device multiplies in float8."""
+    nvidia = device.type == "cuda" and torch.version.cuda is not None
+    return nvidia and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def check_float8(device: torch.device, setting: str, precision: str) -> None:
     """Refuse what cannot compute in float8; `precision` is autocast's."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9):
+    if not supported(device):
         raise ConfigError(
             f"{setting} is set, which needs a GPU of compute capability 8.9 or above (Ada, Hopper); this run is on "
             f"{device}. Set {setting} to null."

@@ -11,7 +11,7 @@ from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, Kwar
 
 from tread.data.base import written_whole
 from tread.routing.errors import ConfigError
-from tread.train.attention import use_attention
+from tread.train.attention import check_attention
 from tread.train.checkpoint import list_checkpoints
 from tread.train.config import CONFIG_FILE, changes, flatten, read_saved
 from tread.train.loop import CHECKPOINTS, Session, Task, fit
@@ -37,7 +37,7 @@ def make_accelerator(
         project_config=ProjectConfiguration(logging_dir=config.output_dir),
         kwargs_handlers=handlers,
     )
-    use_attention(config.train.attention, accelerator.device, attention_setting)
+    check_attention(config.train.attention, accelerator.device, attention_setting)
     return accelerator
 
 

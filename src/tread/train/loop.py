@@ -26,7 +26,7 @@ from tqdm import tqdm
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.train import attention, checkpoint
-from tread.train.compiling import compile_noise, compiles
+from tread.train.compiling import Attempt, compile_noise, compiles
 from tread.train.ema import EMA
 from tread.train.graphs import Graphs
 from tread.train.memory import out_of_memory
@@ -70,7 +70,7 @@ class Task(Protocol):
         """One line: what is trained, on what, with which routes."""
         ...
 
-    def compile(self) -> None:
+    def compile(self) -> Attempt:
         """Compile the model in place, parameter names unchanged."""
         ...
 
@@ -124,10 +124,11 @@ class Session:
         self.optimizer = make_optimizer(self.trained, config.optimizer)
         # a copy of the weights after all ranks have agreed on them
         self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
+        attention.use_attention(config.train.attention, accelerator.device)
         if compiles(config.train.compile, accelerator.device):
-            task.compile()
+            attempt = task.compile()
             if accelerator.device.type == "cuda":
-                compile_noise(accelerator.print)
+                compile_noise(attempt)
         self.network: Any = self.model
         """What a step calls."""
         if config.train.graphs and accelerator.device.type == "cuda" and accelerator.num_processes == 1:
@@ -140,7 +141,9 @@ class Session:
         training = self.task.model.training
         self.task.model.eval()
         try:
-            with self.ema.applied() if self.ema else nullcontext(), torch.compiler.set_stance("force_eager"):
+            eager = torch.compiler.set_stance("force_eager")
+            kernels = attention.relaxed(self.config.train.attention, self.accelerator.device)
+            with self.ema.applied() if self.ema else nullcontext(), eager, kernels:
                 yield
         finally:
             self.task.model.train(training)

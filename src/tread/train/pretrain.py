@@ -25,7 +25,7 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate, sample_noise
 from tread.sampling.grid import make_grid
-from tread.train.compiling import CHECKPOINTED, KEPT, compile_layers, compiles, lengths
+from tread.train.compiling import Attempt, compile_layers, compiles, lengths
 from tread.train.config import Composed
 from tread.train.decode import make_decode
 from tread.train.evaluation import Evaluation, ModelImages
@@ -146,13 +146,13 @@ class Pretraining:
         if self.handle is not None:
             self.handle.set_step(step)
 
-    def compile(self) -> None:
+    def compile(self) -> Attempt:
         """Compile each block: one shape inside windows, one outside, for every layer alike."""
         shapes = lengths(None if self.handle is None else self.handle.plan)
         if self._evaluation is not None:
             shapes += 1 if self.config.sample.interval is None else 2  # batches of samples, with guidance and without
-        kept = CHECKPOINTED if self.config.train.checkpointing else KEPT
-        compile_layers(list(self.model.blocks), shapes=shapes, kept=kept, say=self.accelerator.print)
+        checkpointed, say = self.config.train.checkpointing, self.accelerator.print
+        return compile_layers(list(self.model.blocks), shapes=shapes, checkpointed=checkpointed, say=say)
 
     def batches(self, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """(x, labels) on the device."""

@@ -20,7 +20,7 @@ from tread.train.finetune.adapters import add_adapter
 from tread.train.finetune.families import open_family
 from tread.train.finetune.family import TuneFamily
 from tread.train.finetune.prepare import DTYPES, prepare
-from tread.train.finetune.quantize import quantize
+from tread.train.finetune.quantize import check_precision, quantize
 from tread.train.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.train.finetune.source import Source
 from tread.train.finetune.task import Finetuning, memory_advice
@@ -84,6 +84,8 @@ def finetune(config: FinetuneConfig) -> Path:
     source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
     family = open_family(config.model_family, source, config.tokenizer_max_length)
     accelerator = make_accelerator(job_config(config), attention_setting=Finetuning.attention_setting, find_unused=True)
+    if config.base_model_precision not in UNQUANTIZED:
+        check_precision(config.base_model_precision, accelerator.device)
     folder = claim_folder(job_config(config), accelerator, resume_setting="resume_from_checkpoint")
     with out_of_memory(memory_advice(config)):
         data = prepare(config, family, accelerator, folder)

@@ -33,14 +33,15 @@ from tread.train import float8
 GROUP = 64
 """Neighbouring weights that share a scale in 4 bits."""
 FLOAT8 = float8.FORWARD
-LARGEST = torch.finfo(FLOAT8).max
 
 
 def quantize(model: nn.Module, precision: str, device: torch.device | str) -> None:
-    """Freeze the model and quantize its layers by `METHODS[precision]`; their weights are on `device` afterwards."""
+    """Freeze the model and quantize its layers by `METHODS[precision]`; their weights are on `device` afterwards.
+
+    `check_precision` says beforehand whether the model could then compute.
+    """
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     device = torch.device(device)
-    _check(method, precision, device)
     model.requires_grad_(False)
     for name, linear in layer_linears(model).items():
         model.set_submodule(name, method.apply(linear.to(device)).requires_grad_(False))
@@ -99,8 +100,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(*stored)
         codes, scale, _ = stored
         if form in FLOAT8_PRODUCTS and _fits_float8(codes):
-            product = _float8_product(x, codes, scale)
-            return product if bias is None else product + bias
+            return _float8_product(x, codes, scale, bias)
         return F.linear(x, unpack(form, x.dtype, *stored), bias)
 
     @staticmethod
@@ -122,8 +122,8 @@ def _pack_int8(weight: Tensor) -> tuple[Tensor, Tensor, None]:
 
 def _pack_float8(weight: Tensor) -> tuple[Tensor, Tensor, None]:
     """One scale per row; kept as bytes, because float8 is a float that `.to(dtype)` would convert."""
-    scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / LARGEST  # (N, 1)
-    return (weight / scale).clamp(-LARGEST, LARGEST).to(FLOAT8).view(torch.uint8), scale, None
+    codes, scale = float8.to_float8(weight, FLOAT8, 1)  # (N, K), (N, 1)
+    return codes.view(torch.uint8), scale, None
 
 
 def _pack_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -161,16 +161,16 @@ def unpack(form: str, dtype: torch.dtype, codes: Tensor | None, scale: Tensor | 
 
 
 def _fits_float8(codes: Tensor | None) -> bool:
-    """The kernel takes sides that are multiples of 16; real models have no others."""
-    return codes is not None and all(side % 16 == 0 for side in codes.shape)
+    """Real models have no other sides."""
+    return codes is not None and all(side % float8.MULTIPLE == 0 for side in codes.shape)
 
 
-def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None) -> Tensor:
-    """x @ weight.T, both sides in float8, one scale per row of each."""
+def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias, both sides in float8, one scale per row of each."""
     assert codes is not None
     assert scale is not None
     packed, spread = float8.to_float8(x.flatten(0, -2), FLOAT8, 1)  # (M, K), (M, 1)
-    product = float8.product(packed, codes.view(FLOAT8), spread, scale)  # (M, N)
+    product = float8.product(packed, codes.view(FLOAT8), spread, scale, bias)  # (M, N)
     return product.to(x.dtype).view(*x.shape[:-1], -1)
 
 
@@ -230,7 +230,9 @@ class Method:
     """What peft looks for on the model to choose its own layers for bitsandbytes'."""
 
 
-def _check(method: Method, precision: str, device: torch.device) -> None:
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse what cannot be had here; `device` is where the model will compute."""
+    method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     if method.package is not None:
         try:
             importlib.import_module(method.package)
@@ -238,7 +240,7 @@ def _check(method: Method, precision: str, device: torch.device) -> None:
             raise ImportError(
                 f"base_model_precision {precision!r} needs {method.package}: pip install 'tread-diffusion[quant]'"
             ) from error
-    if method.float8_compute and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
+    if method.float8_compute and not float8.supported(device):
         raise ConfigError(
             f"base_model_precision is {precision!r}, which computes in float8 and needs a GPU of compute capability "
             f"8.9 or above (Ada, Hopper); this run is on {device}. Use 'fp8wo-torchao', which stores float8 and "

@@ -28,7 +28,7 @@ from tread.data.order import positions
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.sampling.generate import sample_noise
-from tread.train.compiling import CHECKPOINTED, KEPT, compile_layers, lengths
+from tread.train.compiling import Attempt, compile_layers, lengths
 from tread.train.finetune.card import Facts
 from tread.train.finetune.experts import Experts, Range, caller, choose, ranges
 from tread.train.finetune.family import Batch, TuneFamily
@@ -126,7 +126,7 @@ class Finetuning:
             if handle is not None:
                 handle.set_step(step)
 
-    def compile(self) -> None:
+    def compile(self) -> Attempt:
         """Compile each layer, at the lengths that buckets, texts and the ratio's levels give."""
         self.family.text_multiple = COMPILED_TEXT
         texts = math.ceil(self.family.text_length / COMPILED_TEXT) if self.family.texts_differ else 1
@@ -135,8 +135,8 @@ class Finetuning:
         masked |= type(self.family).weight is not TuneFamily.weight  # clean latents are forced too
         shapes = len(set(self.train_set.groups)) * texts * lengths(plan, masked=masked)
         layers = [layer for model in self.models.values() for layer in layers_of(model)]
-        kept = CHECKPOINTED if self.config.gradient_checkpointing else KEPT
-        compile_layers(layers, shapes=shapes, kept=kept, say=self.accelerator.print)
+        checkpointed = self.config.gradient_checkpointing
+        return compile_layers(layers, shapes=shapes, checkpointed=checkpointed, say=self.accelerator.print)
 
     def batches(self, start_step: int) -> Iterator[TuneBatch]:
         """From the cache, captions dropped."""
