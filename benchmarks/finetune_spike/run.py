@@ -46,8 +46,6 @@ def run(
 ) -> bool:
     """Train what is not done yet for at most `budget` seconds, the base for `base_seconds`; True when all is done."""
     ends = time.monotonic() + budget
-    # with all of torch 2.11's ways of attention to choose from, FLUX ended in an illegal memory access on an H200
-    torch.backends.cuda.enable_cudnn_sdp(False)
     torch._dynamo.config.recompile_limit = 256  # all arms together
     results = out / "results"
     results.mkdir(exist_ok=True)
