@@ -11,6 +11,7 @@ from tread.routing.errors import ConfigError
 from tread.routing.plan import RoutePlan
 from tread.sampling.guidance import Branches
 from tread.train.attention import Attention
+from tread.train.compiling import Switch
 from tread.train.float8 import Float8
 from tread.train.schema import at_least
 
@@ -55,13 +56,11 @@ class LoopConfig:
     micro_steps: int
     seed: int
     precision: Literal["auto", "bf16", "bf16-stream", "float32"]
-    compile: Literal["auto"] | bool
+    compile: Switch
     attention: Attention
-    checkpointing: bool
-    workers: int
 
     def __post_init__(self) -> None:
-        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0, workers=0)
+        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0)
 
 
 @dataclass(frozen=True, kw_only=True)
