@@ -74,8 +74,6 @@ def job_config(
             precision="bf16" if autocast else "float32",
             compile=compiled,
             attention=attention,
-            checkpointing=False,
-            workers=0,
         ),
         optimizer=OptimizerConfig(
             name="adamw",
@@ -88,7 +86,7 @@ def job_config(
         ),
         ema=EMAConfig(decay=0.9999, warmup=10) if ema else None,
         checkpoint=CheckpointConfig(every=1_000_000, keep=1),
-        validation=ValidationConfig(every=0, samples=0),
+        validation=ValidationConfig(every=0),
         sample=PreviewConfig(every=0),
         log=LogConfig(every=100, trackers="none", project="benchmark"),
     )

@@ -68,10 +68,13 @@ class PretrainLoopConfig(LoopConfig):
     """The loop of class-conditional training."""
 
     float8: Float8 | None
+    checkpointing: bool
+    workers: int
     class_dropout: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least(self, "train", workers=0)
         if not 0 <= self.class_dropout < 1:
             raise ConfigError(f"train.class_dropout is {self.class_dropout}; allowed is 0 <= value < 1.")
 
@@ -125,10 +128,20 @@ class ValidationConfig:
     """Dense validation loss; every 0 steps: never."""
 
     every: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "validation", every=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutConfig(ValidationConfig):
+    """On so many samples held out of the training data."""
+
     samples: int
 
     def __post_init__(self) -> None:
-        at_least(self, "validation", every=0, samples=0)
+        super().__post_init__()
+        at_least(self, "validation", samples=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +245,7 @@ class PretrainConfig(JobConfig):
     objective: dict[str, Any]
     train: PretrainLoopConfig
     ema: EMAConfig
+    validation: HeldOutConfig
     sample: SampleConfig
 
     def __post_init__(self) -> None:
