@@ -7,7 +7,6 @@ Routes are 0.5 over 2..24 and 2..8. The loss is the product's flow objective wit
 latents are random and lie on the device.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from benchmarks.float8 import train_in_float8
 from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
+from benchmarks.reductions import whole_rows
 from benchmarks.steps import (
     Steps,
     Work,
-    cache_counts,
     compile_options,
     job_config,
     stepping,
@@ -58,6 +57,8 @@ class Variant:
     """torch.compile's."""
     options: tuple[tuple[str, int], ...] = ()
     """Further ones, of the compiler's."""
+    whole_rows: bool = False
+    """The trial of benchmarks.reductions."""
     float8: str | None = None
     """The product's `train.float8`, or a trial of benchmarks.float8; None: bf16."""
     stream: bool = False
@@ -70,6 +71,7 @@ class Variant:
             "whole model compiled": self.compiled == "whole",
             f"compile mode {self.mode}": self.mode != "default",
             f"compiler options {dict(self.options)}": bool(self.options),
+            "norms that read their rows once": self.whole_rows,
             f"float8 linears, {self.float8}": self.float8 not in (None, "rowwise", "tensorwise"),
         }
         return [words for words, true in found.items() if true]
@@ -80,7 +82,8 @@ VARIANTS = (
     Variant(name="graphs", stream=True),
     Variant(name="blocks", graphs=False),
     Variant(name="stream", stream=True, graphs=False),
-    Variant(name="persistent", stream=True, options=(("triton.multi_kernel", 2),)),
+    Variant(name="whole-rows", stream=True, whole_rows=True, options=(("max_epilogue_benchmarked_choices", 2),)),
+    Variant(name="multi-kernel", stream=True, options=(("triton.multi_kernel", 2),)),
     Variant(name="flash", sdpa="flash"),
     Variant(name="default-sdpa", sdpa="default"),
     Variant(name="whole", compiled="whole"),
@@ -90,6 +93,13 @@ VARIANTS = (
     Variant(name="torch-graphs", compiled="whole", mode="reduce-overhead", graphs=False),
     Variant(name="rowwise", float8="rowwise"),
     Variant(name="rowwise-stream", float8="rowwise", stream=True),
+    Variant(
+        name="rowwise-whole-rows",
+        float8="rowwise",
+        stream=True,
+        whole_rows=True,
+        options=(("max_epilogue_benchmarked_choices", 2),),
+    ),
     Variant(name="tensorwise-stream", float8="tensorwise", stream=True),
     Variant(name="float8-torchao", float8="torchao-tensorwise"),
     Variant(name="float8-torchao-rowwise", float8="torchao-rowwise"),
@@ -144,7 +154,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         clip=1.0,
     )
     try:
-        with stepping(work, config, device) as steps:
+        with whole_rows(variant.whole_rows), stepping(work, config, device) as steps:
             yield steps
     finally:
         uncompile(model, *model.blocks)
@@ -155,12 +165,9 @@ def compare(record: Record, name: str, variant: Variant, batch: int, profiles: l
     with dit_steps(
         name, variant, record.device, batch=batch, depth=SHALLOW if record.warm or record.smoke else None
     ) as steps:
-        start = time.monotonic()
-        steps.warm_up()
-        facts: Facts = {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
         if record.warm:
-            return facts
-        facts |= steps.compare(seconds=record.seconds, rounds=2 if record.smoke else 5, images=batch)
+            return steps.warm_up()
+        facts = steps.compare(seconds=record.seconds, rounds=2 if record.smoke else 5, images=batch)
         if variant.compiled == "blocks" and not variant.graphs:
             profiles.append(profile_routing(steps))
         return facts

@@ -17,6 +17,8 @@ ROWS = {True: "flux-checkpointed", False: "flux"}
 VARIANTS = (
     Variant(name="graphs"),
     Variant(name="compiled", graphs=False),
+    Variant(name="kept-0.9", kept=0.9),
+    Variant(name="kept-0.9-compiled", kept=0.9, graphs=False),
     Variant(name="checkpointed-around", around=True, graphs=False),
     Variant(name="eager", compiled=None, graphs=False),
     Variant(name="eager-graphs", compiled=None),

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
@@ -21,13 +22,12 @@ from torch.optim import Optimizer
 import tread
 from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
-from benchmarks.steps import Steps, Work, cache_counts, compile_options, job_config, stepping, uncompile
+from benchmarks.steps import WARM_STEPS, Steps, Work, compile_options, job_config, stepping, uncompile
 from tread.attach.registry import layers_of
 from tread.train.attention import Attention
 from tread.train.compiling import compile_layers, lengths
 from tread.train.finetune.adapters import add_adapter
 from tread.train.finetune.quantize import METHODS, check_precision, quantize
-from tread.train.graphs import CALLS
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -49,6 +49,8 @@ class Variant:
     """torch.compile's mode for each layer; None: eager."""
     around: bool = False
     """torch's checkpointing around compiled layers, instead of within them."""
+    kept: float = 1.0
+    """The compiler's memory budget: this share of what it would keep for the backward."""
     base: str = "bf16"
     """The frozen base: bf16, one of the product's `base_model_precision`, or a trial of benchmarks.float8."""
 
@@ -59,6 +61,7 @@ class Variant:
             "torch's checkpointing around compiled layers": self.around,
             f"LoRA in {self.lora}": self.lora != "float32",
             f"compile mode {self.compiled}": self.compiled not in (None, "default"),
+            f"{self.kept:g} of the activations kept": self.kept != 1,
             "trial of a base": self.base != "bf16" and self.base not in METHODS,
         }
         return [words for words, true in found.items() if true]
@@ -153,8 +156,9 @@ def lora_steps(
         ema=False,
         clip=1.0,
     )
+    kept = torch._functorch.config.patch(activation_memory_budget=variant.kept)
     try:
-        with _checkpointing(model, checkpointed and not within), stepping(work, config, device) as steps:
+        with kept, _checkpointing(model, checkpointed and not within), stepping(work, config, device) as steps:
             if variant.lora == "bf16 + float32 copy":
                 steps.session.optimizer = Copied(trained, lr=1e-4, fused=device.type == "cuda")
             yield steps
@@ -208,7 +212,7 @@ class Plan:
     rows: dict[bool, str]
     """The rows of the table by whether layers are checkpointed."""
     rounds: int = 3
-    warm_steps: int = 2 + CALLS
+    warm_steps: int = WARM_STEPS
     profiled: str | None = None
     """The variant whose share of routing is recorded too."""
 
@@ -234,7 +238,7 @@ def _measure_variant(record: Record, shape: Shape, variant: Variant, plan: Plan,
         return
     for checkpointed, row in plan.rows.items():
         with lora_steps(model, shape, variant, record.device, checkpointed=checkpointed) as steps:
-            compare = partial(_compare, record, model, steps, checkpointed, plan)
+            compare = partial(_compare, record, steps, plan)
             record.measure(variant.name, compare, row=row, checkpointed=checkpointed, **facts)
             if variant.name == plan.profiled and not record.warm and not variant.graphs:
                 record.measure(f"{row}, {variant.name}", partial(profile_routing, steps), row="routing")
@@ -259,14 +263,10 @@ def _made(record: Record, shape: Shape, variant: Variant) -> nn.Module | None:
     return made[0] if made else None
 
 
-def _compare(record: Record, model: Any, steps: Steps, checkpointed: bool, plan: Plan) -> Facts:
-    start = time.monotonic()
-    steps.warm_up(1 if record.warm else plan.warm_steps)
-    facts: Facts = {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
+def _compare(record: Record, steps: Steps, plan: Plan) -> Facts:
     if record.warm:
-        return facts
-    counting = partial(_checkpointing, model, checkpointed)
-    return facts | steps.compare(seconds=record.seconds, rounds=plan.rounds, counting=counting)
+        return steps.warm_up(1)
+    return steps.compare(seconds=record.seconds, warm_steps=plan.warm_steps, rounds=plan.rounds)
 
 
 def run_script(

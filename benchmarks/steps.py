@@ -5,8 +5,9 @@
 - Attention's backend is set for the whole process before anything is compiled, because compiled code keeps the choice.
 """
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from typing import Any
@@ -35,6 +36,8 @@ from tread.train.settings import (
     PreviewConfig,
     ValidationConfig,
 )
+
+WARM_STEPS = 2 + CALLS
 
 
 @dataclass(kw_only=True)
@@ -88,8 +91,6 @@ def job_config(
             compile=compiled,
             attention=attention,
             graphs=graphs,
-            checkpointing=False,
-            workers=0,
         ),
         optimizer=OptimizerConfig(
             name="adamw",
@@ -102,7 +103,7 @@ def job_config(
         ),
         ema=EMAConfig(decay=0.9999, warmup=10) if ema else None,
         checkpoint=CheckpointConfig(every=1_000_000, keep=1),
-        validation=ValidationConfig(every=0, samples=0),
+        validation=ValidationConfig(every=0),
         sample=PreviewConfig(every=0),
         log=LogConfig(every=100, trackers="none", project="benchmark"),
     )
@@ -140,6 +141,8 @@ class Steps:
         self.device = session.accelerator.device
         self._batches = cycle([work.batch])
         self._done = 0
+        self._kinds = {"routed": self.routed, "dense": self.dense}
+        self._alone: dict[str, dict[str, float | None]] = {}
 
     def routed(self) -> dict[str, Tensor]:
         """One training step, routed."""
@@ -151,40 +154,43 @@ class Steps:
         with self.work.handle.dense():
             return self.routed()
 
-    def warm_up(self, count: int = 2 + CALLS) -> None:
-        """Compile, choose kernels, allocate."""
-        for _ in range(count):
-            self.dense()
-            self.routed()
+    def warm_up(self, count: int = WARM_STEPS) -> Facts:
+        """Compile, choose kernels, allocate; one step of each kind is watched.
+
+        Routed steps come first: the graphs of dense ones need more memory, and share it.
+        """
+        start = time.monotonic()
+        for name, step in self._kinds.items():
+            for _ in range(count):
+                step()
+            self._alone[name] = watched(step, self.device, graphs=self.session.config.train.graphs)
         if self.work.attempt is not None and self.work.attempt.failed:
             raise RuntimeError("compiling failed (see above): an eager figure would stand for a compiled one")
         self._settle()
+        return {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
 
     def compare(
         self,
         *,
         seconds: float,
+        warm_steps: int = WARM_STEPS,
         rounds: int = 3,
         images: int | None = None,
-        counting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Facts:
         """Time both, against what their FLOPs say; `images` is the batch where images per second are wanted.
 
-        FLOPs are counted on an eager step, inside `counting`: what compiled code computes twice is said there.
+        FLOPs are counted on eager steps, before graphs hold the memory that those need.
         """
-        kinds = {"dense": self.dense, "routed": self.routed}
-        graphs = self.session.config.train.graphs
-        alone = {name: watched(step, self.device, graphs=graphs) for name, step in kinds.items()}
-        times = alternate(kinds, self.device, seconds=seconds, rounds=rounds)
+        flops = {name: count_flops(step, self.device) for name, step in self._kinds.items()}
+        facts = self.warm_up(warm_steps)
+        times = alternate(self._kinds, self.device, seconds=seconds, rounds=rounds)
         seen = clocks()
-        with counting():
-            flops = {name: count_flops(step, self.device) for name, step in kinds.items()}
         found: dict[str, Facts] = {}
         for name, timing in times.items():
-            found[name] = asdict(timing) | alone[name]
+            found[name] = asdict(timing) | self._alone[name]
             if images is not None:
                 found[name]["images_per_second"] = round(images * 1e3 / timing.median_ms, 1)
-        return {"clocks": seen} | compared(found["dense"], found["routed"], flops["dense"], flops["routed"])
+        return facts | {"clocks": seen} | compared(found["dense"], found["routed"], flops["dense"], flops["routed"])
 
 
 def compile_options(mode: str, device: torch.device) -> dict[str, Any]:

@@ -137,6 +137,7 @@ class Scale:
     sample_batch: int
     solver_steps: int
     compile: bool
+    graphs: bool
 
     def __post_init__(self) -> None:
         assert self.samples % self.sample_batch == 0
@@ -147,12 +148,12 @@ SCALES = {
     "full": Scale(
         sizes={"S": {"depth": 12, "width": 384, "heads": 6}, "B": {"depth": 12, "width": 768, "heads": 12}},
         patch=2, batch=256, learning_rate=3e-4, warmup_steps=200, validated=5000, validate_seconds=15, check_steps=50,
-        samples=10_000, few=5000, shown=10_000, sample_batch=500, solver_steps=40, compile=True,
+        samples=10_000, few=5000, shown=10_000, sample_batch=500, solver_steps=25, compile=True, graphs=True,
     ),
     "smoke": Scale(
         sizes={"S": {"depth": 12, "width": 16, "heads": 2}, "B": {"depth": 12, "width": 32, "heads": 2}},
         patch=8, batch=4, learning_rate=1e-3, warmup_steps=2, validated=8, validate_seconds=0.1, check_steps=2,
-        samples=200, few=100, shown=50, sample_batch=40, solver_steps=2, compile=False,
+        samples=200, few=100, shown=50, sample_batch=40, solver_steps=2, compile=False, graphs=False,
     ),
 }  # fmt: skip
 # the same shapes through the compiler, and every way through the code once
@@ -174,7 +175,8 @@ def config_of(arm: Arm, seed: int, scale: Scale, data: Path, *, steps: int) -> P
     raw["data"] = {"name": "cifar10", "path": str(data)}
     raw["objective"] = read("objective/flow.yaml")
     raw["output_dir"] = str(data)
-    raw["train"] |= {"steps": steps, "batch_size": scale.batch, "seed": seed, "compile": scale.compile}
+    raw["train"] |= {"steps": steps, "batch_size": scale.batch, "seed": seed}
+    raw["train"] |= {"compile": scale.compile, "graphs": scale.graphs}
     raw["optimizer"] |= {"learning_rate": scale.learning_rate, "warmup_steps": scale.warmup_steps}
     raw["validation"] |= {"samples": 0}  # the test images are held out instead
     raw["log"] |= {"trackers": "none"}

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from tread.data import DATASETS, Order, StepSampler
+from tread.train.graphs import CALLS
 from tread.train.loop import Session
 from tread.train.pretrain import Pretraining
 from tread.train.settings import PretrainConfig
@@ -139,20 +140,23 @@ def _ended(clock: Clock, stops: Stops, per_step: float) -> bool:
 
 
 def warm_up(session: Session, task: Trial) -> float:
-    """Compile and allocate for a training step, routed and dense; nothing is learned. Returns the seconds taken."""
+    """Compile and allocate for a training step, routed and dense, and capture its graphs; nothing is learned.
+
+    Returns the seconds taken.
+    """
     start = time.perf_counter()
     batches = task.batches(0)
     kinds = [False] if task.handle is None or task.handle.plan.schedule is None else [False, True]
     for dense in kinds:
-        for _ in range(2):
+        for _ in range(CALLS + 2):
             task.set_step(0)
             batch = next(batches)
             with session.accelerator.autocast():
                 if dense and task.handle is not None:
                     with task.handle.dense():
-                        loss = task.loss(session.model, batch, 0, 0)
+                        loss = task.loss(session.network, batch, 0, 0)
                 else:
-                    loss = task.loss(session.model, batch, 0, 0)
+                    loss = task.loss(session.network, batch, 0, 0)
             session.accelerator.backward(loss)
             session.optimizer.zero_grad(set_to_none=True)
     if task.pixels.device.type == "cuda":

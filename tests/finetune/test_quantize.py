@@ -268,6 +268,8 @@ def test_a_frozen_linear_on_a_gpu(form: str, compiled: bool):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", METHODS)
 def test_on_a_gpu(precision: str):
+    if precision.endswith("bnb"):
+        pytest.importorskip("bitsandbytes")
     model = flux().to(torch.bfloat16)
     with torch.no_grad():
         exact = call_flux(model, torch.bfloat16).float()

@@ -253,3 +253,13 @@ def test_what_cannot_compute_in_float8_is_refused(tmp_path: Path, monkeypatch: p
         f"{float8.SMALLEST}, so nothing would be faster: set train.float8 to null."
     )
     forget()
+
+
+@pytest.mark.parametrize("width", [float8.PIECE, 3 * float8.PIECE, 2 * float8.PIECE + 8])
+def test_the_largest_value_of_a_long_row_is_found_wherever_it_is(width: int) -> None:
+    for place in (0, width // 2, width - 1):
+        x = torch.ones(2, width)
+        x[1, place] = -7.0
+        codes, scale = float8.to_float8(x, float8.FORWARD, 1)
+        torch.testing.assert_close(scale.flatten() * 448, torch.tensor([1.0, 7.0]))
+        torch.testing.assert_close(codes.float() * scale, x, rtol=0.07, atol=0)

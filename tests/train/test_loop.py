@@ -302,7 +302,7 @@ class WithDropout:
         self.micro_steps = micro_steps
         self.facts: dict[str, Any] = {}
         self.steps_setting = self.attention_setting = self.memory_advice = self.divergence_advice = ""
-        self.kept_share = 1.0
+        self.kept_share, self.routing = 1.0, []
         self.model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
         self.data = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
 

@@ -37,7 +37,7 @@ class Graphs:
         self.network, self.handles, self._say = network, handles, say
         self._calls: dict[Any, int] = {}
         self._captured: dict[Any, tuple[Capture, list[Seen]]] = {}
-        self._failed = False
+        self.failed = False
         device = next(network.parameters()).device
         for handle in handles:
             handle.to(device)
@@ -45,7 +45,7 @@ class Graphs:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if self._failed or not self._fits(tensors):
+        if self.failed or not self._fits(tensors):
             return self.network(*args, **kwargs)
         kind = (tree, tuple(map(_kind, leaves)), tuple(h.ratios(training=self.network.training) for h in self.handles))
         if kind not in self._captured:
@@ -55,7 +55,7 @@ class Graphs:
             try:
                 self._captured[kind] = self._capture(leaves, tree)
             except RuntimeError as error:  # torch's own errors and those of CUDA are of this kind
-                self._failed = True
+                self.failed = True
                 self._say(f"capturing a CUDA graph failed, so the run goes on without ({str(error).splitlines()[0]}).")
                 return self.network(*args, **kwargs)
         capture, seen = self._captured[kind]

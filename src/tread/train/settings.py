@@ -11,6 +11,7 @@ from tread.routing.errors import ConfigError
 from tread.routing.plan import RoutePlan
 from tread.sampling.guidance import Branches
 from tread.train.attention import Attention
+from tread.train.compiling import Switch
 from tread.train.float8 import Float8
 from tread.train.schema import at_least
 
@@ -55,14 +56,12 @@ class LoopConfig:
     micro_steps: int
     seed: int
     precision: Literal["auto", "bf16", "bf16-stream", "float32"]
-    compile: Literal["auto"] | bool
+    compile: Switch
     attention: Attention
     graphs: bool
-    checkpointing: bool
-    workers: int
 
     def __post_init__(self) -> None:
-        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0, workers=0)
+        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +69,13 @@ class PretrainLoopConfig(LoopConfig):
     """The loop of class-conditional training."""
 
     float8: Float8 | None
+    checkpointing: bool
+    workers: int
     class_dropout: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least(self, "train", workers=0)
         if not 0 <= self.class_dropout < 1:
             raise ConfigError(f"train.class_dropout is {self.class_dropout}; allowed is 0 <= value < 1.")
 
@@ -127,10 +129,20 @@ class ValidationConfig:
     """Dense validation loss; every 0 steps: never."""
 
     every: int
+
+    def __post_init__(self) -> None:
+        at_least(self, "validation", every=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutConfig(ValidationConfig):
+    """On so many samples held out of the training data."""
+
     samples: int
 
     def __post_init__(self) -> None:
-        at_least(self, "validation", every=0, samples=0)
+        super().__post_init__()
+        at_least(self, "validation", samples=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +246,7 @@ class PretrainConfig(JobConfig):
     objective: dict[str, Any]
     train: PretrainLoopConfig
     ema: EMAConfig
+    validation: HeldOutConfig
     sample: SampleConfig
 
     def __post_init__(self) -> None:

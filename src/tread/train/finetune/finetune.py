@@ -54,8 +54,6 @@ def job_config(config: FinetuneConfig, processes: int = 1) -> JobConfig:
             compile=config.compile,
             attention=config.attention,
             graphs=config.graphs,
-            checkpointing=config.gradient_checkpointing,
-            workers=config.dataloader_num_workers,
         ),
         optimizer=OptimizerConfig(
             name=config.optimizer,
@@ -68,7 +66,7 @@ def job_config(config: FinetuneConfig, processes: int = 1) -> JobConfig:
         ),
         ema=EMAConfig(decay=config.ema_decay, warmup=EMA_WARMUP) if config.use_ema else None,
         checkpoint=CheckpointConfig(every=config.checkpoint_step_interval, keep=config.checkpoints_total_limit),
-        validation=ValidationConfig(every=config.eval_steps_interval, samples=config.num_eval_images),
+        validation=ValidationConfig(every=config.eval_steps_interval),
         sample=PreviewConfig(every=config.validation_steps if config.prompts else 0),
         log=LogConfig(
             every=config.logging_steps,

@@ -18,6 +18,7 @@ from tread.routing.errors import ConfigError, nearest
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
 from tread.train.attention import Attention
+from tread.train.compiling import Switch
 from tread.train.finetune.families import FAMILIES
 from tread.train.schema import at_least
 
@@ -137,7 +138,7 @@ mixed_precision, but float32 where all weights are trained."""
     """Compute activations again in the backward pass: far less memory, about a third more time."""
     mixed_precision: Literal["bf16", "no"] = "bf16"
     """Precision of the computation; no: float32."""
-    compile: Literal["auto"] | bool = "auto"
+    compile: Switch = "auto"
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
     attention: Attention = "auto"
     """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, and what takes masks \

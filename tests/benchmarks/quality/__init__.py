@@ -1,0 +1,1 @@
+"""The quality experiment at tiny size: it trains what the product trains, and its figures are the product's."""

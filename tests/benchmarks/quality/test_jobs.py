@@ -1,0 +1,109 @@
+"""Arms are configs of the product; what is asked of a run, and how long it takes, is known beforehand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.quality.arms import ARMS, BY_NAME, SCALES, config_of
+from benchmarks.quality.jobs import COMPILE_SECONDS, looks, missing_ways, plan, weights_file
+from benchmarks.quality.results import RESULTS, Results
+from benchmarks.quality.run import blank, steps_of, work
+
+from quality.tiny import SMOKE, job_of, spec_of
+from tread.train.config import compose
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:
+    assert len(BY_NAME) == len(ARMS)
+    plans = set()
+    for arm in ARMS:
+        config = config_of(arm, 0, SCALES["full"], prepared / "data", steps=100)
+        assert (config.model.tread_config is None) == (arm.ratio == 0)
+        assert arm.ideal_speedup(config, 256) >= 1
+        plans.add(json.dumps([config.model.tread_config, config.model.width]))
+    assert len(plans) == len(ARMS)
+    routed = config_of(BY_NAME["routed"], 0, SCALES["full"], prepared, steps=100)
+    assert round(BY_NAME["routed"].ideal_speedup(routed, 256), 2) == 1.44  # as `tread plan` says
+
+
+def test_the_recipe_has_the_settings_of_the_headline(prepared: Path) -> None:
+    ours = config_of(BY_NAME["routed"], 0, SCALES["full"], prepared, steps=3000)
+    recipe = compose([str(ROOT / "recipes" / "cifar10-s-2.yaml"), "data.path=somewhere"]).config
+    assert (recipe.optimizer, recipe.ema, recipe.objective) == (ours.optimizer, ours.ema, ours.objective)
+    same = "batch_size", "micro_steps", "compile", "class_dropout", "checkpointing", "steps"
+    assert [getattr(recipe.train, name) for name in same] == [getattr(ours.train, name) for name in same]
+    assert recipe.data == {"name": "images", "path": "somewhere", "size": 32, "flip": True}
+    sizes = [f"model.{name}={value}" for name, value in (("depth", 12), ("width", 16), ("heads", 2))]
+    small = compose([str(ROOT / "recipes" / "cifar10-s-2.yaml"), "data.path=somewhere", *sizes]).config
+    model = replace(ours.model, width=16, heads=2)
+    from tread.train.pretrain import build_model
+
+    first, second = (build_model(one, (3, 32, 32), 10, checkpointing=False) for one in (small.model, model))
+    assert first.state_dict().keys() == second.state_dict().keys()
+    assert first.grid == second.grid == (16, 16)
+    for config in (small.model, model):
+        assert config.tread_config is not None
+    plans = [first.route(one.tread_config).plan for one in (small.model, model) if one.tread_config is not None]
+    assert plans[0] == plans[1]
+
+
+def test_steps_of_a_cool_down(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    job = job_of("cooldown-20", seconds=30)
+    with pytest.raises(ValueError, match="run those first, or give --steps"):
+        steps_of(BY_NAME["cooldown-20"], job, results)
+    for name, speed in (("dense", 20.0), ("routed", 40.0)):
+        results.write(name, blank(job_of(name)) | {"status": "done", "steps_per_second": speed})
+    steps = steps_of(BY_NAME["cooldown-20"], job, results)
+    assert steps is not None
+    assert 0.8 * steps / 40 + 0.2 * steps / 20 == pytest.approx(30, abs=0.05)
+    assert steps_of(BY_NAME["cooldown-20"], replace(job, steps=7), results) == 7
+    assert steps_of(BY_NAME["routed"], job, results) is None
+
+
+def test_ways_to_sample(prepared: Path) -> None:
+    every = ("cfg", "sg", "cfg+sg", "ag", "ag+sg")
+    dense = looks(BY_NAME["dense"], job_of("dense", guides=every), SMOKE, equal=True)
+    assert [guide.name for guide, _ in dense["end"]] == ["unguided", "cfg", "ag"]
+    assert "equal-steps" not in dense
+    routed = looks(BY_NAME["routed"], job_of("routed", guides=every, marks=()), SMOKE, equal=True)
+    assert [(guide.name, count) for guide, count in routed["end"]][:2] == [("unguided", 200), ("cfg", 100)]
+    assert [guide.name for guide, _ in routed["end"]] == ["unguided", "cfg", "sg", "cfg+sg"]
+    short = looks(BY_NAME["ratio-0.25"], job_of("ratio-0.25"), SMOKE, equal=True)
+    assert [(guide.name, count) for guide, count in short["end"]] == [("unguided", 100)]
+
+
+def test_what_needs_an_earlier_model_is_not_asked_of_a_run_without_one(found: Results, tmp_path: Path) -> None:
+    job = job_of("dense", guides=("cfg", "ag"))
+    kept = [weights_file(tmp_path, job, at) for at in ("end", "mark")]
+    kept[0].parent.mkdir()
+    asked = []
+    for path in kept:
+        path.touch()
+        asked.append([guide.name for guide, _ in missing_ways(job, SMOKE, found, tmp_path)])
+    assert asked == [[], ["ag"]]
+
+
+def test_what_does_not_fit_is_not_begun(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert work(spec_of(prepared, tmp_path, job_of("dense"), seconds=2.0)) == 0
+    assert "needs about" in capsys.readouterr().out
+    assert not (tmp_path / RESULTS).exists()
+
+
+def test_compiling_takes_time_too(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiling, kinds = replace(SMOKE, compile=True), ("dense", "l1-1", "layers-1-7", "cooldown-10", "cooldown-20")
+    spec = spec_of(prepared, tmp_path, *(job_of(arm, marks=(), guides=()) for arm in kinds))
+    without, with_it = (
+        [float(line.split()[1]) for line in plan(spec, scale).splitlines()[1:-1]] for scale in (SMOKE, compiling)
+    )
+    added = [round((more - less) / COMPILE_SECONDS) for less, more in zip(without, with_it, strict=True)]
+    assert added == [1, 1, 0, 1, 0]
+    monkeypatch.setitem(SCALES, "smoke", compiling)
+    assert work(spec_of(prepared, tmp_path, job_of("dense"), seconds=COMPILE_SECONDS)) == 0
+    assert "needs about" in capsys.readouterr().out
+    assert not (tmp_path / RESULTS).exists()

@@ -1,0 +1,105 @@
+"""Figures are `tread eval`'s, of equal counts where they stand side by side, and results of several calls join."""
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.quality.arms import SCALES
+from benchmarks.quality.images import load
+from benchmarks.quality.judge import Judge, by_class, extract
+from benchmarks.quality.report import guidance_table, report
+from benchmarks.quality.results import RESULTS, Results, run_name, snapshot
+
+from quality.tiny import SECONDS, SMOKE, spec_of
+from tread.evaluate.evaluate import compare
+from tread.evaluate.statistics import Tally
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def replace_samples(results: Results, **samples: dict[str, float]) -> Results:
+    """The routed run of some results with other figures at its end."""
+    name = run_name("routed", 0, SECONDS)
+    copied = Results(results.folder.with_name("nowhere"))
+    copied.merge(json.loads(json.dumps(results.facts)))
+    end = snapshot(copied.runs[name], "end")
+    assert end is not None
+    end["samples"] = {name: figures | {"gflops_per_sample": 1.0} for name, figures in samples.items()}
+    return copied
+
+
+def test_figures_are_those_of_tread_eval(prepared: Path, judge: Judge) -> None:
+    train, test = (load(prepared / "data", split)[0] for split in ("train", "test"))
+    theirs = []
+    for images in (test, train):
+        tally = Tally("Pixels", len(images))
+        tally.add(judge.extractor(list(images)), 0)
+        theirs.append(tally.statistics())
+    shown = judge.vectors.numpy()
+    found = judge.figures(extract(judge.extractor, test))
+    expected = compare(theirs[0], theirs[1]).metrics
+    assert found["FD-Pixels"] == pytest.approx(expected["FD-Pixels"], rel=1e-6)
+    few = compare(theirs[0], replace(theirs[1], vectors=shown)).metrics
+    assert (found["precision"], found["recall"]) == (few["precision-Pixels"], few["recall-Pixels"])
+    assert found["KD-Pixels"] == few["KD-Pixels"]
+
+
+def test_the_first_few_have_the_figures_of_no_more(prepared: Path, judge: Judge, found: Results) -> None:
+    features = extract(judge.extractor, load(prepared / "data", "train")[0])
+    features[: SMOKE.few : 2] += 3  # half of the first few are far from everything
+    many, few = judge.figures(features), judge.figures(features[: SMOKE.few])
+    for name in ("FD-Pixels", "precision", "recall"):
+        assert many[f"{name} few"] == few[name] == few[f"{name} few"]
+        assert many[name] != few[name]
+    routed = replace_samples(found, unguided=many, cfg=few)
+    lines = [line.split(" | ") for line in guidance_table(routed, "FD-Pixels").splitlines() if "| routed" in line]
+    assert [line[1] for line in lines] == ["unguided", "cfg"]
+    assert lines[0][4:7] == lines[1][4:7]
+
+
+def test_a_grid_has_a_row_for_each_class() -> None:
+    labels = np.arange(200) % 10
+    assert by_class(labels.reshape(200, 1))[:, 0].tolist() == np.arange(10).repeat(10).tolist()
+
+
+def test_results_of_unequal_scale_do_not_join(prepared: Path, tmp_path: Path) -> None:
+    for name in ("full", "rehearsal", "smoke"):
+        results = Results(tmp_path / name)
+        results.facts["machine"] = {"scale": asdict(SCALES[name])}
+        results.write("x", {"status": "done"})
+    paths = [tmp_path / name / RESULTS for name in ("full", "rehearsal", "smoke")]
+    with pytest.raises(ValueError, match="do not join, leave one of them out: validated 5000 and 500; samples 10000"):
+        Results(tmp_path / "joined", paths[:2])
+    spec = replace(spec_of(prepared, tmp_path / "joined"), resume=(str(paths[2]),))
+    assert "x" in spec.results().runs
+    with pytest.raises(ValueError, match="do not join"):
+        replace(spec, scale="full").results()
+
+
+def test_the_report(found: Results, tmp_path: Path) -> None:
+    docs = tmp_path / "results.md"
+    shutil.copy(ROOT / "docs" / "results.md", docs)
+    report([found.folder / RESULTS], docs, tmp_path / "joined.json")
+    page = docs.read_text(encoding="utf-8")
+    routed = found.runs[run_name("routed", 0, SECONDS)]
+    end = snapshot(routed, "end")
+    assert end is not None
+    line = next(line for line in page.splitlines() if line.startswith("| routed, equal wall-clock | 0 |"))
+    assert f"| {end['samples']['unguided']['FD-Pixels']:.2f} |" in line
+    assert "- 0.75 over 2..8, seed 0 (ratio-0.75)" in page
+    assert "- 0.5 over 2..8, seed 1 (routed)" in page
+    assert "seed 0 (routed)" not in page
+    assert (tmp_path / "results" / "quality.png").is_file()
+    assert json.loads((tmp_path / "joined.json").read_text())["runs"] == found.runs
+
+
+def test_results_of_several_calls_join(tmp_path: Path) -> None:
+    first, second = Results(tmp_path / "a"), Results(tmp_path / "b")
+    first.write("x", {"status": "done", "value": 1})
+    second.write("x", {"status": "failed", "value": 2})
+    second.write("y", {"status": "begun"})
+    joined = Results(tmp_path / "c", [tmp_path / "a" / RESULTS, tmp_path / "b" / RESULTS])
+    assert joined.runs == {"x": {"status": "done", "value": 1}, "y": {"status": "begun"}}

@@ -1,0 +1,214 @@
+"""Runs are the product's, stop where they were told, and go on where one failed."""
+
+import gc
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.quality.__main__ import main
+from benchmarks.quality.arms import BY_NAME, ENDLESS, config_of
+from benchmarks.quality.jobs import Spec, plan
+from benchmarks.quality.judge import Judge
+from benchmarks.quality.results import GRIDS, RESULTS, Results, read_grids, run_name, snapshot
+from benchmarks.quality.run import blank, check_compiled, make_run, run, work
+from benchmarks.quality.training import Trial
+
+from benchmarks.quality import run as running
+from quality.tiny import SECONDS, SMOKE, job_of, spec_of
+from tread.routing import noise
+from tread.train.compiling import Attempt, Compiled
+from tread.train.job import make_accelerator
+from tread.train.loop import Session
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_looking_does_not_disturb_the_run(prepared: Path, found: Results) -> None:
+    """Validation, sampling and the warm-up aside, a run is the product's session step by step."""
+    entry = found.runs[run_name("routed", 0, SECONDS)]
+    for look in (snapshot(entry, "equal-steps"), snapshot(entry, "end")):
+        assert look is not None
+        config = config_of(BY_NAME["routed"], 0, SMOKE, prepared / "data", steps=ENDLESS)
+        task = Trial(config, make_accelerator(config), prepared, SMOKE)
+        session = Session(task, config, task.accelerator)
+        task.model.train()
+        batches = task.batches(0)
+        for step in range(look["steps"]):
+            session.step(step, batches)
+        with session.averaged():
+            assert task.validate()["val_loss"] == look["val_loss"]
+
+
+def test_batches_are_the_products_own(prepared: Path) -> None:
+    config = config_of(BY_NAME["dense"], 0, SMOKE, prepared / "data", steps=4)
+    task = Trial(config, make_accelerator(config), prepared, SMOKE)
+    ours, products = list(task.batches(1)), list(super(Trial, task).batches(1))
+    assert len(ours) == len(products) == 3
+    for mine, theirs in zip(ours, products, strict=True):
+        torch.testing.assert_close(mine, tuple(theirs), rtol=0, atol=0)
+
+
+def test_a_run_stops_where_it_was_told(found: Results) -> None:
+    entry = found.runs[run_name("routed", 0, SECONDS)]
+    assert entry["status"] == "done"
+    assert [look["at"] for look in entry["snapshots"]] in (
+        ["mark", "equal-steps", "end"],
+        ["equal-steps", "mark", "end"],
+    )
+    equal, end, mark = (snapshot(entry, at) for at in ("equal-steps", "end", "mark"))
+    assert equal is not None
+    assert end is not None
+    assert mark is not None
+    assert equal["steps"] == 5
+    assert end["steps"] == entry["steps"] > 5
+    assert (mark["due"], equal["due"], end["due"]) == (0.1, None, SECONDS)
+    assert set(end["samples"]) == {"unguided", "cfg"}
+    assert [look["samples"]["unguided"]["count"] for look in (mark, equal, end)] == [100, 200, 200]
+    times = [point["seconds"] for point in entry["curve"]]
+    assert times == sorted(set(times))
+    grids = read_grids(found.folder / GRIDS)
+    assert grids[f"{run_name('routed', 0, SECONDS)}-end"].shape == (100, 32, 32, 3)
+
+
+def test_the_last_steps_of_a_cool_down_are_dense(prepared: Path, judge: Judge, tmp_path: Path) -> None:
+    results, job = Results(tmp_path), job_of("cooldown-20", steps=10, marks=(), guides=())
+    entry = blank(job)
+    make_run(BY_NAME["cooldown-20"], job, SMOKE, prepared, results, judge, entry)
+    assert entry["steps"] == 10
+    config = config_of(BY_NAME["cooldown-20"], 0, SMOKE, prepared / "data", steps=10)
+    task = Trial(config, make_accelerator(config), prepared, SMOKE)
+    assert task.handle is not None
+    kept = []
+    for step in range(10):
+        task.set_step(step)
+        task.loss(task.model.train(), next(task.batches(step)), step, 0)
+        kept.append(task.kept_share)
+    assert kept == [0.5] * 8 + [1.0] * 2
+
+
+def test_ways_are_added_to_a_run_that_is_done(prepared: Path, found: Results, tmp_path: Path) -> None:
+    before = found.runs[run_name("dense", 0, 0.3)]
+    shutil.copy(found.folder / RESULTS, tmp_path / RESULTS)
+    more = job_of("dense", guides=("cfg", "ag"))
+    spec = spec_of(prepared, tmp_path, more)
+    assert "done" not in plan(spec, SMOKE)
+    assert work(spec) == 0
+    after = Results(tmp_path).runs[more.name]
+    end, was = snapshot(after, "end"), snapshot(before, "end")
+    assert end is not None
+    assert was is not None
+    assert set(end["samples"]) == {"unguided", "cfg", "ag"}
+    assert end["samples"]["cfg"] == was["samples"]["cfg"]
+    assert end["samples"]["ag"]["FD-Pixels"] != end["samples"]["unguided"]["FD-Pixels"]
+    assert "done" in plan(spec, SMOKE)
+
+
+def test_weights_that_were_kept_draw_the_same_samples(prepared: Path, found: Results, tmp_path: Path) -> None:
+    """What was sampled in training with the average swapped in is what a fresh model draws."""
+    shutil.copy(found.folder / RESULTS, tmp_path / RESULTS)
+    job = job_of("dense")
+    results = Results(tmp_path)
+    end = snapshot(results.runs[job.name], "end")
+    assert end is not None
+    was = end["samples"].pop("cfg")
+    results.write(job.name, results.runs[job.name])
+    assert work(spec_of(prepared, tmp_path, job)) == 0
+    again = snapshot(Results(tmp_path).runs[job.name], "end")
+    assert again is not None
+    assert again["samples"]["cfg"]["FD-Pixels"] == pytest.approx(was["FD-Pixels"], rel=1e-9)
+
+
+def test_a_run_whose_compiling_failed_counts_for_nothing(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = replace(SMOKE, compile=True)
+    config = config_of(BY_NAME["dense"], 0, scale, prepared / "data", steps=4)
+    task = Trial(config, make_accelerator(config), prepared, scale)
+    task.compile()
+    check_compiled(task, scale)
+    own, attempt = noise.two_uniforms, Attempt(print)
+    with monkeypatch.context() as patched:
+        patched.setattr(noise, "draw_two", Compiled(own, own, attempt))
+        check_compiled(task, scale)
+        attempt.fail(RuntimeError("no compiler"))
+        with pytest.raises(RuntimeError, match="compiling failed"):
+            check_compiled(task, scale)
+    compiled = task.model.blocks[-1]._compiled_call_impl
+    assert isinstance(compiled, Compiled)
+    compiled.attempt.fail(RuntimeError("no compiler"))
+    with pytest.raises(RuntimeError, match="compiling failed"):
+        check_compiled(task, scale)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_compiler_that_fails_fails_the_run(
+    prepared: Path, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Before the clock starts, or, where a shape that comes later fails, at the next look."""
+    raced, race = [], running.race
+
+    def compile_graph(graph: torch.fx.GraphModule, *_: object, **__: object) -> torch.fx.GraphModule:
+        if not late:
+            raise RuntimeError("no compiler")
+        return graph
+
+    def watched(session: Session, *arguments: Any) -> None:
+        raced.append(session)
+        assert isinstance(session.task, Trial)
+        compiled = session.task.model.blocks[0]._compiled_call_impl
+        assert isinstance(compiled, Compiled)
+        compiled.attempt.fail(RuntimeError("no compiler for this shape"))
+        race(session, *arguments)
+
+    torch.compiler.reset()
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_graph)
+    monkeypatch.setattr(running, "race", watched)
+    job, scale = job_of("dense", marks=(), guides=()), replace(SMOKE, compile=True)
+    with pytest.raises(RuntimeError, match="a run without it compares with none"):
+        make_run(BY_NAME["dense"], job, scale, prepared, Results(tmp_path), judge, blank(job))
+    assert bool(raced) == late
+    assert not (tmp_path / RESULTS).exists()
+    torch.compiler.reset()  # nobody else shall run what was compiled here
+
+
+def test_the_collector_leaves_the_clock_alone(
+    prepared: Path, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, race = [], running.race
+
+    def watched(*arguments: Any) -> None:
+        frozen.append(gc.get_freeze_count())
+        race(*arguments)
+
+    monkeypatch.setattr(running, "race", watched)
+    job, before = job_of("ratio-0.25", seconds=0.05, marks=(), guides=()), gc.get_freeze_count()
+    make_run(BY_NAME["ratio-0.25"], job, SMOKE, prepared, Results(tmp_path), judge, blank(job))
+    assert frozen[0] > before + 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_the_routed_run_needs_the_dense_one(prepared: Path, judge: Judge, tmp_path: Path) -> None:
+    results, job = Results(tmp_path), job_of("routed")
+    results.write("other", blank(job_of("dense", seconds=0.5)) | {"status": "done", "steps": 5})
+    with pytest.raises(ValueError, match=r"^routed needs the dense run of seed 0 and 0.3 s: run that first$"):
+        make_run(BY_NAME["routed"], job, SMOKE, prepared, results, judge, blank(job))
+
+
+def test_a_rehearsal_is_kept_apart(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Spec] = []
+    monkeypatch.setattr(running, "run", lambda spec: bool(given.append(spec)) or True)
+    for options in ([], ["--rehearse"]):
+        assert main(["run", "--work", str(prepared), "--out", str(tmp_path), *options]) == 0
+    assert [(spec.scale, Path(spec.out)) for spec in given] == [
+        ("smoke", tmp_path),
+        ("rehearsal", tmp_path / "rehearsal"),
+    ]
+
+
+def test_a_run_that_fails_does_not_stop_the_others(prepared: Path, tmp_path: Path) -> None:
+    jobs = job_of("cooldown-10", marks=(), guides=()), job_of("ratio-0.25", seconds=0.1, marks=(), guides=())
+    assert not run(spec_of(prepared, tmp_path, *jobs))
+    runs = Results(tmp_path).runs
+    assert [runs[job.name]["status"] for job in jobs] == ["failed", "done"]
+    assert runs[jobs[0].name]["error"].startswith("ValueError: cooldown-10 needs the speeds")
