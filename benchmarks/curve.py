@@ -116,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the curve and draw it."""
     parser = options(__doc__)
     parser.add_argument("--figure", type=Path, help="a PNG of the curve")
+    parser.add_argument("--lengths", nargs="+", type=int, help="tokens of a sample; from 256 to 65,536 by doubling")
     parser.add_argument("--sdpa", default="auto", help="the product's `attention`")
     given = parser.parse_args(arguments)
     record = Record("curve", given)
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             block.compile(dynamic=True)
     # the ends first: what is left out when time runs short lies between
     ordered = sorted(size.lengths, key=lambda length: (size.lengths.index(length) % 2, length))
-    for length in ordered:
+    for length in given.lengths or ordered:
         record.measure(f"{length} tokens", partial(measure, record, model, length), row="curve")
     uncompile(*model.blocks)
     if given.figure is not None and not record.warm:

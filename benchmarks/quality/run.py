@@ -153,12 +153,12 @@ def steps_of_dense(arm: Arm, job: Job, results: Results) -> int | None:
     return dense["steps"]
 
 
-def check_compiled(session: Session, task: Trial, scale: Scale) -> None:
+def check_compiled(task: Trial, scale: Scale, network: Any = None) -> None:
     """The product goes on without the compiler where that fails; here a time is taken."""
     parts = [*(block._compiled_call_impl for block in task.model.blocks), noise.draw_two] if scale.compile else []
     if any(isinstance(part, Compiled) and part.attempt.failed for part in parts):
         raise RuntimeError("compiling failed (see above): a run without it compares with none")
-    if isinstance(session.network, Graphs) and session.network.failed:
+    if isinstance(network, Graphs) and network.failed:
         raise RuntimeError("capturing graphs failed (see above): a run without them compares with none")
 
 
@@ -185,13 +185,13 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
     start = time.monotonic()
     with accelerator.autocast():
         draw(task.model, task.objective, UNGUIDED, scale.sample_batch, scale, weak=None, device=accelerator.device)
-    check_compiled(session, task, scale)
+    check_compiled(task, scale, session.network)
     entry["warm_up_seconds"] = round(warmed + time.monotonic() - start, 1)
     clock = Clock(accelerator.device)
     print(f"== {job.name}: {task.summary()}; warm-up {entry['warm_up_seconds']} s", flush=True)
 
     def so_far() -> None:
-        check_compiled(session, task, scale)
+        check_compiled(task, scale, session.network)
         entry.update(
             steps=clock.step,
             train_seconds=round(clock.seconds, 3),

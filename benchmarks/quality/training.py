@@ -158,6 +158,7 @@ def warm_up(session: Session, task: Trial) -> float:
                 else:
                     loss = task.loss(session.network, batch, 0, 0)
             session.accelerator.backward(loss)
+            del loss
             session.optimizer.zero_grad(set_to_none=True)
     if task.pixels.device.type == "cuda":
         torch.cuda.synchronize()

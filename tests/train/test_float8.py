@@ -142,10 +142,10 @@ def test_rowwise_is_rounding_by_rows(device: str) -> None:
     }
     for name, value in expected.items():
         rows = (found[name].double() - value).norm(dim=1) / value.norm(dim=1)
-        # bf16 rounds the result, and a value right between two codes may go either way: without any rounding of one
-        # operand rows would be 0.026 apart, with one scale for all the small ones would be lost
-        assert rows.max() < 0.015, name
+        # bf16 rounds the result: without any rounding of one operand rows would be 0.026 apart
         assert rows.median() < 3e-3, name
+        # a value right between two codes may go either way; with one scale for all, small rows would be lost
+        assert rows.max() < 0.06, name
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tread.models import DiT
 from tread.train import graphs
-from tread.train.graphs import CALLS, Graphs
+from tread.train.graphs import CALLS, Capture, Graphs
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
 
@@ -22,6 +22,7 @@ class Stand:
     """In the place of `Capture`: runs the network on tensors of its own."""
 
     made: ClassVar[list["Stand"]] = []
+    is_running = False
 
     def __init__(self, network: nn.Module, leaves: list[Any], tree: Any, shared: "Stand | None") -> None:
         self.network, self.tree, self.shared = network, tree, shared
@@ -103,6 +104,46 @@ def test_what_no_graph_can_hold_runs_as_it_is(captures: list[Stand]) -> None:
         assert counter.get_total_flops() > 0
         network(given[0].clone().requires_grad_(), *given[1:])
     assert not captures
+
+
+def test_a_forward_beside_another_runs_as_it_is(captures: list[Stand], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, network, given = make()
+    for _ in range(CALLS + 1):
+        network(*given)
+    calls: list[Any] = []
+    monkeypatch.setattr(Stand, "__call__", lambda self, tensors: calls.append(tensors))
+    network(*given)
+    assert len(calls) == 1
+    captures[0].is_running = True
+    network(*given)
+    assert len(calls) == 1
+
+
+class Replayed:
+    def replay(self) -> None: ...
+
+
+def test_a_forward_waits_for_its_backward_or_its_end() -> None:
+    capture = object.__new__(Capture)
+    weight, out = nn.Parameter(torch.ones(3)), torch.ones(3)
+    capture.trained, capture.gradients = [weight], (torch.full((3,), 2.0),)
+    capture._forward = capture._backward = Replayed()  # pyright: ignore[reportAttributeAccessIssue]
+    capture._inputs, capture._outputs, capture._given = [], [out, torch.zeros(2)], [torch.empty(3)]
+    capture._differentiable, capture._call = [True, False], None
+    _, capture._tree = graphs.pytree.tree_flatten([0, 0])
+    answer, constant = capture([])
+    assert capture.is_running
+    assert answer.requires_grad
+    assert not constant.requires_grad
+    answer.sum().backward()
+    assert not capture.is_running
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2, 2, 2]
+    assert capture._given[0].tolist() == [1, 1, 1]
+    answer = capture([])[0]
+    assert capture.is_running
+    del answer, constant
+    assert not capture.is_running, "nobody can ask for its backward any more"
 
 
 def test_arguments_by_name_and_values_that_are_no_tensors(captures: list[Stand]) -> None:

@@ -4,8 +4,8 @@
   (docs/performance.md). A graph holds the forward or the backward of the network as the device saw it once, and costs
   the host one launch.
 - One pair of graphs for each shape of the inputs and each ratio of the routes, made when the same call has run a few
-  times, so that everything is compiled and chosen by then. They share their memory, because steps run one after the
-  other.
+  times, so that everything is compiled and chosen by then. They share their memory: a forward runs by a graph only when
+  the one before it has had its backward.
 - Tokens are selected inside the graph: the handle keeps its step on the device, where the graph reads it.
 - Around the network nothing changes: noise, times, the loss, clipping and the optimizer run as before.
 - What a graph cannot hold runs without: forwards with a force mask or selections of their own, inputs that need
@@ -15,7 +15,9 @@
   pins memory is one.
 """
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +47,7 @@ class Graphs:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if self.failed or not self._fits(tensors):
+        if self.failed or self._is_running() or not self._fits(tensors):
             return self.network(*args, **kwargs)
         kind = (tree, tuple(map(_kind, leaves)), tuple(h.ratios(training=self.network.training) for h in self.handles))
         if kind not in self._captured:
@@ -62,6 +64,9 @@ class Graphs:
         for handle, one in zip(self.handles, seen, strict=True):
             handle.recall(one)
         return capture(tensors)
+
+    def _is_running(self) -> bool:
+        return any(capture.is_running for capture, _ in self._captured.values())
 
     def _fits(self, tensors: list[Tensor]) -> bool:
         plain = torch.is_grad_enabled() and not any(x.requires_grad for x in tensors)
@@ -92,12 +97,23 @@ class Capture:
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         args, kwargs = pytree.tree_unflatten(leaves, tree)
-        with self._recording(self._forward):
-            self._outputs, self._tree = pytree.tree_flatten(network(*args, **kwargs))
-        ends = [out for out in self._outputs if out.requires_grad]
-        self._given = [torch.empty_like(out) for out in ends]
-        with self._recording(self._backward):
-            self.gradients = torch.autograd.grad(ends, self.trained, self._given, allow_unused=True)
+        with _kept_generator(self._inputs[0].device):
+            with self._recording(self._forward):
+                outputs, self._tree = pytree.tree_flatten(network(*args, **kwargs))
+            if not all(isinstance(out, Tensor) for out in outputs):
+                raise RuntimeError("the network returns more than tensors")
+            ends = [out for out in outputs if out.requires_grad]
+            self._given = [torch.empty_like(out) for out in ends]
+            with self._recording(self._backward):
+                self.gradients = torch.autograd.grad(ends, self.trained, self._given, allow_unused=True)
+        self._differentiable = [out.requires_grad for out in outputs]
+        self._outputs = [out.detach() for out in outputs]  # what autograd noted on the recording stream is let go
+        self._call: weakref.ref[_Call] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a forward still waits for its backward."""
+        return self._call is not None and self._call() is not None
 
     def _recording(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
         return torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local")
@@ -107,17 +123,24 @@ class Capture:
             mine.copy_(given)
         return pytree.tree_unflatten(_Replay.apply(self, *self.trained), self._tree)
 
-    def replay_forward(self) -> tuple[Tensor, ...]:
-        """The outputs, in the graph's own memory."""
+    def replay_forward(self, call: "_Call") -> tuple[list[Tensor], list[Tensor]]:
+        """The outputs, in the graph's own memory, and those of them that have no gradient."""
         self._forward.replay()
-        return tuple(out.detach() for out in self._outputs)
+        self._call = weakref.ref(call)
+        outputs = [out.detach() for out in self._outputs]
+        return outputs, [out for out, has in zip(outputs, self._differentiable, strict=True) if not has]
 
     def replay_backward(self, gradients: Sequence[Tensor | None]) -> None:
         """Fill `gradients` from those of the outputs."""
-        wanted = [given for out, given in zip(self._outputs, gradients, strict=True) if out.requires_grad]
+        self._call = None
+        wanted = [given for given, has in zip(gradients, self._differentiable, strict=True) if has]
         for mine, given in zip(self._given, wanted, strict=True):
             mine.zero_() if given is None else mine.copy_(given)
         self._backward.replay()
+
+
+class _Call:
+    """Lives as long as a forward's part in the graph of autograd."""
 
 
 class _Replay(torch.autograd.Function):
@@ -125,14 +148,28 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, capture: Capture, *trained: Tensor) -> tuple[Tensor, ...]:
-        ctx.capture = capture
-        return capture.replay_forward()
+        ctx.capture, ctx.call = capture, _Call()
+        outputs, constant = capture.replay_forward(ctx.call)
+        ctx.mark_non_differentiable(*constant)
+        return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.capture.replay_backward(gradients)
         return None, *ctx.capture.gradients  # torch copies them: others hold them too
+
+
+@contextmanager
+def _kept_generator(device: torch.device) -> Iterator[None]:
+    """Where capturing fails, torch leaves the generator of random numbers believing that it goes on."""
+    generator = torch.cuda.default_generators[device.index]
+    before = generator.clone_state()
+    try:
+        yield
+    except RuntimeError:
+        generator.graphsafe_set_state(before)
+        raise
 
 
 def _kind(leaf: Any) -> Any:

@@ -167,6 +167,7 @@ class Session:
                     loss = self.task.loss(self.network, batch, step, micro_step)
                 accelerator.backward(loss / micro_steps)
             losses.append(loss.detach())
+            del loss  # and what autograd holds for it: no CUDA graph can be captured beside that
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
         if config.optimizer.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.trained, config.optimizer.clip, norm)
