@@ -87,7 +87,8 @@ class Clock:
             torch.cuda.synchronize()
         took = time.perf_counter() - start
         self.seconds, self.step = self.seconds + took, self.step + count
-        self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated() if cuda else 0)
+        # reserved: what graphs compute with is not counted as allocated
+        self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_reserved() if cuda else 0)
         self.losses.append(float(torch.stack(losses).mean()))
         return took / count
 
