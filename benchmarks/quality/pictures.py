@@ -14,6 +14,7 @@ from .results import Results
 
 Facts = dict[str, Any]
 LINES = ("-", "--", ":", "-.")
+SHOWN = 6
 
 
 def save_curves(results: Results, distance: str, path: Path) -> None:
@@ -35,21 +36,22 @@ def save_curves(results: Results, distance: str, path: Path) -> None:
             axes[0].plot([found["seconds"] for found in looks], distances, marker="o", markersize=4, **style)
             curve = entry["curve"][1:]  # the first point is far above the others
             axes[1].plot([point["seconds"] for point in curve], [point["val_loss"] for point in curve], **style)
-    axes[0].set(ylabel=f"{distance}, first few samples, unguided", xlabel="seconds of training")
+    axes[0].set(ylabel=f"{distance}, first few samples, unguided", xlabel="seconds of training", yscale="log")
     axes[1].set(ylabel="dense validation loss", xlabel="seconds of training")
     _finish(figure, axes, path)
 
 
 def save_grids(grids: Sequence[np.ndarray], titles: Sequence[str], path: Path) -> None:
-    """Sample grids side by side, each 100 images (100, H, W, 3)."""
+    """Sample grids side by side, each 100 images (100, H, W, 3), of which the first SHOWN of each class are drawn."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(grids), figsize=(5 * len(grids), 5.4), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(1, len(grids), figsize=(3 * len(grids), 5.2), squeeze=False, layout="constrained")
     for axis, images, title in zip(axes[0], grids, titles, strict=True):
-        axis.imshow(make_grid(torch.from_numpy(images), columns=10))
+        chosen = images.reshape(-1, 10, *images.shape[1:])[:, :SHOWN].reshape(-1, *images.shape[1:])
+        axis.imshow(make_grid(torch.from_numpy(chosen), columns=SHOWN))
         axis.set(title=title, xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 

@@ -9,7 +9,9 @@ from benchmarks.flops import count_flops
 from benchmarks.record import Record, compared, options
 from benchmarks.timing import Timing, alternate, timed
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from tread.routing.cost import LayerShape, plan_cost
 
@@ -52,6 +54,18 @@ def test_counted_flops_are_those_of_the_products():
     assert count_flops(lambda: linear(x).sum().backward(), CPU) == 3 * forward
     again = count_flops(lambda: checkpoint(lambda t: linear(t).sin(), x, use_reentrant=False).sum().backward(), CPU)
     assert again == 4 * forward
+
+
+def test_the_count_is_torchs():
+    model = Layers(SMOKE).train()
+    x, c = torch.randn(4, 32, SMOKE.width), torch.randn(4, SMOKE.width)
+
+    def step():
+        checkpoint(model, x, c, 0.5, use_reentrant=False).sum().backward()
+
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        step()
+    assert count_flops(step, CPU) == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
