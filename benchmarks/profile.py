@@ -31,7 +31,7 @@ OUTER = ("begin", "enter", "exit", "side")
 """Ranges that do not contain each other; `sort`, `gather` and `restore` lie within them."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 BACKWARD = "autograd::engine::evaluate_function: "
-ROUTING_NODES = ("IndexSelectBackward0", "ScatterBackward0", "ScatterBackward1", "CloneBackward0", "GatherBackward0")
+ROUTING_NODES = ("_TakenBackward", "ScatterBackward0", "ScatterBackward1", "CloneBackward0", "GatherBackward0")
 
 
 @contextmanager

@@ -3,7 +3,10 @@
 - `gather` copies K rows; `restore` writes one full sequence. Nothing else of that size is made.
 - `index_select`, on rows flattened over the batch, and `scatter` keep only the index for backward, where
   `torch.gather` keeps its whole input and `index_copy` its source.
+- No row is taken twice, so in backward rows are written; torch, which does not know, would add them by atomics.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +20,23 @@ def flat_rows(ids: Tensor, tokens: int) -> Tensor:
 
 def gather(x: Tensor, ids: Tensor) -> Tensor:
     """The rows `ids` (B, K) of x (B, S, ...) -> (B, K, ...)."""
-    rows = x.flatten(0, 1).index_select(0, flat_rows(ids, x.shape[1]))  # (B * K, ...)
+    rows: Tensor = _Taken.apply(x.flatten(0, 1), flat_rows(ids, x.shape[1]))  # pyright: ignore[reportAssignmentType]
     return rows.unflatten(0, ids.shape)  # (B, K, ...)
+
+
+class _Taken(torch.autograd.Function):
+    """The rows (K,), all different, of x (N, ...) -> (K, ...)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(rows)
+        ctx.count = x.shape[0]
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,), (rows,) = gradients, ctx.saved_tensors
+        return gradient.new_zeros(ctx.count, *gradient.shape[1:]).index_copy_(0, rows, gradient), None
 
 
 def restore(x: Tensor, ids: Tensor, bypass: Tensor) -> Tensor:
