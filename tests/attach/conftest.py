@@ -1,14 +1,41 @@
-"""`--contract-report FILE`: what the contract found, case by case, as a Markdown page."""
+"""Fixtures, and `--contract-report FILE`: what the contract found, case by case, as a Markdown page."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from attached import FLUX, ROUTES, Attach, routed
+
+import tread
 
 FILES = ("contract", "compile", "adapters", "quantized", "distributed")
 PACKAGES = ("torch", "diffusers", "peft", "torchao", "bitsandbytes", "optimum-quanto")
+
+
+@pytest.fixture
+def attach() -> Iterator[Attach]:
+    """`tread.attach`, taken back at the end: rotary functions are shared by all models of a process."""
+    handles: list[tread.Attachment] = []
+
+    def record(*args: Any, **kwargs: Any) -> tread.Attachment:
+        handles.append(tread.attach(*args, **kwargs))
+        return handles[-1]
+
+    yield record
+    for handle in handles:
+        handle.detach()
+
+
+@pytest.fixture
+def expected() -> torch.Tensor:
+    """FLUX routed at step 0."""
+    model = FLUX.model()
+    with tread.attach(model, ROUTES) as handle:
+        return routed(FLUX, model, handle)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,5 @@
 """Compiled models: routing adds no graph break, no recompilation when the step changes, and changes no number."""
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -148,7 +147,7 @@ FLUX = next(case for case in CASES if case.name == "flux")
 @pytest.mark.parametrize("way", ["model.compile()", "torch.compile(model)"])
 @pytest.mark.parametrize("first", ["attach", "compile"])
 def test_both_ways_to_compile_a_model(way: str, first: str):
-    """The model is one graph as it is dense; the hook on it, outside the forward, is another of one operation."""
+    """The model is one graph as it is dense; the hook on it, outside the forward, is another: the micro-step moves."""
     count = CompileCounterWithBackend("aot_eager")
     model = FLUX.model()
 
@@ -167,7 +166,8 @@ def test_both_ways_to_compile_a_model(way: str, first: str):
         handle = tread.attach(called, routes)
     outputs, _, graphs = run(FLUX, lambda arguments: FLUX.call(called, arguments), handle, count)
     assert graphs == [2] * STEPS
-    assert len(count.graphs[0].graph.find_nodes(op="call_function", target=operator.add)) == 1
+    operations = [node.target for node in count.graphs[0].graph.nodes if node.op.startswith("call")]
+    assert operations == ["clone", "add_"]
     expected, _ = eager(FLUX)
     for output, other in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output, other, rtol=1e-5, atol=1e-5)

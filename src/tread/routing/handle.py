@@ -18,17 +18,18 @@ from torch import Tensor
 
 from tread.routing import noise
 from tread.routing.errors import ConfigError, check_fraction, check_int
+from tread.routing.forced import NONE_FORCED, Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.route import Route
 from tread.routing.selection import kept_count, l1_rank, mixed_score, select
-from tread.routing.state import Select, State, Where
+from tread.routing.state import Select, State
 
 
 @dataclass(frozen=True)
 class _Mode:
     """What the contexts set: on or off by force, another ratio, given selections, another step and other places in the
-    batch to draw for, a force mask and its count."""
+    batch to draw for, a force mask and the most tokens of a sample in it."""
 
     on: bool | None = None
     ratio: float | None = None
@@ -36,7 +37,7 @@ class _Mode:
     step: Tensor | None = None
     samples: Tensor | None = None
     mask: Tensor | None = None
-    forced: int | None = None
+    masked: int | None = None
 
 
 class Seen(NamedTuple):
@@ -77,9 +78,9 @@ class Handle:
         """Never drop the tokens that are True in mask (B, S). Its count is read here, outside the forward."""
         if mask.dtype != torch.bool or mask.ndim != 2:
             raise ConfigError(f"force_keep is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool (B, S).")
-        forced = int(mask.sum(dim=1).max())
-        warn_once(mask_risks(mask.shape[1], forced), self._said)
-        with self._set(mask=mask, forced=forced):
+        masked = int(mask.sum(dim=1).max())
+        warn_once(mask_risks(mask.shape[1], masked), self._said)
+        with self._set(mask=mask, masked=masked):
             yield
 
     @contextmanager
@@ -141,16 +142,12 @@ class Handle:
     def _ratio(self, mode: _Mode, route: Route) -> float:
         return route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
 
-    def begin(self, *, training: bool, references: int = 0, references_at: Where = "last", pinned: int = 0) -> State:
-        """The state of one forward; `training` is the model's mode.
-
-        `references` tokens at one end, which a force mask does not cover, and the first `pinned` tokens never drop.
-        """
+    def begin(self, *, training: bool, forced: Forced = NONE_FORCED) -> State:
+        """The state of one forward; `training` is the model's mode, `forced` what its inputs force."""
         if not self.is_on(training=training):
             self.selections = []
             return State()
-        mode = self._mode
-        state = State(self.plan.routes, self._selector(mode, references, references_at, pinned))
+        state = State(self.plan.routes, self._selector(self._mode, forced))
         self.selections = state.selections
         return state
 
@@ -172,7 +169,7 @@ class Handle:
             kept = here if kept is None else kept & here
         return kept
 
-    def _selector(self, mode: _Mode, references: int, references_at: Where, pinned: int) -> Select:
+    def _selector(self, mode: _Mode, forced: Forced) -> Select:
         """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
         step, micro_step = self._step, self._micro_step.clone()
         if mode.step is not None:
@@ -185,15 +182,15 @@ class Handle:
             self._tokens = tokens
             if mode.selections is not None:
                 return mode.selections[index].to(stream.device)
-            self._check(mode, batch, tokens - references)
+            self._check(mode, batch, tokens - forced.references)
             ratio = self._ratio(mode, self.plan.routes[index])
             position = _places(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
             token = torch.arange(tokens, device=stream.device)  # (S,)
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
-            kept = kept_count(tokens, ratio, mode.forced, references + pinned)
-            return select(score, kept, _forced(mode.mask, references, references_at, pinned, score))  # (B, K)
+            kept = kept_count(tokens, ratio, mode.masked, forced.count)
+            return select(score, kept, forced.with_mask(mode.mask, like=score))  # (B, K)
 
         return choose
 
@@ -233,21 +230,6 @@ class Handle:
     def recall(self, seen: Seen) -> None:
         """Take what a forward left for what the last one did: a graph that is replayed writes the same tensors."""
         self.selections, self._tokens = seen
-
-
-def _forced(mask: Tensor | None, references: int, references_at: Where, pinned: int, score: Tensor) -> Tensor | None:
-    """The mask of all forced tokens, (B, S), from the user's (B, S - references); None where nothing is forced."""
-    if mask is None and references == 0 and pinned == 0:
-        return None
-    forced = torch.zeros_like(score, dtype=torch.bool)
-    start = references if references_at == "first" else 0
-    stop = start + score.shape[1] - references
-    forced[:, :start] = True
-    forced[:, stop:] = True
-    if mask is not None:
-        forced[:, start:stop] = mask.to(score.device, non_blocking=True)
-    forced[:, :pinned] = True
-    return forced
 
 
 def _places(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:

@@ -16,16 +16,16 @@ SHAPE_LEVELS = 16  # with a force mask, K takes at most this many values, so tha
 _FORCED = 1 << 62  # above every score
 
 
-def kept_count(tokens: int, ratio: float, forced: int | None = None, references: int = 0) -> int:
+def kept_count(tokens: int, ratio: float, forced: int | None = None, always: int = 0) -> int:
     """How many of `tokens` stay: K = S - int((S - F) * ratio).
 
     `forced` is the largest number of tokens a force mask names in the batch, or None where there is no mask. With a
-    mask, K is rounded up to a multiple of ceil(S / 16), capped at S. `references` are forced in every sample beside it.
+    mask, K is rounded up to a multiple of ceil(S / 16), capped at S. `always` others are forced in every sample.
 
     >>> kept_count(256, 0.5), kept_count(256, 0.5, forced=100)
     (128, 192)
     """
-    kept = tokens - int((tokens - references - (forced or 0)) * ratio)
+    kept = tokens - int((tokens - always - (forced or 0)) * ratio)
     if forced is None:
         return kept
     level = math.ceil(tokens / SHAPE_LEVELS)

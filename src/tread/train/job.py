@@ -14,9 +14,10 @@ from tread.routing.errors import ConfigError
 from tread.train.attention import check_attention
 from tread.train.checkpoint import list_checkpoints
 from tread.train.config import CONFIG_FILE, changes, flatten, read_saved
-from tread.train.loop import CHECKPOINTS, Session, Task, fit
+from tread.train.loop import CHECKPOINTS, Session, fit
 from tread.train.metrics import tracker_of
 from tread.train.settings import JobConfig
+from tread.train.task import Task
 
 
 def make_accelerator(

@@ -13,98 +13,30 @@ import gc
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from tread.routing import noise
-from tread.routing.handle import Handle
 from tread.train import attention, checkpoint
-from tread.train.compiling import Attempt, compile_noise, compiles
+from tread.train.compiling import compile_noise, compiles
 from tread.train.ema import EMA
 from tread.train.graphs import Graphs
 from tread.train.memory import out_of_memory
 from tread.train.metrics import Metrics
 from tread.train.optimizers import make_optimizer
 from tread.train.settings import JobConfig, OptimizerConfig
+from tread.train.task import Task
 
 CHECKPOINTS = "checkpoints"
 SETTLED = 10
 """Steps after which nothing is built any more."""
-
-
-class Task(Protocol):
-    """What is trained."""
-
-    facts: dict[str, Any]
-    """What a checkpoint must say about the model for others to use it, its routes among them; JSON."""
-    steps_setting: str
-    """The name of the setting that says how long to train."""
-    attention_setting: str
-    """The name of the setting that chooses attention's kernel."""
-    memory_advice: str
-    """What to change when memory runs out."""
-    divergence_advice: str
-    """What to change when the loss is no longer a number."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def routing(self) -> Sequence[Handle]:
-        """The handles of the model; none where it is dense."""
-        ...
-
-    @property
-    def kept_share(self) -> float:
-        """The share of tokens that the routed layers of the last forward kept."""
-        ...
-
-    def summary(self) -> str:
-        """One line: what is trained, on what, with which routes."""
-        ...
-
-    def compile(self) -> Attempt:
-        """Compile the model in place, parameter names unchanged."""
-        ...
-
-    def set_step(self, step: int) -> None:
-        """Called before each optimizer step."""
-        ...
-
-    def batches(self, start_step: int) -> Iterator[Any]:
-        """This rank's micro-batches from `start_step` on, on the device."""
-        ...
-
-    def loss(self, model: nn.Module, batch: Any, step: int, micro_step: int) -> Tensor:
-        """The mean loss of one micro-batch; `model` may be a wrapper of the task's own."""
-        ...
-
-    def validate(self) -> dict[str, float]:
-        """Figures of the averaged model, all tokens in all layers; called on every rank."""
-        ...
-
-    def preview(self, step: int) -> None:
-        """Draw samples of the averaged model; called on every rank."""
-        ...
-
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Figures of the averaged model's samples; called on every rank, rank 0 has them."""
-        ...
-
-    def saved(self, step: int) -> None:
-        """Called on rank 0 beside every checkpoint, with the averaged weights in place."""
-        ...
-
-    def resume_command(self, folder: Path) -> str:
-        """What a user types to go on with a stopped run."""
-        ...
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

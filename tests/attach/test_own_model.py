@@ -1,0 +1,49 @@
+"""A model of one's own, declared as the examples do, and the examples themselves."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from selected import route
+
+import tread
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+OWN = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_model.py"))
+
+
+@pytest.mark.parametrize("selector", ["random", "l1"])
+def test_a_model_of_ones_own(selector: str):
+    """The example's declaration: all forced equals dense, a batch equals its samples, detach leaves no trace."""
+    torch.manual_seed(0)
+    model = OWN["PixelTransformer"]().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    images, time = torch.randn(2, *OWN["SHAPE"]), torch.rand(2)
+    dense = model(images, time)
+    config = {"routes": [route(1, -2)], "selector": selector}
+    with tread.attach(model, config, family=OWN["FAMILY"]) as handle:
+        output = model(images, time)
+        ids = handle.selections[0]
+        assert not torch.allclose(output, dense, atol=1e-4)
+        for i in range(2):
+            with handle.routed(selections=[ids[i : i + 1]]):
+                torch.testing.assert_close(model(images[i : i + 1], time[i : i + 1])[0], output[i])
+        with handle.force_keep(torch.ones(2, OWN["TOKENS"], dtype=torch.bool)):
+            torch.testing.assert_close(model(images, time), dense)
+            assert handle.selections[0].shape[1] == OWN["TOKENS"]
+        assert model.eval()(images, time).equal(dense)
+    assert model.train()(images, time).equal(dense)
+
+
+def test_the_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    OWN["main"](steps=3)
+    loop = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "lora_loop.py"))
+    loop["main"](["--steps", "3", "--out", str(tmp_path)])
+    assert (tmp_path / "pytorch_lora_weights.safetensors").is_file()
+    said = capsys.readouterr().out
+    assert "dense loss" in said
