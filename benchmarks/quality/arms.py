@@ -58,12 +58,13 @@ class Arm:
         }
 
     def ideal_speedup(self, config: PretrainConfig, tokens: int) -> float:
-        """Dense FLOPs over this arm's while it routes."""
+        """Dense FLOPs over this arm's, all steps together."""
         routing = self.tread_config()
         if routing is None:
             return 1.0
         plan = RoutePlan.from_config(routing | {"schedule": None}).resolve(config.model.depth or 0)
-        return plan_cost(plan, LayerShape(width=config.model.width or 0), tokens=tokens).speedup
+        routed = plan_cost(plan, LayerShape(width=config.model.width or 0), tokens=tokens).speedup
+        return 1 / ((1 - self.cooldown) / routed + self.cooldown)
 
 
 def _placement(start: int, end: int) -> Arm:

@@ -212,6 +212,8 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
 
     def look(at: str, due: float | None) -> None:
         validate()
+        with session.averaged():
+            by_time = task.loss_by_time()
         # of the marks, the first: the weaker of two models guides better
         if arm.study == "headline" and at != "equal-steps" and (at == "end" or snapshot(entry, at) is None):
             save_average(session, weights_file(folder, job, at))
@@ -226,6 +228,7 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
                 "at": at,
                 "due": due,
                 **{key: entry["curve"][-1][key] for key in ("seconds", "steps", "val_loss")},
+                "val_loss_by_time": by_time,
                 "samples": found,
             }
         )
@@ -234,7 +237,8 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
         distance = judge.extractor.distance
         words = ", ".join(f"{distance} {figures[distance]:.2f} ({name})" for name, figures in found.items())
         speed = f"sampling {entry['forwards_per_second']:,.0f} forwards/s, {time.monotonic() - began:.0f} s so far"
-        print(f"{job.name} {at}: {clock.step} steps in {clock.seconds:.1f} s, {words}; {speed}", flush=True)
+        losses = f"loss by time {', '.join(f'{loss:.4f}' for loss in by_time)}"
+        print(f"{job.name} {at}: {clock.step} steps in {clock.seconds:.1f} s, {words}; {losses}; {speed}", flush=True)
 
     with settling() as settle:
         settle()

@@ -3,6 +3,7 @@
 - The product's `Pretraining` with two changes: images lie on the device, and the test images are held out.
 - Only training counts as time. What is compiled is compiled before the first step, on gradients that are thrown away;
   validation and sampling stop the clock. The device is waited for every `check_steps` steps and nowhere else.
+- Memory is that of the first chunk, before sampling has claimed any.
 - Stops are times and steps; the chunk before one is cut so that it ends there.
 """
 
@@ -63,10 +64,16 @@ class Trial(Pretraining):
             chosen = torch.tensor(indices).to(self.pixels.device, non_blocking=True)  # (B,)
             yield centred(self.pixels[chosen]), self.labels[chosen]
 
+    def loss_by_time(self) -> list[float]:
+        """The mean validation loss in each quarter of the times, from the least noise to the most."""
+        parts = list(self.validation_losses())
+        u, losses = (torch.cat(part).double() for part in zip(*parts, strict=True))  # (N,)
+        return [float(losses[(4 * u).long() == quarter].mean()) for quarter in range(4)]
+
 
 @dataclass
 class Clock:
-    """Seconds of training, the steps done in them, and the most memory they took."""
+    """Seconds of training, the steps done in them, and the most memory that the first of them took."""
 
     device: torch.device
     seconds: float = 0.0
@@ -77,9 +84,11 @@ class Clock:
 
     def train(self, session: Session, batches: Iterator[Any], count: int) -> float:
         """Run `count` steps; returns the seconds of one."""
-        cuda = self.device.type == "cuda"
-        if cuda:
+        cuda, first = self.device.type == "cuda", self.step == 0
+        if cuda and first:
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+        if cuda:
             torch.cuda.synchronize()
         start = time.perf_counter()
         losses = [session.step(self.step + i, batches)["loss"] for i in range(count)]
@@ -87,8 +96,8 @@ class Clock:
             torch.cuda.synchronize()
         took = time.perf_counter() - start
         self.seconds, self.step = self.seconds + took, self.step + count
-        # reserved: what graphs compute with is not counted as allocated
-        self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_reserved() if cuda else 0)
+        if cuda and first:
+            self.peak_bytes = torch.cuda.max_memory_reserved()  # what graphs compute with is not counted as allocated
         self.losses.append(float(torch.stack(losses).mean()))
         return took / count
 

@@ -182,6 +182,8 @@ def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
     )
     frugal = make_config(tmp_path, "x", base_model_precision="nf4-bnb", train_batch_size=1)
     assert memory_advice(frugal) == "Any of these needs less: lower the resolution of the data."
+    graphed = make_config(tmp_path, "x", graphs=True)
+    assert memory_advice(graphed).startswith("Any of these needs less: set graphs to false; ")
     full = make_config(tmp_path, "x", model_type="full", train_batch_size=1)
     assert "set model_type to 'lora'; set optimizer to 'adamw-8bit'" in memory_advice(full)
 

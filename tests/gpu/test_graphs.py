@@ -156,6 +156,111 @@ def test_two_forwards_before_a_backward() -> None:
         torch.testing.assert_close(found, expected)
 
 
+def same_gradients(model: torch.nn.Module, network: graphs.Graphs, x: torch.Tensor) -> None:
+    """The next call by `network`, and its backward outside autocast, equals the model's own."""
+
+    def gradients(call: Any) -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = call(x).float().square().sum()
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    for found, expected in zip(gradients(network), gradients(model), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)  # bf16 would be off by ten times as much
+
+
+def test_the_backward_runs_outside_autocast() -> None:
+    class Exact(torch.nn.Module):
+        """Has a product in float32, which autocast would round in the backward."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cuda", enabled=False):
+                x = self.first(x)
+            return self.second(x)
+
+    torch.manual_seed(0)
+    model = Exact().cuda()
+    network, x = graphs.Graphs(model, []), torch.randn(32, 64, device="cuda")
+    for _ in range(graphs.CALLS + 2):
+        same_gradients(model, network, x)
+    assert network._captured
+
+
+def test_dropout_draws_what_it_would() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 64)).cuda()
+    network, x = graphs.Graphs(model, []), torch.randn(32, 64, device="cuda")
+    for _ in range(graphs.CALLS + 2):
+        same_gradients(model, network, x)
+    assert network._captured
+
+
+def test_casts_of_an_earlier_forward_are_not_read() -> None:
+    """Autocast remembers them until it ends: a graph that read them would read memory that others use by then."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(256, 256).cuda()
+    network, x = graphs.Graphs(model, []), torch.randn(32, 256, device="cuda")
+    for _ in range(graphs.CALLS + 1):
+        with torch.autocast("cuda", torch.bfloat16):
+            model(x)
+            network(x).sum().backward()
+    assert network._captured
+    with torch.no_grad():
+        model.weight.add_(1)
+    same_gradients(model, network, x)
+
+
+def test_weights_may_move() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64).cuda()
+    network, x = graphs.Graphs(model, []), torch.randn(32, 64, device="cuda")
+    for _ in range(2):
+        for _ in range(graphs.CALLS + 2):
+            same_gradients(model, network, x)
+        assert len(network._captured) == 1
+        model.cpu().cuda()
+        with torch.no_grad():
+            model.weight.mul_(2)
+        torch.full((64, 64), torch.nan, device="cuda")  # where the weight was, perhaps
+
+
+def test_what_cannot_be_captured_runs_without_under_autocast(capsys: pytest.CaptureFixture[str]) -> None:
+    """The casts of weights that were recorded, and so never computed, are not used by the forward that follows."""
+
+    class Waits(torch.nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            x = self[0](x)
+            return self[1](x * float((x * 0).sum() + 1))
+
+    torch.manual_seed(0)
+    model = Waits(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).cuda()
+    network, x = graphs.Graphs(model, []), torch.randn(32, 64, device="cuda")
+    stream = torch.cuda.current_stream()
+    for _ in range(graphs.CALLS + 2):
+        same_gradients(model, network, x)
+    assert "capturing a CUDA graph failed" in capsys.readouterr().out
+    assert torch.cuda.current_stream() == stream
+
+
+def test_graphs_share_their_gradients() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64).cuda()
+    network = graphs.Graphs(model, [])
+    inputs = [torch.randn(size, 64, device="cuda") for size in (16, 32, 48)]
+    for _ in range(graphs.CALLS + 3):
+        for x in inputs:
+            same_gradients(model, network, x)
+    places = {
+        tuple(g.data_ptr() for g in capture.gradients if g is not None) for capture, _ in network._captured.values()
+    }
+    assert len(network._captured) == 3
+    assert len(places) == 1
+
+
 def test_what_cannot_be_captured_runs_without(capsys: pytest.CaptureFixture[str]) -> None:
     class Waits(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

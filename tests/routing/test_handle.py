@@ -312,3 +312,23 @@ def test_ratios_say_what_a_forward_would_drop():
         assert handle.ratios(training=False) == (0.75, 0.75)
     with handle.dense():
         assert handle.ratios(training=True) == (0.0, 0.0)
+
+
+def test_kinds_are_what_the_host_decides():
+    handle = Handle(TWO, depth=8)
+    kinds = [handle.kind(training=True), handle.kind(training=False)]
+    for context in (handle.routed(0.75), handle.routed(0.0)):
+        with context:
+            kinds.append(handle.kind(training=True))
+    assert len(set(kinds)) == 4
+    with handle.dense():
+        assert handle.kind(training=True) == handle.kind(training=False)
+
+
+def test_a_step_of_its_own_does_not_look_where_the_handle_keeps_its():
+    """Networks of shapes, which count FLOPs, run with the handle of one on a GPU."""
+    here, elsewhere = Handle(TWO, depth=8), Handle(TWO, depth=8)
+    elsewhere.to(torch.device("meta"))
+    with here.routed(step=5), elsewhere.routed(step=5):
+        for one, other in zip(run(here), run(elsewhere), strict=True):
+            assert one.equal(other)

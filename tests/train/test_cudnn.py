@@ -162,3 +162,14 @@ def test_what_does_not_fit(kind: str) -> None:
 
 def test_cpus_do_not_fit() -> None:
     assert not cudnn.fits(*(torch.empty(SHAPE, dtype=BF16) for _ in range(3)))
+
+
+def test_the_kernel_sees_dense_rows_and_nothing_expanded() -> None:
+    shared = torch.randn(2, 1, 12, SIZE).expand(2, HEADS, 12, SIZE)  # one head of keys for all of queries
+    for x in (shared, drawn(12, "last axis apart"), drawn(12, "expanded")):
+        dense = cudnn._dense_rows(x)
+        assert dense.equal(x)
+        assert dense.stride(-1) == 1
+        assert 0 not in dense.stride()
+    packed = drawn(12, "packed")
+    assert cudnn._dense_rows(packed) is packed

@@ -263,3 +263,12 @@ def test_the_largest_value_of_a_long_row_is_found_wherever_it_is(width: int) -> 
         codes, scale = float8.to_float8(x, float8.FORWARD, 1)
         torch.testing.assert_close(scale.flatten() * 448, torch.tensor([1.0, 7.0]))
         torch.testing.assert_close(codes.float() * scale, x, rtol=0.07, atol=0)
+
+
+@pytest.mark.parametrize("dim", [None, 1])
+def test_rounded_operands_lie_row_by_row(dim: int | None) -> None:
+    """As the kernel wants them, however the tensor lies that they are rounded from."""
+    x = torch.randn(16, 32).t()
+    found, scale = to_float8(x, FORWARD, dim)
+    assert found.is_contiguous()
+    assert apart(found.float() * scale, x) < FINE

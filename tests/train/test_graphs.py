@@ -4,6 +4,10 @@ Capturing needs a GPU, so here a stand-in takes its place, which copies what it 
 graph does.
 """
 
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import pytest
@@ -12,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tread.models import DiT
+from tread.routing.handle import Handle
 from tread.train import graphs
+from tread.train.ema import EMA
 from tread.train.graphs import CALLS, Capture, Graphs
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
@@ -79,6 +85,65 @@ def test_every_ratio_has_a_graph_and_its_selections(captures: list[Stand]) -> No
     assert handle.kept_share == 0.5
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    model.eval()
+    yield
+    model.train()
+
+
+Context = Callable[[nn.Module, Handle], AbstractContextManager[Any]]
+OTHERS: dict[str, Context] = {
+    "in eval mode": lambda model, _: evaluating(model),
+    "under autocast": lambda *_: torch.autocast("cpu", torch.bfloat16),
+    "under another autocast": lambda *_: torch.autocast("cpu", torch.float16),
+    "routed, nothing dropped": lambda _, handle: handle.routed(0.0),
+    "dense": lambda _, handle: handle.dense(),
+}
+
+
+def test_a_graph_serves_one_kind_of_call(captures: list[Stand]) -> None:
+    model, handle, network, given = make()
+    contexts: list[Context] = [lambda *_: nullcontext(), *OTHERS.values()]
+    for _ in range(CALLS + 2):
+        for context in contexts:
+            with context(model, handle):
+                network(*given)
+    assert len(captures) == len(contexts)
+
+
+def test_values_that_only_look_the_same_are_two_kinds(captures: list[Stand]) -> None:
+    class Shown(nn.Linear):
+        def forward(self, x: Tensor, value: object) -> Tensor:  # pyright: ignore
+            return super().forward(x) * len(str(value))
+
+    network = Graphs(model := Shown(4, 4), [])
+    x = torch.randn(2, 4)
+    for _ in range(CALLS + 2):
+        for value in (1, 1.0, True):
+            assert network(x, value).equal(model(x, value))
+    assert len(captures) == 3
+
+
+def test_weights_that_moved_are_captured_anew(captures: list[Stand]) -> None:
+    model, _, network, given = make()
+
+    def call() -> int:
+        for _ in range(CALLS + 2):
+            network(*given)
+        return len(captures)
+
+    assert call() == 1
+    with EMA(model, decay=0.9, warmup=10).applied():
+        pass
+    assert call() == 1, "they are back where they were"
+    model.final.linear.weight.data = model.final.linear.weight.data.clone()
+    assert call() == 2
+    assert len(network._captured) == 1, "what reads the old place is gone"
+    model.final.linear.weight.requires_grad_(False)
+    assert call() == 3, "others train"
+
+
 def test_making_a_graph_does_not_move_the_step(captures: list[Stand]) -> None:
     _, handle, network, given = make()
     handle.set_step(7)
@@ -103,6 +168,20 @@ def test_what_no_graph_can_hold_runs_as_it_is(captures: list[Stand]) -> None:
             network(*given)
         assert counter.get_total_flops() > 0
         network(given[0].clone().requires_grad_(), *given[1:])
+    assert not captures
+
+
+def test_inputs_elsewhere_and_objects_run_as_they_are(captures: list[Stand]) -> None:
+    class Takes(nn.Linear):
+        def forward(self, x: Tensor, _: object = None) -> Tensor:  # pyright: ignore
+            return super().forward(x)
+
+    network, x = Graphs(Takes(4, 4), []), torch.randn(2, 4)
+    for _ in range(CALLS + 2):
+        network(x, {"no": {"hash"}})
+    network._device = torch.device("meta")  # the network's, where x is not
+    for _ in range(CALLS + 2):
+        network(x)
     assert not captures
 
 
@@ -137,7 +216,10 @@ def test_a_forward_waits_for_its_backward_or_its_end() -> None:
     assert not constant.requires_grad
     answer.sum().backward()
     assert not capture.is_running
+    with pytest.raises(RuntimeError, match="has one backward, and it has run"):
+        answer.sum().backward()
     assert weight.grad is not None
+    assert weight.grad.data_ptr() != capture.gradients[0].data_ptr(), "the next backward would write over it"
     assert weight.grad.tolist() == [2, 2, 2]
     assert capture._given[0].tolist() == [1, 1, 1]
     answer = capture([])[0]
@@ -173,3 +255,51 @@ def test_a_run_goes_on_where_capturing_fails(monkeypatch: pytest.MonkeyPatch) ->
     assert said == [
         "capturing a CUDA graph failed, so the run goes on without (operation not permitted when stream is capturing)."
     ]
+
+
+def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other graphs, no weights that autocast cast while recording, which computes nothing, and none of the memory
+    that the next forward needs."""
+    model = nn.Linear(4, 4)
+    network = Graphs(model, [], lambda _: None)
+    x = torch.randn(2, 4)
+    recorded: list[weakref.ref[Tensor]] = []
+
+    def fail(_: Stand, network: nn.Module, *__: Any) -> None:
+        weight = model.weight.detach().clone()
+        with torch.no_grad():
+            model.weight.zero_()
+        out = network(x)
+        with torch.no_grad():
+            model.weight.copy_(weight)
+        recorded.append(weakref.ref(out))
+        raise RuntimeError("out of memory")
+
+    def forward(x: Tensor) -> Tensor:
+        if recorded:
+            assert recorded[0]() is None
+        return nn.functional.linear(x, model.weight, model.bias)
+
+    for _ in range(CALLS + 1):
+        network(x)
+    assert network._captured
+    monkeypatch.setattr(Stand, "__init__", fail)
+    monkeypatch.setattr(model, "forward", forward)
+    gc.disable()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+    for _ in range(CALLS + 1):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert network(x).equal(expected)
+    gc.enable()
+    assert network.failed
+    assert not network._captured
+
+
+def test_graphs_share_the_places_of_their_gradients() -> None:
+    place, mine = torch.zeros(3), torch.ones(3)
+    found = graphs._moved([mine, mine, None], [place, None, place])
+    assert found[0] is place
+    assert place.tolist() == [1, 1, 1]
+    assert found[1] is mine
+    assert found[2] is None

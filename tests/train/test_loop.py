@@ -262,6 +262,14 @@ def test_clipping_is_respected_and_the_norm_before_it_reported(tmp_path: Path, c
         assert float(seen[-1]) == pytest.approx(reported if clip is None else clip, rel=1e-4)
 
 
+def test_graphs_without_a_gpu_are_left_out_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, session = make_session(tmp_path, "train.graphs=true")
+    assert session.network is session.model
+    assert "CUDA graphs are for runs on one GPU, so this run goes on without." in capsys.readouterr().out
+    assert task.memory_advice.startswith("Set train.graphs=false, ")
+    assert "graphs" not in Pretraining.memory_advice
+
+
 def test_the_rate_of_every_step(tmp_path: Path) -> None:
     def rates(**changes: Any) -> list[float]:
         defaults = compose([]).config.optimizer

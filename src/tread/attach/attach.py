@@ -8,7 +8,7 @@
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,10 @@ class Attachment(Handle):
 
     def __exit__(self, *_: object) -> None:
         self.detach()
+
+    def kind(self, *, training: bool) -> tuple[Hashable, ...]:
+        """As of every handle, and how many tokens are said to be references."""
+        return *super().kind(training=training), self.references
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open the state of one forward."""

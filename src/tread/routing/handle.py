@@ -8,7 +8,7 @@
 - A handle owns no parameters and is no module: state-dict keys do not know it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -173,7 +173,7 @@ class Handle:
         """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
         step, micro_step = self._step, self._micro_step.clone()
         if mode.step is not None:
-            step, micro_step = mode.step, torch.zeros_like(micro_step)
+            step, micro_step = mode.step, torch.zeros_like(mode.step)
         elif mode.selections is None:
             self._micro_step.add_(1)
 
@@ -215,9 +215,14 @@ class Handle:
         """Keep the step there: a CUDA graph reads it where it runs."""
         self._step, self._micro_step = self._step.to(device), self._micro_step.to(device)
 
+    def kind(self, *, training: bool) -> tuple[Hashable, ...]:
+        """What the host decides about a forward now: repeatable ones of a kind differ in their inputs and the step
+        alone."""
+        return self.is_on(training=training), *self.ratios(training=training)
+
     @property
     def repeatable(self) -> bool:
-        """Whether the next forward depends on nothing but its inputs, the step and the ratios: no force mask, no
+        """Whether the next forward depends on nothing but its inputs, the step and its kind: no force mask, no
         selections, steps or places of its own."""
         mode = self._mode
         return all(one is None for one in (mode.selections, mode.step, mode.samples, mode.mask))

@@ -102,7 +102,8 @@ def _tokens_first(x: Tensor) -> Tensor:
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else _tokens_first(x)
+    """x with its last axis dense and nothing expanded, copied only where it lies otherwise."""
+    return x if x.stride(-1) == 1 and 0 not in x.stride() else _tokens_first(x)
 
 
 def _empty(x: Tensor) -> Tensor:

@@ -29,11 +29,13 @@ MULTIPLE = 16
 
 
 def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Tensor, Tensor]:
-    """x (M, K) rounded to float8, and the float32 scale that undoes it: one, (), or by rows, (M, 1), where dim is 1."""
+    """x (M, K) rounded to float8, row by row in memory, and the float32 scale that undoes it: one, (), or by rows,
+    (M, 1), where dim is 1."""
     largest = torch.finfo(dtype).max
     size = _largest_in_rows(x)  # (M, 1)
     size = (size.amax() if dim is None else size).float().clamp(min=1e-12)
-    return (x.float() * (largest / size)).clamp(-largest, largest).to(dtype), size / largest
+    rounded = (x.float() * (largest / size)).clamp(-largest, largest).to(dtype, memory_format=torch.contiguous_format)
+    return rounded, size / largest
 
 
 def _largest_in_rows(x: Tensor) -> Tensor:

@@ -63,8 +63,11 @@ class Session:
                 compile_noise(attempt)
         self.network: Any = self.model
         """What a step calls."""
-        if config.train.graphs and accelerator.device.type == "cuda" and accelerator.num_processes == 1:
-            self.network = Graphs(self.model, task.routing, accelerator.print)
+        if config.train.graphs:
+            if accelerator.device.type == "cuda" and accelerator.num_processes == 1:
+                self.network = Graphs(self.model, task.routing, accelerator.print)
+            else:
+                accelerator.print("CUDA graphs are for runs on one GPU, so this run goes on without.")
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -107,6 +107,8 @@ class Pretraining:
         self._decode = make_decode(
             config.data, shape[0], config.sample.vae, setting="sample.vae", device=accelerator.device
         )
+        if config.train.graphs:
+            self.memory_advice = f"Set train.graphs=false, for graphs keep memory of their own. {self.memory_advice}"
         self._evaluation: Evaluation | None = None
         if config.evaluate is not None and config.evaluate.every > 0:
             self._evaluation = Evaluation(
@@ -177,14 +179,21 @@ class Pretraining:
             model, x, labels, noise=sample_noise(seed, where, x.shape[1:], NOISE), u=noise.uniform(seed, TIME, where)
         ).mean()
 
-    @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """The mean loss on held-out data with fixed noise and evenly spread times."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         count = len(self.held_out)
         if count == 0:
             return {}
-        device, total = self.accelerator.device, torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
+        total = torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
+        for _, losses in self.validation_losses():
+            total += losses.double().sum()
+        return {"val_loss": float(self.accelerator.reduce(total, "sum")) / count}  # pyright: ignore[reportArgumentType]
+
+    @torch.no_grad()
+    def validation_losses(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's batches of it: the quantiles of their times, and their losses; (B,) each."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        count, device = len(self.held_out), self.accelerator.device
         for first in range(rank, count, world * self._micro_batch):
             chunk = torch.arange(first, count, world)[: self._micro_batch]  # (B,)
             samples = [self.dataset[int(self.held_out[i])] for i in chunk]
@@ -196,8 +205,8 @@ class Pretraining:
             u = (where * _coprime(count) % count + 0.5) / count
             drawn = sample_noise(VALIDATION, where, x.shape[1:])
             with self.accelerator.autocast():
-                total += self.objective.loss(self.model, x, labels, noise=drawn, u=u).double().sum()
-        return {"val_loss": float(self.accelerator.reduce(total, "sum")) / count}  # pyright: ignore[reportArgumentType]
+                losses = self.objective.loss(self.model, x, labels, noise=drawn, u=u)
+            yield u, losses
 
     def preview(self, step: int) -> None:
         """A grid of samples, one row per class, drawn on rank 0."""

@@ -27,6 +27,7 @@ def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:
     assert len(plans) == len(ARMS)
     routed = config_of(BY_NAME["routed"], 0, SCALES["full"], prepared, steps=100)
     assert round(BY_NAME["routed"].ideal_speedup(routed, 256), 2) == 1.44  # as `tread plan` says
+    assert round(BY_NAME["cooldown-20"].ideal_speedup(routed, 256), 2) == 1.32  # a fifth of the steps has none
 
 
 def test_the_recipe_has_the_settings_of_the_headline(prepared: Path) -> None:

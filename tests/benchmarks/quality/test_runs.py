@@ -40,6 +40,7 @@ def test_looking_does_not_disturb_the_run(prepared: Path, found: Results) -> Non
             session.step(step, batches)
         with session.averaged():
             assert task.validate()["val_loss"] == look["val_loss"]
+        assert sum(look["val_loss_by_time"]) / 4 == pytest.approx(look["val_loss"])  # two samples in each quarter
 
 
 def test_batches_are_the_products_own(prepared: Path) -> None:

@@ -314,7 +314,7 @@ def _forcing(handle: Handle | None, forced: Tensor | None) -> AbstractContextMan
 
 def memory_advice(config: FinetuneConfig) -> str:
     """What would save memory and is not done yet, the most helpful first."""
-    ways = []
+    ways = ["set graphs to false"] if config.graphs else []
     if not config.gradient_checkpointing:
         ways.append("set gradient_checkpointing to true")
     if not config.adapts:
