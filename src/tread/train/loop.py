@@ -131,8 +131,11 @@ class Session:
                 compile_noise(attempt)
         self.network: Any = self.model
         """What a step calls."""
-        if config.train.graphs and accelerator.device.type == "cuda" and accelerator.num_processes == 1:
-            self.network = Graphs(self.model, task.routing, accelerator.print)
+        if config.train.graphs:
+            if accelerator.device.type == "cuda" and accelerator.num_processes == 1:
+                self.network = Graphs(self.model, task.routing, accelerator.print)
+            else:
+                accelerator.print("graphs are for one process on a GPU; this run goes without them.")
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
