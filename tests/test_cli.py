@@ -91,7 +91,7 @@ WORDS = {
     "families": ["only classes with this in their name"],
     "finetune": ["--check", "--json", "key=value"],
     "init": ["--model", "--data"],
-    "eval": ["--ref", "--features", "--weights", "--json"],
+    "eval": ["with a reference: FID and", "--ref", "--features", "--weights", "--json"],
 }
 
 
@@ -263,3 +263,13 @@ def test_as_a_process(tmp_path: Path) -> None:
     process = subprocess.run([tread, "train", "model=tred"], capture_output=True, text=True, cwd=tmp_path)
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr == "tread train: there is no model=tred; choose one of: dit, tread.\n"
+
+
+def test_a_reader_that_stops_reading_is_no_error() -> None:
+    """As in `tread train --help | head`."""
+    command = [sys.executable, "-m", "tread", "train", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""

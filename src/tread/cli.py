@@ -37,7 +37,7 @@ def finetune(arguments: list[str]) -> None:
     parser = _parser("finetune", finetune)
     parser.usage = "tread finetune [--check [--json]] FILE [key=value ...]"
     parser.add_argument("config", metavar="FILE", type=Path, help="a JSON or YAML config; `tread init` writes one")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings that replace the file's")
+    parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
     parser.add_argument("--check", action="store_true", help="say what becomes of every key, and train nothing")
     parser.add_argument("--json", action="store_true", help="with --check: as JSON, for scripts")
     parser.epilog = "docs/finetune.md lists every key with its default."
@@ -49,7 +49,7 @@ def finetune(arguments: list[str]) -> None:
     if options.json:
         parser.error("--json goes with --check")
     settings = config.read_config(options.config, options.settings)
-    _quiet_libraries()
+    _no_loading_bars()
     from tread.train.finetune.finetune import finetune as run
 
     run(settings)
@@ -70,7 +70,7 @@ def init(arguments: list[str]) -> None:
 def sample(arguments: list[str]) -> None:
     """draw images from a trained run"""
     parser = _parser("sample", sample)
-    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("run", type=Path, help="the folder of a run, or of one of its checkpoints")
     parser.add_argument("--classes", help="class labels, e.g. 0-9 or 1,5,207 (default: the first ten)")
     parser.add_argument("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
     parser.add_argument("--guidance", type=float, help="guidance scale; 1: none (default: the run's)")
@@ -109,7 +109,9 @@ def evaluate(arguments: list[str]) -> None:
     parser = _parser("eval", evaluate)
     parser.add_argument("samples", type=Path, help="a folder of images, a .tar or an .npz")
     parser.add_argument("--ref", type=Path, help="the reference: the same, or an .npz with mu and sigma")
-    parser.add_argument("--features", default="inception", help="inception (FID), efflite0 or dinov2 (default: FID's)")
+    parser.add_argument(
+        "--features", default="inception", help="inception, efflite0 or dinov2 (default: inception, for FID)"
+    )
     parser.add_argument("--weights", help="the extractor's weights: a file or URL (dinov2: a folder or hub id)")
     parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--count", type=int, metavar="N", help="only the first N images of SAMPLES")
@@ -136,7 +138,12 @@ def encode(arguments: list[str]) -> None:
     parser.add_argument("--batch-size", type=int, default=16, help="(default: %(default)s)")
     parser.add_argument("--kind", choices=("moments", "sample"), default="moments", help="(default: %(default)s)")
     parser.add_argument("--shard-size", type=int, default=1000, help="images per tar (default: %(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the VAE")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="precision of the VAE (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of --kind sample (default: %(default)s)")
     from tread.data.encode import encode as run
 
@@ -194,8 +201,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if command not in COMMANDS:
         _fail(f"tread: there is no command {command!r}; choose one of: {', '.join(COMMANDS)}")
     warnings.showwarning = _show_warning
+    _quiet_libraries()
     try:
         COMMANDS[command](rest)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `tread families | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except _user_errors() as error:
         if os.environ.get("TREAD_DEBUG"):
             raise
@@ -205,11 +217,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _quiet_libraries() -> None:
-    """What stock libraries say while loading models is for their developers; errors still show."""
+    """What stock libraries say while they are imported is for their developers; errors still show."""
     for name in ("torchao", "torch.utils._pytree", "bitsandbytes", "peft"):
         logging.getLogger(name).setLevel(logging.ERROR)
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def _no_loading_bars() -> None:
+    """The bars of stock libraries that load models, one for each part of a pipeline."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
@@ -219,7 +235,8 @@ def _quiet_libraries() -> None:
 
 
 def _parser(name: str, function: Callable[[list[str]], None]) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"tread {name}", description=(function.__doc__ or "").capitalize() + ".")
+    about = function.__doc__ or ""
+    return argparse.ArgumentParser(prog=f"tread {name}", description=f"{about[:1].upper()}{about[1:]}.")
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

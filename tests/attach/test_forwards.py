@@ -75,7 +75,7 @@ def test_reference_tokens_are_never_counted_wrong(attach: Attach):
     handle = attach(model, ROUTES)
     KONTEXT.call(model, with_references(8))
     assert handle.selections[0].shape[1] == 24 - 8
-    with pytest.raises(RuntimeError, match=r"set handle\.references before each forward"):
+    with pytest.raises(RuntimeError, match=r"set handle\.references before each"):
         KONTEXT.call(model, with_references(12))
     before = handle.kind(training=True)
     handle.references = 12
@@ -88,8 +88,13 @@ def test_reference_tokens_are_never_counted_wrong(attach: Attach):
     with handle.force_keep(torch.zeros(2, 12, dtype=torch.bool)):
         KONTEXT.call(model, with_references(12))
         assert all(set(range(12, 24)) <= set(ids) for ids in handle.selections[0].tolist())
-        with pytest.raises(RuntimeError, match="as the force mask leaves"):
+        with pytest.raises(RuntimeError, match="does not cover just the target's tokens"):
             KONTEXT.call(model, with_references(8))
+    with (
+        handle.force_keep(torch.zeros(2, 25, dtype=torch.bool)),
+        pytest.raises(tread.ConfigError, match=r"^force_keep has shape \(2, 25\); this forward has 24 tokens\.$"),
+    ):
+        KONTEXT.call(model, with_references(12))
 
 
 def test_a_force_mask_of_the_wrong_size_says_so(attach: Attach):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from tread.cli import main
+from tread.data.base import DataError
 from tread.evaluate.evaluate import compare, evaluate, measure, measure_place, save_reference
 from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance
@@ -142,6 +143,29 @@ def test_only_the_first_images_count(tmp_path: Path) -> None:
         evaluate(tmp_path / "only.npz", ref, corner(), count=5)
 
 
+@pytest.mark.parametrize("reference", ["one", "none"])
+def test_both_sides_are_looked_at_before_the_first_image_is_measured(tmp_path: Path, reference: str) -> None:
+    place = write(BRIGHT[:6], tmp_path / "a")
+    write(DARK[:1], tmp_path / "one")
+
+    def measured(x: Tensor) -> Tensor:
+        raise AssertionError("an image was measured")
+
+    message = "one has one image and so no covariance; give at least 2" if reference == "one" else "there is nothing at"
+    with pytest.raises((ConfigError, DataError), match=message):
+        evaluate(place, tmp_path / reference, Extractor("Never", nn.Flatten(), measured), progress=False)
+    with pytest.raises(ConfigError, match=r"ref\.txt'; the name must end with \.npz\.$"):
+        evaluate(place, None, Extractor("Never", nn.Flatten(), measured), save=tmp_path / "ref.txt", progress=False)
+
+
+def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "a", "--ref", "b", "--device", "abacus"])
+    assert capsys.readouterr().err == (
+        "tread eval: --device is 'abacus', which is not there; use cpu, or leave it out.\n"
+    )
+
+
 @pytest.mark.realdata
 def test_the_command_on_two_folders(tmp_path: Path, real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bright, dark = write(BRIGHT[:6], tmp_path / "a"), write(DARK[:5], tmp_path / "b")
@@ -153,6 +177,7 @@ def test_the_command_on_two_folders(tmp_path: Path, real_data: Path, capsys: pyt
     assert found["metrics"]["FD-EffLite0"] > 0
     assert "warning: samples: 6 images are fewer than the 1280 features" in shown.err
     main(["eval", str(dark), "--save", str(tmp_path / "ref.npz"), "--device", "cpu", *weights])
+    assert capsys.readouterr().out == f"saved: {tmp_path / 'ref.npz'}\n"
     main(["eval", str(bright), "--ref", str(tmp_path / "ref.npz"), "--device", "cpu", "--frechet-only", *weights])
     assert f"FD-EffLite0  {found['metrics']['FD-EffLite0']:>12.5g}" in capsys.readouterr().out
     main(["eval", str(bright), "--ref", str(dark), "--device", "cpu", "--count", "4", *weights, "--json"])

@@ -83,7 +83,7 @@ def test_weights_load_from_a_file_and_give_the_same_features(network: InceptionV
         expected = network(inception_pixels(torch.from_numpy(image).permute(2, 0, 1)[None])).pool
     assert torch.equal(extractor([image]).pool, expected)
     torch.save(without_counters | {"fc.weight": torch.zeros(1000, 2048)}, path)
-    with pytest.raises(ConfigError, match=r"another shape of fc\.weight \(1 such\): it is not a InceptionV3"):
+    with pytest.raises(ConfigError, match=r"another shape of fc\.weight \(1 such\): it is no InceptionV3"):
         load_extractor("inception", str(path))
 
 

@@ -92,6 +92,8 @@ def test_a_loop_without_set_step_advances_and_resumes():
         run(handle)
     resumed = Handle(PLAN, depth=12)
     resumed.load_state_dict(handle.state_dict())
+    with pytest.raises(ConfigError, match=r"^the state has steps; it must be what state_dict\(\) returned\.$"):
+        resumed.load_state_dict({"steps": 3})
     assert run(resumed)[0].equal(course[2])
     assert run(resumed)[0].equal(course[3])
 

@@ -49,3 +49,13 @@ def test_ratios_outside_the_range_are_refused():
     for ratio in (1.0, -0.1):
         with pytest.raises(ConfigError, match="mask_ratio"):
             TREADRouter().get_mask(X, ratio)
+
+
+def test_a_force_mask_that_does_not_fit_is_refused():
+    for mask, message in (
+        (torch.zeros(2, 3, dtype=torch.bool), r"^force_keep has shape \(2, 3\); x has \d+ samples of \d+ tokens\.$"),
+        (torch.zeros(X.shape[:2]), r"^force_keep is torch\.float32 of shape .*; it must be bool \(B, S\)\.$"),
+        ([True], r"^force_keep is a list; it must be a tensor, bool \(B, S\)\.$"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            TREADRouter().get_mask(X, 0.5, force_keep=mask)  # pyright: ignore[reportArgumentType]

@@ -115,6 +115,11 @@ def test_files_that_do_not_serve(tmp_path: Path) -> None:
         ("train.steps=1,2", "cannot read 'train.steps=1,2': quote a value that holds spaces, commas or brackets."),
         ("train.steps=[1,", "cannot read 'train.steps=[1,': quote a value that holds spaces, commas or brackets."),
         (
+            "model.tread_config.routes[0].selection_ratio=0.7",
+            "cannot read 'model.tread_config.routes[0].selection_ratio=0.7': write the place in a list as a number, "
+            "e.g. model.tread_config.routes.0.selection_ratio=0.5.",
+        ),
+        (
             "train.steps",
             "cannot read 'train.steps': write setting=value, e.g. train.steps=500, after at most one FILE.yaml.",
         ),

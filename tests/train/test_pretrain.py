@@ -237,8 +237,20 @@ def test_a_folder_that_holds_a_run_is_never_overwritten(tmp_path: Path, trained:
     assert sorted((path, path.stat().st_mtime_ns) for path in trained.rglob("*")) == before
 
 
-def test_a_run_can_be_continued_in_a_new_folder(tmp_path: Path, trained: Path) -> None:
+def test_a_run_that_has_nothing_left_to_do_keeps_its_config(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (trained / "config.yaml").read_bytes()
+    go_on(trained, "train.steps=2")
+    assert "the run is at step 6 already; raise train.steps to train on." in capsys.readouterr().out
+    assert (trained / "config.yaml").read_bytes() == before
+
+
+def test_a_run_can_be_continued_in_a_new_folder(
+    tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
     fork = go_on(trained, f"output_dir={tmp_path}/fork", "train.steps=8")
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed")]
+    assert told == ["changed since the run was started: train.steps: 6 -> 8"]
     assert [line["step"] for line in metrics(fork) if "loss" in line] == [7, 8]
     assert [path.name for path in (fork / CHECKPOINTS).iterdir()] == ["step-00000008"]
     assert len(losses(trained)) == 6

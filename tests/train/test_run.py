@@ -55,6 +55,8 @@ def test_sample_writes_pngs_and_a_grid(trained: Path, tmp_path: Path, capsys: py
     for name, image in zip(names, expected.squeeze(-1).numpy(), strict=True):
         assert (found[name] == image).all()
     assert (found["grid.png"] == np.asarray(make_grid(expected, columns=2))).all()
+    with pytest.warns(UserWarning, match=r"out also holds 4 image\(s\) of other calls, which `tread eval` would count"):
+        sample_run(trained, classes="0-1", per_class=1, steps=1, out=tmp_path / "out")
 
 
 def test_sample_defaults_are_the_runs(trained: Path, tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ _WRAPPERS = {
 }
 """Where torch.compile, torch's data parallelism and peft hold the model they wrap."""
 _REFERENCES = (
-    "there are not as many reference tokens as the force mask leaves, or as in an earlier forward with as many tokens: "
-    "set handle.references before each forward."
+    "the force mask does not cover just the target's tokens, or there are not as many reference tokens as in an "
+    "earlier forward with as many tokens: give a mask of the target's (B, S), or set handle.references before each "
+    "forward."
 )
 
 
@@ -157,6 +158,8 @@ class Attachment(Handle):
         if not isinstance(found, Tensor):
             return found
         mask = self._mode.mask
+        if mask is not None and mask.shape[1] > tokens:
+            raise ConfigError(f"force_keep has shape {tuple(mask.shape)}; this forward has {tokens} tokens.")
         count = self._references.get(tokens) if mask is None else tokens - mask.shape[1]
         if count is None:
             count = _read(found)

@@ -198,7 +198,10 @@ def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
     where = f"nothing to train on in {config.place} (data entry {config.name!r})"
     if skipped:
         reason = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
-        return DataError(f"{where}: all {len(skipped)} file(s) were left out, the first because {reason}")
+        fix = ""
+        if all("no caption" in why for _, why in skipped):
+            fix = ". Write captions, or set caption_strategy: filename, or one instance_prompt for all"
+        return DataError(f"{where}: all {len(skipped)} file(s) were left out, the first because {reason}{fix}")
     root = root_of(config)
     counts = Counter(path.suffix.lower() or path.name for path in files_below(root)) if root.is_dir() else Counter()
     found = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5)) or "no files at all"

@@ -243,6 +243,13 @@ def evaluate(
     progress: bool = True,
 ) -> Report | None:
     """`tread eval`: the figures, or None where there is no reference and the samples are only saved."""
+    if save is not None and save.suffix != ".npz":
+        raise ConfigError(f"--save is {str(save)!r}; the name must end with .npz.")
+    for place in (samples, reference):  # before the first image is measured
+        if place is not None and has_images(place) and len(open_images(place)) < 2:
+            raise ConfigError(
+                f"{place} has one image and so no covariance; give at least 2, and thousands for a figure."
+            )
     options = Options(batch_size=batch_size, keep_vectors=not frechet_only, work=work, progress=progress)
     ours = measure_place(samples, extractor, "samples", count, **options)
     if save is not None and (not dist.is_initialized() or dist.get_rank() == 0):

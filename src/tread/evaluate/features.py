@@ -173,6 +173,6 @@ def _load(module: nn.Module, path: Path) -> None:
     for what, names in (("lacks", missing), ("has another shape of", wrong), ("has an unknown", extra)):
         if names:
             raise ConfigError(
-                f"{path} {what} {names[0]} ({len(names)} such): it is not a {type(module).__name__}; check --weights."
+                f"{path} {what} {names[0]} ({len(names)} such): it is no {type(module).__name__}; check --weights."
             )
     module.load_state_dict(found, strict=False)

@@ -8,6 +8,7 @@ import torch
 
 from tread.evaluate.evaluate import evaluate
 from tread.evaluate.features import load_extractor
+from tread.routing.errors import ConfigError
 
 
 def run_evaluation(
@@ -25,7 +26,7 @@ def run_evaluation(
     json: bool,
 ) -> None:
     """Print a table or JSON, from the first process alone; `accelerate launch fid.py ...` starts many."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = _device(device)
     rank = 0
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from accelerate import PartialState
@@ -43,8 +44,20 @@ def run_evaluation(
         work=work,
         save=save,
     )
+    if save is not None and rank == 0 and not json:
+        print(f"saved: {save}")
     if report is not None and rank == 0:
         print(_as_json(report.as_dict()) if json else report.table())
+
+
+def _device(name: str | None) -> torch.device:
+    """Where the extractor runs; a device that is not there is refused."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # torch asserts that it was built for CUDA
+        raise ConfigError(f"--device is {name!r}, which is not there; use cpu, or leave it out.") from None
+    return device
 
 
 def _as_json(figures: dict[str, object]) -> str:

@@ -22,7 +22,7 @@ from tread.routing.forced import NONE_FORCED, Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.route import Route
-from tread.routing.selection import kept_count, l1_rank, mixed_score, select
+from tread.routing.selection import check_mask, kept_count, l1_rank, mixed_score, select
 from tread.routing.state import Select, State
 
 
@@ -76,8 +76,7 @@ class Handle:
     @contextmanager
     def force_keep(self, mask: Tensor) -> Iterator[None]:
         """Never drop the tokens that are True in mask (B, S). Its count is read here, outside the forward."""
-        if mask.dtype != torch.bool or mask.ndim != 2:
-            raise ConfigError(f"force_keep is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool (B, S).")
+        check_mask(mask)
         masked = int(mask.sum(dim=1).max())
         warn_once(mask_risks(mask.shape[1], masked), self._said)
         with self._set(mask=mask, masked=masked):
@@ -208,6 +207,8 @@ class Handle:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from `state_dict()`."""
+        if state.keys() != self.state_dict().keys():
+            raise ConfigError(f"the state has {', '.join(state) or 'nothing'}; it must be what state_dict() returned.")
         self.set_step(state["step"])
         self._micro_step.fill_(state["micro_step"])
 

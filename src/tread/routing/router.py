@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from tread.routing import noise
-from tread.routing.errors import check_fraction, check_int
+from tread.routing.errors import ConfigError, check_fraction, check_int
 from tread.routing.ops import gather, restore
 from tread.routing.plan import DEFAULT_SEED
-from tread.routing.selection import kept_count, l1_rank, mixed_score, select
+from tread.routing.selection import check_mask, kept_count, l1_rank, mixed_score, select
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,10 @@ class TREADRouter:
 
         forced = None
         if force_keep is not None:
+            check_mask(force_keep)
+            if force_keep.shape != (batch, tokens):
+                shape = tuple(force_keep.shape)
+                raise ConfigError(f"force_keep has shape {shape}; x has {batch} samples of {tokens} tokens.")
             force_keep = force_keep.to(device)
             forced = int(force_keep.sum(dim=1).max())
         keep = select(score, kept_count(tokens, mask_ratio, forced), force_keep)  # (B, K)

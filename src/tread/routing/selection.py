@@ -12,8 +12,18 @@ import math
 import torch
 from torch import Tensor
 
+from tread.routing.errors import ConfigError
+
 SHAPE_LEVELS = 16  # with a force mask, K takes at most this many values, so that few shapes are compiled
 _FORCED = 1 << 62  # above every score
+
+
+def check_mask(mask: object) -> None:
+    """Refuse a force mask that is not bool (B, S)."""
+    if not isinstance(mask, Tensor):
+        raise ConfigError(f"force_keep is a {type(mask).__name__}; it must be a tensor, bool (B, S).")
+    if mask.dtype != torch.bool or mask.ndim != 2:
+        raise ConfigError(f"force_keep is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool (B, S).")
 
 
 def kept_count(tokens: int, ratio: float, forced: int | None = None, always: int = 0) -> int:

@@ -123,6 +123,11 @@ def _parse(settings: list[str]) -> "list[Override]":
             raise ConfigError(
                 f"cannot read {text!r}: write setting=value, e.g. train.steps=500, after at most one FILE.yaml."
             )
+        if "[" in name:
+            raise ConfigError(
+                f"cannot read {text!r}: write the place in a list as a number, e.g. "
+                "model.tread_config.routes.0.selection_ratio=0.5."
+            )
         texts = [text]
         if name == "model.tread_config":
             # it replaces the one before, where Hydra would merge the two; Hydra does not read JSON's quoted keys

@@ -71,7 +71,8 @@ def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, r
     if config.resume is not None:
         source = folder if config.resume == "latest" else Path(config.resume)
         start = session.load(source / CHECKPOINTS)
-    if accelerator.is_main_process:  # only now: a run that could not be resumed keeps its config
+    # only now: a run that could not be resumed, or has nothing left to do, keeps its config
+    if accelerator.is_main_process and start < config.train.steps:
         _write_config(folder, config, raw, accelerator)
     if accelerator.log_with:
         settings = {
@@ -101,9 +102,10 @@ def end(accelerator: Accelerator) -> None:
 def _write_config(folder: Path, config: JobConfig, raw: dict[str, Any], accelerator: Accelerator) -> None:
     from omegaconf import OmegaConf
 
-    if config.resume is not None and (folder / CONFIG_FILE).is_file():
-        for change in changes(read_saved(folder), raw):
-            if not change.startswith("resume"):
+    source = folder if config.resume in (None, "latest") else Path(config.resume)
+    if config.resume is not None and (source / CONFIG_FILE).is_file():
+        for change in changes(read_saved(source), raw):
+            if not change.startswith(("resume", "output_dir")):
                 accelerator.print(f"changed since the run was started: {change}")
     with written_whole(folder / CONFIG_FILE) as file:
         file.write(OmegaConf.to_yaml(OmegaConf.create(raw)).encode())

@@ -3,6 +3,7 @@
 A checkpoint says the shape of its samples and how many classes it knows, so the training data need not be there.
 """
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,8 +171,13 @@ def sample_run(
         opened.model, opened.objective, torch.tensor(labels), **settings, batch_size=batch_size, device=device
     )
     images = decode(samples)
-    save_images(images, labels, folder)
     grid = folder / "grid.png"
+    if older := set(folder.glob("*.png")) - {grid, *save_images(images, labels, folder)}:
+        warnings.warn(
+            f"{folder} also holds {len(older)} image(s) of other calls, which `tread eval` would count: delete them, "
+            "or name another folder with --out.",
+            stacklevel=2,
+        )
     make_grid(images, columns=per_class).save(grid)
     return grid
 

@@ -177,7 +177,7 @@ def _section(settings: dict[str, Any]) -> str:
     docs = field_docs()
     lines: list[str] = []
     for name, value in settings.items():
-        lines += textwrap.wrap(docs[name], 116, initial_indent="# ", subsequent_indent="# ")
+        lines += textwrap.wrap(docs[name], 116, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
         lines += [f"{name}: {_scalar(value)}"] if not isinstance(value, list | dict) else [f"{name}:", *_nested(value)]
         if name == "tread_config":
             lines += [

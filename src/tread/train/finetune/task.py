@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
 
 from tread.attach.attach import Attachment
 from tread.attach.registry import layers_of
@@ -276,7 +277,7 @@ class Finetuning:
             kept, speedup = self.routing_gain()
             facts["tokens_kept"], facts["speedup"] = kept, speedup
             if step == self.config.max_train_steps:
-                self.accelerator.print(
+                tqdm.write(  # the training loop's bar is on the line
                     f"routed layers kept {kept:.0%} of the tokens: by FLOPs a step is {speedup:.2f} times as fast"
                 )
         write_result(self.folder, self.family, self.models, self.config, facts)
