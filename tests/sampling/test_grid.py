@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tread.sampling.grid import make_grid, save_images
+from tread.sampling.grid import image_names, make_grid, save_images
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -27,7 +27,8 @@ def test_images_that_are_large_enough_keep_their_size() -> None:
 
 def test_files_are_counted_within_their_class(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (4, 5, 6, 3), dtype=torch.uint8)
-    paths = save_images(images, [3, 3, 12, 3], tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == ["0003-00000.png", "0003-00001.png", "0012-00000.png", "0003-00002.png"]
-    for path, image in zip(paths, images.numpy(), strict=True):
-        assert (np.asarray(Image.open(path)) == image).all()
+    names, folder = image_names([3, 3, 12, 3]), tmp_path / "new" / "folder"
+    assert names == ["0003-00000.png", "0003-00001.png", "0012-00000.png", "0003-00002.png"]
+    save_images(images, names, folder)
+    for name, image in zip(names, images.numpy(), strict=True):
+        assert (np.asarray(Image.open(folder / name)) == image).all()

@@ -59,6 +59,18 @@ def test_sample_writes_pngs_and_a_grid(trained: Path, tmp_path: Path, capsys: py
         sample_run(trained, classes="0-1", per_class=1, steps=1, out=tmp_path / "out")
 
 
+def test_many_samples_are_written_batch_by_batch_and_some_are_shown(trained: Path, tmp_path: Path) -> None:
+    """What 50,000 images for FID need: nothing of that size is held, and the grid stays one to look at."""
+    sample_run(trained, classes="0-1", per_class=12, steps=1, batch_size=5, out=tmp_path / "many")
+    sample_run(trained, classes="0-1", per_class=12, steps=1, batch_size=24, out=tmp_path / "once")
+    many, once = pixels(tmp_path / "many"), pixels(tmp_path / "once")
+    assert len(many) == 25
+    assert all((many[name] == once[name]).all() for name in many)
+    first = [many[f"{label:04d}-{i:05d}.png"] for label in range(2) for i in range(10)]
+    expected = make_grid(torch.from_numpy(np.stack(first)).unsqueeze(-1), columns=10)
+    assert (many["grid.png"] == np.asarray(expected)).all()
+
+
 def test_sample_defaults_are_the_runs(trained: Path, tmp_path: Path) -> None:
     """Guidance 1.5 and 40 steps as in its config, the first ten classes, its own folder."""
     copy = shutil.copytree(trained, tmp_path / "run")

@@ -30,13 +30,18 @@ def make_grid(images: Tensor, columns: int, gap: int = 4) -> Image.Image:
     return Image.fromarray(canvas.squeeze(-1) if channels == 1 else canvas)
 
 
-def save_images(images: Tensor, labels: Sequence[int], folder: Path) -> list[Path]:
-    """Each image as `class-index.png`, counted within its class."""
-    folder.mkdir(parents=True, exist_ok=True)
+def image_names(labels: Sequence[int]) -> list[str]:
+    """`class-index.png` for each image, counted within its class."""
     counts: dict[int, int] = {}
-    paths = []
-    for image, label in zip(images, labels, strict=True):
+    names = []
+    for label in labels:
         counts[label] = counts.get(label, -1) + 1
-        paths.append(folder / f"{label:04d}-{counts[label]:05d}.png")
-        to_pil(image).save(paths[-1])
-    return paths
+        names.append(f"{label:04d}-{counts[label]:05d}.png")
+    return names
+
+
+def save_images(images: Tensor, names: Sequence[str], folder: Path) -> None:
+    """Each image by its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for image, name in zip(images, names, strict=True):
+        to_pil(image).save(folder / name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from tread.models import DiT
 from tread.objectives import Objective
@@ -16,7 +17,7 @@ from tread.objectives import build as build_objective
 from tread.routing.errors import ConfigError, check_int
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import flops_per_sample, generate
-from tread.sampling.grid import make_grid, save_images
+from tread.sampling.grid import image_names, make_grid, save_images
 from tread.sampling.guidance import Branches
 from tread.sampling.solvers import Churn
 from tread.train.checkpoint import (
@@ -33,6 +34,8 @@ from tread.train.decode import make_decode
 from tread.train.loop import CHECKPOINTS
 from tread.train.pretrain import build_model
 from tread.train.settings import PretrainConfig
+
+GRID_ROWS, GRID_COLUMNS = 20, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ def sample_run(
     vae: str | None = None,
     out: Path | None = None,
 ) -> Path:
-    """Write PNGs and `grid.png`, one row per class, and say what a sample costs; returns the grid's path.
+    """Write PNGs, batch by batch, and `grid.png`, one row per class, and say what a sample costs; returns its path.
 
     None means the run's own setting, and the first ten classes. `weak` is a run or a checkpoint for the guidance kinds
     `ag` and `ag+sg`; the ratios are those of `guidance.Branches`. Everything that can be refused is refused before the
@@ -167,19 +170,37 @@ def sample_run(
     }
     flops = flops_per_sample(opened.model, opened.objective, **settings)
     print(f"{flops / 1e9:.4g} GFLOPs a sample: {branches.kind} {settings['guidance']:g}, {settings['steps']} steps")
-    samples = generate(
-        opened.model, opened.objective, torch.tensor(labels), **settings, batch_size=batch_size, device=device
-    )
-    images = decode(samples)
-    grid = folder / "grid.png"
-    if older := set(folder.glob("*.png")) - {grid, *save_images(images, labels, folder)}:
+    names, grid = image_names(labels), folder / "grid.png"
+    if older := {path.name for path in folder.glob("*.png")} - {grid.name, *names}:
         warnings.warn(
             f"{folder} also holds {len(older)} image(s) of other calls, which `tread eval` would count: delete them, "
             "or name another folder with --out.",
             stacklevel=2,
         )
-    make_grid(images, columns=per_class).save(grid)
+    shown = []
+    for first in tqdm(range(0, len(labels), batch_size), desc="sampling", unit="batch"):
+        here = slice(first, first + batch_size)
+        samples = generate(
+            opened.model,
+            opened.objective,
+            torch.tensor(labels[here]),
+            **settings,
+            batch_size=batch_size,
+            first_index=first,
+            device=device,
+            progress=False,
+        )
+        images = decode(samples).cpu()  # (B, H, W, 3 or 1)
+        save_images(images, names[here], folder)
+        shown += [image for i, image in enumerate(images, first) if _is_shown(i, per_class)]
+    make_grid(torch.stack(shown), columns=min(per_class, GRID_COLUMNS)).save(grid)
     return grid
+
+
+def _is_shown(index: int, per_class: int) -> bool:
+    """Whether a sample has a place in the grid."""
+    row, column = divmod(index, per_class)
+    return row < GRID_ROWS and column < GRID_COLUMNS
 
 
 def _check_same_task(run: Run, weak: Run) -> None:
