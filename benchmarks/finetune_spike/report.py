@@ -28,6 +28,8 @@ from .pictures import save_pictures
 KINDS = {"lora": "LoRA", "full": "all weights"}
 MAIN = ("dense", "0.25", "0.25-schedule", "0.5", "0.5-schedule", "0.5-kept", "0.5-kept-cooldown")
 SCHEDULES = ("dense", "0.5", "0.5-warmup", "0.5-cooldown", "0.5-long-cooldown", "0.5-schedule", "preset")
+LINES = ("-", "-", (0, (4, 4)), "-", "-", (0, (1, 2)), "-.")
+"""Of the schedules: curves that lie on each other for a while both show."""
 LOOKS = {
     "dense": (COLORS[0], "-"),
     "0.25": (COLORS[2], "-"),
@@ -148,7 +150,7 @@ def save_schedules(runs: dict[str, Run], path: Path) -> None:
     """What warm-up and cool-down do to the dense validation loss of a LoRA."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 1, figsize=(7, 4.5), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(1, 1, figsize=(9.5, 4.2), squeeze=False, layout="constrained")
     for index, name in enumerate(name for name in SCHEDULES if f"lora-{name}" in runs):
         run = runs[f"lora-{name}"]
         steps, losses = _validation(run, runs["base"])
@@ -156,11 +158,11 @@ def save_schedules(runs: dict[str, Run], path: Path) -> None:
             steps,
             losses,
             color=COLORS[(index - 1) % 4 + 1 if index else 0],
-            linestyle="--" if index > 4 else "-",
+            linestyle=LINES[index],
             label=_label(run),
         )
     axes[0, 0].set(title="LoRA: dense validation loss by schedule", xlabel="steps")
-    _finish(figure, axes, "mean squared error", path)
+    _finish(figure, axes, "mean squared error", path, beside=True)
 
 
 def _shown(runs: dict[str, Run], kind: str) -> list[tuple[Run, str, str]]:
@@ -186,14 +188,16 @@ def _label(run: Run) -> str:
     return ", ".join(parts)
 
 
-def _finish(figure: Any, axes: Any, unit: str, path: Path) -> None:
+def _finish(figure: Any, axes: Any, unit: str, path: Path, *, beside: bool = False) -> None:
+    """Grid, legend (within the axes, or `beside` them) and the file."""
     from matplotlib import pyplot
 
     for axis in axes.flat:
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, fontsize=8)
+            place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if beside else {}
+            axis.legend(frameon=False, fontsize=8, **place)
     for axis in axes[:, 0]:
         axis.set_ylabel(unit)
     figure.savefig(path, dpi=130)

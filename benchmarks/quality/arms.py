@@ -3,7 +3,7 @@
 - Runs of one seed start from the same weights and see the same images, noise and times at the same steps. The rate is
   constant, so a run that is looked at half way is the shorter run: what was measured of the dense arm on its way is
   what shorter arms are compared with.
-- The rate is three times the paper's: its 1e-4 is for 400,000 steps, these runs have some thousands.
+- The rate is six times the paper's: its 1e-4 is for 400,000 steps, these runs have some thousands.
 - The order is that of importance: an experiment that is cut short has answered the main questions.
 """
 
@@ -148,7 +148,7 @@ class Scale:
 SCALES = {
     "full": Scale(
         sizes={"S": {"depth": 12, "width": 384, "heads": 6}, "B": {"depth": 12, "width": 768, "heads": 12}},
-        patch=2, batch=256, learning_rate=3e-4, warmup_steps=200, validated=5000, validate_seconds=15, check_steps=50,
+        patch=2, batch=256, learning_rate=6e-4, warmup_steps=200, validated=5000, validate_seconds=15, check_steps=50,
         samples=10_000, few=5000, shown=10_000, sample_batch=500, solver_steps=25, compile=True, graphs=True,
     ),
     "smoke": Scale(
