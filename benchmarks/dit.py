@@ -88,7 +88,7 @@ VARIANTS = (
     Variant(name="default-sdpa", sdpa="default"),
     Variant(name="whole", compiled="whole"),
     Variant(name="whole-stream", compiled="whole", stream=True),
-    Variant(name="eager", compiled=None),
+    Variant(name="eager", compiled=None, graphs=False),
     Variant(name="max-autotune", mode="max-autotune-no-cudagraphs"),
     Variant(name="torch-graphs", compiled="whole", mode="reduce-overhead", graphs=False),
     Variant(name="rowwise", float8="rowwise"),

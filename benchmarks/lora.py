@@ -168,7 +168,7 @@ def lora_steps(
 
 
 @contextmanager
-def _checkpointing(model: Any, on: bool = True) -> Iterator[None]:
+def _checkpointing(model: Any, on: bool) -> Iterator[None]:
     """Torch's own, around layers."""
     before = model.is_gradient_checkpointing
     _checkpoint(model, on)

@@ -169,6 +169,14 @@ def same_gradients(model: torch.nn.Module, network: graphs.Graphs, x: torch.Tens
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)  # bf16 would be off by ten times as much
 
 
+def runs_the_same(model: torch.nn.Module) -> None:
+    """Before it is captured, and by its graphs."""
+    network, x = graphs.Graphs(model, []), torch.randn(32, 64, device="cuda")
+    for _ in range(graphs.CALLS + 2):
+        same_gradients(model, network, x)
+    assert network._captured
+
+
 def test_the_backward_runs_outside_autocast() -> None:
     class Exact(torch.nn.Module):
         """Has a product in float32, which autocast would round in the backward."""
@@ -183,20 +191,12 @@ def test_the_backward_runs_outside_autocast() -> None:
             return self.second(x)
 
     torch.manual_seed(0)
-    model = Exact().cuda()
-    network, x = graphs.Graphs(model, []), torch.randn(32, 64, device="cuda")
-    for _ in range(graphs.CALLS + 2):
-        same_gradients(model, network, x)
-    assert network._captured
+    runs_the_same(Exact().cuda())
 
 
 def test_dropout_draws_what_it_would() -> None:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 64)).cuda()
-    network, x = graphs.Graphs(model, []), torch.randn(32, 64, device="cuda")
-    for _ in range(graphs.CALLS + 2):
-        same_gradients(model, network, x)
-    assert network._captured
+    runs_the_same(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 64)).cuda())
 
 
 def test_casts_of_an_earlier_forward_are_not_read() -> None:
