@@ -39,7 +39,7 @@ def pretrained(folder: Path, *settings: str) -> tuple[list[float], dict[str, tor
                     "data.size=16",
                     f"output_dir={folder}",
                 ],
-                *["model=tread", "model.depth=5", "model.width=32", "model.heads=4", "train.batch_size=4"],
+                *["model=tread", "model.depth=5", "model.width=32", "model.heads=4", "train.batch_size=6"],
                 *["train.steps=16", "validation.every=5", "validation.samples=2", "sample.every=0"],
                 *["log.trackers=none", *settings],
             ]

@@ -11,18 +11,16 @@ pytest.register_assert_rewrite("tiny")
 from tiny import forget, train  # noqa: E402
 
 
-@pytest.fixture(autouse=True, scope="session")
-def cpu() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACCELERATE_USE_CPU", "true")
-        yield
+def use_cpu(patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("ACCELERATE_USE_CPU", "true")
+    patch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture(autouse=True)
 def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if request.node.get_closest_marker("gpu") is None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        use_cpu(monkeypatch)
     forget()
     yield
     forget()
@@ -33,4 +31,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished routed run of six steps with two checkpoints; the large steps give its classes a voice."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     large = ["optimizer.learning_rate=0.02", "optimizer.warmup_steps=0"]
-    return train(folder, "train.steps=6", "checkpoint.every=3", "validation.every=3", *large)
+    with pytest.MonkeyPatch.context() as patch:  # before the fixture of the test that asks first
+        use_cpu(patch)
+        return train(folder, "train.steps=6", "checkpoint.every=3", "validation.every=3", *large)

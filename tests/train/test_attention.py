@@ -36,17 +36,19 @@ def enabled() -> set[str]:
     return {name for name, on in switches.items() if on}
 
 
-def order() -> list[str]:
+def test_torchs_own_order_is_the_one_that_is_wanted() -> None:
+    """It is never set: on some GPUs torch has another one from its first call on, with cuDNN in front."""
     names = {kernel.value: name for name, kernel in KERNELS.items()}
-    return [names[kernel] for kernel in torch._C._get_sdp_priority_order() if kernel in names]
+    found = [names[kernel] for kernel in torch._C._get_sdp_priority_order() if kernel in names]
+    assert [name for name in found if name != "cudnn"] == list(SAFE)
 
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    before, first = enabled(), order()
+    before = enabled()
     yield
     use_attention("default", GPU)
-    assert (enabled(), order()) == (before, first), "default is what torch starts with"
+    assert enabled() == before, "default is what torch starts with"
     assert F.scaled_dot_product_attention is TORCH
 
 
@@ -67,7 +69,6 @@ def test_a_name_is_that_kernel_alone(name) -> None:
 def test_cudnn_is_our_operator_and_never_torchs_way_to_it() -> None:
     use_attention("cudnn", GPU)
     assert enabled() == set(SAFE), "what does not fit must run too"
-    assert order()[: len(SAFE)] == list(SAFE)
     assert F.scaled_dot_product_attention is not TORCH
 
 
@@ -84,7 +85,6 @@ def test_auto_prefers_in_its_order_and_can_always_fall_back(capability, by_cudnn
     device_of(capability)
     use_attention("auto", GPU)
     assert enabled() == {"flash", "efficient", "math"}, "flash takes no masks"
-    assert order()[:3] == ["flash", "efficient", "math"]
     assert (F.scaled_dot_product_attention is not TORCH) is by_cudnn
 
 
@@ -117,10 +117,10 @@ def test_the_last_choice_counts() -> None:
 
 
 def test_cpus_are_left_alone() -> None:
-    before = enabled(), order()
+    before = enabled()
     for name in ("auto", "default"):
         use_attention(name, torch.device("cpu"))
-    assert (enabled(), order()) == before
+    assert enabled() == before
     assert F.scaled_dot_product_attention is TORCH
     with pytest.raises(ConfigError) as error:
         check_attention("flash", torch.device("cpu"), "train.attention")
@@ -226,9 +226,10 @@ def test_a_model_goes_through_it(calls: Calls, monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max())) for a, b in zip(*results, strict=True))
 
 
-def test_a_kernel_that_does_not_fit_is_named() -> None:
+@pytest.mark.parametrize("words", ["No available kernel. Aborting execution.", "Invalid backend"])
+def test_a_kernel_that_does_not_fit_is_named(words: str) -> None:
     def unavailable() -> None:
-        raise RuntimeError("No available kernel. Aborting execution.")
+        raise RuntimeError(words)
 
     with pytest.raises(ConfigError) as error, explained("flash"):
         unavailable()
