@@ -15,29 +15,32 @@ from .results import Results
 Facts = dict[str, Any]
 LINES = ("-", "--", ":", "-.")
 SHOWN = 6
+FEW_WINDOWS = 6
 
 
 def save_curves(results: Results, distance: str, path: Path) -> None:
-    """Distance and dense validation loss of the headline's runs over training time, a line for each seed."""
+    """The headline's runs, a line for each seed: distance over time and over steps, dense validation loss over time."""
     from matplotlib import pyplot
+    from matplotlib.ticker import StrMethodFormatter
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     for arm, color in (("dense", COLORS[0]), ("routed", COLORS[1])):
         for entry in results.runs.values():
             if entry["status"] != "done" or entry["arm"]["name"] != arm:
                 continue
             looks = sorted(entry["snapshots"], key=lambda found: found["seconds"])
-            style = {
-                "color": color,
-                "linestyle": LINES[entry["seed"] % len(LINES)],
-                "label": f"{arm}, seed {entry['seed']}",
-            }
+            line = LINES[entry["seed"] % len(LINES)]
+            style = {"color": color, "linestyle": line, "label": f"{arm}, seed {entry['seed']}"}
             distances = [found["samples"]["unguided"][f"{distance} few"] for found in looks]
-            axes[0].plot([found["seconds"] for found in looks], distances, marker="o", markersize=4, **style)
+            for axis, over in zip(axes, ("seconds", "steps"), strict=False):
+                axis.plot([found[over] for found in looks], distances, marker="o", markersize=4, **style)
             curve = entry["curve"][1:]  # the first point is far above the others
-            axes[1].plot([point["seconds"] for point in curve], [point["val_loss"] for point in curve], **style)
-    axes[0].set(ylabel=f"{distance}, first few samples, unguided", xlabel="seconds of training", yscale="log")
-    axes[1].set(ylabel="dense validation loss", xlabel="seconds of training")
+            axes[2].plot([point["seconds"] for point in curve], [point["val_loss"] for point in curve], **style)
+    for axis, over in zip(axes, ("seconds of training", "steps"), strict=False):
+        axis.set(title=f"{distance}, first few samples", xlabel=over, yscale="log")
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+    axes[2].set(title="dense validation loss", xlabel="seconds of training")
     _finish(figure, axes, path)
 
 
@@ -56,30 +59,38 @@ def save_grids(grids: Sequence[np.ndarray], titles: Sequence[str], path: Path) -
 
 
 def save_studies(studies: Mapping[str, Sequence[Facts]], distance: str, path: Path) -> bool:
-    """A panel of bars for each study that has begun, placement aside; False where there is none."""
+    """A panel for each study that compares something: a row for each arm, a point for each seed; False without any."""
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
-    shown = {name: rows for name, rows in studies.items() if name != "placement" and rows}
+    shown = {name: rows for name, rows in studies.items() if len({row["arm"].name for row in rows}) > 1}
     if not shown:
         return False
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(4.2 * len(shown), 4.2), squeeze=False, layout="constrained")
-    for axis, (name, rows) in zip(axes[0], shown.items(), strict=True):
+    columns = 2 if len(shown) > 1 else 1
+    lines = -(-len(shown) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(5.6 * columns, 2.2 * lines), squeeze=False, sharex=True)
+    for axis, (name, rows) in zip(axes.flat, shown.items(), strict=False):
+        arms = list(dict.fromkeys(row["arm"].name for row in rows))
         values = [row["samples"]["unguided"][f"{distance} few"] for row in rows]
-        colors = [COLORS[0] if not row["arm"].is_routed else COLORS[1] for row in rows]
-        bars = axis.bar(range(len(rows)), values, color=colors)
-        axis.bar_label(bars, fmt="%.2f", fontsize=8)
-        axis.set_xticks(range(len(rows)), [row["arm"].name for row in rows], rotation=30, ha="right", fontsize=8)
-        axis.set(title=name)
-    axes[0, 0].set_ylabel(f"{distance}, first few samples")
-    _finish(figure, axes[0], path)
+        colors = [COLORS[row["arm"].is_routed] for row in rows]
+        axis.scatter(values, [arms.index(row["arm"].name) for row in rows], color=colors, zorder=3)
+        axis.set_yticks(range(len(arms)), arms)
+        axis.set(title=name, ylim=(len(arms) - 0.5, -0.5))
+        axis.xaxis.set_major_locator(MaxNLocator(6))
+        axis.tick_params(labelbottom=True)
+    for axis in list(axes.flat)[len(shown) :]:
+        axis.set_visible(False)
+    figure.supxlabel(f"{distance}, first few samples; a point for each seed", fontsize=10)
+    figure.set_layout_engine("constrained")
+    _finish(figure, axes.flat, path)
     return True
 
 
 def save_heat_map(placements: Mapping[tuple[int, int], Facts], distance: str, path: Path) -> bool:
-    """Distance by first and last layer of the window; False where there are too few windows."""
+    """Distance by first and last layer of the window; False where too few windows were tried to fill a map."""
     from matplotlib import pyplot
 
-    if len(placements) < 2:
+    if len(placements) < FEW_WINDOWS:
         return False
     starts, ends = (sorted({layers[side] for layers in placements}) for side in (0, 1))
     values = np.full((len(starts), len(ends)), np.nan)

@@ -56,7 +56,7 @@ def report(paths: Sequence[Path], docs: Path, json_path: Path) -> None:
     shown = []
     if done_of(results, "dense") and done_of(results, "routed"):
         save_curves(results, distance, figures / "quality.png")
-        shown.append(("quality.png", "quality against training time, two arms, each seed a line"))
+        shown.append(("quality.png", "quality against training time and steps, two arms, each seed a line"))
         seconds = max(entry["seconds"] for entry in done_of(results, "dense"))
         names = [f"dense-s0-{seconds:g}s-end", f"routed-s0-{seconds:g}s-equal-steps", f"routed-s0-{seconds:g}s-end"]
         if all(name in grids for name in names):
@@ -64,7 +64,7 @@ def report(paths: Sequence[Path], docs: Path, json_path: Path) -> None:
             save_grids([grids[name] for name in names], titles, figures / "samples.png")
             shown.append(("samples.png", "unguided samples from the same noise, a row for each class, seed 0"))
     if save_studies(study_rows(results), distance, figures / "studies.png"):
-        shown.append(("studies.png", "the studies' distances"))
+        shown.append(("studies.png", "distance of each study's arms, each seed a point"))
     if save_heat_map(placements(results), distance, figures / "placement.png"):
         shown.append(("placement.png", "distance by first and last layer of the window"))
     tables["figures"] = "\n\n".join(f"![{words}]({figures.name}/{name})" for name, words in shown) or NOTHING
@@ -208,20 +208,22 @@ def study_rows(results: Results) -> dict[str, list[Facts]]:
         for arm in ARMS:
             for entry in done_of(results, arm.name) if arm.study == study else ():
                 rows = found.setdefault(study, [])
-                same = entry["seed"], entry["seconds"]
-                if not any((row["seed"], row["due"]) == same for row in rows) and study != "size":
-                    rows += [row for name in ("dense", "routed") if (row := headline_at(results, name, *same))]
+                if not any(row["due"] == entry["seconds"] for row in rows) and study != "size":
+                    rows += [
+                        row for name in ("dense", "routed") for row in headline_at(results, name, entry["seconds"])
+                    ]
                 if end := snapshot(entry, "end"):
                     rows.append(end | {"arm": arm, "seed": entry["seed"], "speed": entry["steps_per_second"]})
     return found
 
 
-def headline_at(results: Results, name: str, seed: int, seconds: float) -> Facts | None:
-    """What a headline arm was after so many seconds."""
-    for entry in done_of(results, name):
-        if entry["seed"] == seed and (found := at_seconds(entry, seconds)):
-            return found | {"arm": BY_NAME[name], "seed": seed, "speed": entry["steps_per_second"]}
-    return None
+def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
+    """What a headline arm was after so many seconds, by seed."""
+    return [
+        found | {"arm": BY_NAME[name], "seed": entry["seed"], "speed": entry["steps_per_second"]}
+        for entry in done_of(results, name)
+        if (found := at_seconds(entry, seconds))
+    ]
 
 
 def studies_text(results: Results, distance: str) -> str:
@@ -243,7 +245,7 @@ def studies_text(results: Results, distance: str) -> str:
 def placements(results: Results) -> dict[tuple[int, int], Facts]:
     """What was measured of each window at ratio 0.5, after the seconds of the placement study."""
     rows = study_rows(results).get("placement", [])
-    return {tuple(row["arm"].layers): row for row in rows if row["arm"].is_routed}
+    return {tuple(row["arm"].layers): row for row in rows if row["arm"].is_routed and row["seed"] == 0}
 
 
 def describe(arm: Arm) -> str:
