@@ -233,6 +233,34 @@ def test_layers_compile_without_a_break(precision: str):
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("precision", ["int8-torchao", "int4-torchao", "fp8wo-torchao"])
+def test_compiled_layers_do_not_keep_what_they_unpacked(precision: str):
+    def kept(precision: str | None) -> set[tuple[int, ...]]:
+        """The shapes that the backward pass of a layer is given, its weights aside."""
+        model = flux()
+        if precision is not None:
+            quantize(model, precision, "cpu")
+        add_adapter(model, kind="standard", rank=2, alpha=2, targets=TARGETS, seed=0)
+        torch._dynamo.reset()
+        model.train().single_transformer_blocks[0].compile(dynamic=False, backend="aot_eager")
+        own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        shapes: set[tuple[int, ...]] = set()
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.data_ptr() not in own:
+                shapes.add(tuple(tensor.shape))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            call_flux(model)
+        torch._dynamo.reset()
+        return shapes
+
+    weights = {tuple(linear.weight.shape) for linear in layer_linears(flux()).values()}
+    assert kept(None).isdisjoint(weights)
+    assert kept(precision).isdisjoint(weights)
+
+
 @on_cpu
 def test_a_copy_is_a_copy(precision: str):
     model = flux()

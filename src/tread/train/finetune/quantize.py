@@ -107,10 +107,11 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         stored = ctx.saved_tensors  # once: torch's checkpointing hands them out a single time
-        codes, scale, _ = stored
+        codes, scale, low = stored
         if ctx.form == "float8-both-ways" and _fits_float8(codes):
             return _float8_gradient(gradient, codes, scale), None, None, None, None, None
-        weight = unpack(ctx.form, gradient.dtype, *stored)
+        # written differently from the forward's: what the compiler sees to be the same, it computes once and keeps
+        weight = unpack(ctx.form, gradient.dtype, codes.unsqueeze(0), scale, low).view(len(codes), -1)  # (N, K)
         return gradient @ weight, None, None, None, None, None
 
 
