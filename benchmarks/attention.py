@@ -18,12 +18,9 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 from benchmarks.record import Facts, Record, options
 from benchmarks.timing import alternate
 from tread.train import cudnn
+from tread.train.attention import KERNELS
 
-KERNELS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
+OF_TORCH = ("flash", "cudnn", "efficient")
 SHAPES = {
     "FLUX dense": (1, 24, 4608, 128),
     "FLUX routed": (1, 24, 2560, 128),
@@ -57,7 +54,7 @@ def measure(record: Record, shape: tuple[int, int, int, int]) -> Facts:
 
     ways: dict[str, Callable[..., Tensor]] = {"operator": cudnn.attend}
     if record.device.type == "cuda":
-        ways |= {name: partial(by_torch, kernel) for name, kernel in KERNELS.items()}
+        ways |= {name: partial(by_torch, KERNELS[name]) for name in OF_TORCH}
     steps = {name: partial(step, way) for name, way in ways.items()}
     for one in (*steps.values(), *steps.values()):
         one()

@@ -117,11 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--figure", type=Path, help="a PNG of the curve")
     parser.add_argument("--lengths", nargs="+", type=int, help="tokens of a sample; from 256 to 65,536 by doubling")
-    parser.add_argument("--sdpa", default="auto", help="the product's `attention`")
     given = parser.parse_args(arguments)
     record = Record("curve", given)
     size = SMOKE if record.smoke else WARM if record.warm else FULL
-    use_attention("auto" if record.smoke else given.sdpa, record.device)
+    use_attention("auto", record.device)
     torch.manual_seed(0)
     with torch.device(record.device):
         model = Layers(size).train()

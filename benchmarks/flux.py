@@ -18,11 +18,8 @@ VARIANTS = (
     Variant(name="graphs"),
     Variant(name="compiled", graphs=False),
     Variant(name="kept-0.9", kept=0.9),
-    Variant(name="kept-0.7", kept=0.7),
-    Variant(name="kept-0.5", kept=0.5),
     Variant(name="checkpointed-around", around=True, graphs=False),
     Variant(name="eager", compiled=None, graphs=False),
-    Variant(name="eager-graphs", compiled=None),
     Variant(name="flash", sdpa="flash"),
     Variant(name="bf16-lora", lora="bf16"),
     Variant(name="bf16-lora-copied", lora="bf16 + float32 copy"),
@@ -66,7 +63,7 @@ def shape(
         }
 
     notes = {"batch": 1, "image_tokens": side * side, "text_tokens": text, "double": double, "single": single}
-    return Shape(model=model, inputs=inputs, notes=notes | {"lora_rank": 16, "route": "0.5 over 2..-2"})
+    return Shape(model=model, inputs=inputs, notes=notes)
 
 
 SHAPES = {

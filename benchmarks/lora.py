@@ -32,6 +32,8 @@ from tread.train.finetune.quantize import METHODS, check_precision, quantize
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 RANK = 16
+NOTES = {"lora_rank": RANK, "route": "0.5 over 2..-2"}
+"""For the record, of every shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ class Shape:
     inputs: Callable[[torch.device], dict[str, Tensor]]
     """The forward's arguments."""
     notes: dict[str, Any]
-    """Tokens, layers and the like, for the record."""
+    """Tokens and layers, for the record."""
 
 
 def build(shape: Shape, device: torch.device) -> nn.Module:
@@ -146,15 +148,13 @@ def lora_steps(
             layers, shapes=lengths(handle.plan), checkpointed=within, **compile_options(mode, device)
         ),
     )
-    attention: Attention = variant.sdpa if device.type == "cuda" else "auto"
     config = job_config(
         batch_size=1,
         autocast=autocast,
         compiled=mode is not None,
-        attention=attention,
+        attention=variant.sdpa,
         graphs=variant.graphs,
         ema=False,
-        clip=1.0,
     )
     kept = torch._functorch.config.patch(activation_memory_budget=variant.kept)
     try:
@@ -231,7 +231,7 @@ def measure_variants(record: Record, shape: Shape, variants: Sequence[Variant], 
 
 
 def _measure_variant(record: Record, shape: Shape, variant: Variant, plan: Plan, model: nn.Module | None) -> None:
-    facts: Facts = {"variant": asdict(variant), "beyond": variant.beyond, "shapes": shape.notes}
+    facts: Facts = {"variant": asdict(variant), "beyond": variant.beyond, "shapes": shape.notes | NOTES}
     if model is None:
         for row in plan.rows.values():
             record.measure(variant.name, partial(_raise, RuntimeError("the model was not made")), row=row, **facts)

@@ -1,6 +1,6 @@
 """Draws the curve: measured speed-up against token count, beside the ideal.
 
-python -m benchmarks.plot benchmarks/results/h200-curve.json docs/performance/curve.png
+python -m benchmarks.plot benchmarks/results/h200-graphs.json docs/performance/curve.png
 """
 
 import argparse
@@ -13,13 +13,14 @@ COLOURS = {"0.25": "#4c78a8", "0.5": "#e45756", "0.75": "#54a24b"}
 
 
 def draw(facts: dict[str, Any], path: Path) -> None:
-    """The measurements of `benchmarks.curve` as a PNG."""
+    """The measurements of `benchmarks.curve`, alone or among those of other jobs, as a PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    found = [one for one in facts["measurements"] if one.get("row") == "curve" and one["status"] == "ok"]
+    measured = [one for job in facts.get("jobs", [facts]) for one in job.get("measurements", ())]
+    found = [one for one in measured if one.get("row") == "curve" and one["status"] == "ok"]
     found.sort(key=lambda one: one["shapes"]["tokens"])
     if not found:
         raise ValueError("there is no point to draw: every measurement of the curve failed or was skipped")

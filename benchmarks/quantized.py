@@ -15,7 +15,6 @@ VARIANTS = (
     Variant(name="float8-two-copies", base="float8-two-copies"),
     Variant(name="fp8-torchao", base="fp8-torchao"),
     Variant(name="int8-torchao", base="int8-torchao"),
-    Variant(name="fp8-both-ways-bf16-lora", base="fp8-both-ways", lora="bf16"),
     Variant(name="torchao-float8-dynamic", base="torchao-float8-dynamic"),
     Variant(name="torchao-int8-dynamic", base="torchao-int8-dynamic"),
 )

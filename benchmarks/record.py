@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import ceilings
+from benchmarks.timing import GIB, ceilings
+from tread.data.base import written_whole
 
 RESULTS = Path("benchmarks/results")
-LIBRARIES = ("torch", "triton", "diffusers", "peft", "torchao", "accelerate")
+LIBRARIES = ("torch", "triton", "diffusers", "transformers", "peft", "torchao", "accelerate")
 DEVICE_LOST = 3
 Facts = dict[str, Any]
 
@@ -154,7 +155,7 @@ def machine() -> Facts:
             versions[name] = None
     return {
         "device": torch.cuda.get_device_name() if cuda else "cpu",
-        "memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1) if cuda else None,
+        "memory_gib": round(torch.cuda.get_device_properties(0).total_memory / GIB, 1) if cuda else None,
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
@@ -173,6 +174,5 @@ def device_slug() -> str:
 def write_json(path: Path, content: Any) -> None:
     """Whole or not at all: a benchmark may be killed at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.replace(path)
+    with written_whole(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())

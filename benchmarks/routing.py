@@ -2,7 +2,7 @@
 
     python -m benchmarks.routing
 
-Both are recorded by `benchmarks.flux` and `benchmarks.dit` too, beside their first variant; this script does nothing
+`benchmarks.flux` and `benchmarks.dit` record both too, beside compiled layers without graphs; this script does nothing
 else.
 """
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = Record("routing", options(__doc__).parse_args(arguments))
     record.measure("flux, compiled", partial(of_flux, record), row="routing")
     name = "tiny" if record.smoke else "XL/2"
-    record.measure(f"dit {name}, blocks", partial(of_dit, record, name), row="routing")
+    record.measure(f"dit {name}, stream", partial(of_dit, record, name), row="routing")
     return 0
 
 

@@ -15,7 +15,6 @@ VARIANTS = (
     Variant(name="graphs"),
     Variant(name="compiled", graphs=False),
     Variant(name="eager", compiled=None, graphs=False),
-    Variant(name="bf16-lora", lora="bf16"),
     Variant(name="flash", sdpa="flash"),
 )
 
@@ -50,7 +49,7 @@ def shape(
         }
 
     notes = {"batch": 1, "image_tokens": (latent // 2) ** 2, "text_tokens": text, "layers": layers}
-    return Shape(model=model, inputs=inputs, notes=notes | {"lora_rank": 16, "route": "0.5 over 2..-2"})
+    return Shape(model=model, inputs=inputs, notes=notes)
 
 
 SHAPES = {

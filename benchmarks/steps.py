@@ -2,7 +2,7 @@
 
 - The step is the loop's own: the schedule, autocast, backward, the gradient norm, fused AdamW, the moving average where
   the work has one. Only reading data and logging are left out.
-- Attention's backend is set for the whole process before anything is compiled, because compiled code keeps the choice.
+- Attention's kernel is set for the whole process before anything is compiled, because compiled code keeps the choice.
 """
 
 import time
@@ -69,14 +69,7 @@ class Work:
 
 
 def job_config(
-    *,
-    batch_size: int,
-    autocast: bool,
-    compiled: bool,
-    attention: Attention,
-    graphs: bool,
-    ema: bool,
-    clip: float | None,
+    *, batch_size: int, autocast: bool, compiled: bool, attention: Attention, graphs: bool, ema: bool
 ) -> JobConfig:
     """The sections the loop reads."""
     return JobConfig(
@@ -99,7 +92,7 @@ def job_config(
             warmup_steps=0,
             betas=(0.9, 0.999),
             weight_decay=0.0,
-            clip=clip,
+            clip=1.0,
         ),
         ema=EMAConfig(decay=0.9999, warmup=10) if ema else None,
         checkpoint=CheckpointConfig(every=1_000_000, keep=1),
@@ -114,7 +107,7 @@ def stepping(work: Work, config: JobConfig, device: torch.device) -> Iterator["S
     """The session of a work; afterwards its model is as it was, for another one."""
     reset_accelerate()
     precision = "bf16" if config.train.precision == "bf16" else "no"
-    handlers: list[KwargsHandler] = [AutocastKwargs(cache_enabled=False)]
+    handlers: list[KwargsHandler] = [AutocastKwargs(cache_enabled=False)]  # as the product has it
     accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=precision, kwargs_handlers=handlers)
     session = Session(work, config, accelerator)  # pyright: ignore[reportArgumentType]
     try:
@@ -170,12 +163,7 @@ class Steps:
         return {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
 
     def compare(
-        self,
-        *,
-        seconds: float,
-        warm_steps: int = WARM_STEPS,
-        rounds: int = 3,
-        images: int | None = None,
+        self, *, seconds: float, warm_steps: int = WARM_STEPS, rounds: int = 3, images: int | None = None
     ) -> Facts:
         """Time both, against what their FLOPs say; `images` is the batch where images per second are wanted.
 

@@ -53,7 +53,7 @@ def shape(
     frames, height, width = latent
     tokens = frames * (height // 2) * (width // 2)
     notes = {"batch": 1, "video_tokens": tokens, "text_tokens": text, "layers": layers}
-    return Shape(model=model, inputs=inputs, notes=notes | {"lora_rank": 16, "route": "0.5 over 2..-2"})
+    return Shape(model=model, inputs=inputs, notes=notes)
 
 
 SHAPES = {

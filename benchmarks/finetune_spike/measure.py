@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from tread.train.metrics import read_metrics
 
+NOTE = "run.json"
+"""In the results of a run that is done."""
 WINDOW = 20
 """Steps that losses are averaged over."""
 WITHIN = 0.02
@@ -71,12 +73,12 @@ class Spike:
 
 def read_runs(results: Path) -> dict[str, Run]:
     """All runs that are done, by name."""
-    return {note.parent.name: read_run(note.parent) for note in sorted(results.glob("*/run.json"))}
+    return {note.parent.name: read_run(note.parent) for note in sorted(results.glob(f"*/{NOTE}"))}
 
 
 def read_run(folder: Path) -> Run:
     """The run whose note and metrics lie in a folder."""
-    facts = json.loads((folder / "run.json").read_text())
+    facts = json.loads((folder / NOTE).read_text())
     lines = read_metrics(folder)
     steps = sorted((line for line in lines if "loss" in line), key=lambda line: line["step"])
     return Run(
@@ -138,8 +140,8 @@ def step_seconds(runs: Iterable[Run]) -> dict[float, float]:
         for last, seconds in run.laps:
             shares = set(run.kept[first:last].tolist())
             if len(shares) == 1 and shares <= seen:
-                times[shares.pop()].append(seconds)
-            seen |= set(run.kept[first:last].tolist())
+                times[min(shares)].append(seconds)
+            seen |= shares
             first = last
     return {share: float(np.median(found)) for share, found in sorted(times.items())}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.record import write_json
 from tread.report.figures import COLORS
 
 from .arms import ARMS, PICTURED
@@ -53,9 +54,8 @@ def report(results: Path, json_path: Path, figures: Path) -> str:
         "base": {**runs["base"].facts, "validation_loss": runs["base"].final},
         "arms": rows,
     }
-    for folder in (json_path.parent, figures):
-        folder.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(json_path, content)
+    figures.mkdir(parents=True, exist_ok=True)
     save_losses(runs, figures / "loss.png")
     save_spikes(runs, figures / "spike.png")
     save_schedules(runs, figures / "schedule.png")

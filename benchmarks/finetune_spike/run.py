@@ -9,7 +9,6 @@
 """
 
 import gc
-import json
 import os
 import shutil
 import signal
@@ -24,17 +23,15 @@ from typing import Any
 
 import torch
 
-from tread.data.base import written_whole
+from benchmarks.record import machine, write_json
 from tread.train.finetune.finetune import finetune
 from tread.train.finetune.settings import FinetuneConfig
 from tread.train.metrics import FILE, read_metrics
 
 from .arms import ARMS, PICTURED, Arm, Scale, arm_config, base_config
+from .measure import NOTE
 from .pictures import Drawing
 from .prepare import some_captions
-
-NOTE = "run.json"
-"""In the results of a run that is done."""
 
 
 class OutOfTime(Exception):
@@ -49,7 +46,8 @@ def run(
     torch._dynamo.config.recompile_limit = 256  # all arms together
     results = out / "results"
     results.mkdir(exist_ok=True)
-    _write(results / "machine.json", machine())
+    command = " ".join(["python -m benchmarks.finetune_spike", *sys.argv[1:]])
+    write_json(results / "machine.json", machine() | {"command": command})
     drawing = Drawing(
         base=out / "trained",
         prompts=[
@@ -60,7 +58,7 @@ def run(
         size=scale.resolution,
         steps=scale.solver_steps,
     )
-    _write(results / "prompts.json", drawing.prompts)
+    write_json(results / "prompts.json", drawing.prompts)
     try:
         if not is_done(results / "base"):
             write_transformer(out / "base" / "transformer", scale)
@@ -120,7 +118,7 @@ def finish(config: FinetuneConfig, results: Path, facts: dict[str, Any], drawing
         drawing.draw(Path(config.output_dir), results, lora=config.adapts)
     settings = ("train_batch_size", "learning_rate", "tread_config", "compile", "resolution", "lora_rank")
     facts |= {"steps": read_metrics(results)[-1]["step"]}
-    _write(results / NOTE, facts | {name: getattr(config, name) for name in settings})
+    write_json(results / NOTE, facts | {name: getattr(config, name) for name in settings})
 
 
 @contextmanager
@@ -169,23 +167,3 @@ def use_trained(out: Path) -> None:
     shutil.copytree(out / "base", unfinished, ignore=shutil.ignore_patterns("transformer"))
     shutil.copytree(out / "runs" / "base" / "transformer", unfinished / "transformer")
     unfinished.rename(whole)
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    import diffusers
-    import peft
-    import transformers
-
-    libraries = {"torch": torch, "diffusers": diffusers, "transformers": transformers, "peft": peft}
-    return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "python": sys.version.split()[0],
-        **{name: library.__version__ for name, library in libraries.items()},
-        "command": "python -m benchmarks.finetune_spike " + " ".join(sys.argv[1:]),
-    }
-
-
-def _write(path: Path, content: Any) -> None:
-    with written_whole(path) as file:
-        file.write(json.dumps(content, indent=2).encode())

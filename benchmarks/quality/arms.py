@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.plan import RoutePlan
+from tread.sampling.guidance import Branches
 from tread.train.config import config_folder
 from tread.train.schema import parse
 from tread.train.settings import PretrainConfig
@@ -98,18 +99,20 @@ class Guide:
     kind: str = "cfg"
     scale: float = 1.5
     weak_ratio: float | None = None
-    needs_routes: bool = False
-    needs_earlier: bool = False
-    """The weak branch is the same run at its first mark."""
+
+    @property
+    def branches(self) -> Branches:
+        """What is compared; a weak model, where one is needed, is the same run at its first mark."""
+        return Branches(kind=self.kind, weak_ratio=self.weak_ratio)
 
 
 UNGUIDED = Guide(name="unguided", scale=1.0)
 GUIDES = (
     Guide(name="cfg", kind="cfg"),
-    Guide(name="sg", kind="sg", weak_ratio=0.7, needs_routes=True),
-    Guide(name="cfg+sg", kind="cfg+sg", weak_ratio=0.7, needs_routes=True),
-    Guide(name="ag", kind="ag", needs_earlier=True),
-    Guide(name="ag+sg", kind="ag+sg", weak_ratio=0.7, needs_routes=True, needs_earlier=True),
+    Guide(name="sg", kind="sg", weak_ratio=0.7),
+    Guide(name="cfg+sg", kind="cfg+sg", weak_ratio=0.7),
+    Guide(name="ag", kind="ag"),
+    Guide(name="ag+sg", kind="ag+sg", weak_ratio=0.7),
 )
 GUIDE_BY_NAME = {guide.name: guide for guide in GUIDES}
 

@@ -9,12 +9,10 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from .arms import BY_NAME, GUIDE_BY_NAME, SCALES, UNGUIDED, Arm, Guide, Scale
 from .results import Results, run_name, snapshot
 
-Facts = dict[str, Any]
 Ways = list[tuple[Guide, int]]
 """How to sample, and how many samples."""
 Kind = tuple[str, float, bool]
@@ -75,7 +73,9 @@ def looks(arm: Arm, job: Job, scale: Scale, *, equal: bool) -> dict[str, Ways]:
     many = scale.samples if headline else scale.few
     guides = [GUIDE_BY_NAME[name] for name in job.guides] if headline else []
     usable = [
-        guide for guide in guides if arm.is_routed or not guide.needs_routes if job.marks or not guide.needs_earlier
+        guide
+        for guide in guides
+        if (arm.is_routed or not guide.branches.needs_routes) and (job.marks or not guide.branches.needs_weak)
     ]
     found = {
         "mark": [(UNGUIDED, scale.few)],
@@ -99,7 +99,7 @@ def missing_ways(job: Job, scale: Scale, results: Results, work: Path) -> Ways:
     return [
         (guide, count)
         for guide, count in ways
-        if guide.name not in end["samples"] and here["end"] and (here["mark"] or not guide.needs_earlier)
+        if guide.name not in end["samples"] and here["end"] and (here["mark"] or not guide.branches.needs_weak)
     ]
 
 

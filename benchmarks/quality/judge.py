@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.record import Facts
 from tread.data.base import DataError, to_uint8
 from tread.evaluate.features import Extractor, load_efflite0
 from tread.evaluate.frechet import frechet_distance
@@ -27,7 +28,6 @@ from tread.evaluate.statistics import Gaussian, Moments
 from tread.models import DiT
 from tread.objectives import Objective
 from tread.sampling.generate import flops_per_sample, generate
-from tread.sampling.guidance import Branches
 
 from .arms import Guide, Scale
 from .images import CLASSES, SIDE, count_images, load
@@ -37,7 +37,6 @@ SEED = 0
 EXTRACTOR = "extractor.safetensors"
 REFERENCE, REFERENCE_FACTS = "reference.npz", "reference.json"
 EXTRACT_BATCH = 250
-Facts = dict[str, Any]
 
 
 def load_judge_network(work: Path, device: torch.device, *, smoke: bool) -> Extractor:
@@ -145,7 +144,7 @@ class Judge:
                 seconds = time.perf_counter() - start
                 if not coming:
                     shown = by_class(images)
-                flops = sample_flops(model, objective, guide, self.scale, weak)
+                flops = flops_per_sample(model, objective, **settings_of(guide, self.scale, weak))
                 found[guide.name] = {"sampling_seconds": round(seconds, 2), "gflops_per_sample": flops / 1e9}
                 coming[guide.name] = pool.submit(self.figures, extract(self.extractor, images))
             for name, figures in coming.items():
@@ -161,8 +160,8 @@ def settings_of(guide: Guide, scale: Scale, weak: DiT | None) -> Facts:
         "steps": scale.solver_steps,
         "guidance": guide.scale,
         "null_label": CLASSES,
-        "branches": Branches(kind=guide.kind, weak_ratio=guide.weak_ratio),
-        "weak": weak if guide.needs_earlier else None,
+        "branches": guide.branches,
+        "weak": weak if guide.branches.needs_weak else None,
         "solver": "euler",
     }
 
@@ -190,11 +189,6 @@ def draw(
         progress=False,
     )
     return to_uint8(samples).cpu().numpy()
-
-
-def sample_flops(model: DiT, objective: Objective, guide: Guide, scale: Scale, weak: DiT | None) -> int:
-    """What one sample costs."""
-    return flops_per_sample(model, objective, **settings_of(guide, scale, weak))
 
 
 def by_class(images: np.ndarray) -> np.ndarray:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.record import Facts
 from tread.report.figures import COLORS
 from tread.sampling.grid import make_grid
 
 from .results import Results
 
-Facts = dict[str, Any]
 LINES = ("-", "--", ":", "-.")
 SHOWN = 6
 FEW_WINDOWS = 6
@@ -25,9 +25,7 @@ def save_curves(results: Results, distance: str, path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     for arm, color in (("dense", COLORS[0]), ("routed", COLORS[1])):
-        for entry in results.runs.values():
-            if entry["status"] != "done" or entry["arm"]["name"] != arm:
-                continue
+        for entry in results.done_of(arm):
             looks = sorted(entry["snapshots"], key=lambda found: found["seconds"])
             line = LINES[entry["seed"] % len(LINES)]
             style = {"color": color, "linestyle": line, "label": f"{arm}, seed {entry['seed']}"}

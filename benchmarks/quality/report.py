@@ -6,19 +6,17 @@
 - What is in the table of arms and not in the results is listed as not run.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
+from benchmarks.record import Facts, write_json
 from tread.report.pages import markdown_table, with_tables
 
 from .arms import ARMS, BY_NAME, GUIDES, UNGUIDED, Arm
 from .pictures import save_curves, save_grids, save_heat_map, save_studies
 from .results import GRIDS, Results, at_seconds, read_grids, snapshot
 
-Facts = dict[str, Any]
 NOTHING = "Not run yet."
 STUDIES = {
     "ratio": "Ratio",
@@ -39,8 +37,7 @@ def report(paths: Sequence[Path], docs: Path, json_path: Path) -> None:
         if (path.parent / GRIDS).is_file()
         for name, images in read_grids(path.parent / GRIDS).items()
     }
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(results.facts, indent=1) + "\n")
+    write_json(json_path, results.facts)
     figures = docs.with_suffix("")
     figures.mkdir(parents=True, exist_ok=True)
     distance = distance_name(results)
@@ -54,10 +51,10 @@ def report(paths: Sequence[Path], docs: Path, json_path: Path) -> None:
         "figures": "",
     }
     shown = []
-    if done_of(results, "dense") and done_of(results, "routed"):
+    if results.done_of("dense") and results.done_of("routed"):
         save_curves(results, distance, figures / "quality.png")
         shown.append(("quality.png", "quality against training time and steps, two arms, each seed a line"))
-        seconds = max(entry["seconds"] for entry in done_of(results, "dense"))
+        seconds = max(entry["seconds"] for entry in results.done_of("dense"))
         names = [f"dense-s0-{seconds:g}s-end", f"routed-s0-{seconds:g}s-equal-steps", f"routed-s0-{seconds:g}s-end"]
         if all(name in grids for name in names):
             titles = ("dense", "routed, equal steps", "routed, equal wall-clock")
@@ -69,11 +66,6 @@ def report(paths: Sequence[Path], docs: Path, json_path: Path) -> None:
         shown.append(("placement.png", "distance by first and last layer of the window"))
     tables["figures"] = "\n\n".join(f"![{words}]({figures.name}/{name})" for name, words in shown) or NOTHING
     docs.write_text(with_tables(docs.read_text(encoding="utf-8"), tables), encoding="utf-8")
-
-
-def done_of(results: Results, arm: str) -> list[Facts]:
-    """The finished runs of an arm."""
-    return [entry for entry in results.runs.values() if entry["status"] == "done" and entry["arm"]["name"] == arm]
 
 
 def distance_name(results: Results) -> str:
@@ -118,7 +110,7 @@ def headline_table(results: Results, distance: str) -> str:
         "seed",
         "steps",
         "seconds",
-        f"{distance}",
+        distance,
         "first few",
         "KD x 1000",
         "precision",
@@ -151,7 +143,7 @@ def averaged(found: Sequence[Facts]) -> Facts:
 
 def longest(results: Results, arm: str) -> list[Facts]:
     """The longest finished runs of an arm, by seed."""
-    found = done_of(results, arm)
+    found = results.done_of(arm)
     most = max((entry["seconds"] for entry in found), default=0)
     return sorted((entry for entry in found if entry["seconds"] == most), key=lambda entry: entry["seed"])
 
@@ -206,24 +198,29 @@ def study_rows(results: Results) -> dict[str, list[Facts]]:
     found: dict[str, list[Facts]] = {}
     for study in STUDIES:
         for arm in ARMS:
-            for entry in done_of(results, arm.name) if arm.study == study else ():
+            for entry in results.done_of(arm.name) if arm.study == study else ():
                 rows = found.setdefault(study, [])
                 if not any(row["due"] == entry["seconds"] for row in rows) and study != "size":
                     rows += [
                         row for name in ("dense", "routed") for row in headline_at(results, name, entry["seconds"])
                     ]
                 if end := snapshot(entry, "end"):
-                    rows.append(end | {"arm": arm, "seed": entry["seed"], "speed": entry["steps_per_second"]})
+                    rows.append(study_row(end, arm, entry))
     return found
 
 
 def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
     """What a headline arm was after so many seconds, by seed."""
     return [
-        found | {"arm": BY_NAME[name], "seed": entry["seed"], "speed": entry["steps_per_second"]}
-        for entry in done_of(results, name)
+        study_row(found, BY_NAME[name], entry)
+        for entry in results.done_of(name)
         if (found := at_seconds(entry, seconds))
     ]
+
+
+def study_row(found: Facts, arm: Arm, entry: Facts) -> Facts:
+    """What was seen of a run, with what its line in a table says of the run."""
+    return found | {"arm": arm, "seed": entry["seed"], "speed": entry["steps_per_second"]}
 
 
 def studies_text(results: Results, distance: str) -> str:

@@ -8,14 +8,13 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.record import Facts, write_json
 from tread.data.base import written_whole
 
 RESULTS, GRIDS = "results.json", "grids.npz"
-Facts = dict[str, Any]
 
 
 def run_name(arm: str, seed: int, seconds: float) -> str:
@@ -62,22 +61,23 @@ class Results:
         """Whether a run has come to its end."""
         return self.runs.get(name, {}).get("status") == "done"
 
+    def done_of(self, arm: str) -> list[Facts]:
+        """The finished runs of an arm."""
+        return [entry for entry in self.runs.values() if entry["status"] == "done" and entry["arm"]["name"] == arm]
+
     def done(self, arm: str, seed: int, seconds: float | None = None) -> Facts | None:
         """The finished run of an arm, the longest one unless `seconds` is given."""
         found = [
             entry
-            for entry in self.runs.values()
-            if entry["status"] == "done" and entry["arm"]["name"] == arm and entry["seed"] == seed
-            if seconds is None or entry["seconds"] == seconds
+            for entry in self.done_of(arm)
+            if entry["seed"] == seed and (seconds is None or entry["seconds"] == seconds)
         ]
         return max(found, key=lambda entry: entry["seconds"], default=None)
 
     def write(self, name: str, entry: Facts) -> None:
         """Put down a run."""
         self.runs[name] = entry
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(self.folder / RESULTS) as file:
-            file.write((json.dumps(self.facts, indent=1) + "\n").encode())
+        write_json(self.folder / RESULTS, self.facts)
 
     def write_grid(self, name: str, images: np.ndarray) -> None:
         """Put down 100 samples (100, H, W, 3)."""

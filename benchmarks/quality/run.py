@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.record import machine
+from benchmarks.record import Facts, machine
+from benchmarks.timing import GIB
 from tread.models import DiT
 from tread.routing import noise
 from tread.train.compiling import Compiled, compile_layers
@@ -46,9 +47,7 @@ from .jobs import (
 )
 from .judge import Judge, draw, load_judge_network, read_reference_facts
 from .results import Results, snapshot
-from .training import GIB, Clock, Stops, Trial, race, save_average, warm_up
-
-Facts = dict[str, Any]
+from .training import Clock, Stops, Trial, race, save_average, warm_up
 
 
 def run(spec: Spec) -> bool:
@@ -267,7 +266,7 @@ def add_ways(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
 
 def _earlier(task: Trial, folder: Path, job: Job, ways: Ways) -> DiT | None:
     """The same run at its first mark, where a way to sample needs it."""
-    if not any(guide.needs_earlier for guide, _ in ways):
+    if not any(guide.branches.needs_weak for guide, _ in ways):
         return None
     shape, classes = task.dataset.shape, task.dataset.num_classes
     model = build_model(task.config.model, shape, classes, checkpointing=False).to(task.pixels.device)

@@ -9,6 +9,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Subset
 
+from benchmarks.steps import WARM_STEPS
 from tread.data import DATASETS, Order, StepSampler
-from tread.train.graphs import CALLS
 from tread.train.loop import Session
 from tread.train.pretrain import Pretraining
 from tread.train.settings import PretrainConfig
 
 from .arms import Scale
 from .images import Cifar10, centred
-
-GIB = 2**30
 
 
 class Trial(Pretraining):
@@ -122,7 +121,7 @@ Look = Callable[[str, float | None], None]
 def race(session: Session, clock: Clock, stops: Stops, scale: Scale, look: Look, validate: Callable[[], None]) -> None:
     """Train to the end of a run and look at it where its stops say."""
     batches = session.task.batches(0)
-    marks, validations, per_step = sorted(stops.marks), 0.0, 0.0
+    marks, validations, per_step = sorted(stops.marks), 0, 0.0
     equal = stops.equal_steps
     while not _ended(clock, stops, per_step):
         next_validation = (validations + 1) * scale.validate_seconds
@@ -156,17 +155,15 @@ def warm_up(session: Session, task: Trial) -> float:
     """
     start = time.perf_counter()
     batches = task.batches(0)
-    kinds = [False] if task.handle is None or task.handle.plan.schedule is None else [False, True]
-    for dense in kinds:
-        for _ in range(CALLS + 2):
+    kinds: list[Callable[[], AbstractContextManager[Any]]] = [nullcontext]
+    if task.handle is not None and task.handle.plan.schedule is not None:
+        kinds.append(task.handle.dense)
+    for kind in kinds:
+        for _ in range(WARM_STEPS):
             task.set_step(0)
             batch = next(batches)
-            with session.accelerator.autocast():
-                if dense and task.handle is not None:
-                    with task.handle.dense():
-                        loss = task.loss(session.network, batch, 0, 0)
-                else:
-                    loss = task.loss(session.network, batch, 0, 0)
+            with session.accelerator.autocast(), kind():
+                loss = task.loss(session.network, batch, 0, 0)
             session.accelerator.backward(loss)
             del loss
             session.optimizer.zero_grad(set_to_none=True)

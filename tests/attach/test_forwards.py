@@ -135,7 +135,7 @@ def by_hand(model: Skipping, x: torch.Tensor, ids: torch.Tensor, inside: tuple[i
 
 
 def test_a_skipped_layer_that_ends_a_window():
-    """FACTS 4: skip-layers shifts no route. The window closes before the next layer, or with the forward: an error."""
+    """Skip-layers shifts no route. The window closes before the next layer, or with the forward: an error."""
     torch.manual_seed(0)
     model, x = Skipping(), torch.randn(2, 6, 4)
     with tread.attach(model, {"routes": [route(0, 2)]}, family=SKIPPING) as handle:

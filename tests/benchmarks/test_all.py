@@ -1,9 +1,12 @@
 """The scripts at tiny size, the table they fill, and the runner that survives them."""
 
+import importlib
 import json
+import subprocess
 import sys
 import time
 from itertools import takewhile
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from benchmarks.profile import host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
 
 from benchmarks import all as runner
-from benchmarks import curve, dit, flux, hooks, sd3, wan
+from benchmarks import curve, dit, flux, hooks, plot, sd3, wan
 from tread.routing.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -53,6 +56,12 @@ def test_the_curve_and_its_picture(tmp_path):
     assert [one["shapes"]["tokens"] for one in found] == [32, 128]
     ideals = [point["ideal"] for point in found[0]["points"].values()]
     assert ideals == sorted(ideals)
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+
+
+def test_the_curve_is_drawn_from_the_results_of_several_jobs(tmp_path):
+    results = Path(runner.__file__).parent / "results" / "h200-graphs.json"
+    assert plot.main([str(results), str(tmp_path / "curve.png")]) == 0
     assert (tmp_path / "curve.png").stat().st_size > 10_000
 
 
@@ -131,8 +140,6 @@ def test_a_smoke_run_leaves_variants_out_unless_they_are_named(tmp_path, monkeyp
 
 
 def test_a_job_that_hangs_is_ended():
-    import subprocess
-
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     start = time.monotonic()
     assert runner._finish(process, 0.1) == "ended: out of time"
@@ -141,8 +148,6 @@ def test_a_job_that_hangs_is_ended():
 
 
 def test_every_job_names_a_script_and_variants_that_exist():
-    import importlib
-
     for job in runner.JOBS:
         script = importlib.import_module(f"benchmarks.{job.script}")
         if "--variants" in job.arguments:

@@ -63,7 +63,7 @@ def cut_power() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_that_died_goes_on_bit_for_bit(tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FACTS 4: a resume neither repeats a step nor loses the data position or the selections."""
+    """A resume neither repeats a step nor loses the data position or the selections."""
     settings = [*EIGHT, *VARIANTS[variant]]
     straight = train(tmp_path / "straight", *settings)
     assert len(losses(straight)) == 8
@@ -244,7 +244,7 @@ def test_precision_is_autocasts_and_the_streams(precision: str, autocast: str, s
 
 @pytest.mark.parametrize("clip", [0.05, None])
 def test_clipping_is_respected_and_the_norm_before_it_reported(tmp_path: Path, clip: float | None) -> None:
-    """FACTS 4: the clipping setting is not ignored."""
+    """The clipping setting is not ignored."""
     setting = f"optimizer.clip={'null' if clip is None else clip}"
     task, session = make_session(tmp_path, setting, "train.steps=3")
     seen: list[Tensor] = []

@@ -1,6 +1,5 @@
 """Every optimizer: exact resume through a checkpoint file, agreement with its definition, rounding without bias."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,26 @@ from torch import Tensor, nn
 from tread.routing.errors import ConfigError
 from tread.train.checkpoint import load_optimizer, optimizer_tensors
 from tread.train.optimizers import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
+from tread.train.settings import OptimizerConfig
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    name: str = "adamw"
-    learning_rate: float = 1e-2
-    betas: tuple[float, ...] = (0.9, 0.99)
-    weight_decay: float = 0.1
+def settings(
+    name: str = "adamw",
+    learning_rate: float = 1e-2,
+    betas: tuple[float, ...] = (0.9, 0.99),
+    weight_decay: float = 0.1,
+) -> OptimizerConfig:
+    return OptimizerConfig(
+        name=name,
+        learning_rate=learning_rate,
+        schedule="constant",
+        warmup_steps=0,
+        betas=betas,
+        weight_decay=weight_decay,
+        clip=None,
+    )
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -49,28 +58,28 @@ def run(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: ra
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_resumed_run_is_the_run(name: str, dtype: torch.dtype, tmp_path: Path):
     whole = parameters(dtype)
-    run(make_optimizer(whole, Settings(name=name)), whole, range(6))
+    run(make_optimizer(whole, settings(name=name)), whole, range(6))
 
     first = parameters(dtype)
-    optimizer = make_optimizer(first, Settings(name=name))
+    optimizer = make_optimizer(first, settings(name=name))
     run(optimizer, first, range(3))
     save_file(optimizer_tensors(optimizer), tmp_path / "optimizer.safetensors")
     second = [nn.Parameter(weight.detach().clone()) for weight in first]
-    resumed = make_optimizer(second, Settings(name=name))
+    resumed = make_optimizer(second, settings(name=name))
     load_optimizer(resumed, load_file(tmp_path / "optimizer.safetensors"))
     run(resumed, second, range(3, 6))
 
     for expected, found in zip(whole, second, strict=True):
         assert torch.equal(expected, found)
     fresh = [nn.Parameter(weight.detach().clone()) for weight in first]
-    run(make_optimizer(fresh, Settings(name=name)), fresh, range(3, 6))
+    run(make_optimizer(fresh, settings(name=name)), fresh, range(3, 6))
     assert not torch.equal(fresh[0], whole[0]), "the state matters, so losing it would have been seen"
 
 
 @every_optimizer
 def test_it_minimises(name: str):
     weight = nn.Parameter(torch.full((64, 80), 3.0))
-    optimizer = make_optimizer([weight], Settings(name=name, learning_rate=0.1, weight_decay=0.0))
+    optimizer = make_optimizer([weight], settings(name=name, learning_rate=0.1, weight_decay=0.0))
     for _ in range(40):
         weight.grad = weight.detach().clone()  # of weight**2 / 2
         optimizer.step()
@@ -80,7 +89,7 @@ def test_it_minimises(name: str):
 @pytest.mark.parametrize("name", ["adamw-8bit", "lion-8bit"])
 def test_8bit_moments_take_a_byte_each(name: str):
     weights = parameters()
-    optimizer = make_optimizer(weights, Settings(name=name))
+    optimizer = make_optimizer(weights, settings(name=name))
     run(optimizer, weights, range(1))
     moments = 2 if name.startswith("adamw") else 1
     held = sum(tensor.nbytes for key, tensor in optimizer_tensors(optimizer).items() if key.startswith("0."))
@@ -91,8 +100,8 @@ def test_8bit_moments_take_a_byte_each(name: str):
 @pytest.mark.parametrize("name", ["adamw-8bit", "adamw-bf16"])
 def test_they_follow_adamw(name: str):
     expected, found = parameters(), parameters()
-    run(make_optimizer(expected, Settings()), expected, range(6))
-    run(make_optimizer(found, Settings(name=name)), found, range(6))
+    run(make_optimizer(expected, settings()), expected, range(6))
+    run(make_optimizer(found, settings(name=name)), found, range(6))
     start = parameters()
     for a, b, s in zip(expected, found, start, strict=True):
         moved = (a - s).norm()
@@ -103,15 +112,15 @@ def test_they_follow_adamw(name: str):
 
 def test_8bit_lion_follows_lion():
     expected, found = parameters(), parameters()
-    run(make_optimizer(expected, Settings(name="lion")), expected, range(6))
-    run(make_optimizer(found, Settings(name="lion-8bit")), found, range(6))
+    run(make_optimizer(expected, settings(name="lion")), expected, range(6))
+    run(make_optimizer(found, settings(name="lion-8bit")), found, range(6))
     torch.testing.assert_close(found[2], expected[2])  # too small to be quantized: the same formula
     assert (found[0] - expected[0]).norm() < 0.35 * (expected[0] - parameters()[0]).norm()
 
 
 def test_lion_by_hand():
     weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
-    optimizer = make_optimizer([weight], Settings(name="lion", learning_rate=0.1, betas=(0.5, 0.9)))
+    optimizer = make_optimizer([weight], settings(name="lion", learning_rate=0.1, betas=(0.5, 0.9)))
     weight.grad = torch.tensor([0.3, -0.4, 0.0])
     optimizer.step()
     decayed = torch.tensor([1.0, -2.0, 3.0]) * (1 - 0.1 * 0.1)
@@ -144,4 +153,4 @@ def test_small_steps_survive_in_bf16():
 
 def test_an_unknown_name_says_what_is_known():
     with pytest.raises(ConfigError, match=r"optimizer.name is 'adamw8bit'. Did you mean 'adamw-8bit'\?.*adafactor"):
-        make_optimizer(parameters(), Settings(name="adamw8bit"))
+        make_optimizer(parameters(), settings(name="adamw8bit"))

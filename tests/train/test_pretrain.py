@@ -35,7 +35,7 @@ def zero(x: Tensor, time: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("objective", ["flow", "edm"])
 def test_training_starts_at_adaln_zero(tmp_path: Path, objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FACTS 4: adaLN-Zero is not undone by a later init; the first loss is that of a network that answers 0."""
+    """AdaLN-Zero is not undone by a later init; the first loss is that of a network that answers 0."""
     task, session = make_session(tmp_path, f"objective={objective}")
     zeroed = [p for name, p in task.model.named_parameters() if ".modulation." in name or name.startswith("final.")]
     assert len(zeroed) == 2 * 5 + 4
@@ -47,7 +47,7 @@ def test_training_starts_at_adaln_zero(tmp_path: Path, objective: str, monkeypat
 
 
 def test_the_seed_decides_everything_and_nothing_else_does(tmp_path: Path) -> None:
-    """FACTS 4: training is seeded, and the setting is not ignored."""
+    """Training is seeded, and the setting is not ignored."""
     one = train(tmp_path / "one", "train.steps=3")
     torch.manual_seed(12345)  # what the process did before must not matter
     assert_same_run(one, train(tmp_path / "again", "train.steps=3", "train.seed=0"))
@@ -121,7 +121,7 @@ def test_held_out_data_is_never_trained_on(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_data_position_is_a_function_of_the_step(tmp_path: Path) -> None:
-    """FACTS 4: a resumed run does not see the batches of its first steps again."""
+    """A resumed run does not see the batches of its first steps again."""
     task, _ = make_session(tmp_path, "train.steps=6", "train.micro_steps=2")
     straight = [labels.tolist() for _, labels in task.batches(0)]
     assert len(straight) == 12
@@ -201,7 +201,7 @@ def test_sample_grids_and_validations_appear_when_due(tmp_path: Path) -> None:
 
 
 def test_an_image_folder_trains_end_to_end_with_its_own_number_of_classes(tmp_path: Path) -> None:
-    """FACTS 4: the class count is not fixed."""
+    """The class count is not fixed."""
     images = write_images(tmp_path / "images", "cat", "dog")
     settings = ["data=images", f"data.path={images}", "data.size=8", "model.patch=2", "train.batch_size=4"]
     folder = train(

@@ -64,7 +64,7 @@ def test_weights_and_average_are_identical_on_both(both: tuple[Path, list[dict[s
 
 
 def test_the_average_starts_from_the_synchronised_weights(both: tuple[Path, list[dict[str, Any]]]) -> None:
-    """FACTS 4: the EMA is not copied before the weights are synchronised across ranks."""
+    """The EMA is not copied before the weights are synchronised across ranks."""
     _, ranks = both
     assert ranks[0]["before"] != ranks[1]["before"]
     assert ranks[0]["ema at start"] == ranks[1]["ema at start"] == ranks[0]["before"]
@@ -73,7 +73,7 @@ def test_the_average_starts_from_the_synchronised_weights(both: tuple[Path, list
 def test_the_ranks_select_different_tokens_and_together_those_of_one_process(
     both: tuple[Path, list[dict[str, Any]]], alone: Path
 ) -> None:
-    """FACTS 4: every rank does not draw the same masks."""
+    """Every rank does not draw the same masks."""
     _, ranks = both
     assert ranks[0]["selection"] != ranks[1]["selection"]
     config = compose([*TINY, *SETTINGS, f"output_dir={alone}"]).config

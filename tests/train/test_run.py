@@ -27,7 +27,7 @@ def pixels(folder: Path) -> dict[str, np.ndarray]:
 
 
 def test_sample_writes_pngs_and_a_grid(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """FACTS 4: the inference script runs. The files are what `generate` gives for the averaged weights."""
+    """The inference script runs. The files are what `generate` gives for the averaged weights."""
     arguments = f"sample {trained} --classes 0-2 --per-class 2 --guidance 1.5 --steps 3 --seed 7 --out {tmp_path}/out"
     main(arguments.split())
     found = pixels(tmp_path / "out")

@@ -23,7 +23,7 @@ from tread.train.task import Task
 def make_accelerator(
     config: JobConfig, *, attention_setting: str = "train.attention", find_unused: bool = False
 ) -> Accelerator:
-    """The accelerator, and attention's kernel set; `find_unused`: some trained parameters may have no gradient."""
+    """The accelerator, its attention checked; `find_unused`: some trained parameters may have no gradient."""
     precision = config.train.precision
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() else "float32"
@@ -45,9 +45,8 @@ def make_accelerator(
 def claim_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting: str = "resume") -> Path:
     """Make the run's folder; one that holds another run is refused."""
     folder = Path(config.output_dir)
-    goes_on = config.resume is not None and (
-        config.resume == "latest" or Path(config.resume).resolve() == folder.resolve()
-    )
+    source = _resumed_from(config, folder)
+    goes_on = source is not None and source.resolve() == folder.resolve()
     taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
     accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
     if taken:
@@ -67,13 +66,11 @@ def claim_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting:
 def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, raw: dict[str, Any]) -> None:
     """Train a task from its start or its newest checkpoint; `raw` is the config as it is kept in the folder."""
     session = Session(task, config, accelerator)
-    start = 0
-    if config.resume is not None:
-        source = folder if config.resume == "latest" else Path(config.resume)
-        start = session.load(source / CHECKPOINTS)
+    source = _resumed_from(config, folder)
+    start = 0 if source is None else session.load(source / CHECKPOINTS)
     # only now: a run that could not be resumed, or has nothing left to do, keeps its config
     if accelerator.is_main_process and start < config.train.steps:
-        _write_config(folder, config, raw, accelerator)
+        _write_config(folder, source, raw, accelerator)
     if accelerator.log_with:
         settings = {
             name: value if isinstance(value, int | float) else str(value) for name, value in flatten(raw).items()
@@ -99,11 +96,17 @@ def end(accelerator: Accelerator) -> None:
     accelerator.end_training()
 
 
-def _write_config(folder: Path, config: JobConfig, raw: dict[str, Any], accelerator: Accelerator) -> None:
+def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
+    """The folder of the run that is resumed; None where one begins."""
+    if config.resume is None:
+        return None
+    return folder if config.resume == "latest" else Path(config.resume)
+
+
+def _write_config(folder: Path, source: Path | None, raw: dict[str, Any], accelerator: Accelerator) -> None:
     from omegaconf import OmegaConf
 
-    source = folder if config.resume in (None, "latest") else Path(config.resume)
-    if config.resume is not None and (source / CONFIG_FILE).is_file():
+    if source is not None and (source / CONFIG_FILE).is_file():
         for change in changes(read_saved(source), raw):
             if not change.startswith(("resume", "output_dir")):
                 accelerator.print(f"changed since the run was started: {change}")

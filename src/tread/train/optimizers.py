@@ -11,7 +11,7 @@
 import importlib
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,56 +19,44 @@ from torch.optim import Optimizer
 
 from tread.routing import noise
 from tread.routing.errors import check_choice
+from tread.train.settings import OptimizerConfig
 
 ROUNDING = int.from_bytes(b"roun")
 
 
-class Settings(Protocol):
-    """What an optimizer reads of its section of a config."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def betas(self) -> tuple[float, ...]: ...
-    @property
-    def weight_decay(self) -> float: ...
-
-
-def make_optimizer(parameters: Sequence[nn.Parameter], config: Settings) -> Optimizer:
+def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """The optimizer that `config.name` names, over all of `parameters`."""
     make = OPTIMIZERS[check_choice(config.name, "optimizer.name", OPTIMIZERS)]
     return make(list(parameters), config)
 
 
-def _adamw(parameters: list[nn.Parameter], config: Settings) -> Optimizer:
+def _adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     fused = all(parameter.is_cuda for parameter in parameters)
     return torch.optim.AdamW(parameters, **_adam_arguments(config), fused=fused)
 
 
-def _adamw_bf16(parameters: list[nn.Parameter], config: Settings) -> Optimizer:
+def _adamw_bf16(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     return AdamWBF16(parameters, **_adam_arguments(config))
 
 
-def _lion(parameters: list[nn.Parameter], config: Settings) -> Optimizer:
+def _lion(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     return Lion(parameters, **_adam_arguments(config))
 
 
-def _adafactor(parameters: list[nn.Parameter], config: Settings) -> Optimizer:
+def _adafactor(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """Its steps are relative to each weight's size, so it wants a rate some hundred times AdamW's; it has no betas."""
     return torch.optim.Adafactor(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
 
 
-def _adamw_8bit(parameters: list[nn.Parameter], config: Settings) -> Optimizer:
+def _adamw_8bit(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     return _bitsandbytes()["adamw"](parameters, **_adam_arguments(config))
 
 
-def _lion_8bit(parameters: list[nn.Parameter], config: Settings) -> Optimizer:
+def _lion_8bit(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     return _bitsandbytes()["lion"](parameters, **_adam_arguments(config))
 
 
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], Settings], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], OptimizerConfig], Optimizer]] = {
     "adamw": _adamw,
     "adamw-8bit": _adamw_8bit,
     "adamw-bf16": _adamw_bf16,
@@ -78,7 +66,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], Settings], Optimizer]] = {
 }
 
 
-def _adam_arguments(config: Settings) -> dict[str, Any]:
+def _adam_arguments(config: OptimizerConfig) -> dict[str, Any]:
     beta1, beta2 = config.betas
     return {"lr": config.learning_rate, "betas": (beta1, beta2), "weight_decay": config.weight_decay}
 

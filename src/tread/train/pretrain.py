@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tread.data import DATASETS, Dataset, Order, StepSampler, positions, split
 from tread.models import DiT, load_published_dit, preset
-from tread.objectives import Objective
-from tread.objectives import build as build_objective
+from tread.objectives import Objective, build
 from tread.routing import noise
 from tread.routing.errors import ConfigError, check_choice
 from tread.routing.handle import Handle
@@ -42,6 +41,12 @@ def build_dataset(settings: Mapping[str, Any]) -> Dataset:
     settings = dict(settings)
     dataset = DATASETS[check_choice(settings.pop("name"), "data.name", DATASETS)]
     return dataset(**arguments(dataset, settings, "data"))
+
+
+def build_objective(settings: Mapping[str, Any]) -> Objective:
+    """The objective of an `objective` section: its name, and the arguments of its class."""
+    settings = dict(settings)
+    return build(settings.pop("name"), settings)
 
 
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *, checkpointing: bool) -> DiT:
@@ -76,8 +81,7 @@ class Pretraining:
             self.dataset = build_dataset(config.data)
         train, held_out = split(len(self.dataset), min(config.validation.samples, len(self.dataset) // 2), seed)
         self.train_set, self.held_out = Subset(self.dataset, train.tolist()), held_out  # pyright: ignore[reportArgumentType]
-        settings = dict(config.objective)
-        self.objective: Objective = build_objective(settings.pop("name"), settings)
+        self.objective: Objective = build_objective(config.objective)
         torch.manual_seed(seed)
         shape, num_classes = self.dataset.shape, self.dataset.num_classes
         # compiled layers do it themselves

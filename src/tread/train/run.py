@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from tread.models import DiT
 from tread.objectives import Objective
-from tread.objectives import build as build_objective
 from tread.routing.errors import ConfigError, check_int
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import flops_per_sample, generate
@@ -32,7 +31,7 @@ from tread.train.checkpoint import (
 from tread.train.config import from_run
 from tread.train.decode import make_decode
 from tread.train.loop import CHECKPOINTS
-from tread.train.pretrain import build_model
+from tread.train.pretrain import build_model, build_objective
 from tread.train.settings import PretrainConfig
 
 GRID_ROWS, GRID_COLUMNS = 20, 10
@@ -64,11 +63,10 @@ def open_run(folder: Path, *, weights: str = "ema", device: torch.device | str =
     channels, height, width = manifest["shape"]
     model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
     load_tensors(trained(model), load_part(path, weights), path)
-    settings = dict(config.objective)
     return Run(
         config=config,
         model=model.to(device).eval(),
-        objective=build_objective(settings.pop("name"), settings),
+        objective=build_objective(config.objective),
         shape=(channels, height, width),
         num_classes=manifest["num_classes"],
         step=manifest["step"],
