@@ -77,7 +77,8 @@ def _page(counts: dict[str, dict[str, Counter[str]]], remarks: dict[str, set[str
     lines = [
         "# The contract, case by case",
         "",
-        f"Written by `make contract` with {versions} on the CPU: {said}.",
+        f"Written by `make contract` on the CPU: {said}.",
+        f"With {versions}.",
         "Passed tests of each file in `tests/attach`; a remark where one was expected to fail or did not apply.",
         "",
         f"| case | {' | '.join(FILES)} | remarks |",

@@ -14,7 +14,7 @@ so it gives the same on any device, with any number of processes and after a res
 latents, flips images, and leaves digits alone.
 
 A dataset is added by writing one file with these members and one line in DATASETS; the contract test in
-tests/data/test_contract.py picks it up. Its constructor's arguments are the settings of its config.
+tests/data/test_datasets.py picks it up. Its constructor's arguments are the settings of its config.
 """
 
 from tread.data.base import DataError, Dataset
