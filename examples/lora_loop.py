@@ -1,4 +1,4 @@
-"""A complete LoRA loop on a stock FLUX transformer; routing is the two lines with `handle`.
+"""A complete LoRA loop on a stock FLUX transformer; routing is the four lines with `handle`.
 
     python examples/lora_loop.py                    # a tiny model with random weights, made-up latents
     accelerate launch examples/lora_loop.py --model FOLDER --data LATENTS --steps 2000
@@ -19,14 +19,14 @@ from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 from peft import LoraConfig, get_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss, pixel_unshuffle
+from torch.nn.functional import pixel_unshuffle
 
 import tread
 
 TINY: Any = {"in_channels": 16, "num_layers": 4, "num_single_layers": 4, "num_attention_heads": 2}
 TINY |= {"attention_head_dim": 16, "axes_dims_rope": (4, 6, 6), "joint_attention_dim": 32, "pooled_projection_dim": 32}
 SHAPES = {"latents": (4, 16, 24), "prompt_embeds": (8, 32), "pooled": (32,)}
-ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
+ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}
 
 
 def batches(folder: Path | None, size: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
@@ -39,8 +39,8 @@ def batches(folder: Path | None, size: int, device: torch.device) -> Iterator[di
             yield {name: torch.stack([sample[name] for sample in samples]).to(device) for name in SHAPES}
 
 
-def flow_loss(model: nn.Module, batch: dict[str, Tensor], noise: Tensor, time: Tensor) -> Tensor:
-    """The rectified flow loss of FLUX: latents in 2 x 2 patches, ids (image, row, column)."""
+def flow_errors(model: nn.Module, batch: dict[str, Tensor], noise: Tensor, time: Tensor) -> Tensor:
+    """The rectified flow loss of FLUX for each token, (B, S): latents in 2 x 2 patches, ids (image, row, column)."""
     latents, mix = batch["latents"], time.view(-1, 1, 1, 1)
     noisy, target = (pixel_unshuffle(x, 2) for x in ((1 - mix) * latents + mix * noise, noise - latents))
     rows, columns = (torch.arange(size, device=latents.device) for size in noisy.shape[2:])
@@ -53,7 +53,7 @@ def flow_loss(model: nn.Module, batch: dict[str, Tensor], noise: Tensor, time: T
         "txt_ids": rows.new_zeros(batch["prompt_embeds"].shape[1], 3),
         "guidance": torch.ones_like(time),
     }
-    return mse_loss(model(**inputs, return_dict=False)[0], target.flatten(2).transpose(1, 2))
+    return (model(**inputs, return_dict=False)[0] - target.flatten(2).transpose(1, 2)).square().mean(2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,7 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model.enable_gradient_checkpointing()
     model.requires_grad_(False)
     model.add_adapter(LoraConfig(r=8, lora_alpha=8, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
-    handle = tread.attach(model, ROUTES)  # routing, from the next training forward on
+    # routing, from the next training forward on; the last steps run dense, as the model will
+    schedule = {"cooldown_fraction": 0.15, "total_steps": options.steps}
+    handle = tread.attach(model, {"routes": [ROUTE], "schedule": schedule})
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trainable:
         parameter.data = parameter.data.float()  # small steps would be lost in bfloat16
@@ -87,11 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for step in range(options.steps):
         if step == 0 or step == options.steps - 1:
             with torch.no_grad():  # validation runs dense by itself
-                print(f"step {step}: dense loss {flow_loss(wrapped, first, *fixed).item():.4f}")
-        handle.set_step(step)  # so that a resumed run drops the same tokens
+                print(f"step {step}: dense loss {flow_errors(wrapped, first, *fixed).mean().item():.4f}")
+        handle.set_step(step)  # where the schedule is; and a resumed run drops the same tokens
         batch = next(data)
         noise, time = torch.randn_like(batch["latents"]), torch.rand(len(batch["latents"]), device=device)
-        accelerator.backward(flow_loss(wrapped, batch, noise, time))
+        errors, kept = flow_errors(wrapped, batch, noise, time), handle.kept
+        # dropped tokens have little to learn from: they carry no loss
+        accelerator.backward(errors.mean() if kept is None else (errors * kept).sum() / kept.sum())
         optimizer.step()
         optimizer.zero_grad()
     if accelerator.is_main_process:

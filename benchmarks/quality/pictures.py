@@ -35,7 +35,7 @@ def save_curves(results: Results, distance: str, path: Path) -> None:
             curve = entry["curve"][1:]  # the first point is far above the others
             axes[2].plot([point["seconds"] for point in curve], [point["val_loss"] for point in curve], **style)
     for axis, over in zip(axes, ("seconds of training", "steps"), strict=False):
-        axis.set(title=f"{distance}, first few samples", xlabel=over, yscale="log")
+        axis.set(title=f"{distance}, {_few(results):,} samples", xlabel=over, yscale="log")
         axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
     axes[2].set(title="dense validation loss", xlabel="seconds of training")
@@ -56,35 +56,35 @@ def save_grids(grids: Sequence[np.ndarray], titles: Sequence[str], path: Path) -
     pyplot.close(figure)
 
 
-def save_studies(studies: Mapping[str, Sequence[Facts]], distance: str, path: Path) -> bool:
+def save_studies(results: Results, studies: Mapping[str, Sequence[Facts]], distance: str, path: Path) -> bool:
     """A panel for each study that compares something: a row for each arm, a point for each seed; False without any."""
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator
 
-    shown = {name: rows for name, rows in studies.items() if len({row["arm"].name for row in rows}) > 1}
+    shown = {name: rows for name, rows in studies.items() if len({row["label"] for row in rows}) > 1}
     if not shown:
         return False
     columns = 2 if len(shown) > 1 else 1
     lines = -(-len(shown) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(5.6 * columns, 2.2 * lines), squeeze=False, sharex=True)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(6.2 * columns, 2.2 * lines), squeeze=False, sharex=True)
     for axis, (name, rows) in zip(axes.flat, shown.items(), strict=False):
-        arms = list(dict.fromkeys(row["arm"].name for row in rows))
+        arms = list(dict.fromkeys(row["label"] for row in rows))
         values = [row["samples"]["unguided"][f"{distance} few"] for row in rows]
         colors = [COLORS[row["arm"].is_routed] for row in rows]
-        axis.scatter(values, [arms.index(row["arm"].name) for row in rows], color=colors, zorder=3)
+        axis.scatter(values, [arms.index(row["label"]) for row in rows], color=colors, zorder=3)
         axis.set_yticks(range(len(arms)), arms)
         axis.set(title=name, ylim=(len(arms) - 0.5, -0.5))
         axis.xaxis.set_major_locator(MaxNLocator(6))
         axis.tick_params(labelbottom=True)
     for axis in list(axes.flat)[len(shown) :]:
         axis.set_visible(False)
-    figure.supxlabel(f"{distance}, first few samples; a point for each seed", fontsize=10)
+    figure.supxlabel(f"{distance}, {_few(results):,} samples; a point for each seed", fontsize=10)
     figure.set_layout_engine("constrained")
     _finish(figure, axes.flat, path)
     return True
 
 
-def save_heat_map(placements: Mapping[tuple[int, int], Facts], distance: str, path: Path) -> bool:
+def save_heat_map(results: Results, placements: Mapping[tuple[int, int], Facts], distance: str, path: Path) -> bool:
     """Distance by first and last layer of the window; False where too few windows were tried to fill a map."""
     from matplotlib import pyplot
 
@@ -103,10 +103,15 @@ def save_heat_map(placements: Mapping[tuple[int, int], Facts], distance: str, pa
     axis.set(xlabel="last layer", ylabel="first layer")
     axis.set_xticks(range(len(ends)), [str(end) for end in ends])
     axis.set_yticks(range(len(starts)), [str(start) for start in starts])
-    figure.colorbar(picture, label=f"{distance}, first few samples")
+    figure.colorbar(picture, label=f"{distance}, {_few(results):,} samples")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
+
+
+def _few(results: Results) -> int:
+    """How many samples figures are of that stand side by side."""
+    return results.facts["machine"]["scale"]["few"]
 
 
 def _finish(figure: Any, axes: Any, path: Path) -> None:

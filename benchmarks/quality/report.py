@@ -60,9 +60,9 @@ def report(paths: Sequence[Path], docs: Path, json_path: Path) -> None:
             titles = ("dense", "routed, equal steps", "routed, equal wall-clock")
             save_grids([grids[name] for name in names], titles, figures / "samples.png")
             shown.append(("samples.png", "unguided samples from the same noise, a row for each class, seed 0"))
-    if save_studies(study_rows(results), distance, figures / "studies.png"):
+    if save_studies(results, study_rows(results), distance, figures / "studies.png"):
         shown.append(("studies.png", "distance of each study's arms, each seed a point"))
-    if save_heat_map(placements(results), distance, figures / "placement.png"):
+    if save_heat_map(results, placements(results), distance, figures / "placement.png"):
         shown.append(("placement.png", "distance by first and last layer of the window"))
     tables["figures"] = "\n\n".join(f"![{words}]({figures.name}/{name})" for name, words in shown) or NOTHING
     docs.write_text(with_tables(docs.read_text(encoding="utf-8"), tables), encoding="utf-8")
@@ -220,7 +220,7 @@ def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
 
 def study_row(found: Facts, arm: Arm, entry: Facts) -> Facts:
     """What was seen of a run, with what its line in a table says of the run."""
-    return found | {"arm": arm, "seed": entry["seed"], "speed": entry["steps_per_second"]}
+    return found | {"arm": arm, "label": describe(arm), "seed": entry["seed"], "speed": entry["steps_per_second"]}
 
 
 def studies_text(results: Results, distance: str) -> str:
@@ -229,7 +229,7 @@ def studies_text(results: Results, distance: str) -> str:
     for study, rows in study_rows(results).items():
         lines = [
             (
-                describe(row["arm"]), str(row["seed"]), f"{row['seconds']:.1f}", f"{row['steps']:,}",
+                row["label"], str(row["seed"]), f"{row['seconds']:.1f}", f"{row['steps']:,}",
                 f"{row['speed']:.1f}", f"{row['samples']['unguided'][f'{distance} few']:.2f}", f"{row['val_loss']:.4f}",
             )
             for row in rows

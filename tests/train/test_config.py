@@ -139,6 +139,12 @@ def test_refusals(setting: str, message: str) -> None:
     assert refused(setting) == message
 
 
+def test_a_part_of_what_was_replaced() -> None:
+    assert refused("model=tread", "model.tread_config=balanced", "model.tread_config.routes.0.selection_ratio=0.7") == (
+        "model.tread_config.routes cannot be set here: another setting has replaced what it is a part of."
+    )
+
+
 def test_an_unknown_setting_is_searched_in_the_groups_that_were_chosen() -> None:
     assert "Did you mean 'data.num_classes'?" in refused("data=latents", "data.path=x", "data.num_clases=3")
     assert "Did you mean 'objective.sigma_max'?" in refused("objective=edm", "objective.sigma_maxx=3")

@@ -207,6 +207,8 @@ def _explain(error: Exception, settings: list[str]) -> str:
 
 
 def _no_setting(setting: str, known: Mapping[str, Any]) -> str:
+    if setting in flatten(known):
+        return f"{setting} cannot be set here: another setting has replaced what it is a part of."
     close = nearest(setting, [*known, *flatten(known)])
     return f"there is no setting {setting}{close} `tread train --help` lists them all."
 
