@@ -138,24 +138,54 @@ def test_only_the_first_images_count(tmp_path: Path) -> None:
         evaluate(place, ref, corner(), count=41)
     with pytest.raises(ConfigError, match=r"^--count is 1; it must be at least 2\.$"):
         evaluate(place, ref, corner(), count=1)
-    np.savez(tmp_path / "only.npz", mu=np.zeros(4), sigma=np.eye(4))
+    np.savez(tmp_path / "only.npz", mu=np.zeros(4), sigma=np.eye(4), features=np.array("Corner"))
     with pytest.raises(ConfigError, match=r"only\.npz holds statistics and no images to count; leave --count out\.$"):
         evaluate(tmp_path / "only.npz", ref, corner(), count=5)
 
 
-@pytest.mark.parametrize("reference", ["one", "none"])
-def test_both_sides_are_looked_at_before_the_first_image_is_measured(tmp_path: Path, reference: str) -> None:
-    place = write(BRIGHT[:6], tmp_path / "a")
-    write(DARK[:1], tmp_path / "one")
+def never() -> Extractor:
+    """Measures nothing, whatever it is asked."""
 
     def measured(x: Tensor) -> Tensor:
         raise AssertionError("an image was measured")
 
-    message = "one has one image and so no covariance; give at least 2" if reference == "one" else "there is nothing at"
+    return Extractor("Never", nn.Flatten(), measured)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"arr_0": BRIGHT[:0]}, r"ref\.npz has 0 image\(s\) and so no covariance; give at least 2"),
+        ({"arr_0": BRIGHT[:1]}, r"ref\.npz has 1 image\(s\) and so no covariance; give at least 2"),
+        ({"images": BRIGHT}, "holds neither images nor mu and sigma; with --features of Never give images"),
+        ({"mu": np.zeros(4), "sigma": np.eye(4)}, "holds statistics of Inception; with --features of Never give"),
+        ({"mu": np.zeros(4)}, r"has mu \(4,\); statistics are mu \(D,\) and sigma \(D, D\): write it again"),
+        ({"mu": np.zeros(4), "sigma": np.eye(3)}, r"has mu \(4,\) and sigma \(3, 3\); statistics are"),
+        ({"mu": np.full(4, np.nan), "sigma": np.eye(4)}, "has numbers in mu or sigma that are not finite"),
+        (None, "there is nothing at"),
+    ],
+)
+def test_both_sides_are_looked_at_before_the_first_image_is_measured(
+    tmp_path: Path, arrays: dict[str, np.ndarray] | None, message: str
+) -> None:
+    place, reference = write(BRIGHT[:6], tmp_path / "a"), tmp_path / "ref.npz"
+    if arrays is not None:
+        np.savez(reference, allow_pickle=False, **arrays)
     with pytest.raises((ConfigError, DataError), match=message):
-        evaluate(place, tmp_path / reference, Extractor("Never", nn.Flatten(), measured), progress=False)
+        evaluate(place, reference, never(), progress=False)
+
+
+def test_where_to_save_is_looked_at_before_the_first_image_is_measured(tmp_path: Path) -> None:
+    place, statistics = write(BRIGHT[:6], tmp_path / "a"), tmp_path / "statistics.npz"
     with pytest.raises(ConfigError, match=r"ref\.txt'; the name must end with \.npz\.$"):
-        evaluate(place, None, Extractor("Never", nn.Flatten(), measured), save=tmp_path / "ref.txt", progress=False)
+        evaluate(place, None, never(), save=tmp_path / "ref.txt", progress=False)
+    with pytest.raises(ConfigError, match=r"^--work is '.*000\.png', which is a file; name a folder\.$"):
+        evaluate(place, None, never(), work=place / "000.png", save=tmp_path / "ref.npz", progress=False)
+    np.savez(statistics, mu=np.zeros(4), sigma=np.eye(4), features=np.array("Never"))
+    with pytest.raises(ConfigError, match=r"^--save writes images, and .* holds none; give it to --ref as it is\.$"):
+        evaluate(statistics, None, never(), save=tmp_path / "ref.npz", progress=False)
+    evaluate(place, None, corner(), save=tmp_path / "new" / "ref.npz", progress=False)
+    assert (tmp_path / "new" / "ref.npz").exists()
 
 
 def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

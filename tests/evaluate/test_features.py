@@ -11,6 +11,7 @@ from PIL import Image
 
 from tread.evaluate.efficientnet import MEAN, STD, EfficientNetLite0, SameConv, imagenet_pixels
 from tread.evaluate.features import load_extractor
+from tread.routing.errors import ConfigError
 
 # breeds of Oxford-IIIT Pet that are classes of ImageNet under one name in both
 BREEDS = {"pug": 254, "beagle": 162, "samoyed": 258, "Siamese": 284, "keeshond": 261, "boxer": 242, "leonberger": 255}
@@ -82,6 +83,15 @@ def test_weights_come_from_a_url_once(real_data: Path, tmp_path: Path, monkeypat
     url = (real_data / "efficientnet-lite0" / "efficientnet_lite0.safetensors").resolve().as_uri()
     first = load_extractor("efflite0", url).fingerprint()
     assert load_extractor("efflite0").fingerprint() == first
+
+
+def test_a_url_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    url = (tmp_path / "none.pth").as_uri()
+    with pytest.raises(ConfigError) as error:
+        load_extractor("inception", url)
+    assert str(error.value).startswith(f"cannot download {url} (")
+    assert str(error.value).endswith("): get it by hand and name the file with --weights.")
 
 
 def test_a_tiny_dinov2_gives_its_class_token(tmp_path: Path) -> None:

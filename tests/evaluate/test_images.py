@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ def write_folder(folder: Path) -> Path:
 
 def write_tar(path: Path) -> Path:
     with tarfile.open(path, "w") as tar:
+        for name in ("./grid.png", "./._0.png"):
+            tar.addfile(tarfile.TarInfo(name))
         for i, image in enumerate(PIXELS):
             file = io.BytesIO()
             Image.fromarray(image).save(file, "PNG")
@@ -55,6 +58,16 @@ def test_every_form_reads_any_range(form: str, tmp_path: Path) -> None:
     assert len(source) == 7
     for first, stop in ((0, 7), (2, 5), (6, 9)):
         assert (np.stack(source.read(first, stop)) == PIXELS[first:stop]).all()
+
+
+def test_a_compressed_batch_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_images(place("compressed", tmp_path))
+
+    def again(*_: object) -> None:
+        raise AssertionError("the file was opened again, and would be unpacked from its beginning")
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", again)
+    assert all((source.read(i, i + 1)[0] == PIXELS[i]).all() for i in (0, 3, 6, 2))
 
 
 def test_a_batch_file_opens_in_numpy_with_its_arrays(tmp_path: Path) -> None:
@@ -90,6 +103,12 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "f.npz", np.zeros((2, 5, 5, 3)))
     with pytest.raises(DataError, match=r"arr_0 in .* is float64 of shape \(2, 5, 5, 3\); it must hold images"):
         open_images(tmp_path / "f.npz")
+    np.savez(tmp_path / "s.npz", mu=np.zeros(3))
+    with pytest.raises(DataError, match=r"s\.npz holds no images: they must be there as arr_0, uint8 \(N, H, W, 3\)"):
+        open_images(tmp_path / "s.npz")
+    (tmp_path / "a.tar.gz").touch()
+    with pytest.raises(DataError, match=r"neither a folder, a \.tar nor an \.npz: .* unpack a compressed tar$"):
+        open_images(tmp_path / "a.tar.gz")
     folder = write_folder(tmp_path / "a")
     Image.new("RGB", (9, 8)).save(folder / "class1" / "9.png")
     with pytest.raises(DataError, match="image 7 has 9 x 8 pixels and the first 6 x 5"):

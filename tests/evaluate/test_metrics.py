@@ -54,6 +54,20 @@ def test_kernel_distance_of_the_whole_set_is_the_definition() -> None:
     assert std == pytest.approx(0, abs=1e-12)
 
 
+def test_one_subset_of_everything_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def draw(features: Tensor, subset: int, side: int, size: int) -> Tensor:
+        taken.append(subset)
+        return torch.arange(size)
+
+    monkeypatch.setattr(metrics, "_draw", draw)
+    kernel_distance(normal(12, 5), normal(12, 5, seed=1))
+    assert taken == [0, 0]
+    kernel_distance(normal(12, 5), normal(13, 5, seed=1), subsets=3)
+    assert taken[2:] == [0, 0, 1, 1, 2, 2]
+
+
 def test_kernel_distance_is_unbiased_and_repeatable() -> None:
     x, y = normal(600, 8), normal(600, 8, seed=1)
     mean, std = kernel_distance(x, y, subsets=50, subset_size=100)

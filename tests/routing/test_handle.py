@@ -299,6 +299,9 @@ def test_a_given_step_and_given_samples_replace_the_handles_own():
         (other,) = run(handle)
     assert other[:3].equal(training[[2, 0, 0]])
     assert not other[3].equal(training[3])
+    with handle.routed(step=5, samples=torch.tensor([2])):
+        (same,) = run(handle)
+    assert same.equal(training[2].expand_as(same)), "one place for the whole batch"
     with (
         handle.routed(samples=torch.arange(3)),
         pytest.raises(ConfigError, match=r"samples has shape \(3,\); this for"),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tread.objectives import EDM, Flow, Net, Objective
 from tread.routing.errors import ConfigError
+from tread.routing.risks import RiskWarning
 from tread.sampling.generate import generate, sample_noise
 from tread.sampling.solvers import Churn
 
@@ -113,6 +114,14 @@ def test_gaussian_data_is_recovered_class_by_class(
         error = data.cov.diagonal().sqrt() / 4000**0.5
         assert ((drawn.mean(0) - mean).abs() < 4.5 * error + 0.01).all()
         torch.testing.assert_close(torch.cov(drawn.T), data.cov, rtol=0.05, atol=0.04)
+
+
+def test_an_interval_without_a_level_is_said() -> None:
+    plain = sample()
+    with pytest.warns(RiskWarning, match=r"guidance does nothing: none of the levels 1 to 0\.2 is in .*\(5, 10\)"):
+        assert sample(guidance=2.0, interval=(5, 10)).equal(plain)
+    with pytest.raises(ConfigError, match="its lower end must be below"):
+        sample(guidance=2.0, interval=(0.8, 0.2))
 
 
 def test_the_default_solver_is_the_objectives_own() -> None:

@@ -3,10 +3,11 @@
 import runpy
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
 
 import tread
@@ -46,7 +47,7 @@ def by_hand(model: nn.Module, handle: tread.Attachment, kwargs: dict[str, Any], 
     """A branch: its selections are a hash of seed 0 and the bits of the timestep."""
     level = float(kwargs["timestep"].flatten()[0])
     word = int.from_bytes(struct.pack("<f", level), "little")
-    with handle.routed(ratio, step=int(noise.bits(0, word))):
+    with handle.routed(ratio, step=int(noise.bits(0, word)), samples=torch.tensor([0])):
         return model(**kwargs)[0]
 
 
@@ -123,13 +124,70 @@ def test_a_forward_that_fails_leaves_the_handle_as_it_was(pipeline: Any) -> None
         assert not handle.is_on(training=False)
 
 
+def test_a_negative_prompt_drops_what_the_prompt_drops() -> None:
+    """Two equal prompts: there is nothing for the pipeline's own guidance to enlarge."""
+    pipeline = EXAMPLE["tiny_sd3"]()
+    for parameter in pipeline.transformer.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    kwargs = arguments_of_a_forward(pipeline)
+    kwargs |= {
+        name: value[:1].repeat(2, *[1] * (value.ndim - 1)) for name, value in kwargs.items() if torch.is_tensor(value)
+    }
+    model = pipeline.transformer
+    with torch.no_grad(), tread.attach(model, ROUTES) as handle:
+        with guide(model, handle, scale=2.0, strong_ratio=0.5, weak_ratio=0.75):
+            negative, positive = model(**kwargs)[0]
+        assert handle.selections[0][0].equal(handle.selections[0][1])
+    torch.testing.assert_close(negative, positive)
+
+
+def test_a_compiled_transformer_is_guided(pipeline: Any) -> None:
+    model = pipeline.transformer
+    with tread.attach(model, ROUTES) as handle:
+        with guide(model, handle, scale=2.0):
+            expected = draw(pipeline)
+        pipeline.transformer = cast(nn.Module, torch.compile(model, backend="eager"))
+        with guide(pipeline.transformer, handle, scale=2.0):
+            torch.testing.assert_close(draw(pipeline), expected)
+
+
+def test_the_level_of_timesteps_per_token_is_that_of_the_noisy_ones() -> None:
+    """Wan 2.2 from an image: the first frame is given, so its tokens are at 0."""
+    tiny: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 12, "text_dim": 16, "freq_dim": 16}
+    model = WanTransformer3DModel(in_channels=4, out_channels=4, num_layers=3, ffn_dim=32, **tiny)
+    timestep = torch.tensor([0.0] * 6 + [700.0] * 12)[None]  # 3 frames of 2 x 3 tokens
+    seen: list[float] = []
+
+    def ratio(level: float) -> float:
+        seen.append(level)
+        return 0.5
+
+    routes = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 1}]}
+    with torch.no_grad(), tread.attach(model, routes) as handle, guide(model, handle, scale=2.0, weak_ratio=ratio):
+        model(torch.randn(1, 4, 3, 4, 6), timestep, torch.randn(1, 5, 16))
+    assert seen == [700.0]
+
+
+def refused(model: Any, handle: Any, **settings: Any) -> str:
+    with pytest.raises(ConfigError) as error, guide(model, handle, scale=2.0, **settings):
+        pass
+    return str(error.value)
+
+
 def test_what_is_refused() -> None:
-    own = nn.Linear(2, 2)
-    handle: Any = None
-    with pytest.raises(ConfigError, match="Linear has no argument 'timestep'"), guide(own, handle, scale=2.0):
-        pass
-    with pytest.raises(ConfigError, match="weak_ratio is 1; allowed"), guide(own, handle, scale=2.0, weak_ratio=1):
-        pass
+    pipeline, other = EXAMPLE["tiny_sd3"](), EXAMPLE["tiny_sd3"]()
+    model = pipeline.transformer
+    handle = tread.attach(model, ROUTES)
+    assert refused(model, handle, weak_ratio=1) == "weak_ratio is 1; allowed is 0 <= value < 1."
+    assert "the weak branch must drop at least as much" in refused(model, handle, strong_ratio=0.8, weak_ratio=0.2)
+    assert "give guide the network, such as pipeline.transformer" in refused(pipeline, handle)
+    for foreign in (None, tread.attach(other.transformer, ROUTES)):
+        assert "give guide what tread.attach(model, ...) returned" in refused(model, foreign)
+    own = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_model.py"))
+    pixels = own["PixelTransformer"]()
+    assert "has no argument 'timestep'" in refused(pixels, tread.attach(pixels, ROUTES, family=own["FAMILY"]))
+    handle.detach()
+    assert "attach it again before guide" in refused(model, handle)
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

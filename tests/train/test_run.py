@@ -130,13 +130,15 @@ def test_sample_with_another_guidance(trained: Path, tmp_path: Path, options: st
 
 
 def test_guidance_that_a_run_cannot_have(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--guidance-kind ag needs --weak: an earlier checkpoint\.$"):
+    with pytest.raises(ConfigError, match=r"^--guidance-kind ag needs --weak: a lesser run, or an .*checkpoints\.$"):
         sample_run(trained, per_class=1, guidance_kind="ag")
     with pytest.raises(ConfigError, match=r"^--guidance-kind sg has no use for --weak; leave it out\.$"):
         sample_run(trained, per_class=1, guidance_kind="sg", weak=trained)
     dense = train(tmp_path / "dense", "model.tread_config=null", "train.steps=1")
-    with pytest.raises(ConfigError, match="guidance is to drop tokens, but a run was trained without routes"):
+    with pytest.raises(ConfigError, match=r"guidance is to drop tokens, but .*/dense was trained without routes"):
         sample_run(dense, per_class=1, guidance_kind="sg")
+    with pytest.raises(ConfigError, match=r"guidance is to drop tokens, but .*/dense was trained without routes"):
+        sample_run(trained, per_class=1, guidance_kind="ag+sg", weak=dense)
     edm = train(tmp_path / "edm", "objective=edm", "train.steps=1")
     with pytest.raises(ConfigError, match=r"^--weak was trained for another task: objective "):
         sample_run(trained, per_class=1, guidance_kind="ag", weak=edm)
@@ -175,6 +177,10 @@ def test_classes_the_run_does_not_know(text: str, label: int) -> None:
 def test_refusals(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--per-class is 0; it must be at least 1\.$"):
         sample_run(trained, per_class=0)
+    with pytest.raises(ConfigError, match=r"^--batch-size is 0; it must be at least 1\.$"):
+        sample_run(trained, per_class=1, batch_size=0)
+    with pytest.raises(ConfigError, match=r"^--seed is -1; it must be at least 0\.$"):
+        sample_run(trained, per_class=1, seed=-1)
     with pytest.raises(ConfigError, match=r"^--vae is given, but this run was trained on pixels; leave it out\.$"):
         sample_run(trained, per_class=1, vae="somewhere")
     with pytest.raises(ConfigError, match=r"^cannot write to '.*/grid\.png/sub': Not a directory\. Name another"):

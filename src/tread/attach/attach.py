@@ -89,9 +89,14 @@ class Attachment(Handle):
         self._wrap_checkpointing(model)
         model.__dict__[_KEY] = self
 
+    @property
+    def attached(self) -> bool:
+        """Whether the model still routes by it."""
+        return self.model.__dict__.get(_KEY) is self
+
     def detach(self) -> None:
         """Take routing off; the model is as it was."""
-        if self.model.__dict__.get(_KEY) is not self:
+        if not self.attached:
             return
         for hook in self._hooks:
             hook.remove()

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 from tread.evaluate.features import INCEPTION, Extractor
 from tread.evaluate.frechet import frechet_distance
-from tread.evaluate.images import ImageSource, arrays_of, has_images, open_images, write_batch
+from tread.evaluate.images import ImageSource, has_images, open_images, write_batch
 from tread.evaluate.metrics import kernel_distance, precision_recall
-from tread.evaluate.statistics import Gaussian, Statistics, Tally
+from tread.evaluate.statistics import Statistics, Tally, read_statistics
 from tread.routing.errors import ConfigError, check_int
 from tread.routing.risks import RiskWarning
 
@@ -154,34 +154,31 @@ def measure_place(
 ) -> Statistics:
     """`measure` for a place on disk; statistics that an `.npz` of this extractor brings along are used as they are.
 
-    A file that does not say whose statistics it holds has Inception's, as ADM's reference batches do. With `count`
-    only the first images are looked at, and statistics of all of them are of no use.
+    With `count` only the first images are looked at, and statistics of all of them are of no use.
     """
+    published = _published(place, extractor)
     if count is not None:
         if not has_images(place):
             raise ConfigError(f"{place} holds statistics and no images to count; leave --count out.")
         return measure(open_images(place, count), extractor, label, **options)
-    arrays = arrays_of(place)
-    owner = str(arrays.get("features", INCEPTION))
-    published = arrays if "mu" in arrays and owner == extractor.name else {}
-    measured = None
-    if has_images(place) and (options.get("keep_vectors", True) or not published):
-        measured = measure(open_images(place), extractor, label, **options)
-    elif not published:
-        held = f"statistics of {owner}" if "mu" in arrays else "neither images nor mu and sigma"
+    if published is None:
+        return measure(open_images(place), extractor, label, **options)
+    if not has_images(place) or not options.get("keep_vectors", True):
+        return published
+    measured = measure(open_images(place), extractor, label, **options)
+    # ADM's files have statistics of the whole data beside some of its images, so the count is not that of the images
+    return replace(measured, count=published.count, pool=published.pool, spatial=published.spatial or measured.spatial)
+
+
+def _published(place: Path, extractor: Extractor) -> Statistics | None:
+    """What a place says of its images for this extractor; refused where it says something else and has no images."""
+    found = read_statistics(place)
+    if found is not None and found.features == extractor.name:
+        return found
+    if not has_images(place):
+        held = "neither images nor mu and sigma" if found is None else f"statistics of {found.features}"
         raise ConfigError(f"{place} holds {held}; with --features of {extractor.name} give images.")
-    if not published:
-        assert measured is not None
-        return measured
-    spatial = Gaussian(arrays["mu_s"], arrays["sigma_s"]) if "mu_s" in arrays else measured and measured.spatial
-    return Statistics(
-        features=extractor.name,
-        count=int(arrays["count"]) if "count" in arrays else None,
-        pool=Gaussian(arrays["mu"], arrays["sigma"]),
-        spatial=spatial,
-        vectors=measured and measured.vectors,
-        score=measured and measured.score,
-    )
+    return None
 
 
 def compare(samples: Statistics, reference: Statistics, *, device: torch.device | str = "cpu") -> Report:
@@ -245,11 +242,15 @@ def evaluate(
     """`tread eval`: the figures, or None where there is no reference and the samples are only saved."""
     if save is not None and save.suffix != ".npz":
         raise ConfigError(f"--save is {str(save)!r}; the name must end with .npz.")
+    if work is not None and work.exists() and not work.is_dir():
+        raise ConfigError(f"--work is {str(work)!r}, which is a file; name a folder.")
+    if save is not None and not has_images(samples):
+        raise ConfigError(f"--save writes images, and {samples} holds none; give it to --ref as it is.")
     for place in (samples, reference):  # before the first image is measured
-        if place is not None and has_images(place) and len(open_images(place)) < 2:
-            raise ConfigError(
-                f"{place} has one image and so no covariance; give at least 2, and thousands for a figure."
-            )
+        if place is not None:
+            _check_place(place, extractor)
+    if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
     options = Options(batch_size=batch_size, keep_vectors=not frechet_only, work=work, progress=progress)
     ours = measure_place(samples, extractor, "samples", count, **options)
     if save is not None and (not dist.is_initialized() or dist.get_rank() == 0):
@@ -261,6 +262,15 @@ def evaluate(
     for note in report.notes:
         warnings.warn(note, RiskWarning, stacklevel=2)
     return report
+
+
+def _check_place(place: Path, extractor: Extractor) -> None:
+    """Refuse a place that has nothing to compare."""
+    _published(place, extractor)
+    if has_images(place) and (count := len(open_images(place))) < 2:
+        raise ConfigError(
+            f"{place} has {count} image(s) and so no covariance; give at least 2, and thousands for a figure."
+        )
 
 
 def save_reference(path: Path, source: ImageSource, statistics: Statistics) -> None:

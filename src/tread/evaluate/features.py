@@ -139,15 +139,21 @@ def find_weights(weights: str | None, file: str, origin: str) -> Path:
         path = cache_folder() / weights.rsplit("/", 1)[-1]
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(weights, str(path), progress=False)
+            try:
+                torch.hub.download_url_to_file(weights, str(path), progress=False)
+            except OSError as error:  # urllib's errors are OSErrors
+                raise ConfigError(
+                    f"cannot download {weights} ({error}): get it by hand and name the file with --weights."
+                ) from None
     else:
         path = cache_folder() / file if weights is None else Path(weights)
     if path.is_dir():
         path = path / file
     if not path.is_file():
         raise ConfigError(
-            f"no weights at {path}: get {origin}, and put them there or name them with --weights FILE; or choose "
-            f"another extractor with --features ({', '.join(FEATURES)}), whose distance is not FID."
+            f"no weights at {path}: get {origin}, and put them there or name them with --weights (a file, or a URL to "
+            f"download); or choose another of the extractors with --features: {', '.join(FEATURES)}. Only inception's "
+            "distance is FID."
         )
     # a published name may end with the start of its SHA-256
     if (match := re.search(r"-([0-9a-f]{8})\.\w+$", path.name)) is not None:

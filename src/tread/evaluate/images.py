@@ -2,9 +2,10 @@
 
 - A source has a count and reads any range of it, so that processes can share it and an interrupted pass goes on.
 - Images keep their own size: resizing belongs to the extractor, and doing it twice changes the figures.
-- Folders are searched with their subfolders in sorted order. `grid.png`, which `tread sample` writes beside its images,
-  is no sample.
-- An `.npz` is read and written in pieces: 50,000 images of 256 pixels are ten gigabytes.
+- Folders are searched with their subfolders in sorted order. Hidden files and `grid.png`, which `tread sample` writes
+  beside its images, are no samples, in a folder as in a tar of it.
+- An `.npz` is read and written in pieces: 50,000 images of 256 pixels are ten gigabytes. It stays open between two
+  pieces, because a compressed one can be read forwards only.
 """
 
 import hashlib
@@ -13,11 +14,9 @@ import os
 import tarfile
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from PIL import Image
@@ -87,8 +86,7 @@ class FolderImages(ImageSource):
     """Every image below a folder."""
 
     def __init__(self, path: Path) -> None:
-        hidden = (file for file in path.rglob("*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
-        self.files = sorted(file for file in hidden if file.suffix.lower() in SUFFIXES and file.name != GRID)
+        self.files = sorted(file for file in path.rglob("*") if _is_sample(file.relative_to(path)))
         if not self.files:
             raise DataError(f"no images ({' '.join(SUFFIXES)}) and no tars in {path}: name a folder that has some")
 
@@ -111,7 +109,7 @@ class TarImages(ImageSource):
         self.members: list[tuple[Path, str, int, int]] = []
         for path in paths:
             with reading(path), tarfile.open(path, "r:") as tar:  # plain: a compressed one has no offsets to seek to
-                found = [member for member in tar if member.isfile() and member.name.lower().endswith(SUFFIXES)]
+                found = [member for member in tar if member.isfile() and _is_sample(Path(member.name))]
             self.members += [(path, member.name, member.offset_data, member.size) for member in found]
         if not self.members:
             raise DataError(f"no images ({' '.join(SUFFIXES)}) in {paths[0]}: name a tar of images, not of latents")
@@ -132,12 +130,21 @@ class BatchImages(ImageSource):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._opened() as (_, shape, dtype):
-            if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
-                raise DataError(
-                    f"{IMAGES_KEY} in {path} is {dtype} of shape {shape}; it must hold images, uint8 (N, H, W, 3)"
-                )
-            self.shape = shape
+        with reading(path):
+            self._archive = zipfile.ZipFile(path)
+            if f"{IMAGES_KEY}.npy" not in self._archive.namelist():
+                raise DataError(f"{path} holds no images: they must be there as {IMAGES_KEY}, uint8 (N, H, W, 3)")
+            self._file = self._archive.open(f"{IMAGES_KEY}.npy")
+            version = np.lib.format.read_magic(self._file)
+            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
+            self.shape, fortran, dtype = read_header(self._file)
+            self._first_pixel = self._file.tell()
+        if dtype != np.uint8 or len(self.shape) != 4 or self.shape[3] != 3:
+            raise DataError(
+                f"{IMAGES_KEY} in {path} is {dtype} of shape {self.shape}; it must hold images, uint8 (N, H, W, 3)"
+            )
+        if fortran:
+            raise DataError(f"{IMAGES_KEY} in {path} is in Fortran order; save it in C order")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -145,26 +152,15 @@ class BatchImages(ImageSource):
     def read(self, first: int, stop: int) -> list[np.ndarray]:
         stop = min(stop, len(self))
         size = int(np.prod(self.shape[1:]))
-        with self._opened() as (file, _, _):
-            file.seek(first * size, os.SEEK_CUR)
-            data = file.read((stop - first) * size)
+        with reading(self.path):
+            self._file.seek(self._first_pixel + first * size)
+            data = self._file.read((stop - first) * size)
         if len(data) != (stop - first) * size:
             raise DataError(f"{self.path} ends before image {stop}: copy or write it again")
         return list(np.frombuffer(data, np.uint8).reshape(-1, *self.shape[1:]))  # (H, W, 3) each
 
     def identity(self) -> str:
         return _identity([self.path])
-
-    @contextmanager
-    def _opened(self) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype]]:
-        """The file at the first pixel."""
-        with reading(self.path), zipfile.ZipFile(self.path) as archive, archive.open(f"{IMAGES_KEY}.npy") as file:
-            version = np.lib.format.read_magic(file)
-            read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
-            shape, fortran, dtype = read_header(file)
-            if fortran:
-                raise DataError(f"{IMAGES_KEY} in {self.path} is in Fortran order; save it in C order")
-            yield file, shape, dtype
 
 
 def open_images(path: Path, count: int | None = None) -> ImageSource:
@@ -180,7 +176,7 @@ def open_images(path: Path, count: int | None = None) -> ImageSource:
         return TarImages([path])
     if path.suffix == ".npz":
         return BatchImages(path)
-    raise DataError(f"{path} is neither a folder, a .tar nor an .npz of images")
+    raise DataError(f"{path} is neither a folder, a .tar nor an .npz: put images in a folder, unpack a compressed tar")
 
 
 def arrays_of(path: Path) -> dict[str, np.ndarray]:
@@ -211,12 +207,18 @@ def write_batch(path: Path, source: ImageSource, arrays: Mapping[str, np.ndarray
                     if image.shape != shape:
                         raise DataError(
                             f"image {index} has {image.shape[1]} x {image.shape[0]} pixels and the first "
-                            f"{shape[1]} x {shape[0]}; a batch file holds images of one size"
+                            f"{shape[1]} x {shape[0]}; a batch file holds images of one size, so resize them first"
                         )
                     member.write(image.tobytes())
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _is_sample(path: Path) -> bool:
+    """By its place below the folder or in the tar."""
+    hidden = any(part.startswith(".") for part in path.parts)
+    return path.suffix.lower() in SUFFIXES and path.name != GRID and not hidden
 
 
 def _read_file(path: Path) -> np.ndarray:

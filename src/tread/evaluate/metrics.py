@@ -58,6 +58,8 @@ def kernel_distance(
     It may be below zero: an unbiased estimate of nothing is sometimes negative.
     """
     size = min(subset_size, samples.shape[0], reference.shape[0])
+    if size == samples.shape[0] == reference.shape[0]:  # every subset is everything
+        subsets = 1
     found = np.empty(subsets)
     for subset in range(subsets):
         x = samples[_draw(samples, subset, 0, size)].double()  # (size, D)

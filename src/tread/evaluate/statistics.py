@@ -1,11 +1,13 @@
 """What is kept of a set of images: moments of its features in float64, the features themselves, sums for a score.
 
 - A tally takes batches as they come, joins with another process's, and is saved and read again as one `.npz`.
+- Statistics that somebody published are read from an `.npz` with `mu` and `sigma`, as ADM's evaluator writes it.
 - Moments are a mean and the scatter around it, joined by Chan's formula: sums of squares would lose digits where
   features are far from zero.
 - Covariances divide by N - 1, as FID's first implementation does.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -15,6 +17,8 @@ import numpy as np
 from tread.data.base import DataError, written_whole
 from tread.data.pixels import reading
 from tread.evaluate.activations import Activations
+from tread.evaluate.features import INCEPTION
+from tread.evaluate.images import arrays_of
 from tread.evaluate.metrics import inception_score
 
 SPLIT = 5000  # images of one split of the Inception Score
@@ -41,6 +45,35 @@ class Statistics:
     """(N, D) float32: the features themselves, for precision, recall and the kernel distance."""
     score: tuple[float, float] | None = None
     """Inception Score, and its standard deviation over the splits."""
+
+
+def read_statistics(path: Path) -> Statistics | None:
+    """What an `.npz` says of its images; None where it has neither `mu` nor `sigma`, or is no `.npz`.
+
+    A file that does not say whose features they are has Inception's, as ADM's reference batches do.
+    """
+    arrays = arrays_of(path)
+    pool = _read_gaussian(arrays, "mu", "sigma", path)
+    if pool is None:
+        return None
+    return Statistics(
+        features=str(arrays.get("features", INCEPTION)),
+        count=int(arrays["count"]) if "count" in arrays else None,
+        pool=pool,
+        spatial=_read_gaussian(arrays, "mu_s", "sigma_s", path),
+    )
+
+
+def _read_gaussian(arrays: Mapping[str, np.ndarray], mean: str, covariance: str, path: Path) -> Gaussian | None:
+    shapes = {name: arrays[name].shape for name in (mean, covariance) if name in arrays}
+    if not shapes:
+        return None
+    if len(shapes) < 2 or len(shapes[mean]) != 1 or shapes[covariance] != shapes[mean] * 2:
+        found = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise DataError(f"{path} has {found}; statistics are {mean} (D,) and {covariance} (D, D): write it again")
+    if not all(np.isfinite(arrays[name]).all() for name in shapes):
+        raise DataError(f"{path} has numbers in {mean} or {covariance} that are not finite: write it again")
+    return Gaussian(arrays[mean], arrays[covariance])
 
 
 # Chan, Golub and LeVeque 1979 Eq. 2.1

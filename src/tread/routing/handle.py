@@ -94,7 +94,8 @@ class Handle:
         """Route in any mode, with another ratio for all routes or with given ascending indices (B, K) per route.
 
         `step` and `samples` (B,) stand for the step and the places in the global batch that selections are drawn for:
-        with a `step`, every forward inside drops the same tokens and the handle's own step does not move.
+        with a `step`, every forward inside drops the same tokens and the handle's own step does not move. One place
+        (1,) is that of the whole batch, whose samples then drop the same tokens.
         """
         if selection_ratio is not None:
             check_fraction(selection_ratio, "selection_ratio", closed=False)
@@ -243,9 +244,9 @@ def _places(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:
     if samples is None:
         first = _rank() * batch
         return torch.arange(first, first + batch, device=device)
-    if samples.shape != (batch,):
+    if samples.shape not in ((batch,), (1,)):
         raise ConfigError(f"samples has shape {tuple(samples.shape)}; this forward has {batch} samples.")
-    return samples.to(device)
+    return samples.to(device).expand(batch)
 
 
 def _rank() -> int:

@@ -11,6 +11,7 @@
 """
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +28,9 @@ from tread.objectives.objective import Net, Objective
 from tread.routing import noise
 from tread.routing.errors import ConfigError
 from tread.routing.handle import Handle
+from tread.routing.risks import RiskWarning
 from tread.sampling.guidance import Branches
+from tread.sampling.guidance.fields import check_scale, within
 from tread.sampling.solvers import SOLVERS, Churn, Solver, edm_heun
 
 
@@ -76,6 +79,14 @@ def generate(
         raise ConfigError("churn is set, but it needs the objective 'edm' with the solver 'heun'; leave it out.")
     solve: Solver = SOLVERS[name]
     levels = objective.levels(steps)
+    check_scale(guidance, interval)
+    if guidance != 1 and not any(within(level, interval) for level in levels[:-1]):
+        warnings.warn(
+            f"guidance does nothing: none of the levels {levels[0]:.4g} to {levels[-2]:.4g} is in its interval "
+            f"{interval}. Choose one in the objective's levels (flow: t, EDM: sigma), or leave it out.",
+            RiskWarning,
+            stacklevel=1,  # said once, whoever calls
+        )
     guided = partial(
         (branches or Branches()).field,
         objective,

@@ -118,7 +118,8 @@ def sample_run(
     `ag` and `ag+sg`; the ratios are those of `guidance.Branches`. Everything that can be refused is refused before the
     first sample is drawn.
     """
-    check_int(per_class, "--per-class", 1)
+    for option, value, low in (("--per-class", per_class, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
+        check_int(value, option, low)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, weights=weights, device=device)
     defaults = opened.config.sample
@@ -133,14 +134,18 @@ def sample_run(
     if branches.needs_weak != (weak is not None):
         raise ConfigError(
             f"--guidance-kind {branches.kind} "
-            + ("needs --weak: an earlier checkpoint." if weak is None else "has no use for --weak; leave it out.")
+            + (
+                f"needs --weak: a lesser run, or an earlier checkpoint's folder in {run / CHECKPOINTS}."
+                if weak is None
+                else "has no use for --weak; leave it out."
+            )
         )
     lesser = None if weak is None else open_run(weak, weights=weights, device=device)
     if lesser is not None:
         _check_same_task(opened, lesser)
     if branches.needs_routes:
-        for each in (opened, lesser):
-            _route(each)
+        for place, each in ((run, opened), (weak, lesser)):
+            _route(each, place)
     chosen = range(min(10, opened.num_classes)) if classes is None else parse_classes(classes, opened.num_classes)
     labels = [label for label in chosen for _ in range(per_class)]
     data, vae = opened.config.data, vae or defaults.vae
@@ -211,13 +216,13 @@ def _check_same_task(run: Run, weak: Run) -> None:
             raise ConfigError(f"--weak was trained for another task: {what} {other} there, {own} here.")
 
 
-def _route(run: Run | None) -> None:
+def _route(run: Run | None, place: Path | None) -> None:
     """Put the routes a run was trained with on its model."""
     if run is None:
         return
     if run.plan is None:
         raise ConfigError(
-            "guidance is to drop tokens, but a run was trained without routes; choose --guidance-kind cfg or ag with "
-            "--strong-ratio 0, or a run of model=tread."
+            f"guidance is to drop tokens, but {place} was trained without routes; choose --guidance-kind cfg or ag "
+            "with --strong-ratio 0, or a run of model=tread."
         )
     run.model.route(run.plan)

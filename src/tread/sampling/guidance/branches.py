@@ -19,6 +19,7 @@ from tread.routing.handle import Handle
 from tread.sampling.guidance.fields import (
     Ratio,
     away_from,
+    check_nested,
     check_null_label,
     classifier_free,
     constant,
@@ -55,11 +56,7 @@ class Branches:
                 f"weak ratio is {self.weak_ratio}, but the guidance kind {self.kind!r} has no sparse branch; leave it "
                 "out, or choose sg, cfg+sg or ag+sg."
             )
-        if check_fraction(self.dropped_by_weak, "weak ratio", closed=False) < self.strong_ratio:
-            raise ConfigError(
-                f"weak ratio is {self.dropped_by_weak} and strong ratio {self.strong_ratio}; the weak branch must drop "
-                "at least as much. Raise the weak ratio or lower the strong one."
-            )
+        check_nested(self.strong_ratio, check_fraction(self.dropped_by_weak, "weak ratio", closed=False))
         if self.schedule != "constant" and self.dropped_by_weak == 0:
             raise ConfigError(f"ratio schedule is {self.schedule!r}, but both ratios are 0; leave it out.")
 

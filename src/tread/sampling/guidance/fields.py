@@ -141,6 +141,15 @@ def check_scale(scale: float, interval: tuple[float, float] | None) -> None:
         )
 
 
+def check_nested(strong_ratio: float, weak_ratio: float) -> None:
+    """Refuse a weak branch that sees more than the strong one."""
+    if weak_ratio < strong_ratio:
+        raise ConfigError(
+            f"weak ratio is {weak_ratio} and strong ratio {strong_ratio}; the weak branch must drop at least as much. "
+            "Raise the weak ratio or lower the strong one."
+        )
+
+
 def check_null_label(null_label: int | None, scale: float) -> int:
     """Refuse to guide away from 'no class' where the network has no label for it."""
     if null_label is None:

@@ -5,24 +5,27 @@
 - The pipeline's own classifier-free guidance goes on as it was: each of its branches is guided.
 - The level is the forward's timestep, in the unit of the model (FLUX: 0..1, SD3: 0..1000), read on the host once per
   forward: a ratio decides shapes. Selections are a hash of it, so a pipeline call repeats exactly.
+- All samples of a batch drop the same tokens. Half of the batch may be the pipeline's negative prompt: were its tokens
+  others, classifier-free guidance would enlarge that difference with the one between the prompts.
 """
 
 import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from tread.attach.attach import Attachment
 from tread.routing.errors import ConfigError, check_fraction
-from tread.routing.handle import Handle
-from tread.sampling.guidance.fields import Ratio, check_scale, constant, dropping, within
+from tread.sampling.guidance.fields import Ratio, check_nested, check_scale, constant, dropping, within
 
 
 @contextmanager
 def guide(
     model: nn.Module,
-    handle: Handle,
+    handle: Attachment,
     *,
     scale: float,
     strong_ratio: float | Ratio = 0.0,
@@ -41,19 +44,27 @@ def guide(
     """
     check_scale(scale, interval)
     strong, weak = _ratio(strong_ratio, "strong_ratio"), _ratio(weak_ratio, "weak_ratio")
-    signature = inspect.signature(type(model).forward)
+    if isinstance(strong_ratio, float | int) and isinstance(weak_ratio, float | int):
+        check_nested(strong_ratio, weak_ratio)
+    _check_attached(model, handle)
+    signature = inspect.signature(type(handle.model).forward)
     if "timestep" not in signature.parameters:
-        raise ConfigError(f"{type(model).__name__} has no argument 'timestep', which guidance reads the level from.")
+        name = type(handle.model).__name__
+        raise ConfigError(f"{name} has no argument 'timestep', which guide reads the level from; it cannot be guided.")
     strong_branch, inside = ExitStack(), False
 
     def level_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        return float(signature.bind(model, *args, **kwargs).arguments["timestep"].flatten()[0])
+        """The largest timestep: where every token has its own (Wan 2.2), those of a given first frame are 0."""
+        return float(signature.bind(model, *args, **kwargs).arguments["timestep"].max())
+
+    def drop(ratio: Ratio, level: float) -> AbstractContextManager[None]:
+        return dropping(handle, ratio(level), seed=seed, level=level, samples=torch.zeros(1, dtype=torch.int64))
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not inside:
             level = level_of(args, kwargs)
             strong_branch.close()  # what a forward that failed left behind
-            strong_branch.enter_context(dropping(handle, strong(level), seed=seed, level=level))
+            strong_branch.enter_context(drop(strong, level))
 
     def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
         nonlocal inside
@@ -65,7 +76,7 @@ def guide(
             return None
         inside = True
         try:
-            with dropping(handle, weak(level), seed=seed, level=level):
+            with drop(weak, level):
                 lesser = _sample(model(*args, **kwargs))
         finally:
             inside = False
@@ -82,6 +93,16 @@ def guide(
         strong_branch.close()
         for hook in hooks:
             hook.remove()
+
+
+def _check_attached(model: nn.Module, handle: Attachment) -> None:
+    """Refuse a handle whose ratios the model would never hear of."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is a {type(model).__name__}; give guide the network, such as pipeline.transformer.")
+    if not isinstance(handle, Attachment) or all(part is not handle.model for part in model.modules()):
+        raise ConfigError("handle is not this model's; give guide what tread.attach(model, ...) returned.")
+    if not handle.attached:
+        raise ConfigError("handle was detached, so the model drops no tokens; attach it again before guide.")
 
 
 def _ratio(value: float | Ratio, name: str) -> Ratio:
