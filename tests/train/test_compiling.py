@@ -211,6 +211,40 @@ def test_a_checkpointed_layer_keeps_its_inputs_alone(by_cudnn: bool, monkeypatch
         use_attention("default", torch.device("cuda"))
 
 
+class Product(torch.autograd.Function):
+    """With its own gradient, as those with packed weights have."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        return gradients[0] @ weight.t(), None
+
+
+def test_a_function_with_its_own_gradient_is_computed_again_too() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Product.apply(x.sin(), self.weight).tanh() * 2  # pyright: ignore[reportAttributeAccessIssue]
+
+    layer, x = Layer(), torch.randn(4, 8, requires_grad=True)
+    (expected,) = torch.autograd.grad(layer(x).sum(), x)
+    attempt = compile_layers([layer], shapes=1, checkpointed=True, say=lambda _: None, backend="aot_eager")
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.data_ptr()) or tensor, lambda x: x):
+        out = layer(x)
+    assert not attempt.failed
+    assert set(kept) <= {x.data_ptr(), layer.weight.data_ptr()}
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], expected)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_the_trainer_checkpoints_one_way(checkpointed: bool, compiled: bool, tmp_path: Path) -> None:

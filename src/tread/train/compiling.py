@@ -17,13 +17,20 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.torch_version import TorchVersion
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tread.routing import noise
 from tread.routing.plan import RoutePlan
 from tread.routing.selection import SHAPE_LEVELS
 
 Switch = Literal["auto"] | bool
+CHECKPOINT: dict[str, Any] = {"use_reentrant": False}
+if TorchVersion(torch.__version__) < (2, 12):  # later ones do this themselves
+    # what a function with its own gradient computes, such as a product with packed weights, would be kept
+    CHECKPOINT["context_fn"] = partial(
+        create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 def compiles(setting: Switch, device: torch.device) -> bool:
@@ -67,7 +74,7 @@ def compile_layers(
     lowering.force_non_lazy_backward_lowering = True
     attempt = Attempt(say)
     for layer in layers:
-        own = partial(checkpoint, layer._call_impl, use_reentrant=False) if checkpointed else layer._call_impl
+        own = partial(checkpoint, layer._call_impl, **CHECKPOINT) if checkpointed else layer._call_impl
         layer._compiled_call_impl = Compiled(own, torch.compile(own, dynamic=False, **options), attempt)
     say(f"{len(layers)} layers are compiled when they first run, for up to {shapes} shape(s) each.")
     return attempt
