@@ -56,7 +56,8 @@ def product(
         multiply = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
         return multiply(a, b.t(), a_scale, b_scale, bias, out_dtype=torch.bfloat16, use_fast_accum=fast)
     out = (a.float() @ b.float().t()) * a_scale * b_scale
-    return (out if bias is None else out + bias).bfloat16()
+    # a copy: compiled by torch 2.11, a function that ends in a cast to what it already has gives no gradient
+    return (out if bias is None else out + bias).to(torch.bfloat16, copy=True)
 
 
 def turned(x: Tensor) -> Tensor:
