@@ -227,6 +227,8 @@ class Product(torch.autograd.Function):
 
 def test_a_function_with_its_own_gradient_is_computed_again_too() -> None:
     class Layer(nn.Module):
+        weight: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("weight", torch.randn(8, 8))

@@ -26,7 +26,7 @@ from tread.routing.selection import SHAPE_LEVELS
 
 Switch = Literal["auto"] | bool
 CHECKPOINT: dict[str, Any] = {"use_reentrant": False}
-if TorchVersion(torch.__version__) < (2, 12):  # later ones do this themselves
+if TorchVersion(torch.__version__) < "2.12":  # later ones do this themselves
     # what a function with its own gradient computes, such as a product with packed weights, would be kept
     CHECKPOINT["context_fn"] = partial(
         create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
