@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.record import Facts
-from tread.report.figures import COLORS
+from tread.report.figures import COLORS, use_log_scale
 from tread.sampling.grid import make_grid
 
 from .results import Results
@@ -21,7 +21,6 @@ FEW_WINDOWS = 6
 def save_curves(results: Results, distance: str, path: Path) -> None:
     """The headline's runs, a line for each seed: distance over time and over steps, dense validation loss over time."""
     from matplotlib import pyplot
-    from matplotlib.ticker import StrMethodFormatter
 
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     for arm, color in (("dense", COLORS[0]), ("routed", COLORS[1])):
@@ -35,9 +34,8 @@ def save_curves(results: Results, distance: str, path: Path) -> None:
             curve = entry["curve"][1:]  # the first point is far above the others
             axes[2].plot([point["seconds"] for point in curve], [point["val_loss"] for point in curve], **style)
     for axis, over in zip(axes, ("seconds of training", "steps"), strict=False):
-        axis.set(title=f"{distance}, {_few(results):,} samples", xlabel=over, yscale="log")
-        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+        axis.set(title=f"{distance}, {_few(results):,} samples", xlabel=over)
+        use_log_scale(axis)
     axes[2].set(title="dense validation loss", xlabel="seconds of training")
     _finish(figure, axes, path)
 

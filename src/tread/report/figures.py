@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,21 +23,28 @@ class Curve:
 def save_curves(curves: Mapping[str, Curve], path: Path) -> None:
     """Loss over compute time and over steps, side by side."""
     from matplotlib import pyplot
-    from matplotlib.ticker import StrMethodFormatter
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
     for axis, attribute, label in zip(axes, ("seconds", "steps"), ("seconds of compute", "steps"), strict=True):
         for (name, curve), color in zip(curves.items(), COLORS, strict=False):
             axis.plot(getattr(curve, attribute), curve.loss, label=name, color=color, linewidth=1.8)
-        axis.set(xlabel=label, yscale="log")
-        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+        axis.set(xlabel=label)
+        use_log_scale(axis)
         axis.grid(alpha=0.3, which="both")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("validation loss, all tokens")
     axes[0].legend(frameon=False)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
+
+
+def use_log_scale(axis: Any) -> None:
+    """A logarithmic y axis with plain numbers."""
+    from matplotlib.ticker import StrMethodFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
 
 
 def save_kept_tokens(images: Tensor, selections: Sequence[Tensor], grid: tuple[int, int], path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.quality.arms import SCALES
 from benchmarks.quality.images import load
 from benchmarks.quality.judge import Judge, by_class, extract
-from benchmarks.quality.report import guidance_table, report
+from benchmarks.quality.pictures import save_heat_map
+from benchmarks.quality.report import guidance_table, placements, report
 from benchmarks.quality.results import RESULTS, Results, run_name, snapshot
 
 from quality.tiny import SECONDS, SMOKE, spec_of
@@ -103,3 +104,25 @@ def test_results_of_several_calls_join(tmp_path: Path) -> None:
     second.write("y", {"status": "begun"})
     joined = Results(tmp_path / "c", [tmp_path / "a" / RESULTS, tmp_path / "b" / RESULTS])
     assert joined.runs == {"x": {"status": "done", "value": 1}, "y": {"status": "begun"}}
+
+
+def test_the_page_is_the_report_of_the_kept_results(tmp_path: Path) -> None:
+    kept = ROOT / "benchmarks" / "results" / "quality.json"
+    docs = tmp_path / "results.md"
+    shutil.copy(ROOT / "docs" / "results.md", docs)
+    report([kept], docs, tmp_path / "joined.json")
+    pages = [path.read_text(encoding="utf-8") for path in (docs, ROOT / "docs" / "results.md")]
+    # the sample grids are not kept
+    found, expected = ([line for line in page.splitlines() if line and "samples.png" not in line] for page in pages)
+    assert found == expected
+    assert (tmp_path / "results" / "studies.png").is_file()
+
+
+def test_the_map_of_windows(tmp_path: Path) -> None:
+    """From the kept results, as if more windows had been tried."""
+    results = Results(tmp_path, [ROOT / "benchmarks" / "results" / "quality.json"])
+    assert not save_heat_map(results, placements(results), "FD-EffLite0", tmp_path / "map.png"), "three fill no map"
+    (row, *_) = placements(results).values()
+    windows = {(start, end): row for start in (1, 2, 4) for end in (6, 8, 10)}
+    assert save_heat_map(results, windows, "FD-EffLite0", tmp_path / "map.png")
+    assert (tmp_path / "map.png").is_file()
