@@ -57,48 +57,50 @@ def save_grids(grids: Sequence[np.ndarray], titles: Sequence[str], path: Path) -
 def save_studies(results: Results, studies: Mapping[str, Sequence[Facts]], distance: str, path: Path) -> bool:
     """A panel for each study that compares something: a row for each arm, a point for each seed; False without any."""
     from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
 
     shown = {name: rows for name, rows in studies.items() if len({row["label"] for row in rows}) > 1}
     if not shown:
         return False
-    columns = 2 if len(shown) > 1 else 1
-    lines = -(-len(shown) // columns)
-    figure, axes = pyplot.subplots(lines, columns, figsize=(6.2 * columns, 2.2 * lines), squeeze=False, sharex=True)
-    for axis, (name, rows) in zip(axes.flat, shown.items(), strict=False):
+    heights = [len({row["label"] for row in rows}) for rows in shown.values()]
+    figure, axes = pyplot.subplots(
+        len(shown), figsize=(9, 0.26 * sum(heights) + 0.5 * len(shown) + 0.6), squeeze=False, sharex=True,
+        height_ratios=heights, layout="constrained",
+    )  # fmt: skip
+    for axis, (name, rows) in zip(axes.flat, shown.items(), strict=True):
         arms = list(dict.fromkeys(row["label"] for row in rows))
         values = [row["samples"]["unguided"][f"{distance} few"] for row in rows]
         colors = [COLORS[row["arm"].is_routed] for row in rows]
         axis.scatter(values, [arms.index(row["label"]) for row in rows], color=colors, zorder=3)
         axis.set_yticks(range(len(arms)), arms)
-        axis.set(title=name, ylim=(len(arms) - 0.5, -0.5))
-        axis.xaxis.set_major_locator(MaxNLocator(6))
-        axis.tick_params(labelbottom=True)
-    for axis in list(axes.flat)[len(shown) :]:
-        axis.set_visible(False)
-    figure.supxlabel(f"{distance}, {_few(results):,} samples; a point for each seed", fontsize=10)
-    figure.set_layout_engine("constrained")
+        axis.set(ylim=(len(arms) - 0.5, -0.5))
+        axis.set_title(name, loc="left", fontsize=11)
+    axes.flat[-1].set_xlabel(f"{distance}, {_few(results):,} samples; a point for each seed")
     _finish(figure, axes.flat, path)
     return True
 
 
-def save_heat_map(results: Results, placements: Mapping[tuple[int, int], Facts], distance: str, path: Path) -> bool:
+def save_heat_map(
+    results: Results, placements: Mapping[tuple[int, int] | None, float], distance: str, path: Path
+) -> bool:
     """Distance by first and last layer of the window; False where too few windows were tried to fill a map."""
     from matplotlib import pyplot
 
-    if len(placements) < FEW_WINDOWS:
+    windows = {window: value for window, value in placements.items() if window is not None}
+    if len(windows) < FEW_WINDOWS:
         return False
-    starts, ends = (sorted({layers[side] for layers in placements}) for side in (0, 1))
+    starts, ends = (sorted({layers[side] for layers in windows}) for side in (0, 1))
     values = np.full((len(starts), len(ends)), np.nan)
-    for (start, end), row in placements.items():
-        values[starts.index(start), ends.index(end)] = row["samples"]["unguided"][f"{distance} few"]
-    figure, axis = pyplot.subplots(figsize=(1.2 * len(ends) + 2.5, 0.8 * len(starts) + 1.5), layout="constrained")
+    for (start, end), value in windows.items():
+        values[starts.index(start), ends.index(end)] = value
+    figure, axis = pyplot.subplots(figsize=(1.2 * len(ends) + 2.5, 0.8 * len(starts) + 1.8), layout="constrained")
     picture = axis.imshow(values, cmap="viridis_r", aspect="auto")
     for (row, column), value in np.ndenumerate(values):
         if not np.isnan(value):
             dark = value > np.nanmean(values)  # the colours run from light, for small, to dark
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if dark else "black")
+            axis.text(column, row, f"{value:.1f}", ha="center", va="center", color="white" if dark else "black")
+    dense = f"; dense has {placements[None]:.1f}" if None in placements else ""
     axis.set(xlabel="last layer", ylabel="first layer")
+    axis.set_title(f"half of the tokens dropped in the window{dense}", fontsize=11)
     axis.set_xticks(range(len(ends)), [str(end) for end in ends])
     axis.set_yticks(range(len(starts)), [str(start) for start in starts])
     figure.colorbar(picture, label=f"{distance}, {_few(results):,} samples")

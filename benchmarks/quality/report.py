@@ -62,8 +62,8 @@ def report(paths: Sequence[Path], docs: Path, json_path: Path) -> None:
             shown.append(("samples.png", "unguided samples from the same noise, a row for each class, seed 0"))
     if save_studies(results, study_rows(results), distance, figures / "studies.png"):
         shown.append(("studies.png", "distance of each study's arms, each seed a point"))
-    if save_heat_map(results, placements(results), distance, figures / "placement.png"):
-        shown.append(("placement.png", "distance by first and last layer of the window"))
+    if save_heat_map(results, placements(results, distance), distance, figures / "placement.png"):
+        shown.append(("placement.png", "distance by first and last layer of the window, the mean of its seeds"))
     tables["figures"] = "\n\n".join(f"![{words}]({figures.name}/{name})" for name, words in shown) or NOTHING
     docs.write_text(with_tables(docs.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
@@ -206,7 +206,13 @@ def study_rows(results: Results) -> dict[str, list[Facts]]:
                     ]
                 if end := snapshot(entry, "end"):
                     rows.append(study_row(end, arm, entry))
-    return found
+    return {study: sorted(rows, key=by_setting) for study, rows in found.items()}
+
+
+def by_setting(row: Facts) -> tuple[float | int, ...]:
+    """The order of a study's lines: dense first, then by what the study varies."""
+    arm = row["arm"]
+    return (arm.is_routed, *arm.layers, arm.ratio, arm.importance or 0, arm.cooldown, row["seed"])
 
 
 def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
@@ -239,10 +245,16 @@ def studies_text(results: Results, distance: str) -> str:
     return "\n\n".join(parts) or NOTHING
 
 
-def placements(results: Results) -> dict[tuple[int, int], Facts]:
-    """What was measured of each window at ratio 0.5, after the seconds of the placement study."""
-    rows = study_rows(results).get("placement", [])
-    return {tuple(row["arm"].layers): row for row in rows if row["arm"].is_routed and row["seed"] == 0}
+def placements(results: Results, distance: str) -> dict[tuple[int, int] | None, float]:
+    """The distance of each window at ratio 0.5, and of dense (None), after the seconds of the placement study.
+
+    The mean of the seeds that were run.
+    """
+    found: dict[tuple[int, int] | None, list[float]] = {}
+    for row in study_rows(results).get("placement", []):
+        window = row["arm"].layers if row["arm"].is_routed else None
+        found.setdefault(window, []).append(row["samples"]["unguided"][f"{distance} few"])
+    return {window: mean(values) for window, values in found.items()}
 
 
 def describe(arm: Arm) -> str:

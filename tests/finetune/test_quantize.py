@@ -1,6 +1,8 @@
 """Quantized bases: small, near the model they came from, frozen, and with gradients for adapters on top."""
 
 import copy
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +34,22 @@ ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_i
 
 def test_the_table_covers_what_a_cpu_can_do():
     assert set(METHODS) == {*EXPECTED, "fp8-torchao", "fp8-both-ways"}
+
+
+@on_cpu
+def test_one_linear_at_a_time(precision: str, monkeypatch: pytest.MonkeyPatch):
+    """A linear that has been quantized is let go: on a GPU all of them together are what quantizing is to avoid."""
+    model, method = flux(), METHODS[precision]
+    weights = [weakref.ref(linear.weight) for linear in layer_linears(model).values()]
+    left: list[int] = []
+
+    def apply(linear: nn.Linear) -> nn.Module:
+        left.append(sum(weight() is not None for weight in weights))
+        return method.apply(linear)
+
+    monkeypatch.setitem(METHODS, precision, replace(method, apply=apply))
+    quantize(model, precision, "cpu")
+    assert left == list(range(len(weights), 0, -1))
 
 
 @on_cpu

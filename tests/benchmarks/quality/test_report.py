@@ -119,10 +119,14 @@ def test_the_page_is_the_report_of_the_kept_results(tmp_path: Path) -> None:
 
 
 def test_the_map_of_windows(tmp_path: Path) -> None:
-    """From the kept results, as if more windows had been tried."""
     results = Results(tmp_path, [ROOT / "benchmarks" / "results" / "quality.json"])
-    assert not save_heat_map(results, placements(results), "FD-EffLite0", tmp_path / "map.png"), "three fill no map"
-    (row, *_) = placements(results).values()
-    windows = {(start, end): row for start in (1, 2, 4) for end in (6, 8, 10)}
+    windows = placements(results, "FD-EffLite0")
+    ends = [
+        results.runs[f"layers-1-7-s{seed}-30s"]["snapshots"][-1]["samples"]["unguided"]["FD-EffLite0 few"]
+        for seed in (0, 1)
+    ]
+    assert windows[1, 7] == sum(ends) / 2, "the mean of the seeds"
     assert save_heat_map(results, windows, "FD-EffLite0", tmp_path / "map.png")
     assert (tmp_path / "map.png").is_file()
+    few = dict(list(windows.items())[:4])
+    assert not save_heat_map(results, few, "FD-EffLite0", tmp_path / "few.png"), "three windows and dense fill no map"

@@ -43,8 +43,9 @@ def quantize(model: nn.Module, precision: str, device: torch.device | str) -> No
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     device = torch.device(device)
     model.requires_grad_(False)
-    for name, linear in layer_linears(model).items():
-        model.set_submodule(name, method.apply(linear.to(device)).requires_grad_(False))
+    linears = layer_linears(model)
+    for name in list(linears):  # popped: nothing may hold a linear that has been replaced
+        model.set_submodule(name, method.apply(linears.pop(name).to(device)).requires_grad_(False))
     if method.flag is not None:
         setattr(model, method.flag, True)
 
