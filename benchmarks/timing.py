@@ -113,18 +113,24 @@ def ceilings(device: torch.device) -> dict[str, float] | None:
     """What this GPU reaches: bf16 TFLOP/s of one large product on random data, TB/s of a copy, read and written."""
     if device.type != "cuda":
         return None
-    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    found = {"bf16_tflops": round(_product_tflops(device), 1), "copy_tb_per_s": round(_copy_tb_per_s(device), 3)}
+    torch.cuda.empty_cache()  # or weights would be laid into these gigabytes, and hold what is left of them
+    return found
+
+
+def _product_tflops(device: torch.device, side: int = 8192) -> float:
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        torch.mm(a, b)
+    return 2 * side**3 / min(timed(lambda: a @ b, 10, device) for _ in range(3)) / 1e9
+
+
+def _copy_tb_per_s(device: torch.device) -> float:
     source = torch.randn(2**30, device=device)  # 4 GiB: far more than the cache
     target = torch.empty_like(source)
     for _ in range(3):
-        torch.mm(a, b)
         target.copy_(source)
-    product = min(timed(lambda: a @ b, 10, device) for _ in range(3))
-    copy = min(timed(lambda: target.copy_(source), 5, device) for _ in range(3))
-    return {
-        "bf16_tflops": round(2 * 8192**3 / product / 1e9, 1),
-        "copy_tb_per_s": round(2 * source.nbytes / copy / 1e9, 3),
-    }
+    return 2 * source.nbytes / min(timed(lambda: target.copy_(source), 5, device) for _ in range(3)) / 1e9
 
 
 def _wait(device: torch.device) -> None:
