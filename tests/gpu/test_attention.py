@@ -62,6 +62,13 @@ def test_keys_may_be_fewer_than_queries() -> None:
     assert error(run(cudnn.attend, [q, k, v], gradient), exactly([q, k, v], gradient)) < 0.01
 
 
+@pytest.mark.parametrize("tokens", [64, 128, 192, 250])
+def test_many_samples_of_few_tokens(tokens: int) -> None:
+    """As in training from scratch, at the lengths that ratios leave."""
+    q, k, v, gradient = (torch.randn(256, 6, tokens, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    assert error(run(cudnn.attend, [q, k, v], gradient), exactly([q, k, v], gradient)) < 0.01
+
+
 def test_a_run_takes_it_and_masks_go_elsewhere() -> None:
     q = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     mask = torch.ones(1, 1, 64, 64, device="cuda", dtype=torch.bool).tril()
