@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,39 @@ def test_a_second_attach_replaces_the_first(attach: Attach):
     FLUX.call(model, FLUX.inputs(2))
     assert second.selections[0].shape == (2, 4)
     assert sum(len(module._forward_pre_hooks) for module in model.modules()) == 1 + FLUX.depth
+
+
+ASK: dict[str, Callable[[tread.Attachment], Any]] = {
+    "force_keep": lambda handle: handle.force_keep(torch.zeros(2, 16, dtype=torch.bool)).__enter__(),
+    "routed": lambda handle: handle.routed(0.5).__enter__(),
+}
+TELL: dict[str, Callable[[tread.Attachment], Any]] = {
+    "dense": lambda handle: handle.dense().__enter__(),
+    "set_step": lambda handle: handle.set_step(1),
+    "load_state_dict": lambda handle: handle.load_state_dict(handle.state_dict()),
+}
+
+
+@pytest.mark.parametrize("name", [*ASK, *TELL])
+def test_a_handle_that_was_replaced_refuses_to_be_set(name: str, attach: Attach):
+    model, do = FLUX.model(), (ASK | TELL)[name]
+    first, second = attach(model, ROUTES), attach(model, ROUTES)
+    with pytest.raises(tread.ConfigError, match=r"a later tread\.attach of the same model replaced this handle"):
+        do(first)
+    do(second)
+    first.detach()
+    assert second.attached
+
+
+@pytest.mark.parametrize("name", [*ASK, *TELL])
+def test_a_handle_that_was_detached_refuses_to_route(name: str, attach: Attach):
+    """A loop that ends dense may go on telling it the step."""
+    handle = attach(FLUX.model(), ROUTES)
+    handle.detach()
+    refused = pytest.raises(tread.ConfigError, match="this handle was detached, so its model runs dense")
+    with refused if name in ASK else nullcontext():
+        (ASK | TELL)[name](handle)
+    handle.detach()  # as often as one likes
 
 
 def test_the_handle_is_a_context_manager_that_detaches_on_errors_too():

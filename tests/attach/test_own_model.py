@@ -1,6 +1,7 @@
 """A model of one's own, declared as the examples do, and the examples themselves."""
 
 import runpy
+import warnings
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import torch
 from selected import route
 
 import tread
+from tread.routing.plan import PRESETS
+from tread.routing.risks import RiskWarning
+from tread.train.finetune.starter import RATIO
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -41,8 +45,10 @@ def test_a_model_of_ones_own(selector: str):
 
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    warnings.simplefilter("error", RiskWarning)  # pytest takes it back
     OWN["main"](steps=3)
     loop = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "lora_loop.py"))
+    assert loop["ROUTE"] == {**PRESETS["lora"].to_config(), "selection_ratio": RATIO}, "as `tread init` writes it"
     loop["main"](["--steps", "3", "--out", str(tmp_path)])
     assert (tmp_path / "pytorch_lora_weights.safetensors").is_file()
     said = capsys.readouterr().out

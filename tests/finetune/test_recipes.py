@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tread.routing.risks import adapter_risks
+from tread.routing.risks import adapter_risks, layer_risks
 from tread.train.finetune.config import check, read_config
 from tread.train.finetune.families import FAMILIES
 
@@ -20,6 +20,7 @@ def test_a_recipe_runs_as_it_stands(path: Path, capsys: pytest.CaptureFixture[st
         config = read_config(path)
     plan = config.plan()
     assert plan is not None
+    assert layer_risks(plan.resolve(24)) == []
     if config.adapts:
         assert adapter_risks(plan) == []
     assert config.output_dir == f"runs/{path.stem}"

@@ -144,6 +144,38 @@ def test_given_selections_are_used_as_they_are():
         pass
 
 
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (
+            [[1, 5, 64]],
+            "selections[0] is for 4 samples, with indices up to 64; this forward has 4 samples of 64 tokens.",
+        ),
+        ([[-1, 5, 9]], "selections[0] has the index -1; tokens count from 0."),
+        ([[5, 1, 9]], "selections[0] is not ascending; sort each sample's indices, each of them once."),
+        ([[1, 1, 9]], "selections[0] is not ascending; sort each sample's indices, each of them once."),
+        ([[1.0]], "selections[0] is torch.float32 of shape (4, 1); it must be int64 (B, K), K at least 1."),
+        ([[]], "selections[0] is torch.float32 of shape (4, 0); it must be int64 (B, K), K at least 1."),
+    ],
+)
+def test_selections_that_are_no_tokens_are_refused(ids: list[list[float]], message: str):
+    handle = Handle(PLAN, depth=12)
+    with pytest.raises(ConfigError) as error, handle.routed(selections=[torch.tensor(ids * 4)]):
+        run(handle)
+    assert str(error.value) == message
+
+
+def test_selections_of_another_batch_are_refused():
+    handle = Handle(PLAN, depth=12)
+    with (
+        pytest.raises(ConfigError, match=r"selections\[0\] is for 2 samples, .* has 4 samples"),
+        handle.routed(selections=[torch.tensor([[1, 5, 9]] * 2)]),
+    ):
+        run(handle)
+    with pytest.raises(ConfigError, match=r"selections\[0\] is a list"), handle.routed(selections=[[[1]]]):  # pyright: ignore[reportArgumentType]
+        pass
+
+
 def test_l1_importance_looks_at_the_stream_at_window_entry():
     plan = RoutePlan.from_config({"preset": "paper", "selector": "l1", "importance": 1.0})
     x = torch.rand(2, 64, 8)
@@ -232,6 +264,20 @@ def test_step_changes_do_not_recompile():
         out = forward(X)
         assert handle.selections[0].equal(run(eager)[0])
         assert out.shape == X.shape
+    assert frames.frame_count == 1
+
+
+def test_other_selections_do_not_recompile():
+    handle, frames = Handle(PLAN, depth=12), CompileCounter()
+
+    @torch.compile(backend=frames, fullgraph=True)
+    def forward(x):
+        state = handle.begin(training=True)
+        return state.enter(2, x)
+
+    for last in (9, 20, 63):
+        with handle.routed(selections=[torch.tensor([[1, 5, last]] * 4)]):
+            assert forward(X).equal(X[:, [1, 5, last]])
     assert frames.frame_count == 1
 
 

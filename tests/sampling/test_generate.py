@@ -191,6 +191,7 @@ def test_progress_bar_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]
             {"solver": "euler", "churn": Churn(s_churn=1)},
             "churn is set, but it needs the objective 'edm' with the solver 'heun'; leave it out.",
         ),
+        (Flow(), {"guidance": -1.0}, "guidance is -1.0; it must be a finite number of at least 0."),
         (
             EDM(),
             {"guidance": 2.0, "interval": (5.0, 0.3)},

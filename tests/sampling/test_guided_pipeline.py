@@ -187,9 +187,10 @@ def test_what_is_refused() -> None:
     pixels = own["PixelTransformer"]()
     assert "has no argument 'timestep'" in refused(pixels, tread.attach(pixels, ROUTES, family=own["FAMILY"]))
     handle.detach()
-    assert "attach it again before guide" in refused(model, handle)
+    assert refused(model, handle) == "this handle was detached, so its model runs dense: attach the model again."
 
 
+@pytest.mark.filterwarnings("error::tread.routing.risks.RiskWarning")
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     EXAMPLE["main"]([])
     said = capsys.readouterr().out

@@ -129,6 +129,27 @@ def test_sample_with_another_guidance(trained: Path, tmp_path: Path, options: st
         assert (found[f"{label:04d}-00000.png"] == image).all()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--guidance -1", "--guidance is -1.0; it must be a finite number of at least 0."),
+        ("--guidance nan", "--guidance is nan; it must be a finite number of at least 0."),
+        ("--guidance inf", "--guidance is inf; it must be a finite number of at least 0."),
+        ("--interval 0.7 0.1", "--interval is (0.7, 0.1); its lower end must be below its upper end."),
+        ("--interval nan 1", "--interval is (nan, 1.0); its lower end must be below its upper end."),
+        ("--strong-ratio nan", "strong ratio is nan; it must be a number with 0 <= value < 1."),
+        ("--guidance-kind sg --weak-ratio -0.1", "weak ratio is -0.1; allowed is 0 <= value < 1."),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused_before_a_folder_is_made(
+    trained: Path, tmp_path: Path, options: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["sample", str(trained), *options.split(), "--out", str(tmp_path / "none")])
+    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+    assert not (tmp_path / "none").exists()
+
+
 def test_guidance_that_a_run_cannot_have(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--guidance-kind ag needs --weak: a lesser run, or an .*checkpoints\.$"):
         sample_run(trained, per_class=1, guidance_kind="ag")

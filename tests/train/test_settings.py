@@ -38,6 +38,12 @@ from tread.train.config import compose
         ("checkpoint.keep=0", "checkpoint.keep is 0; it must be at least 1."),
         ("validation.samples=-1", "validation.samples is -1; it must be at least 0."),
         ("sample.interval=[1]", "sample.interval is [1.0]; it must be two levels, [low, high]."),
+        (
+            "sample.interval=[0.7,0.1]",
+            "sample.interval is (0.7, 0.1); its lower end must be below its upper end.",
+        ),
+        ("sample.guidance=-1", "sample.guidance is -1.0; it must be at least 0."),
+        ("sample.guidance=inf", "sample.guidance is inf; it must be a number."),
         ("sample.solver=ddim", "sample.solver is 'ddim'; it must be one of 'euler', 'heun' or null."),
         ("log.trackers=mlflow", "log.trackers is 'mlflow'; it must be one of 'auto', 'none', 'tensorboard', 'wandb'."),
         ("data={}", "cannot read 'data={}': choose the group by its name, e.g. model=dit."),

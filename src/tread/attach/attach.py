@@ -8,7 +8,8 @@
 
 import inspect
 import operator
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def attach(
     """Route `model` by `config` from its next training forward on; `seed` replaces the config's.
 
     `family` says how a model of your own calls its layers; stock models are known, inside wrappers too. A second
-    `attach` replaces the first. The handle is a context manager that detaches at the end.
+    `attach` replaces the first, whose handle then refuses to be set. The handle is a context manager that detaches at
+    the end.
     """
     model = _unwrapped(model)
     family = family_of(model) if family is None else family
@@ -94,8 +96,33 @@ class Attachment(Handle):
         """Whether the model still routes by it."""
         return self.model.__dict__.get(_KEY) is self
 
+    def check_attached(self) -> None:
+        """Refuse to ask for routing that the model would never hear of."""
+        self._check_current()
+        if not self.attached:
+            raise ConfigError("this handle was detached, so its model runs dense: attach the model again.")
+
+    def _check_current(self) -> None:
+        """A loop may go on with a handle that was detached, but not with one whose model follows another."""
+        if self.model.__dict__.get(_KEY, self) is not self:
+            raise ConfigError("a later tread.attach of the same model replaced this handle: use the one it returned.")
+
+    def set_step(self, step: int) -> None:
+        """As of every handle."""
+        self._check_current()
+        super().set_step(step)
+
+    @contextmanager
+    def _set(self, **changes: object) -> Iterator[None]:
+        if changes.get("on") is False:  # dense, as it is without
+            self._check_current()
+        else:
+            self.check_attached()
+        with super()._set(**changes):
+            yield
+
     def detach(self) -> None:
-        """Take routing off; the model is as it was."""
+        """Take routing off; the model is as it was. A second time does nothing."""
         if not self.attached:
             return
         for hook in self._hooks:

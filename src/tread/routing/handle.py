@@ -22,8 +22,15 @@ from tread.routing.forced import NONE_FORCED, Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.route import Route
-from tread.routing.selection import check_mask, kept_count, l1_rank, mixed_score, select
+from tread.routing.selection import check_mask, check_selection, kept_count, l1_rank, mixed_score, select
 from tread.routing.state import Select, State
+
+
+class _Given(NamedTuple):
+    """A selection from outside, (B, K), and its largest index."""
+
+    ids: Tensor
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,7 @@ class _Mode:
 
     on: bool | None = None
     ratio: float | None = None
-    selections: tuple[Tensor, ...] | None = None
+    selections: tuple[_Given, ...] | None = None
     step: Tensor | None = None
     samples: Tensor | None = None
     mask: Tensor | None = None
@@ -95,13 +102,16 @@ class Handle:
 
         `step` and `samples` (B,) stand for the step and the places in the global batch that selections are drawn for:
         with a `step`, every forward inside drops the same tokens and the handle's own step does not move. One place
-        (1,) is that of the whole batch, whose samples then drop the same tokens.
+        (1,) is that of the whole batch, whose samples then drop the same tokens. The range of given indices is read
+        here, outside the forward: one wait where they are on a GPU.
         """
         if selection_ratio is not None:
             check_fraction(selection_ratio, "selection_ratio", closed=False)
         if selections is not None and len(selections) != len(self.plan.routes):
             raise ConfigError(f"{len(selections)} selections for {len(self.plan.routes)} routes; give one per route.")
-        given = None if selections is None else tuple(selections)
+        given = None
+        if selections is not None:
+            given = tuple(_Given(ids, check_selection(ids, f"selections[{i}]")) for i, ids in enumerate(selections))
         fixed = None if step is None else torch.tensor(check_int(step, "step", 0))
         with self._set(on=True, ratio=selection_ratio, selections=given, step=fixed, samples=samples):
             yield
@@ -181,7 +191,7 @@ class Handle:
             batch, tokens = stream.shape[:2]
             self._tokens = tokens
             if mode.selections is not None:
-                return mode.selections[index].to(stream.device)
+                return _fitting(mode.selections[index], index, batch, tokens).to(stream.device)
             self._check(mode, batch, tokens - forced.references)
             ratio = self._ratio(mode, self.plan.routes[index])
             position = _places(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
@@ -237,6 +247,18 @@ class Handle:
     def recall(self, seen: Seen) -> None:
         """Take what a forward left for what the last one did: a graph that is replayed writes the same tensors."""
         self.selections, self._tokens = seen
+
+
+def _fitting(given: _Given, route: int, batch: int, tokens: int) -> Tensor:
+    """The given indices, which must be tokens of this forward."""
+    if torch.compiler.is_compiling():  # a number that is looked at is compiled in: each largest index anew
+        return given.ids
+    if len(given.ids) != batch or given.largest >= tokens:
+        raise ConfigError(
+            f"selections[{route}] is for {len(given.ids)} samples, with indices up to {given.largest}; this forward "
+            f"has {batch} samples of {tokens} tokens."
+        )
+    return given.ids
 
 
 def _places(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:

@@ -2,12 +2,12 @@
 
 import warnings
 
-from tread.routing.plan import RoutePlan
+from tread.routing.plan import PRESETS, RoutePlan
 
 FEW_TOKENS = 256
 HIGH_RATIO = 0.5
 LITTLE_GAIN = 0.75
-ADAPTER_RATIO = 0.35
+ADAPTER_RATIO = PRESETS["lora"].selection_ratio
 
 
 class RiskWarning(UserWarning):
@@ -45,8 +45,8 @@ def adapter_risks(plan: RoutePlan) -> list[str]:
     """Ratios that cost a LoRA or LoKr quality."""
     return [
         f"{route} is above a ratio of {ADAPTER_RATIO} while only an adapter is trained: the frozen layers never saw so "
-        "few tokens, and 0.5 over 2..-2 cost 2.4 % of dense validation loss where 0.25 cost 1.4 % (docs/log.md). Use "
-        "the layers of preset 'lora' (3..-4) with selection_ratio 0.25, and keep the schedule's cool-down."
+        "few tokens, and 0.5 over 2..-2 cost 2.4 % of dense validation loss where preset 'lora' cost 1.5 % "
+        "(docs/log.md). Use that preset, or its layers (3..-4) with a lower ratio, and keep the schedule's cool-down."
         for route in plan.routes
         if route.selection_ratio > ADAPTER_RATIO
     ]

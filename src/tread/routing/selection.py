@@ -4,7 +4,7 @@
   it: the ratio applies to the tokens that may be dropped.
 - Scores are 64-bit integers. Ranking integers has no rounding, so eager, compiled, CPU and GPU agree on every
   index, and a stable sort settles ties by token position.
-- Nothing here reads a tensor on the host.
+- Nothing here reads a tensor on the host but `check_selection`, which runs where selections enter.
 """
 
 import math
@@ -24,6 +24,21 @@ def check_mask(mask: object) -> None:
         raise ConfigError(f"force_keep is a {type(mask).__name__}; it must be a tensor, bool (B, S).")
     if mask.dtype != torch.bool or mask.ndim != 2:
         raise ConfigError(f"force_keep is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool (B, S).")
+
+
+def check_selection(ids: object, name: str) -> int:
+    """The largest index of a given selection; refuses what is not ascending int64 (B, K) from 0. Waits for a GPU."""
+    if not isinstance(ids, Tensor):
+        raise ConfigError(f"{name} is a {type(ids).__name__}; it must be a tensor, int64 (B, K).")
+    if ids.dtype != torch.int64 or ids.ndim != 2 or not ids.numel():
+        raise ConfigError(f"{name} is {ids.dtype} of shape {tuple(ids.shape)}; it must be int64 (B, K), K at least 1.")
+    ascends = (ids.diff(dim=1) > 0).all()
+    low, high, ascending = torch.stack((ids.min(), ids.max(), ascends)).tolist()  # one wait for all three
+    if not ascending:
+        raise ConfigError(f"{name} is not ascending; sort each sample's indices, each of them once.")
+    if low < 0:
+        raise ConfigError(f"{name} has the index {low}; tokens count from 0.")
+    return high
 
 
 def kept_count(tokens: int, ratio: float, forced: int | None = None, always: int = 0) -> int:

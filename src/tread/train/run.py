@@ -13,11 +13,13 @@ from tqdm import tqdm
 
 from tread.models import DiT
 from tread.objectives import Objective
+from tread.objectives.objective import check_number
 from tread.routing.errors import ConfigError, check_int
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import flops_per_sample, generate
 from tread.sampling.grid import image_names, make_grid, save_images
 from tread.sampling.guidance import Branches
+from tread.sampling.guidance.fields import check_interval
 from tread.sampling.solvers import Churn
 from tread.train.checkpoint import (
     MANIFEST,
@@ -120,6 +122,9 @@ def sample_run(
     """
     for option, value, low in (("--per-class", per_class, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
         check_int(value, option, low)
+    if guidance is not None:
+        check_number("--guidance", guidance, at_least=0)
+    check_interval(interval, "--interval")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, weights=weights, device=device)
     defaults = opened.config.sample

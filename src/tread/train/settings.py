@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tread.routing.errors import ConfigError
 from tread.routing.plan import RoutePlan
 from tread.sampling.guidance import Branches
+from tread.sampling.guidance.fields import check_interval
 from tread.train.attention import Attention
 from tread.train.compiling import Switch
 from tread.train.float8 import Float8
@@ -173,6 +174,7 @@ class SampleConfig(PreviewConfig):
         at_least(self, "sample", every=0, per_class=1, classes=1, steps=1, guidance=0, seed=0)
         if self.interval is not None and len(self.interval) != 2:
             raise ConfigError(f"sample.interval is {list(self.interval)}; it must be two levels, [low, high].")
+        check_interval(self.bounds, "sample.interval")
         _ = self.branches  # refuses ratios that do not go together
 
     @property

@@ -133,12 +133,15 @@ def within(level: float, interval: tuple[float, float] | None) -> bool:
 
 
 def check_scale(scale: float, interval: tuple[float, float] | None) -> None:
-    """Refuse a scale that is no number and an empty interval."""
-    check_number("guidance", scale)
+    """Refuse a scale that is no number or leads away from the strong branch, and an empty interval."""
+    check_number("guidance", scale, at_least=0)
+    check_interval(interval, "guidance interval")
+
+
+def check_interval(interval: tuple[float, float] | None, name: str) -> None:
+    """Refuse an interval that no level is in."""
     if interval is not None and not interval[0] < interval[1]:
-        raise ConfigError(
-            f"guidance interval is ({interval[0]}, {interval[1]}); its lower end must be below its upper end."
-        )
+        raise ConfigError(f"{name} is ({interval[0]}, {interval[1]}); its lower end must be below its upper end.")
 
 
 def check_nested(strong_ratio: float, weak_ratio: float) -> None:

@@ -101,8 +101,7 @@ def _check_attached(model: nn.Module, handle: Attachment) -> None:
         raise ConfigError(f"model is a {type(model).__name__}; give guide the network, such as pipeline.transformer.")
     if not isinstance(handle, Attachment) or all(part is not handle.model for part in model.modules()):
         raise ConfigError("handle is not this model's; give guide what tread.attach(model, ...) returned.")
-    if not handle.attached:
-        raise ConfigError("handle was detached, so the model drops no tokens; attach it again before guide.")
+    handle.check_attached()
 
 
 def _ratio(value: float | Ratio, name: str) -> Ratio:

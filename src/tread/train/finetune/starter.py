@@ -19,6 +19,7 @@ from tread.data.base import DataError
 from tread.data.captioned import Sample, collect
 from tread.data.entries import DataConfig, data_configs
 from tread.routing.errors import ConfigError
+from tread.routing.risks import ADAPTER_RATIO
 from tread.train.finetune.families import family_class, open_family
 from tread.train.finetune.settings import field_docs
 from tread.train.finetune.source import Source
@@ -182,7 +183,7 @@ def _section(settings: dict[str, Any]) -> str:
         if name == "tread_config":
             lines += [
                 "  # The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
-                "  # For more speed, raise selection_ratio up to 0.35.",
+                f"  # For more speed, raise selection_ratio up to the {ADAPTER_RATIO} of preset 'lora'.",
             ]
     return "\n".join(lines)
 
