@@ -4,6 +4,7 @@ import copy
 import weakref
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +13,15 @@ from torch import Tensor, nn
 import tread
 from tread.routing.errors import ConfigError
 from tread.train.finetune.adapters import add_adapter
-from tread.train.finetune.quantize import METHODS, FrozenLinear, check_precision, footprint, layer_linears, quantize
+from tread.train.finetune.quantize import (
+    METHODS,
+    FrozenLinear,
+    check_precision,
+    footprint,
+    layer_linears,
+    quantize,
+    unpack,
+)
 
 from .stock import STOCK, TARGETS, call_flux, flux
 
@@ -101,6 +110,19 @@ def test_an_adapter_learns_on_top(precision: str, kind: Any):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("kind", ["standard", "lokr", "lycoris"])
+def test_nothing_is_unpacked_to_put_an_adapter_on(kind: Any, monkeypatch: pytest.MonkeyPatch):
+    model = flux()
+    quantize(model, "int8-torchao", "cpu")
+    linear = model.get_submodule("transformer_blocks.0.attn.to_q")
+    weight, unpacked = linear.weight, Mock(wraps=unpack)
+    monkeypatch.setattr("tread.train.finetune.quantize.unpack", unpacked)
+    config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
+    add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
+    assert unpacked.call_count == 0
+    assert linear.weight.equal(weight), "later it is there again"  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def test_lokr_does_not_go_with_packed_bytes():

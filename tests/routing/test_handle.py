@@ -4,10 +4,12 @@ import copy
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tread import ConfigError, Handle, RiskWarning, RoutePlan
 from tread.routing.state import State
@@ -329,6 +331,22 @@ def test_kept_is_what_no_route_dropped() -> None:
     with handle.dense():
         handle.begin(training=True)
     assert handle.kept is None
+
+
+def test_samples_on_the_host_do_not_make_it_wait():
+    """The meta device stands for a GPU, to which a copy waits unless it is told not to."""
+    copies: list[bool] = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket is torch.ops.aten._to_copy and args[0].device.type == "cpu":
+                copies.append(kwargs.get("non_blocking", False))
+            return func(*args, **(kwargs or {}))
+
+    handle, x = Handle(PLAN, depth=12), X.to("meta")
+    with handle.routed(step=5, samples=torch.zeros(1, dtype=torch.int64)), Copies():
+        run(handle, x)
+    assert copies == [True]
 
 
 def test_a_given_step_and_given_samples_replace_the_handles_own():

@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import tread
 from tread.routing import noise
@@ -103,6 +104,24 @@ def test_outside_the_interval_there_is_one_forward(pipeline: Any) -> None:
     inside = int(((times > 0.3) & (times <= 0.8)).sum())
     assert 0 < inside < 4
     assert guided == 4 + inside
+
+
+def test_a_forward_reads_its_timestep_once(pipeline: Any) -> None:
+    """Before its branches: reading waits for what the device was asked for so far."""
+    model, kwargs = pipeline.transformer, arguments_of_a_forward(pipeline)
+    order: list[str] = []
+
+    class Reads(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is Tensor.__float__:
+                order.append("read")
+            return func(*args, **(kwargs or {}))
+
+    with tread.attach(model, ROUTES) as handle, guide(model, handle, scale=2.0), Reads():
+        hook = model.register_forward_hook(lambda *_: order.append("branch"))
+        model(**kwargs)
+        hook.remove()
+    assert order == ["read", "branch", "branch"]
 
 
 def test_outputs_keep_their_kind(pipeline: Any) -> None:

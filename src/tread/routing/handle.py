@@ -268,7 +268,7 @@ def _places(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:
         return torch.arange(first, first + batch, device=device)
     if samples.shape not in ((batch,), (1,)):
         raise ConfigError(f"samples has shape {tuple(samples.shape)}; this forward has {batch} samples.")
-    return samples.to(device).expand(batch)
+    return samples.to(device, non_blocking=True).expand(batch)
 
 
 def _rank() -> int:

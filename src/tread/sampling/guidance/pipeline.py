@@ -51,7 +51,7 @@ def guide(
     if "timestep" not in signature.parameters:
         name = type(handle.model).__name__
         raise ConfigError(f"{name} has no argument 'timestep', which guide reads the level from; it cannot be guided.")
-    strong_branch, inside = ExitStack(), False
+    strong_branch, inside, level = ExitStack(), False, 0.0
 
     def level_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         """The largest timestep: where every token has its own (Wan 2.2), those of a given first frame are 0."""
@@ -61,8 +61,9 @@ def guide(
         return dropping(handle, ratio(level), seed=seed, level=level, samples=torch.zeros(1, dtype=torch.int64))
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal level
         if not inside:
-            level = level_of(args, kwargs)
+            level = level_of(args, kwargs)  # once: a second look would wait for the strong branch
             strong_branch.close()  # what a forward that failed left behind
             strong_branch.enter_context(drop(strong, level))
 
@@ -71,7 +72,6 @@ def guide(
         if inside:
             return None
         strong_branch.close()
-        level = level_of(args, kwargs)
         if scale == 1 or not within(level, interval):
             return None
         inside = True

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.routing.errors import ConfigError, nearest
+from tread.train.finetune.quantize import not_unpacked
 
 AdapterKind = Literal["standard", "lokr", "lycoris"]
 ADAPTER = "default"
@@ -95,6 +96,7 @@ def adapter_metadata(model: nn.Module) -> dict[str, Any]:
     return {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
 
 
+@not_unpacked()
 def _add_lora(model: nn.Module, targets: Sequence[str], rank: int, alpha: float, dropout: float) -> None:
     peft = _peft()
     # an alpha of 16.0 would be written so into the file, and some loaders want a whole number
@@ -102,6 +104,7 @@ def _add_lora(model: nn.Module, targets: Sequence[str], rank: int, alpha: float,
     _inject(model, peft.LoraConfig(r=rank, lora_alpha=whole, lora_dropout=dropout, target_modules=list(targets)), peft)
 
 
+@not_unpacked()
 def _add_lokr(
     model: nn.Module,
     linears: Mapping[str, nn.Linear],

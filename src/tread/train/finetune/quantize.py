@@ -17,10 +17,11 @@
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,7 @@ class FrozenLinear(nn.Linear):
     codes: Tensor
     scale: Tensor
     low: Tensor | None
+    unpacks: ClassVar[bool] = True
 
     def __init__(self, linear: nn.Linear, form: str) -> None:
         nn.Module.__init__(self)
@@ -85,11 +87,27 @@ class FrozenLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The weight, unpacked: (N, K)."""
+        if not self.unpacks:
+            return self.scale.new_full((), math.nan, dtype=self.dtype).expand(self.out_features, self.in_features)
         return unpack(self.form, self.dtype, self.codes, self.scale, self.low)
 
     def forward(self, input: Tensor) -> Tensor:
         x = input.to(self.dtype)
         return _Product.apply(x, self.bias, self.form, self.codes, self.scale, self.low)  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def not_unpacked() -> Iterator[None]:
+    """Inside, the weights of frozen linears have a shape, a precision and a device but no numbers.
+
+    It is what peft looks at when it puts an adapter on a linear, some twenty times: unpacking all of FLUX as often
+    would take minutes on a CPU.
+    """
+    FrozenLinear.unpacks = False
+    try:
+        yield
+    finally:
+        FrozenLinear.unpacks = True
 
 
 class _Product(torch.autograd.Function):

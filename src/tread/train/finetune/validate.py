@@ -1,10 +1,14 @@
 """Previews: the validation prompts drawn by the stock pipeline, all tokens in all layers, with what was trained.
 
-- The prompts were encoded with the captions, so no text encoder is in memory; the autoencoder waits on the CPU.
+- The prompts were encoded with the captions, so no text encoder is in memory; the autoencoder is loaded for the
+  pictures and goes with them.
+- An expert that is not trained is loaded for them too. Its layers wait on the CPU and visit the device one by one:
+  beside the expert that trains there need be no room for it.
 - Noise is the same at every step, so that pictures of different steps can be compared.
 - Images are PNGs; a video is an animated WebP and a strip of its frames.
 """
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +47,7 @@ class Previews:
     image: Path | None
     accelerator: Accelerator
     dtype: torch.dtype
+    tiling: bool
 
     @torch.no_grad()
     def draw(self, models: Mapping[str, nn.Module], step: int) -> list[tuple[str, str]]:
@@ -56,6 +61,10 @@ class Previews:
         for part in parts:
             if isinstance(model := getattr(pipeline, part), nn.Module):  # a processor has no device
                 model.to(device)
+        if self.tiling:
+            pipeline.vae.enable_tiling()
+        for part in missing:
+            getattr(pipeline, part).enable_group_offload(device, num_blocks_per_group=1)
         drawn: list[tuple[str, str]] = []
         (self.folder / "previews").mkdir(exist_ok=True)
         for index, (prompt, text) in enumerate(self.prompts):
@@ -64,6 +73,9 @@ class Previews:
             path = _save(picture, stem, self.framerate)
             drawn.append((prompt, path.relative_to(self.folder).as_posix()))
             self._track(f"preview {index}: {prompt[:60]}", path, step)
+        del pipeline
+        if missing:
+            gc.collect()  # hooks of an expert know it: the one of the next previews would join it in memory
         return drawn
 
     def _call(self, pipeline: Any, text: Text, device: torch.device) -> Any:
@@ -114,6 +126,7 @@ def make_previews(
         image=None if config.validation_image is None else Path(config.validation_image),
         accelerator=accelerator,
         dtype=torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32,
+        tiling=config.vae_enable_tiling,
     )
 
 
