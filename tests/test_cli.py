@@ -236,11 +236,13 @@ SHAPE = ["--depth", "28", "--width", "1152", "--tokens", "256"]
 def test_plan_shows_the_cost_of_every_form(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -4}]}
     (tmp_path / "plan.json").write_text(json.dumps({"tread_config": written}))
+    (tmp_path / "train.yaml").write_text("train: {steps: 3}\nmodel: {preset: B/2, tread_config: {preset: paper}}\n")
+    (tmp_path / "finetune.json").write_text(json.dumps({"--model_family": "flux", "--tread_config": written}))
     shown = []
-    for form in ("paper", json.dumps(written), "plan.json"):
+    for form in ("paper", json.dumps(written), "plan.json", "train.yaml", "finetune.json"):
         main(["plan", form, *SHAPE])
         shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] == shown[2]
+    assert len(set(shown)) == 1
     assert "28 layers, width 1152, 256 tokens" in shown[0]
     assert "layers 2..24: 128 of 256 tokens (drops 50%)" in shown[0]
     assert "ideal speed-up                           1.72x" in shown[0]

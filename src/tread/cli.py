@@ -153,7 +153,7 @@ def encode(arguments: list[str]) -> None:
 def plan(arguments: list[str]) -> None:
     """show what routes cost and what speed-up they allow"""
     parser = _parser("plan", plan)
-    parser.add_argument("config", help="a preset, a JSON string, or a JSON or YAML file with tread_config")
+    parser.add_argument("config", help="a preset, a JSON string, or a JSON or YAML file: of routes, or of a run")
     parser.add_argument("--depth", type=int, required=True, help="layers of the model")
     parser.add_argument("--width", type=int, required=True, help="width of the stream")
     parser.add_argument("--tokens", type=int, required=True, help="image tokens")

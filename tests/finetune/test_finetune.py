@@ -228,6 +228,9 @@ def test_mistakes_are_said_in_a_sentence(config: Any, tmp_path: Path, pipeline_f
     assert str(tmp_path / "empty") in text
     text = refused(lambda: finetune(config("flux", tmp_path / "d", lora_targets=["to_x"])))
     assert "lora_targets names 'to_x', which is no linear of FluxTransformer2DModel" in text
+    outside = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 9}]}
+    text = refused(lambda: finetune(config("flux", tmp_path / "f", tread_config=outside, data="nowhere")))
+    assert text.startswith("end_layer_idx 9 of route 2..9 at 0.5 is outside a model of 5 layers")  # before the data
     finetune(config("flux", tmp_path / "e", max_train_steps=1))
     text = refused(lambda: finetune(config("flux", tmp_path / "e", max_train_steps=2)))
     assert text.endswith("continue it with resume_from_checkpoint=latest, or name another output_dir.")

@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
+import tread
 from tread.routing.errors import ConfigError
 from tread.routing.risks import adapter_risks, layer_risks
 from tread.train.finetune.config import read_config
 from tread.train.finetune.families import FAMILIES, open_family
 from tread.train.finetune.settings import FinetuneConfig, field_docs
 from tread.train.finetune.source import Source
-from tread.train.finetune.starter import DEPTHS, starter_config
+from tread.train.finetune.starter import starter_config
 
 from .tiny import TINY
 
@@ -64,7 +66,8 @@ def test_a_starter_fits_its_model_and_data(
     family = open_family(config.model_family, source)
     plan = config.plan()
     assert plan is not None
-    plan = plan.resolve(sum(source.config("transformer").get(key) or 0 for key in DEPTHS))
+    plan = plan.resolve(source.depth)
+    assert tread.attach(source.transformer("transformer", dtype=torch.float32), plan).plan.depth == source.depth
     assert adapter_risks(plan) == layer_risks(plan) == []
     (entry,) = config.data_entries()
     assert entry["resolution"] % family.multiple == 0

@@ -207,11 +207,12 @@ def test_risky_settings_warn_once_with_the_reason():
     assert "starts before layer 2" in texts[0]
     assert "the last of 12 layers" in texts[1]
     assert "keeps 20 of 64 tokens" in texts[2]
-    with pytest.warns(RiskWarning, match="forces 60 of 64"):
+    with pytest.warns(RiskWarning, match="forces 60 of 64") as caught:
         mask = torch.zeros(4, 64, dtype=torch.bool)
         mask[0, :60] = True
         with Handle(PLAN, depth=12).force_keep(mask):
             pass
+    assert caught[0].filename == __file__, "the user's line, not contextlib's"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(Handle(PLAN, depth=12))
@@ -240,6 +241,8 @@ def test_sides_follow_the_selection():
         torch.stack([sample[row] for sample, row in zip(per_sample, ids, strict=True)]),
     )
     assert state.side("none", None) is None
+    with pytest.raises(ConfigError, match=r"'mod2' of shape \(4, 64, 3\) has fewer than 64 tokens on axis 0; name its"):
+        state.side("mod2", per_sample)
 
 
 def test_a_state_without_routes_is_transparent():

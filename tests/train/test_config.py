@@ -108,6 +108,11 @@ def test_files_that_do_not_serve(tmp_path: Path) -> None:
             "train.stepz=5",
             "there is no setting train.stepz. Did you mean 'train.steps'? `tread train --help` lists them all.",
         ),
+        (
+            "model.tread_config.routes.0.selection_ration=0.5",
+            "there is no setting model.tread_config.routes.0.selection_ration. Did you mean "
+            "'model.tread_config.routes.0.selection_ratio'? `tread train --help` lists them all.",
+        ),
         ("model=foo", "there is no model=foo; choose one of: dit, tread."),
         ("data=images", "data.path is missing; give it as data.path=VALUE."),
         ("data=3", "cannot read 'data=3': choose the group by its name, e.g. model=dit."),
@@ -211,7 +216,14 @@ def test_a_saved_config_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_changes() -> None:
-    old = {"a": {"b": 1, "gone": 2}, "same": [1, 2]}
-    new = {"a": {"b": 3, "added": {"c": None}}, "same": [1, 2], "new": "x"}
-    assert changes(old, new) == ["a.b: 1 -> 3", "a.gone: 2 -> None", "new: None -> x"]
-    assert flatten(new) == {"a.b": 3, "a.added.c": None, "same": [1, 2], "new": "x"}
+    old = {"a": {"b": 1, "gone": 2}, "same": [1, 2], "routes": [{"r": 1, "s": 2}]}
+    new = {"a": {"b": 3, "added": {"c": None}}, "same": [1, 2], "new": "x", "routes": [{"r": 1, "s": 3}]}
+    assert changes(old, new) == ["a.b: 1 -> 3", "a.gone: 2 -> None", "new: None -> x", "routes.0.s: 2 -> 3"]
+    assert flatten(new) == {
+        "a.b": 3,
+        "a.added.c": None,
+        "same": [1, 2],
+        "new": "x",
+        "routes.0.r": 1,
+        "routes.0.s": 3,
+    }

@@ -152,7 +152,9 @@ def _input_size(input_size: int | tuple[int, int], patch: int) -> tuple[int, int
     for size in sizes:
         check_int(size, "input_size", 1)
         if size % patch:
-            raise ConfigError(f"input_size {size} does not divide into patches of {patch}; change input_size or patch.")
+            raise ConfigError(
+                f"input_size {size} does not divide into patches of {patch}; change the patch, or the size of the data."
+            )
     return sizes
 
 

@@ -1,10 +1,11 @@
 """A plan in words and numbers: which layers see how many tokens, and what that can gain."""
 
 import warnings
+from collections.abc import Mapping
 
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.errors import check_int
-from tread.routing.plan import RoutePlan
+from tread.routing.plan import RoutePlan, read_mapping
 from tread.routing.risks import RiskWarning, layer_risks, token_risks
 from tread.routing.selection import kept_count
 
@@ -12,7 +13,7 @@ from tread.routing.selection import kept_count
 def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: int = 0) -> str:
     """The text of `tread plan`."""
     check_int(tokens, "--tokens", 1)
-    plan = RoutePlan.from_config(config).resolve(depth)
+    plan = _plan(config).resolve(depth)
     cost = plan_cost(plan, LayerShape(width=width, context=context), tokens=tokens)
     lines = [f"{depth} layers, width {width}, {tokens} tokens" + (f" + {context} of text" if context else "")]
     for route in plan.routes:
@@ -31,3 +32,14 @@ def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: 
     for risk in layer_risks(plan) + token_risks(plan, tokens):
         warnings.warn(risk, RiskWarning, stacklevel=2)
     return "\n".join(lines)
+
+
+def _plan(config: str) -> RoutePlan:
+    """Of routes, or of the config of a run, which has them among other things."""
+    mapping = read_mapping(config)
+    for section in (mapping, mapping.get("model")):
+        if isinstance(section, Mapping):
+            for name in ("tread_config", "--tread_config"):
+                if name in section:
+                    return RoutePlan.from_config(section[name])
+    return RoutePlan.from_config(mapping)

@@ -85,7 +85,7 @@ class Handle:
         """Never drop the tokens that are True in mask (B, S). Its count is read here, outside the forward."""
         check_mask(mask)
         masked = int(mask.sum(dim=1).max())
-        warn_once(mask_risks(mask.shape[1], masked), self._said)
+        warn_once(mask_risks(mask.shape[1], masked), self._said, stacklevel=4)  # one more: contextlib's
         with self._set(mask=mask, masked=masked):
             yield
 

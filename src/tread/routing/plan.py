@@ -126,7 +126,7 @@ class RoutePlan:
 
 def tread_mapping(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     """What a user wrote, as the mapping inside `tread_config`, keys checked; values are left as they are."""
-    mapping = _read(config)
+    mapping = read_mapping(config)
     if "tread_config" in mapping:
         check_keys(mapping, ["tread_config"], "around tread_config")
         mapping = mapping["tread_config"]
@@ -136,7 +136,7 @@ def tread_mapping(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     return mapping
 
 
-def _read(config: object) -> Mapping[str, Any]:
+def read_mapping(config: object) -> Mapping[str, Any]:
     """A mapping from a mapping, a preset's name, a JSON string or a file."""
     if isinstance(config, str) and config in PRESETS:
         return {"preset": config}

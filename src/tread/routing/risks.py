@@ -45,8 +45,9 @@ def adapter_risks(plan: RoutePlan) -> list[str]:
     """Ratios that cost a LoRA or LoKr quality."""
     return [
         f"{route} is above a ratio of {ADAPTER_RATIO} while only an adapter is trained: the frozen layers never saw so "
-        "few tokens, and 0.5 over 2..-2 cost 2.4 % of dense validation loss where preset 'lora' cost 1.5 % "
-        "(docs/log.md). Use that preset, or its layers (3..-4) with a lower ratio, and keep the schedule's cool-down."
+        "few tokens. With loss on all tokens, 0.5 over 2..-2 cost 2.4 % of dense validation loss where preset 'lora' "
+        "cost 1.5 % (docs/log.md). Use that preset, or its layers (3..-4) with a lower ratio, and keep the schedule's "
+        "cool-down."
         for route in plan.routes
         if route.selection_ratio > ADAPTER_RATIO
     ]
@@ -62,9 +63,9 @@ def mask_risks(tokens: int, forced: int) -> list[str]:
     ]
 
 
-def warn_once(risks: list[str], said: set[str]) -> None:
-    """Issue each warning that is not in `said` yet."""
+def warn_once(risks: list[str], said: set[str], *, stacklevel: int = 3) -> None:
+    """Issue each warning that is not in `said` yet; by default in the name of the caller's caller."""
     for risk in risks:
         if risk not in said:
             said.add(risk)
-            warnings.warn(risk, RiskWarning, stacklevel=3)
+            warnings.warn(risk, RiskWarning, stacklevel=stacklevel)

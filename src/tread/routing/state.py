@@ -94,6 +94,11 @@ class State:
         if tensor is None or self._open is None:
             return tensor
         if name not in self._sides or self._sides[name][0] is not tensor:
+            if tensor.shape[dim] < (self.tokens or 0):
+                raise ConfigError(
+                    f"side input {name!r} of shape {tuple(tensor.shape)} has fewer than {self.tokens} tokens on axis "
+                    f"{dim}; name its token axis, e.g. state.side({name!r}, tensor, dim=1)."
+                )
             rows = self.rows(tensor.shape[dim], image)
             self._sides[name] = (tensor, _take(tensor, rows, dim))
         return self._sides[name][1]

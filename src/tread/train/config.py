@@ -84,9 +84,11 @@ def read_saved(folder: Path) -> dict[str, Any]:
 
 
 def flatten(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Settings by dotted name."""
+    """Settings by dotted name; those in a list of mappings, such as routes, by their place in it."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            value = {str(place): item for place, item in enumerate(value)}
         flat |= flatten(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
     return flat
 
@@ -207,9 +209,11 @@ def _explain(error: Exception, settings: list[str]) -> str:
 
 
 def _no_setting(setting: str, known: Mapping[str, Any]) -> str:
-    if setting in flatten(known):
+    setting = re.sub(r"\[(\d+)\]", r".\1", setting)  # OmegaConf's way to write the place in a list
+    flat = flatten(known)
+    if any(f"{name}.".startswith(f"{setting}.") for name in flat):
         return f"{setting} cannot be set here: another setting has replaced what it is a part of."
-    close = nearest(setting, [*known, *flatten(known)])
+    close = nearest(setting, [*known, *flat])
     return f"there is no setting {setting}{close} `tread train --help` lists them all."
 
 

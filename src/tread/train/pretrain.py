@@ -134,7 +134,7 @@ class Pretraining:
         processes, device = self.accelerator.num_processes, self.accelerator.device
         return (
             f"{self.config.model.preset} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
-            f"{self.dataset.num_classes} classes, {processes} process(es) on {device}"
+            f"{self.dataset.num_classes} classes ({len(self.held_out)} held out), {processes} process(es) on {device}"
         )
 
     @property

@@ -81,6 +81,8 @@ def finetune(config: FinetuneConfig) -> Path:
     """Run (or go on with) the fine-tuning of a config; returns the run's folder."""
     source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
     family = open_family(config.model_family, source, config.tokenizer_max_length)
+    if (plan := config.plan()) is not None and source.depth:
+        plan.resolve(source.depth)  # refuses windows outside the model before anything is encoded
     accelerator = make_accelerator(job_config(config), attention_setting=Finetuning.attention_setting, find_unused=True)
     if config.base_model_precision not in UNQUANTIZED:
         check_precision(config.base_model_precision, accelerator.device)

@@ -14,6 +14,9 @@ from torch import nn
 
 from tread.routing.errors import ConfigError
 
+DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
+"""The keys of a transformer's config that count layers, one or two of them in each family."""
+
 
 class Source:
     """`Source("folder-or-hub-id")`; raises ConfigError where there is no pipeline."""
@@ -38,6 +41,11 @@ class Source:
         if part not in self._configs:
             self._configs[part] = self._load_config(part)
         return self._configs[part]
+
+    @property
+    def depth(self) -> int:
+        """The layers of a transformer, by its config; 0 where that does not say."""
+        return sum(self.config("transformer").get(name) or 0 for name in DEPTHS)
 
     def pipeline(
         self, *parts: str, dtype: torch.dtype = torch.float32, given: Mapping[str, Any] | None = None, name: str = ""

@@ -32,7 +32,6 @@ SAMPLES = 100
 FEWEST, MOST = 500, 3000
 LARGE = 10e9
 """Bytes of transformer weights from which the base is quantized."""
-DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
 PAIRED = "FluxKontextPipeline"
 FIRST_FRAME = "WanImageToVideoPipeline"
 
@@ -106,8 +105,7 @@ def _look_at_model(family: str, place: str) -> Model:
         found = Model(
             pipeline=source.pipeline_name, experts=sum(name.startswith("transformer") for name in source.parts)
         )
-        depth = sum(source.config("transformer").get(name) or 0 for name in DEPTHS)
-        found = replace(found, depth=depth or found.depth, large=_is_large(family, place))
+        found = replace(found, depth=source.depth or found.depth, large=_is_large(family, place))
         opened = open_family(family, source)
         return replace(found, multiple=opened.multiple, frame_factor=opened.frame_factor)
     except (ConfigError, ImportError) as error:
