@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tread.train.checkpoint import trained
 from tread.train.config import compose
-from tread.train.job import end
+from tread.train.job import end, make_accelerator
 from tread.train.loop import Session, fit
 from tread.train.pretrain import Pretraining
 from tread.train.settings import PretrainConfig
@@ -26,7 +26,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     config = compose(arguments).config
-    folder, accelerator = Path(config.output_dir), Accelerator(cpu=True)
+    folder, accelerator = Path(config.output_dir), make_accelerator(config)
     folder.mkdir(exist_ok=True)
     found = facts(config, accelerator, folder)
     (folder / f"rank-{accelerator.process_index}.json").write_text(json.dumps(found))
@@ -56,6 +56,7 @@ def facts(config: PretrainConfig, accelerator: Accelerator, folder: Path) -> dic
         val_loss = task.validate()["val_loss"]
     return {
         "world": accelerator.num_processes,
+        "gradients kept once": session.model.gradient_as_bucket_view,
         "before": before,
         "ema at start": digest(synchronised.averages),
         "model": digest(trained(task.model)),

@@ -63,6 +63,12 @@ def test_weights_and_average_are_identical_on_both(both: tuple[Path, list[dict[s
         assert ranks[0][what] == ranks[1][what], what
 
 
+def test_gradients_are_kept_once(both: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Not beside the buckets that are exchanged."""
+    _, ranks = both
+    assert [rank["gradients kept once"] for rank in ranks] == [True, True]
+
+
 def test_the_average_starts_from_the_synchronised_weights(both: tuple[Path, list[dict[str, Any]]]) -> None:
     """The EMA is not copied before the weights are synchronised across ranks."""
     _, ranks = both

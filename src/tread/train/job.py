@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, KwargsHandler, ProjectConfiguration
+from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, ProjectConfiguration
 
 from tread.data.base import written_whole
 from tread.routing.errors import ConfigError
@@ -28,15 +28,15 @@ def make_accelerator(
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() else "float32"
     # a graph must cast its weights anew every time it runs; nothing is cast twice in a forward anyway
-    handlers: list[KwargsHandler] = [AutocastKwargs(cache_enabled=False)]
-    if find_unused:
-        handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
+    autocast = AutocastKwargs(cache_enabled=False)
+    # gradients live where they are exchanged: without the view there is a second copy of them
+    parallel = DistributedDataParallelKwargs(find_unused_parameters=find_unused, gradient_as_bucket_view=True)
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
         mixed_precision="bf16" if precision.startswith("bf16") else "no",
         log_with=tracker_of(config.log.trackers),
         project_config=ProjectConfiguration(logging_dir=config.output_dir),
-        kwargs_handlers=handlers,
+        kwargs_handlers=[autocast, parallel],
     )
     check_attention(config.train.attention, accelerator.device, attention_setting)
     return accelerator
