@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tread.models import DiT
 from tread.train import float8
 from tread.train.finetune.quantize import layer_linears
-from tread.train.float8 import FORWARD, product, to_float8
+from tread.train.float8 import FORWARD, product, round_rows, to_float8
 
 
 class _Frozen(torch.autograd.Function):
@@ -24,13 +24,13 @@ class _Frozen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ahead: Tensor, ahead_scale: Tensor, back: Tensor, back_scale: Tensor) -> Tensor:
         ctx.save_for_backward(back, back_scale)
-        x8, scale = to_float8(x, FORWARD, 1)
+        x8, scale = round_rows(x)
         return product(x8, ahead.view(FORWARD), scale, ahead_scale)  # (M, N)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         back, back_scale = ctx.saved_tensors
-        gradient8, scale = to_float8(gradients[0], FORWARD, 1)  # (M, N)
+        gradient8, scale = round_rows(gradients[0])  # (M, N)
         return product(gradient8, back.view(FORWARD), scale, back_scale), None, None, None, None  # (M, K)
 
 

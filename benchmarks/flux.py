@@ -17,7 +17,9 @@ ROWS = {True: "flux-checkpointed", False: "flux"}
 VARIANTS = (
     Variant(name="graphs"),
     Variant(name="compiled", graphs=False),
+    Variant(name="selective", selective=True),
     Variant(name="kept-0.9", kept=0.9),
+    Variant(name="kept-0.7", kept=0.7),
     Variant(name="checkpointed-around", around=True, graphs=False),
     Variant(name="eager", compiled=None, graphs=False),
     Variant(name="flash", sdpa="flash"),

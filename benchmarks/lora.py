@@ -51,6 +51,8 @@ class Variant:
     """torch.compile's mode for each layer; None: eager."""
     around: bool = False
     """torch's checkpointing around compiled layers, instead of within them."""
+    selective: bool = False
+    """The product's `gradient_checkpointing: selective`, of the row that is not checkpointed."""
     kept: float = 1.0
     """The compiler's memory budget: this share of what it would keep for the backward."""
     base: str = "bf16"
@@ -136,7 +138,7 @@ def lora_steps(
     handle = tread.attach(model, ROUTES)
     layers = layers_of(model)
     mode = variant.compiled
-    within = checkpointed and mode is not None and not variant.around
+    within = "selective" if variant.selective else checkpointed and mode is not None and not variant.around
     work = Work(
         model=model,
         handle=handle,
@@ -237,6 +239,8 @@ def _measure_variant(record: Record, shape: Shape, variant: Variant, plan: Plan,
             record.measure(variant.name, partial(_raise, RuntimeError("the model was not made")), row=row, **facts)
         return
     for checkpointed, row in plan.rows.items():
+        if checkpointed and variant.selective:
+            continue
         with lora_steps(model, shape, variant, record.device, checkpointed=checkpointed) as steps:
             compare = partial(_compare, record, steps, plan)
             record.measure(variant.name, compare, row=row, checkpointed=checkpointed, **facts)

@@ -12,6 +12,7 @@ from benchmarks.lora import Plan, Variant, run_script
 ROWS = {True: "flux-8bit-checkpointed", False: "flux-8bit"}
 VARIANTS = (
     Variant(name="fp8-both-ways", base="fp8-both-ways"),
+    Variant(name="fp8-both-ways-compiled", base="fp8-both-ways", graphs=False),
     Variant(name="float8-two-copies", base="float8-two-copies"),
     Variant(name="fp8-torchao", base="fp8-torchao"),
     Variant(name="int8-torchao", base="int8-torchao"),
@@ -23,9 +24,8 @@ CHOSEN = ("fp8-both-ways", "float8-two-copies", "fp8-torchao", "int8-torchao")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen variants."""
-    return run_script(
-        "quantized", __doc__, arguments, variants=VARIANTS, chosen=CHOSEN, shapes=SHAPES, plan=Plan(rows=ROWS)
-    )
+    plan = Plan(rows=ROWS, profiled="fp8-both-ways-compiled")
+    return run_script("quantized", __doc__, arguments, variants=VARIANTS, chosen=CHOSEN, shapes=SHAPES, plan=plan)
 
 
 if __name__ == "__main__":

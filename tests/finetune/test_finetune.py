@@ -158,6 +158,15 @@ def test_resume_is_exact_with(config: Any, tmp_path: Path, changes: dict[str, An
     assert_same(straight, finetune(again))
 
 
+@pytest.mark.parametrize("how", [True, "selective"])
+def test_checkpointing_changes_nothing(config: Any, tmp_path: Path, how: Any) -> None:
+    runs = (
+        finetune(config("flux", tmp_path / str(setting), max_train_steps=3, gradient_checkpointing=setting))
+        for setting in (False, how)
+    )
+    assert_same(*runs)
+
+
 def test_init_then_finetune(
     pipeline_folder: Folder, emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

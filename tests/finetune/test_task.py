@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 
 import tread
 from tread.attach.registry import layers_of
+from tread.models.recompute import Checkpointing
 from tread.routing import noise
 from tread.sampling.generate import sample_noise
 from tread.train.compiling import Compiled
@@ -190,9 +191,9 @@ def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True, "selective"])
 def test_layers_are_checkpointed_one_way(
-    pipeline_folder: PipelineFolder, tmp_path: Path, checkpointed: bool, compiled: bool
+    pipeline_folder: PipelineFolder, tmp_path: Path, checkpointed: Checkpointing, compiled: bool
 ) -> None:
     """Within compiled layers, or by the model around others; never both."""
     write_images(tmp_path / "images", masked=False)
@@ -200,9 +201,9 @@ def test_layers_are_checkpointed_one_way(
     settings = {"gradient_checkpointing": checkpointed, "compile": compiled, "cache_dir": str(tmp_path / "cache")}
     task = make_task(make_config(pipeline_folder("flux"), data, **settings), tmp_path)
     model = task.models["transformer"]
-    assert model.is_gradient_checkpointing is (checkpointed and not compiled)
+    assert model.is_gradient_checkpointing is (bool(checkpointed) and not compiled)
     if compiled:
         task.compile()
         calls: list[Any] = [layer._compiled_call_impl for layer in layers_of(model)]
         assert {type(call) for call in calls} == {Compiled}
-        assert {isinstance(call.own, partial) for call in calls} == {checkpointed}
+        assert {isinstance(call.own, partial) for call in calls} == {bool(checkpointed)}

@@ -124,8 +124,9 @@ def test_a_batch_equals_its_samples_one_by_one(small_dit, batch, options):
 
 
 @plain_and_modern
-def test_checkpointed_equals_not_bit_for_bit(small_dit, batch, options):
-    plain, checkpointed = small_dit(**options), small_dit(**options, checkpointing=True)
+@pytest.mark.parametrize("how", [True, "selective"])
+def test_checkpointed_equals_not_bit_for_bit(small_dit, batch, options, how):
+    plain, checkpointed = small_dit(**options), small_dit(**options, checkpointing=how)
     runs: list[int] = []
     for layer, block in enumerate(checkpointed.blocks):
         block.register_forward_pre_hook(lambda module, args, layer=layer: runs.append(layer))

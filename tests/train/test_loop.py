@@ -196,16 +196,17 @@ def test_accumulation_changes_nothing_but_memory(tmp_path: Path) -> None:
         torch.testing.assert_close(final_state(four)["model"][name], tensor, rtol=1e-3, atol=1e-6)
 
 
-def test_checkpointed_equals_not_bit_for_bit(tmp_path: Path) -> None:
-    assert make_session(tmp_path, "train.checkpointing=true")[0].model.checkpointing
+@pytest.mark.parametrize("how", ["true", "selective"])
+def test_checkpointed_equals_not_bit_for_bit(tmp_path: Path, how: str) -> None:
+    assert str(make_session(tmp_path, f"train.checkpointing={how}")[0].model.checkpointing).lower() == how
     assert_same_run(
         train(tmp_path / "plain", "train.steps=4"),
-        train(tmp_path / "again", "train.steps=4", "train.checkpointing=true"),
+        train(tmp_path / "again", "train.steps=4", f"train.checkpointing={how}"),
     )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", ["false", "true"])
+@pytest.mark.parametrize("checkpointing", ["false", "true", "selective"])
 def test_compiled_is_close_and_keeps_the_names(
     tmp_path: Path, checkpointing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@
 - `time` is embedded as it comes: callers scale their noise level to about 0..1000.
 - The position table and the rope table are functions of the grid and therefore not in the state dict. The
   position table is added with rope too: rope tells distances only, and an image has borders.
-- With `checkpointing`, a block is recomputed in backward; selecting and restoring tokens is not part of it.
+- With `checkpointing`, blocks keep less for the backward pass; selecting and restoring tokens is not part of it.
 - Weights are initialised by one function whose last lines zero adaLN and the output, so nothing can undo it: a
   fresh model is the identity on the stream and predicts exactly 0.
 """
@@ -18,7 +18,6 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tread.models.layers import (
     Block,
@@ -31,6 +30,7 @@ from tread.models.layers import (
     sincos_positions,
     unpatchify,
 )
+from tread.models.recompute import Checkpointing, recomputing
 from tread.routing.errors import ConfigError, check_choice, check_int
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
@@ -65,7 +65,7 @@ class DiT(nn.Module):
         qk_norm: bool = False,
         norm: NormName = "layer",
         mlp: MlpName = "gelu",
-        checkpointing: bool = False,
+        checkpointing: Checkpointing = False,
     ) -> None:
         super().__init__()
         self.input_size = _input_size(input_size, patch)
@@ -80,7 +80,7 @@ class DiT(nn.Module):
         self.mlp = check_choice(mlp, "mlp", get_args(MlpName))
         if not 1 <= width * mlp_ratio < math.inf:
             raise ConfigError(f"mlp_ratio is {mlp_ratio}; it must be positive, 4 is usual.")
-        self.checkpointing = checkpointing
+        self.checkpointing: Checkpointing = checkpointing
         self.stream: torch.dtype | None = None
         """Of the tokens between layers, for use under autocast; None: as the embedding gives them, float32 there."""
         self.routing: Handle | None = None
@@ -140,8 +140,7 @@ class DiT(nn.Module):
         if not (self.checkpointing and torch.is_grad_enabled()):
             return block(x, c, rope)
         # No layer draws random numbers, so there is no generator state to save.
-        out = checkpoint(block, x, c, rope, use_reentrant=False, preserve_rng_state=False)
-        return out  # pyright: ignore[reportReturnType]
+        return recomputing(self.checkpointing)(block, x, c, rope, preserve_rng_state=False)
 
 
 def _input_size(input_size: int | tuple[int, int], patch: int) -> tuple[int, int]:

@@ -5,9 +5,9 @@
 - Where compiling fails (no C compiler, an operation that cannot be compiled), the layer's own code runs in its place,
   in this call and in all later ones of every layer: one sentence says so, and the run goes on. The backward pass is
   compiled together with the forward, so that no step fails halfway.
-- Checkpointing is compiled with the layer: it keeps its inputs alone, and its backward computes the rest again, with
-  the same random numbers, but for what no gradient needs. Around compiled code, torch's checkpointing would cost the
-  host more than routing saves the device (docs/performance.md).
+- Checkpointing is compiled with the layer: its backward computes again what was not kept (`tread.models.recompute`),
+  but for what no gradient needs. Around compiled code, torch's checkpointing would cost the host more than routing
+  saves the device (docs/performance.md).
 - A layer keeps its parameter names and its hooks.
 """
 
@@ -17,20 +17,13 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.torch_version import TorchVersion
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tread.models.recompute import Checkpointing, recomputing
 from tread.routing import noise
 from tread.routing.plan import RoutePlan
 from tread.routing.selection import SHAPE_LEVELS
 
 Switch = Literal["auto"] | bool
-CHECKPOINT: dict[str, Any] = {"use_reentrant": False}
-if TorchVersion(torch.__version__) < "2.12":  # later ones do this themselves
-    # what a function with its own gradient computes, such as a product with packed weights, would be kept
-    CHECKPOINT["context_fn"] = partial(
-        create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
-    )
 
 
 def compiles(setting: Switch, device: torch.device) -> bool:
@@ -55,13 +48,13 @@ def compile_layers(
     layers: Sequence[nn.Module],
     *,
     shapes: int,
-    checkpointed: bool = False,
+    checkpointed: Checkpointing = False,
     say: Callable[[str], None] = print,
     **options: Any,
 ) -> "Attempt":
     """Compile each layer in place, for up to `shapes` shapes of its inputs; `options` are torch.compile's.
 
-    With `checkpointed`, a layer keeps its inputs alone. Returns how it goes, which the first steps will show.
+    With `checkpointed`, a layer keeps less for its backward pass. Returns how it goes, which the first steps will show.
     """
     from torch._dynamo import config as limits  # a second to import, which only those who compile need
     from torch._functorch import config as lowering
@@ -72,9 +65,9 @@ def compile_layers(
     limits.recompile_limit = max(needed, limits.recompile_limit)
     limits.accumulated_recompile_limit = max(needed, limits.accumulated_recompile_limit)
     lowering.force_non_lazy_backward_lowering = True
-    attempt = Attempt(say)
+    attempt, recompute = Attempt(say), recomputing(checkpointed, compiled=True)
     for layer in layers:
-        own = partial(checkpoint, layer._call_impl, **CHECKPOINT) if checkpointed else layer._call_impl
+        own = partial(recompute, layer._call_impl) if checkpointed else layer._call_impl
         layer._compiled_call_impl = Compiled(own, torch.compile(own, dynamic=False, **options), attempt)
     say(f"{len(layers)} layers are compiled when they first run, for up to {shapes} shape(s) each.")
     return attempt

@@ -8,14 +8,18 @@
 - Scales are taken from the tensors themselves in every step. Weights, their gradients and their average stay as they
   are, so checkpoints do not know about it.
 - The largest value is taken by rows first: compiled code then finds it in the pass that computes the rows.
+- On GPUs rows are rounded, and stored bytes turned, by kernels of our own (`tread.train.float8_kernels`), as operators
+  that the compiler does not look into.
 - Validation, previews and every other forward in eval mode compute as without float8.
 - Where there is no such kernel (CPUs), a plain product of the rounded operands computes the same.
 """
 
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.library import custom_op
 
 from tread.routing.errors import ConfigError
 
@@ -26,6 +30,9 @@ SMALLEST = 512
 PIECE = 512
 MULTIPLE = 16
 """The kernel's sides are multiples of this."""
+LONGEST = 16384
+"""Numbers in a row that one program of our kernel holds."""
+_TRITON = find_spec("triton") is not None
 
 
 def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Tensor, Tensor]:
@@ -34,8 +41,27 @@ def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Te
     largest = torch.finfo(dtype).max
     size = _largest_in_rows(x)  # (M, 1)
     size = (size.amax() if dim is None else size).float().clamp(min=1e-12)
-    rounded = (x.float() * (largest / size)).clamp(-largest, largest).to(dtype, memory_format=torch.contiguous_format)
-    return rounded, size / largest
+    rounded = (x.float() * (size.reciprocal() * largest)).clamp(-largest, largest)
+    return rounded.to(dtype, memory_format=torch.contiguous_format), size * (1 / largest)
+
+
+def round_rows(x: Tensor, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`to_float8` by rows and to e4m3, of x (M, K) times `columns` (K,) where given."""
+    if x.is_cuda and _TRITON and x.shape[1] <= LONGEST:
+        return _round_rows(x, columns)
+    return to_float8(x if columns is None else x.float() * columns, FORWARD, 1)
+
+
+@custom_op("tread::round_rows", mutates_args=())
+def _round_rows(x: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor]:
+    from tread.train import float8_kernels  # Triton, which only GPUs need
+
+    return float8_kernels.round_rows(x, columns, FORWARD)
+
+
+@_round_rows.register_fake
+def _(x: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=FORWARD), x.new_empty(x.shape[0], 1, dtype=torch.float32)
 
 
 def _largest_in_rows(x: Tensor) -> Tensor:
@@ -61,8 +87,25 @@ def product(
 
 
 def turned(x: Tensor) -> Tensor:
-    """(M, K) -> (K, M), row by row."""
+    """(M, K) -> (K, M), row by row; what was just computed is best turned by compiled code, as it is written."""
     return x.t().contiguous()
+
+
+def turn_bytes(x: Tensor) -> Tensor:
+    """`turned`, of bytes that lie in memory."""
+    return _turn_bytes(x) if x.is_cuda and _TRITON else turned(x)
+
+
+@custom_op("tread::turn_bytes", mutates_args=())
+def _turn_bytes(x: Tensor) -> Tensor:
+    from tread.train import float8_kernels
+
+    return float8_kernels.turn(x)
+
+
+@_turn_bytes.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[1], x.shape[0])
 
 
 class _Product(torch.autograd.Function):
@@ -92,15 +135,15 @@ class _RowProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
-        x8, x_scale = to_float8(x, FORWARD, 1)
-        weight8, weight_scale = to_float8(weight, FORWARD, 1)
+        x8, x_scale = round_rows(x)
+        weight8, weight_scale = round_rows(weight)
         return product(x8, weight8, x_scale, weight_scale, bias)  # (M, N)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
-        gradient8, scale = to_float8(gradients[0], FORWARD, 1)  # (M, N)
-        weight8, weight_scale = to_float8(turned(weight.bfloat16()), FORWARD, 1)  # (K, N)
+        gradient8, scale = round_rows(gradients[0])  # (M, N)
+        weight8, weight_scale = round_rows(turned(weight.bfloat16()))  # (K, N)
         to_x = product(gradient8, weight8, scale, weight_scale)  # (M, K)
         to_weight = gradients[0].t() @ x  # (N, K)
         return to_x, to_weight.to(weight.dtype), _to_bias(gradients[0], weight.dtype) if ctx.biased else None

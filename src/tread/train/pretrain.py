@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tread.data import DATASETS, Dataset, Order, StepSampler, positions, split
 from tread.models import DiT, load_published_dit, preset
+from tread.models.recompute import Checkpointing
 from tread.objectives import Objective, build
 from tread.routing import noise
 from tread.routing.errors import ConfigError, check_choice
@@ -49,7 +50,9 @@ def build_objective(settings: Mapping[str, Any]) -> Objective:
     return build(settings.pop("name"), settings)
 
 
-def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *, checkpointing: bool) -> DiT:
+def build_model(
+    config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *, checkpointing: Checkpointing
+) -> DiT:
     """The model of a `model` section for samples of `shape` (C, H, W), dense and freshly initialised."""
     channels, height, width = shape
     return DiT(
@@ -84,8 +87,8 @@ class Pretraining:
         self.objective: Objective = build_objective(config.objective)
         torch.manual_seed(seed)
         shape, num_classes = self.dataset.shape, self.dataset.num_classes
-        # compiled layers do it themselves
-        checkpointing = config.train.checkpointing and not compiles(config.train.compile, accelerator.device)
+        compiled = compiles(config.train.compile, accelerator.device)
+        checkpointing = False if compiled else config.train.checkpointing  # compiled layers do it themselves
         self.model: DiT = build_model(config.model, shape, num_classes, checkpointing=checkpointing).to(
             accelerator.device
         )

@@ -7,6 +7,7 @@ the model or the data are made where those are built.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tread.models.recompute import Checkpointing
 from tread.routing.errors import ConfigError
 from tread.routing.plan import RoutePlan
 from tread.sampling.guidance import Branches
@@ -70,7 +71,7 @@ class PretrainLoopConfig(LoopConfig):
     """The loop of class-conditional training."""
 
     float8: Float8 | None
-    checkpointing: bool
+    checkpointing: Checkpointing
     workers: int
     class_dropout: float
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tread
+from tread.models.recompute import recomputing
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
@@ -127,7 +128,7 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
             model.requires_grad_(True)
         # compiled layers do it themselves
         if config.gradient_checkpointing and not compiles(config.compile, device):
-            model.enable_gradient_checkpointing()
+            model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
         models[part] = model.to(device).train()
     return models
 

@@ -189,15 +189,15 @@ def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias:
     """x @ weight.T + bias, both sides in float8, one scale per row of each."""
     assert codes is not None
     assert scale is not None
-    packed, spread = float8.to_float8(x.flatten(0, -2), FLOAT8, 1)  # (M, K), (M, 1)
+    packed, spread = float8.round_rows(x.flatten(0, -2))  # (M, K), (M, 1)
     product = float8.product(packed, codes.view(FLOAT8), spread, scale, bias)  # (M, N)
     return product.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def _float8_gradient(gradient: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """gradient @ weight, both sides in float8, one scale per row of the gradient times the weight's scales."""
-    packed, spread = float8.to_float8(gradient.flatten(0, -2) * scale.t(), FLOAT8, 1)  # (M, N), (M, 1)
-    back = float8.turned(codes).view(FLOAT8)  # (K, N)
+    packed, spread = float8.round_rows(gradient.flatten(0, -2), scale.flatten())  # (M, N), (M, 1)
+    back = float8.turn_bytes(codes).view(FLOAT8)  # (K, N)
     product = float8.product(packed, back, spread, scale.new_ones(codes.shape[1], 1))  # (M, K)
     return product.to(gradient.dtype).view(*gradient.shape[:-1], -1)
 

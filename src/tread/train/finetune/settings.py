@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tread.data.entries import data_configs
+from tread.models.recompute import Checkpointing
 from tread.routing.errors import ConfigError, nearest
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
@@ -134,8 +135,9 @@ mixed_precision, but float32 where all weights are trained."""
     """Samples per GPU and forward."""
     gradient_accumulation_steps: int = 1
     """Forwards per optimizer step."""
-    gradient_checkpointing: bool = True
-    """Compute activations again in the backward pass: far less memory, about a third more time."""
+    gradient_checkpointing: Checkpointing = True
+    """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
+what is cheap to compute, about a third of the activations for hardly any time."""
     mixed_precision: Literal["bf16", "no"] = "bf16"
     """Precision of the computation; no: float32."""
     compile: Switch = "auto"

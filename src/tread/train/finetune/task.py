@@ -316,7 +316,7 @@ def _forcing(handle: Handle | None, forced: Tensor | None) -> AbstractContextMan
 def memory_advice(config: FinetuneConfig) -> str:
     """What would save memory and is not done yet, the most helpful first."""
     ways = ["set graphs to false"] if config.graphs else []
-    if not config.gradient_checkpointing:
+    if config.gradient_checkpointing is not True:
         ways.append("set gradient_checkpointing to true")
     if not config.adapts:
         ways.append("set model_type to 'lora'")

@@ -1,0 +1,57 @@
+"""Float8's kernels against their plain twins, in Triton's interpreter: `TRITON_INTERPRET=1 python interpreted.py rows`.
+
+A program of its own, because Triton decides when it is imported.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tread.train import float8_kernels
+from tread.train.float8 import FORWARD, to_float8, turned
+
+SHAPES = [(1, 16), (5, 48), (7, 1000), (3, 3072)]
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def rows_of_many_sizes(shape: tuple[int, int], dtype: torch.dtype, device: str = "cpu") -> Tensor:
+    """The last of them is zero, where there are several."""
+    x = torch.randn(shape, device=device) * torch.logspace(-9, 3, shape[0], device=device)[:, None]
+    x[1:][-1:] = 0
+    return x.to(dtype)
+
+
+def check_rows() -> None:
+    """Up to the last rounding, which the interpreter does not get right: the result is stored in float32."""
+    kernel: Any = float8_kernels._round_row
+    torch.manual_seed(0)
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            for columns in (None, torch.rand(shape[1])):
+                x = rows_of_many_sizes(shape, dtype)
+                found, scale = torch.full(shape, torch.nan), torch.full((shape[0], 1), torch.nan)
+                kernel[(shape[0],)](
+                    x,
+                    scale if columns is None else columns,
+                    found,
+                    scale,
+                    shape[1],
+                    LARGEST=448.0,
+                    LENGTH=1 << (shape[1] - 1).bit_length(),
+                    SCALED=columns is not None,
+                )
+                codes, expected = to_float8(x if columns is None else x.float() * columns, FORWARD, 1)
+                assert scale.equal(expected), (shape, dtype)
+                assert found.to(FORWARD).view(torch.uint8).equal(codes.view(torch.uint8)), (shape, dtype)
+
+
+def check_turning() -> None:
+    for shape in ((1, 1), (64, 128), (130, 300), (16, 512)):
+        x = torch.randint(256, shape, dtype=torch.uint8)
+        assert float8_kernels.turn(x).equal(turned(x)), shape
+
+
+if __name__ == "__main__":
+    {"rows": check_rows, "turning": check_turning}[sys.argv[1]]()

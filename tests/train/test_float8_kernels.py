@@ -1,0 +1,56 @@
+"""Float8's kernels against their plain twins, bit for bit: interpreted on CPUs, as they are on a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tread.train import float8
+from tread.train.float8 import FORWARD, round_rows, to_float8, turn_bytes, turned
+
+
+@pytest.mark.parametrize("what", ["rows", "turning"])
+def test_in_the_interpreter(what: str) -> None:
+    pytest.importorskip("triton")
+    program = Path(__file__).with_name("interpreted.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, str(program), what], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def same(found: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    return found[0].view(torch.uint8).equal(expected[0].view(torch.uint8)) and found[1].equal(expected[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(1, 16), (7, 1000), (2560, 3072), (512, 15360)], ids=str)
+def test_rows_on_a_gpu(shape: tuple[int, int], dtype: torch.dtype, compiled: bool) -> None:
+    from interpreted import rows_of_many_sizes
+
+    torch.manual_seed(0)
+    x = rows_of_many_sizes(shape, dtype, "cuda")
+    columns = torch.rand(shape[1], device="cuda")
+    function = torch.compile(round_rows, dynamic=False) if compiled else round_rows
+    for given in (None, columns):
+        assert same(function(x, given), to_float8(x if given is None else x.float() * given, FORWARD, 1))
+    codes, scale = function(x.t().contiguous().t(), None)
+    assert codes.is_contiguous()
+    assert same((codes, scale), to_float8(x, FORWARD, 1))
+
+
+@pytest.mark.gpu
+def test_turning_on_a_gpu() -> None:
+    for shape in ((16, 16), (130, 300), (3072, 15360)):
+        x = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
+        assert turn_bytes(x).equal(turned(x))
+
+
+@pytest.mark.gpu
+def test_rows_that_are_too_long_are_rounded_without_the_kernel() -> None:
+    x = torch.randn(4, 2 * float8.LONGEST, device="cuda")
+    assert same(round_rows(x), to_float8(x, FORWARD, 1))
