@@ -18,8 +18,6 @@ VARIANTS = (
     Variant(name="graphs"),
     Variant(name="compiled", graphs=False),
     Variant(name="selective", selective=True),
-    Variant(name="kept-0.9", kept=0.9),
-    Variant(name="kept-0.7", kept=0.7),
     Variant(name="checkpointed-around", around=True, graphs=False),
     Variant(name="eager", compiled=None, graphs=False),
     Variant(name="flash", sdpa="flash"),
@@ -29,7 +27,7 @@ VARIANTS = (
     Variant(name="torch-graphs", compiled="reduce-overhead", graphs=False),
     Variant(name="default-sdpa", sdpa="default"),
 )
-CHOSEN = ("graphs", "compiled")
+CHOSEN = ("graphs", "selective", "compiled")
 TINY = {
     "in_channels": 16,
     "num_attention_heads": 2,

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch._functorch.config
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
@@ -53,8 +52,6 @@ class Variant:
     """torch's checkpointing around compiled layers, instead of within them."""
     selective: bool = False
     """The product's `gradient_checkpointing: selective`, of the row that is not checkpointed."""
-    kept: float = 1.0
-    """The compiler's memory budget: this share of what it would keep for the backward."""
     base: str = "bf16"
     """The frozen base: bf16, one of the product's `base_model_precision`, or a trial of benchmarks.float8."""
 
@@ -65,7 +62,6 @@ class Variant:
             "torch's checkpointing around compiled layers": self.around,
             f"LoRA in {self.lora}": self.lora != "float32",
             f"compile mode {self.compiled}": self.compiled not in (None, "default"),
-            f"{self.kept:g} of the activations kept": self.kept != 1,
             "trial of a base": self.base != "bf16" and self.base not in METHODS,
         }
         return [words for words, true in found.items() if true]
@@ -158,9 +154,8 @@ def lora_steps(
         graphs=variant.graphs,
         ema=False,
     )
-    kept = torch._functorch.config.patch(activation_memory_budget=variant.kept)
     try:
-        with kept, _checkpointing(model, checkpointed and not within), stepping(work, config, device) as steps:
+        with _checkpointing(model, checkpointed and not within), stepping(work, config, device) as steps:
             if variant.lora == "bf16 + float32 copy":
                 steps.session.optimizer = Copied(trained, lr=1e-4, fused=device.type == "cuda")
             yield steps

@@ -17,6 +17,7 @@ from webdataset.writer import TarWriter
 from tread import __version__
 from tread.cli import COMMANDS, main
 
+ROOT = Path(__file__).parents[1]
 ROUTES = '{"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 2}]}'
 TINY = [
     *["train", "model.depth=4", "model.width=16", "model.heads=2", "train.batch_size=8", "train.precision=float32"],
@@ -173,7 +174,8 @@ def test_checkpoints_that_do_not_serve(fail: Fail, tmp_path: Path, capsys: pytes
     forget()
     assert fail("train", "resume=run", "model.width=32") == (
         "tread train: the checkpoint run/checkpoints/step-00000002 is of another model: patch_embed.weight is (16, 1) "
-        "there and (32, 1) here. Set the model and the data as in that run's config.yaml."
+        "there and (32, 1) here. Set the model and the data as in that run's config.yaml, or begin a run in another "
+        "output_dir."
     )
     assert fail(*TINY, "output_dir=run").startswith(
         "tread train: run already holds a run: continue it with resume=latest"
@@ -246,6 +248,33 @@ def test_plan_shows_the_cost_of_every_form(capsys: pytest.CaptureFixture[str], t
     assert "28 layers, width 1152, 256 tokens" in shown[0]
     assert "layers 2..24: 128 of 256 tokens (drops 50%)" in shown[0]
     assert "ideal speed-up                           1.72x" in shown[0]
+
+
+def test_plan_follows_the_defaults_of_a_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As `tread train` reads it; what is still to be given there, such as data.path, is not asked for."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [config, {override data: latents}, _self_]\nmodel: {preset: B/2}\n")
+    for config in (str(file), str(ROOT / "configs" / "config.yaml"), str(ROOT / "recipes" / "dit-s-2.yaml"), "paper"):
+        main(["plan", config, *SHAPE])
+        assert "layers 2..24: 128 of 256 tokens (drops 50%)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.yaml", "model: {preset: B/2, tread_config: null}"),
+        ("mine.yaml", "defaults: [config, {override model: dit}, _self_]"),
+        ("tune.json", '{"--model_family": "flux", "--data": "photos"}'),
+    ],
+)
+def test_plan_says_that_a_run_is_dense(
+    name: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    main(["plan", name, *SHAPE])
+    assert capsys.readouterr().out.startswith(
+        f"{name} has no tread_config: the run is dense, every layer sees all 256 tokens. Name a preset"
+    )
 
 
 def test_plan_warns_of_risks_and_refuses_mistakes(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,11 @@ def test_verdicts():
 def test_the_table_takes_the_fastest_that_worked():
     failed = {"row": "flux", "name": "graphs", "status": "failed", "error": "x"}
     slow, fast = (result("flux", 400, ms, 1.97, gib=31, name=name) for ms, name in ((210, "slow"), (190, "fast")))
-    assert best("flux", [slow, failed, fast]) is fast
+    row = next(row for row in ROWS if row.key == "flux")
+    assert best(row, [slow, failed, fast]) is fast
+    too_large = result("flux", 400, 180, 1.97, gib=35)
+    assert best(row, [slow, too_large, fast]) is fast, "the fastest of those that fit"
+    assert best(row, [too_large]) is too_large
     lines = table([slow, {**fast, "beyond": ["flash attention forced"]}, {**failed, "row": "sd3"}]).splitlines()
     assert next(line for line in lines if "| fast (flash attention forced) |" in line).endswith("| hit |")
     assert sum(line.startswith("- ") for line in lines) == 3  # the slow and the failed one are not hidden

@@ -13,11 +13,11 @@ from tread.data.base import DataError, to_uint8, written_whole
 def test_an_error_in_a_worker_arrives_as_its_sentence() -> None:
     """ExceptionWrapper is how a DataLoader carries a worker's error to the parent."""
     with pytest.raises(DataError) as raised:
-        raise DataError("sample 0: a colon: is kept")
+        raise DataError("sample 0: a colon: is kept (and lines\nare one): too")
     carried = ExceptionWrapper((raised.type, raised.value, raised.tb), where="in DataLoader worker process 0")
     with pytest.raises(DataError) as caught:
         carried.reraise()
-    assert str(caught.value) == "sample 0: a colon: is kept"
+    assert str(caught.value) == "sample 0: a colon: is kept (and lines are one): too"
 
 
 def test_to_uint8_reaches_both_ends_and_clips() -> None:

@@ -130,7 +130,7 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path, size=8)
     assert folder[0][0].shape == (3, 8, 8)
     for i, name in ((1, "cut.jpg"), (2, "empty.png"), (3, "text.webp")):
-        with pytest.raises(DataError, match=rf"cannot read image \S*{name} \(.+\): remove it or encode it again$"):
+        with pytest.raises(DataError, match=rf"cannot read image \S*{name} \(.+\): remove it or save it again$"):
             folder[i]
 
 

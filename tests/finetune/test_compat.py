@@ -72,6 +72,21 @@ def test_every_published_key_and_value_has_a_verdict() -> None:
     assert refused == UNSUPPORTED
 
 
+def test_what_every_data_entry_sets_itself_is_ignored() -> None:
+    own, none = {"instance_data_dir": "a", "resolution": 512}, {"instance_data_dir": "b"}
+    found = verdict({**BASE, "data": [own], "resolution": 64}, "resolution")
+    assert (found.verdict, found.text) == ("ignored", "every data entry sets its own")
+    for data in ([own, none], [own, "b"], "b"):
+        assert verdict({**BASE, "data": data, "resolution": 64}, "resolution").verdict == "runs"
+
+
+def test_a_wrong_route_is_a_verdict_on_the_routes() -> None:
+    route = {"selection_ratio": 1.5, "start_layer_idx": 2, "end_layer_idx": -2}
+    found = verdict({**BASE, "tread_config": {"routes": [route]}}, "tread_config")
+    assert found.verdict == "unsupported"
+    assert found.text.startswith("routes[0]: selection_ratio of route 2..-2 at 1.5 is 1.5")
+
+
 def test_every_published_key_of_lycoris_and_of_data_has_one() -> None:
     inside = [key for key in KEYS["config"] if key in LYCORIS]
     assert set(inside) == set(LYCORIS)

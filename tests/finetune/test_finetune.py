@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
@@ -20,6 +21,7 @@ from tread.routing.errors import ConfigError
 from tread.train.finetune.config import read_config
 from tread.train.finetune.finetune import finetune
 from tread.train.finetune.settings import FinetuneConfig
+from tread.train.finetune.task import Finetuning
 from tread.train.metrics import read_metrics
 from tread.train.schema import parse
 
@@ -111,6 +113,30 @@ def assert_same(one: Path, two: Path) -> None:
         assert all(torch.equal(tensor, second[part][name]) for name, tensor in tensors.items()), part
     losses = [[line["loss"] for line in read_metrics(folder) if "loss" in line] for folder in (one, two)]
     assert losses[0] == losses[1]
+
+
+def test_an_error_within_the_model_leaves_a_checkpoint_and_a_result(
+    config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It interrupts a routed window: what is written next must not meet the remains."""
+    settings = {"eval_steps_interval": 0, "gradient_checkpointing": False}
+    forward, steps = FluxSingleTransformerBlock.forward, []
+
+    def fails(self: FluxSingleTransformerBlock, *arguments: Any, **named: Any) -> Any:
+        if steps == [0, 1, 2, 3]:
+            steps.clear()
+            raise RuntimeError("out of luck")
+        return forward(self, *arguments, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of luck"):
+        before = Finetuning.set_step
+        patch.setattr(Finetuning, "set_step", lambda self, step: (steps.append(step), before(self, step)))
+        patch.setattr(FluxSingleTransformerBlock, "forward", fails)
+        finetune(config("flux", tmp_path / "run", **settings))
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+    assert "| tokens kept in routed layers | 50% |" in (tmp_path / "run" / "README.md").read_text()
+    straight = finetune(config("flux", tmp_path / "straight", **settings))
+    assert_same(straight, finetune(config("flux", tmp_path / "run", resume_from_checkpoint="latest", **settings)))
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -42,12 +42,12 @@ def folder_of(photos: Path, name: str) -> Path:
     return folder
 
 
-def read_back(text: str, tmp_path: Path) -> FinetuneConfig:
+def read_back(text: str, tmp_path: Path, *settings: str) -> FinetuneConfig:
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return read_config(path)
+        return read_config(path, settings)
 
 
 @pytest.mark.realdata
@@ -70,6 +70,8 @@ def test_a_starter_fits_its_model_and_data(
     assert tread.attach(source.transformer("transformer", dtype=torch.float32), plan).plan.depth == source.depth
     assert adapter_risks(plan) == layer_risks(plan) == []
     (entry,) = config.data_entries()
+    (other,) = read_back(text, tmp_path, "data=others", "resolution=32").data_entries()
+    assert other == {"instance_data_dir": "others", "resolution": 32, "resolution_type": "pixel_area"}
     assert entry["resolution"] % family.multiple == 0
     assert 0 < entry["resolution"] <= 123
     assert config.train_batch_size == 3  # all there are

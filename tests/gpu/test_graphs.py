@@ -54,8 +54,13 @@ def pretrained(folder: Path, *settings: str) -> tuple[list[float], dict[str, tor
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     "settings",
-    [("train.compile=false",), ("train.compile=true",), ("train.compile=false", "train.micro_steps=3")],
-    ids=["eager", "compiled", "micro-steps"],
+    [
+        ("train.compile=false",),
+        ("train.compile=true",),
+        ("train.compile=false", "train.micro_steps=3"),
+        ("train.compile=true", "train.checkpointing=selective"),
+    ],
+    ids=["eager", "compiled", "micro-steps", "selective"],
 )
 def test_pretraining_is_the_same(plan: str, settings: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
     said: list[str] = []

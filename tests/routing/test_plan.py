@@ -76,6 +76,7 @@ def with_route(**changes):
         ({"tread_config": {}}, r"^TREAD training requires you to configure the routes"),
         ({"routes": [ROUTE], "preset": "paper"}, r"both routes and preset 'paper'"),
         ({"preset": "papper"}, r"preset is 'papper'.*Did you mean 'paper'"),
+        (ROUTE, r"selection_ratio itself; it belongs to a route: give `routes`"),
         ({"routes": [ROUTE], "selectr": "l1"}, r"unknown key 'selectr'.*Did you mean 'selector'"),
         ({"routes": [ROUTE], "selector": "l2"}, r"selector is 'l2'.*random, l1"),
         ({"routes": [ROUTE], "importance": 0.5}, r"importance is 0.5.*selector to 'l1'"),

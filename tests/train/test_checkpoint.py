@@ -211,7 +211,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(other: nn.
         checkpoint.load_tensors(checkpoint.trained(other), nn.Linear(3, 2).state_dict(), Path("run/step-00000001"))
     assert str(error.value) == (
         f"the checkpoint run/step-00000001 is of another model: {difference}. Set the model and the data as in "
-        "that run's config.yaml."
+        "that run's config.yaml, or begin a run in another output_dir."
     )
     for one, two in zip(before, other.parameters(), strict=True):
         assert torch.equal(one, two)

@@ -125,6 +125,16 @@ def test_files_that_do_not_serve(tmp_path: Path) -> None:
             "e.g. model.tread_config.routes.0.selection_ratio=0.5.",
         ),
         (
+            "model.tread_config.routes.selection_ratio=0.7",
+            "cannot read 'model.tread_config.routes.selection_ratio=0.7': write the place in a list as a number, "
+            "e.g. model.tread_config.routes.0.selection_ratio=0.5.",
+        ),
+        (
+            "model.tread_config.routes.3.selection_ratio=0.7",
+            "there is no model.tread_config.routes[3]: places in a list count from 0; to make it longer, give the "
+            "whole list.",
+        ),
+        (
             "train.steps",
             "cannot read 'train.steps': write setting=value, e.g. train.steps=500, after at most one FILE.yaml.",
         ),

@@ -1,6 +1,7 @@
 """The job itself: where it starts, what it reads, what it validates on, what it leaves in its folder."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tread.routing.errors import ConfigError
 from tread.sampling.generate import sample_noise
 from tread.sampling.grid import make_grid
 from tread.train.config import changes, from_run
+from tread.train.job import claimed_folder
 from tread.train.loop import CHECKPOINTS
 from tread.train.pretrain import VALIDATION, Pretraining
 
@@ -235,6 +237,31 @@ def test_a_folder_that_holds_a_run_is_never_overwritten(tmp_path: Path, trained:
         go_on(other, f"output_dir={trained}", "train.steps=4")
     assert str(error.value) == message
     assert sorted((path, path.stat().st_mtime_ns) for path in trained.rglob("*")) == before
+
+
+def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
+    """The first has no checkpoint yet: what the second wrote would be mixed with what it writes."""
+    task, _ = make_session(tmp_path / "run")
+    with claimed_folder(task.config, task.accelerator) as folder:
+        for settings in ([], ["resume=latest"]):
+            with pytest.raises(ConfigError) as error:
+                train(folder, "train.steps=2", *settings)
+            assert str(error.value) == (
+                f"another job is training in {folder}: wait for its end, or name another output_dir."
+            )
+    assert len(losses(train(folder, "train.steps=2"))) == 2
+
+
+def test_what_is_not_the_folder_of_a_run_is_not_resumed(tmp_path: Path, trained: Path) -> None:
+    """Both jobs claim their folder so; the newest checkpoint's own folder is no run either."""
+    task, _ = make_session(tmp_path / "run")
+    for place in (tmp_path / "nowhere", next((trained / CHECKPOINTS).iterdir())):
+        with (
+            pytest.raises(ConfigError, match="is not the folder of a run"),
+            claimed_folder(replace(task.config, resume=str(place)), task.accelerator),
+        ):
+            pass
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_has_nothing_left_to_do_keeps_its_config(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from tiny import ROOT, TINY, final_state, forget, metrics, train
+from tiny import ROOT, TINY, final_state, forget, make_session, metrics, train, write_images
 
+from tread.data.images import ImageFolder
+from tread.data.order import Order
+from tread.train.checkpoint import list_checkpoints
 from tread.train.config import compose
+from tread.train.loop import CHECKPOINTS
 from tread.train.pretrain import Pretraining
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
@@ -21,15 +25,21 @@ SETTINGS = ["train.steps=5", "train.class_dropout=0.3", "validation.samples=5", 
 
 
 def launch(script: Path, *settings: str) -> str:
-    """`accelerate launch` with two processes on this machine's CPU."""
-    process = subprocess.run(
+    """What `accelerate launch` with two processes on this machine's CPU prints."""
+    process = launched(script, *settings)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def launched(script: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    """The same, whatever comes of it."""
+    return subprocess.run(
         [*LAUNCH, "--main_process_port=0", str(script), *TINY, *settings],
         env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
+        timeout=120,
     )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +98,23 @@ def test_the_ranks_select_different_tokens_and_together_those_of_one_process(
     task.handle.set_step(4)
     task.loss(task.model, next(task.batches(4)), 4, 0)
     assert ranks[0]["selection"] + ranks[1]["selection"] == task.handle.selections[0].tolist()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: int) -> None:
+    data = write_images(tmp_path / "data", "a", "b", count=10, size=8)
+    folder = tmp_path / "run"
+    settings = ["data=images", f"data.path={data}", "data.size=8", "train.batch_size=4", "validation.samples=4"]
+    task, _ = make_session(folder, *settings)
+    position = torch.tensor([8 + 2 * rank])  # the rank's first sample of the third step
+    sample = int(Order(len(task.train_set), task.config.train.seed).indices(position))
+    broken = data / ImageFolder(data, size=8).files[task.train_set.indices[sample]]
+    broken.write_bytes(b"")
+    process = launched(ROOT / "train.py", *settings, "train.steps=4", f"output_dir={folder}")
+    assert process.returncode != 0
+    assert f"tread train: cannot read image {broken}" in process.stderr
+    assert process.stdout.count("step 2 is saved, continue with") == 1
+    assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002"]
 
 
 @pytest.mark.slow

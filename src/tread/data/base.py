@@ -25,7 +25,7 @@ class DataError(ValueError):
     def __init__(self, message: str) -> None:
         if message.startswith("Caught ") and "Original Traceback" in message:  # torch's ExceptionWrapper
             message = message.rstrip().rsplit("\n", 1)[-1].partition(": ")[2]
-        super().__init__(message)
+        super().__init__(message.replace("\n", " "))  # a decoder's reason may have several lines
 
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):

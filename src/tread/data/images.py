@@ -94,7 +94,7 @@ def read_image(path: Path, size: int) -> np.ndarray:
             square = ImageOps.fit(upright_rgb(image), (size, size), method=Image.Resampling.BICUBIC)
     except Exception as error:  # a decoder may raise anything on a broken file: OSError, SyntaxError, ...
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"cannot read image {path} ({reason}): remove it or encode it again") from error
+        raise DataError(f"cannot read image {path} ({reason}): remove it or save it again") from error
     return np.array(square)  # (H, W, 3)
 
 

@@ -2,18 +2,26 @@
 
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.errors import check_int
-from tread.routing.plan import RoutePlan, read_mapping
+from tread.routing.plan import PRESETS, RoutePlan, read_mapping
 from tread.routing.risks import RiskWarning, layer_risks, token_risks
 from tread.routing.selection import kept_count
+from tread.train.config import compose_file
 
 
 def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: int = 0) -> str:
     """The text of `tread plan`."""
     check_int(tokens, "--tokens", 1)
-    plan = _plan(config).resolve(depth)
+    plan = _plan(config)
+    if plan is None:
+        return (
+            f"{config} has no tread_config: the run is dense, every layer sees all {tokens} tokens. Name a preset in "
+            f"its place to see what routes would gain: {', '.join(PRESETS)}."
+        )
+    plan = plan.resolve(depth)
     cost = plan_cost(plan, LayerShape(width=width, context=context), tokens=tokens)
     lines = [f"{depth} layers, width {width}, {tokens} tokens" + (f" + {context} of text" if context else "")]
     for route in plan.routes:
@@ -34,12 +42,15 @@ def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: 
     return "\n".join(lines)
 
 
-def _plan(config: str) -> RoutePlan:
-    """Of routes, or of the config of a run, which has them among other things."""
+def _plan(config: str) -> RoutePlan | None:
+    """Of routes, or of the config of a run, which has them among other things; None where that is dense."""
     mapping = read_mapping(config)
-    for section in (mapping, mapping.get("model")):
-        if isinstance(section, Mapping):
-            for name in ("tread_config", "--tread_config"):
-                if name in section:
-                    return RoutePlan.from_config(section[name])
+    if "defaults" in mapping and config.endswith(".yaml"):
+        mapping = compose_file(Path(config))
+    model = mapping.get("model")
+    among = {**mapping, **model} if isinstance(model, Mapping) else mapping
+    settings = {name.removeprefix("--"): value for name, value in among.items()}
+    if "tread_config" in settings or "model_family" in settings:  # a fine-tune need not mention it
+        found = settings.get("tread_config")
+        return None if found is None else RoutePlan.from_config(found)
     return RoutePlan.from_config(mapping)

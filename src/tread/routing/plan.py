@@ -132,6 +132,10 @@ def tread_mapping(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         mapping = mapping["tread_config"]
         if not isinstance(mapping, Mapping):
             raise ConfigError(f"tread_config is {mapping!r}; it must be a mapping with `routes` or `preset`.")
+    if "selection_ratio" in mapping:
+        raise ConfigError(
+            "tread_config has selection_ratio itself; it belongs to a route: give `routes`, a list of them."
+        )
     check_keys(mapping, PLAN_KEYS, "tread_config")
     return mapping
 

@@ -131,7 +131,8 @@ def load_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source:
         name = next(name for name in [*here, *there] if here.get(name) != there.get(name))
         raise ConfigError(
             f"the checkpoint {source} is of another model: {name} is {there.get(name, 'absent')} there and "
-            f"{here.get(name, 'absent')} here. Set the model and the data as in that run's config.yaml."
+            f"{here.get(name, 'absent')} here. Set the model and the data as in that run's config.yaml, "
+            "or begin a run in another output_dir."
         )
     for name, tensor in own.items():
         tensor.copy_(given[name])

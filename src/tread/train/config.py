@@ -62,6 +62,11 @@ def compose(arguments: Sequence[str]) -> Composed:
     return Composed(config=parse(PretrainConfig, raw), raw=raw)
 
 
+def compose_file(file: Path) -> dict[str, Any]:
+    """The mapping of a file whose `defaults` name others; "???" where a value is still to be given."""
+    return _hydra(file, [])
+
+
 def from_run(folder: Path) -> Composed:
     """The config a run folder was trained with."""
     raw = read_saved(folder)
@@ -125,7 +130,7 @@ def _parse(settings: list[str]) -> "list[Override]":
             raise ConfigError(
                 f"cannot read {text!r}: write setting=value, e.g. train.steps=500, after at most one FILE.yaml."
             )
-        if "[" in name:
+        if "[" in name or re.search(r"\.routes\.\D", name):
             raise ConfigError(
                 f"cannot read {text!r}: write the place in a list as a number, e.g. "
                 "model.tread_config.routes.0.selection_ratio=0.5."
@@ -191,12 +196,14 @@ def _hydra(file: Path | None, settings: list[str], *, complete: bool = False) ->
 
 def _explain(error: Exception, settings: list[str]) -> str:
     """Hydra's errors in our words: which setting, and what would do."""
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
+    from omegaconf.errors import ConfigAttributeError, ConfigIndexError, ConfigKeyError, MissingMandatoryValue
 
     cause = error.__cause__ or error
     setting = getattr(cause, "full_key", None)
     if isinstance(cause, MissingMandatoryValue):
         return f"{setting} is missing; give it as {setting}=VALUE."
+    if isinstance(cause, ConfigIndexError):
+        return f"there is no {setting}: places in a list count from 0; to make it longer, give the whole list."
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and setting:
         return _no_setting(setting, _hydra(None, [text for text in settings if text.startswith(_group_prefixes())]))
     found = re.search(

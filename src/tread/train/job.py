@@ -2,12 +2,19 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, ProjectConfiguration
+from accelerate.utils import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    ProjectConfiguration,
+    broadcast_object_list,
+)
 
 from tread.data.base import written_whole
 from tread.routing.errors import ConfigError
@@ -18,6 +25,8 @@ from tread.train.loop import CHECKPOINTS, Session, fit
 from tread.train.metrics import tracker_of
 from tread.train.settings import JobConfig
 from tread.train.task import Task
+
+LOCK_FILE = ".lock"
 
 
 def make_accelerator(
@@ -42,10 +51,13 @@ def make_accelerator(
     return accelerator
 
 
-def claim_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting: str = "resume") -> Path:
-    """Make the run's folder; one that holds another run is refused."""
+@contextmanager
+def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting: str = "resume") -> Iterator[Path]:
+    """The run's folder, made and held for a job; one that holds another run, or that another job holds, is refused."""
     folder = Path(config.output_dir)
     source = _resumed_from(config, folder)
+    if source is not None and config.resume != "latest":
+        read_saved(source)  # refuses what is not the folder of a run, where one would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
     accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
@@ -60,7 +72,10 @@ def claim_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting:
     except OSError as error:
         reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
         raise ConfigError(f"{reason}. Name another output_dir.") from None
-    return folder
+    with _locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True) as held:
+        if not broadcast_object_list([held])[0]:
+            raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
+        yield folder
 
 
 def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, raw: dict[str, Any]) -> None:
@@ -94,6 +109,29 @@ def end(accelerator: Accelerator) -> None:
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold a lock file, until this process ends at the latest; False: another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield True
+        finally:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: data-loading processes have the file too
 
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:

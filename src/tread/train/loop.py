@@ -6,7 +6,7 @@
   selections. So a checkpoint holds weights, averages and optimizer moments and nothing else, and a run that was
   killed goes on bit for bit.
 - Nothing in a step waits for the device; numbers are read every `log.every` steps.
-- Ctrl-C and SIGTERM finish the step, save and say how to go on.
+- Ctrl-C and SIGTERM finish the step, save and say how to go on. An error does so too, with the last step that is whole.
 """
 
 import gc
@@ -29,7 +29,7 @@ from tread.train.compiling import compile_noise, compiles
 from tread.train.ema import EMA
 from tread.train.graphs import Graphs
 from tread.train.memory import out_of_memory
-from tread.train.metrics import Metrics
+from tread.train.metrics import Metrics, TrainingDiverged
 from tread.train.optimizers import make_optimizer
 from tread.train.settings import JobConfig, OptimizerConfig
 from tread.train.task import Task
@@ -61,6 +61,10 @@ class Session:
             attempt = task.compile()
             if accelerator.device.type == "cuda":
                 compile_noise(attempt)
+        self.whole: int | None = None
+        """Steps that weights, average and moments have all taken; None before the first and while one changes them."""
+        self.saved: int | None = None
+        """Of the last checkpoint that this session wrote."""
         self.network: Any = self.model
         """What a step calls."""
         if config.train.graphs:
@@ -106,14 +110,16 @@ class Session:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
         if config.optimizer.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.trained, config.optimizer.clip, norm)
+        self.whole = None
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(step)
+        self.whole = step + 1
         return {"loss": torch.stack(losses).mean(), "grad_norm": norm}
 
-    def save(self, folder: Path, step: int) -> None:
-        """Write the checkpoint after `step` steps, on rank 0."""
+    def save(self, folder: Path, step: int, *, together: bool = True) -> None:
+        """Write the checkpoint after `step` steps, on rank 0; `together`: all ranks call it and wait for it."""
         if self.accelerator.is_main_process:
             parts: dict[str, dict[str, Tensor]] = {
                 "model": checkpoint.trained(self.task.model),
@@ -122,9 +128,11 @@ class Session:
             if self.ema is not None:
                 parts["ema"] = self.ema.averages
             checkpoint.save(folder, step, parts, self.task.facts, keep=self.config.checkpoint.keep)
+            self.saved = step
             with self.averaged():
                 self.task.saved(step)
-        self.accelerator.wait_for_everyone()
+        if together:
+            self.accelerator.wait_for_everyone()
 
     def load(self, folder: Path) -> int:
         """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
@@ -156,7 +164,14 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
 
     explained = attention.explained(config.train.attention, task.attention_setting)
-    with _graceful(accelerator) as asked, out_of_memory(task.memory_advice), explained, settling() as settle, bar:
+    with (
+        _graceful(accelerator) as asked,
+        _rescued(session, folder, metrics),
+        out_of_memory(task.memory_advice),
+        explained,
+        settling() as settle,
+        bar,
+    ):
         for step in range(start, steps):
             values = session.step(step, batches)
             done = step + 1
@@ -213,6 +228,33 @@ def settling() -> Iterator[Callable[[], None]]:
         yield settle
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def _rescued(session: Session, folder: Path, metrics: Metrics) -> Iterator[None]:
+    """An error inside, such as a file that cannot be read, costs the step it is in and none before."""
+    try:
+        yield
+    except (TrainingDiverged, checkpoint.CheckpointError):  # nothing worth keeping; no place to keep it
+        raise
+    except Exception:
+        try:
+            _save_alone(session, folder, metrics)
+        except Exception as second:  # the first is what the user has to know
+            session.accelerator.print(f"an error stopped the run, and another came while it was saved: {second}")
+        raise
+
+
+def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
+    """Save on rank 0 without the others, which may have failed or wait for something else."""
+    step, accelerator = session.whole, session.accelerator
+    if step is None or not accelerator.is_main_process or not metrics.are_finite:
+        return
+    if step != session.saved:
+        session.save(folder / CHECKPOINTS, step, together=False)
+    command = session.task.resume_command(folder)
+    accelerator.print(f"an error stopped the run; step {step} is saved, continue with: {command}")
+    metrics.flush(together=False)
 
 
 def _due(every: int, done: int, steps: int) -> bool:

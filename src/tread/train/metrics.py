@@ -65,21 +65,31 @@ class Metrics:
         stacked = torch.stack([tensor.detach().float() for tensor in tensors.values()])  # (N,)
         self._waiting.append(_Waiting(step, dict(values), list(tensors), stacked))
 
-    def flush(self) -> dict[str, float]:
-        """Write what is waiting and return the last step's values; raises where one is not finite."""
+    @property
+    def are_finite(self) -> bool:
+        """Whether what is waiting is, on this rank."""
+        return all(bool(waiting.values.isfinite().all()) for waiting in self._waiting)
+
+    def flush(self, *, together: bool = True) -> dict[str, float]:
+        """Write what is waiting and return the last step's values; raises where one is not finite.
+
+        Not `together`, the other ranks are not asked, and the lines have this one's numbers.
+        """
         if not self._waiting:
             return {}
-        table = torch.stack([waiting.values for waiting in self._waiting])  # (steps, N)
-        rows = self._accelerator.reduce(table, "mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
-        waiting, self._waiting = self._waiting, []
+        table: Any = torch.stack([waiting.values for waiting in self._waiting])  # (steps, N)
+        if together:
+            table = self._accelerator.reduce(table, "mean")
         last: dict[str, float] = {}
-        for step, row in zip(waiting, rows, strict=True):
-            last = {**step.known, **dict(zip(step.names, row, strict=True))}
+        for row in table.tolist():
+            first = self._waiting[0]
+            last = {**first.known, **dict(zip(first.names, row, strict=True))}
             if not all(math.isfinite(value) for value in row):
                 raise TrainingDiverged(
-                    f"the loss or its gradient is no longer finite at step {step.step}. {self._advice}"
+                    f"the loss or its gradient is no longer finite at step {first.step}. {self._advice}"
                 )
-            self.write(step.step, last)
+            self.write(first.step, last)
+            del self._waiting[0]  # only now: what cannot be written waits on
         return last
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:

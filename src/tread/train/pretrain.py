@@ -30,7 +30,7 @@ from tread.train.config import Composed
 from tread.train.decode import make_decode
 from tread.train.evaluation import Evaluation, ModelImages
 from tread.train.float8 import SMALLEST, Float8, check_float8, train_in_float8
-from tread.train.job import claim_folder, end, make_accelerator, run
+from tread.train.job import claimed_folder, end, make_accelerator, run
 from tread.train.schema import arguments
 from tread.train.settings import EvaluateConfig, ModelConfig, PretrainConfig
 
@@ -272,8 +272,8 @@ def pretrain(composed: Composed) -> Path:
     """Run (or go on with) the training of a config; returns the run's folder."""
     config = composed.config
     accelerator = make_accelerator(config)
-    folder = claim_folder(config, accelerator)
-    run(Pretraining(config, accelerator, folder), config, accelerator, folder, composed.raw)
+    with claimed_folder(config, accelerator) as folder:
+        run(Pretraining(config, accelerator, folder), config, accelerator, folder, composed.raw)
     end(accelerator)
     accelerator.print(f"run: {folder}")
     return folder

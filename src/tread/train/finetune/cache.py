@@ -68,7 +68,9 @@ class Cache:
         try:
             return load_file(self.path(kind, key))
         except (OSError, SafetensorError) as error:
-            raise DataError(f"{self.path(kind, key)} cannot be read ({error}): start again to encode it") from error
+            raise DataError(
+                f"{self.path(kind, key)} cannot be read ({error}): go on with the run to encode it again"
+            ) from error
 
     def write(self, kind: Kind, key: str, tensors: Tensors) -> None:
         """Store an item."""

@@ -7,14 +7,15 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
 
 from tread.data.entries import DataConfig, data_configs
 from tread.routing.errors import ConfigError, nearest
+from tread.routing.plan import RoutePlan
 from tread.train.finetune.compat_keys import DATA_RULES, PREFIXES, RULES
 from tread.train.finetune.compat_rules import MODELS, Kind, Outcome, Rule
-from tread.train.finetune.settings import FinetuneConfig
+from tread.train.finetune.settings import ENTRY_DEFAULTS, FinetuneConfig
 from tread.train.schema import convert, parse
 
 FULL_MATRIX = 10000
@@ -223,8 +224,17 @@ def _missing(config: Mapping[str, Any], done: Translated) -> None:
 
 
 def _together(done: Translated) -> None:
-    """Checks across keys."""
-    _attempt(lambda: parse(FinetuneConfig, done.settings), "", done)
+    """Checks within the routes and across keys."""
+    plan = done.settings.get("tread_config")
+    if plan is not None:
+        _attempt(lambda: RoutePlan.from_config(plan), "tread_config", done)
+    if not done.unsupported:
+        _attempt(lambda: parse(FinetuneConfig, done.settings), "", done)
+    entries = data_configs(done.settings["data"])
+    for place, verdict in enumerate(done.verdicts):
+        given = verdict.key in ENTRY_DEFAULTS and verdict.verdict == "runs" and verdict.value is not None
+        if given and all(verdict.key in entry for entry in entries):
+            done.verdicts[place] = replace(verdict, verdict="ignored", text="every data entry sets its own")
 
 
 def _attempt(build: Callable[[], object], where: str, done: Translated) -> None:

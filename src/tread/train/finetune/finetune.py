@@ -25,7 +25,7 @@ from tread.train.finetune.quantize import check_precision, quantize
 from tread.train.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.train.finetune.source import Source
 from tread.train.finetune.task import Finetuning, memory_advice
-from tread.train.job import claim_folder, end, make_accelerator, run
+from tread.train.job import claimed_folder, end, make_accelerator, run
 from tread.train.memory import out_of_memory
 from tread.train.settings import (
     CheckpointConfig,
@@ -87,8 +87,8 @@ def finetune(config: FinetuneConfig) -> Path:
     accelerator = make_accelerator(job_config(config), attention_setting=Finetuning.attention_setting, find_unused=True)
     if config.base_model_precision not in UNQUANTIZED:
         check_precision(config.base_model_precision, accelerator.device)
-    folder = claim_folder(job_config(config), accelerator, resume_setting="resume_from_checkpoint")
-    with out_of_memory(memory_advice(config)):
+    claimed = claimed_folder(job_config(config), accelerator, resume_setting="resume_from_checkpoint")
+    with claimed as folder, out_of_memory(memory_advice(config)):
         data = prepare(config, family, accelerator, folder)
         per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
         config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))

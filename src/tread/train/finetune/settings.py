@@ -40,6 +40,8 @@ Precision = Literal[
 ]
 OptimizerName = Literal["adamw", "adamw-8bit", "adamw-bf16", "lion", "lion-8bit", "adafactor"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
+ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
+"""Settings of a config that hold for the data entries without one of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,8 +286,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
 
     def data_entries(self) -> list[dict[str, Any]]:
         """The data as a list of mappings, with the config's own resolution and size where an entry has none."""
-        names = ("resolution", "resolution_type", "minimum_image_size")
-        defaults = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        defaults = {name: getattr(self, name) for name in ENTRY_DEFAULTS if getattr(self, name) is not None}
         return [{**defaults, **entry} for entry in data_configs(self.data)]
 
     def _check_bounds(self) -> None:

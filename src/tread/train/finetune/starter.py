@@ -54,7 +54,6 @@ def starter_config(family: str, model: str, data: str) -> str:
     found = _look_at_model(family, model)
     entry, samples = _look_at_data(data, video=known.video, paired=found.pipeline == PAIRED)
     resolution = _resolution(samples, 480 if known.video else 1024, found.multiple)
-    entry |= {"resolution": resolution, "resolution_type": "pixel_area"}
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
         entry["video"] = {"num_frames": 1 + (min(longest, 81) - 1) // found.frame_factor * found.frame_factor}
@@ -67,7 +66,13 @@ def starter_config(family: str, model: str, data: str) -> str:
     sections: list[dict[str, Any]] = [
         {"model_family": family, "pretrained_model_name_or_path": model}
         | ({"experts": "both"} if found.experts > 1 else {}),
-        {"data": [entry], "caption_dropout_probability": 0.1, "cache_dir": "cache"},
+        {
+            "data": [entry],
+            "resolution": resolution,
+            "resolution_type": "pixel_area",
+            "caption_dropout_probability": 0.1,
+            "cache_dir": "cache",
+        },
         {"tread_config": {"routes": [_route(found.depth)]}},
         {
             "model_type": "lora",
