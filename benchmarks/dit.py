@@ -82,6 +82,7 @@ VARIANTS = (
     Variant(name="max-autotune", mode="max-autotune-no-cudagraphs"),
     Variant(name="rowwise", float8="rowwise"),
     Variant(name="rowwise-stream", float8="rowwise", stream=True),
+    Variant(name="rowwise-stream-compiled", float8="rowwise", stream=True, graphs=False),
     Variant(
         name="rowwise-whole-rows",
         float8="rowwise",

@@ -3,7 +3,11 @@
 `cudnn` also puts a function in the place of torch's: what it takes is the operator's, what it does not take is torch's.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,11 +49,19 @@ def test_torchs_own_order_is_the_one_that_is_wanted() -> None:
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    before = enabled()
+    """A run before this may have left its choice, as one after this would find ours."""
+    use_attention("default", GPU)
     yield
     use_attention("default", GPU)
-    assert enabled() == before, "default is what torch starts with"
     assert F.scaled_dot_product_attention is TORCH
+
+
+def test_default_is_what_torch_starts_with() -> None:
+    """In a process of its own, where nothing was set before."""
+    code = "from train.test_attention import GPU, enabled, use_attention; before = enabled(); "
+    code += "use_attention('flash', GPU); use_attention('default', GPU); assert enabled() == before, before"
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, check=True)
 
 
 @pytest.fixture
