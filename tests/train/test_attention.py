@@ -25,7 +25,7 @@ from tread.train.config import compose
 from tread.train.job import make_accelerator
 
 GPU = torch.device("cuda")  # the switches are torch's own and need no GPU to be set
-TORCH = F.scaled_dot_product_attention
+TORCH = attention._TORCH
 AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)
 MASK = torch.ones(6, 6, dtype=torch.bool).tril()
 
@@ -58,9 +58,9 @@ def restored() -> Iterator[None]:
 
 def test_default_is_what_torch_starts_with() -> None:
     """In a process of its own, where nothing was set before."""
-    code = "from train.test_attention import GPU, enabled, use_attention; before = enabled(); "
+    code = "from test_attention import GPU, enabled, use_attention; before = enabled(); "
     code += "use_attention('flash', GPU); use_attention('default', GPU); assert enabled() == before, before"
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": paths}, check=True)
 
 
