@@ -2,8 +2,8 @@
 
 - `true` keeps the inputs alone and computes everything again (Chen et al. 2016, arXiv 1604.06174).
 - `selective` also keeps what is dear: the results of matrix products and of attention. Norms, modulation, rotary
-  positions, activations and the small products of adapters are computed again, which takes little time and no FLOPs
-  that count, and is where a third of the memory goes.
+  positions, activations and the small products of adapters are computed again: for a LoRA on FLUX a quarter less to
+  keep, for 3 % of the time (docs/performance.md).
 - Gradients are those of the layer as it is, and random numbers are drawn again.
 - Compiled or not, it is torch's `checkpoint` with a policy. Compiled code is cached on disk by a hash of this file.
 """

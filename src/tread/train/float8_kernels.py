@@ -4,7 +4,7 @@
   these models are longer than the compiler holds.
 - `turn` moves tiles through shared memory, both sides in whole lines.
 - Each has a plain twin in `tread.train.float8` that computes the same bits. With both, a routed FLUX step on a float8
-  base takes 144 instead of 153 ms (docs/performance.md).
+  base takes 146 instead of 156 ms (docs/performance.md).
 """
 
 import torch

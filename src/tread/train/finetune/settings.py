@@ -139,7 +139,7 @@ mixed_precision, but float32 where all weights are trained."""
     """Forwards per optimizer step."""
     gradient_checkpointing: Checkpointing = True
     """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
-what is cheap to compute, about a third of the activations for hardly any time."""
+what is cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time."""
     mixed_precision: Literal["bf16", "no"] = "bf16"
     """Precision of the computation; no: float32."""
     compile: Switch = "auto"
