@@ -61,9 +61,8 @@ SHAPES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen variants."""
-    return run_script(
-        "sd3", __doc__, arguments, variants=VARIANTS, chosen=("graphs", "compiled"), shapes=SHAPES, plan=Plan(rows=ROWS)
-    )
+    chosen, plan = ("graphs", "compiled"), Plan(rows=ROWS, profiled="compiled")
+    return run_script("sd3", __doc__, arguments, variants=VARIANTS, chosen=chosen, shapes=SHAPES, plan=plan)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@
 - Where there is no such kernel (CPUs), a plain product of the rounded operands computes the same.
 """
 
+import os
 from importlib.util import find_spec
+from shutil import which
 from typing import Any, Literal
 
 import torch
@@ -28,11 +30,19 @@ FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 SMALLEST = 512
 """Linears with a side below this stay as they are: rounding would cost more than the product gains."""
 PIECE = 512
+"""Of a row, where compiled code looks for its largest value."""
 MULTIPLE = 16
-"""The kernel's sides are multiples of this."""
+"""The sides of a product are multiples of this."""
 LONGEST = 16384
 """Numbers in a row that one program of our kernel holds."""
-_TRITON = find_spec("triton") is not None
+
+
+def _kernels_can_be_built() -> bool:
+    """Triton is there, and a C compiler for what it generates."""
+    return find_spec("triton") is not None and any((os.environ.get("CC"), which("gcc"), which("clang")))
+
+
+KERNELS = _kernels_can_be_built()
 
 
 def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Tensor, Tensor]:
@@ -47,7 +57,7 @@ def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Te
 
 def round_rows(x: Tensor, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`to_float8` by rows and to e4m3, of x (M, K) times `columns` (K,) where given."""
-    if x.is_cuda and _TRITON and x.shape[1] <= LONGEST:
+    if x.is_cuda and KERNELS and x.shape[1] <= LONGEST:
         return _round_rows(x, columns)
     return to_float8(x if columns is None else x.float() * columns, FORWARD, 1)
 
@@ -93,7 +103,7 @@ def turned(x: Tensor) -> Tensor:
 
 def turn_bytes(x: Tensor) -> Tensor:
     """`turned`, of bytes that lie in memory."""
-    return _turn_bytes(x) if x.is_cuda and _TRITON else turned(x)
+    return _turn_bytes(x) if x.is_cuda and KERNELS else turned(x)
 
 
 @custom_op("tread::turn_bytes", mutates_args=())

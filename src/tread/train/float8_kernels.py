@@ -35,17 +35,18 @@ def round_rows(x: Tensor, columns: Tensor | None, dtype: torch.dtype) -> tuple[T
     rows, size = x.shape
     out, scale = torch.empty_like(x, dtype=dtype), x.new_empty(rows, 1, dtype=torch.float32)
     length = triton.next_power_of_2(size)
-    _round_row[(rows,)](
-        x,
-        scale if columns is None else columns.contiguous(),
-        out,
-        scale,
-        size,
-        LARGEST=torch.finfo(dtype).max,
-        LENGTH=length,
-        SCALED=columns is not None,
-        num_warps=max(4, min(16, length // 1024)),  # pyright: ignore[reportCallIssue]
-    )
+    with torch.cuda.device_of(x):
+        _round_row[(rows,)](
+            x,
+            scale if columns is None else columns.contiguous(),
+            out,
+            scale,
+            size,
+            LARGEST=torch.finfo(dtype).max,
+            LENGTH=length,
+            SCALED=columns is not None,
+            num_warps=max(4, min(16, length // 1024)),  # pyright: ignore[reportCallIssue]
+        )
     return out, scale
 
 
@@ -63,5 +64,6 @@ def turn(x: Tensor) -> Tensor:
     rows, columns = x.shape
     out = x.new_empty(columns, rows)
     grid = triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1])
-    _turn_tile[grid](x, out, rows, columns, HEIGHT=TILE[0], WIDTH=TILE[1], num_warps=8)  # pyright: ignore[reportCallIssue]
+    with torch.cuda.device_of(x):
+        _turn_tile[grid](x, out, rows, columns, HEIGHT=TILE[0], WIDTH=TILE[1], num_warps=8)  # pyright: ignore[reportCallIssue]
     return out
