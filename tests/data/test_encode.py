@@ -241,7 +241,7 @@ def test_real_photos_survive_the_round_trip(real_data: Path, tmp_path: Path) -> 
             target = tmp_path / "pets" / breed / Path(name).name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(archive.read(name))
-    with pytest.raises(ConfigError, match=r"is an AutoencoderTiny, which has no moments: use kind sample"):
+    with pytest.raises(ConfigError, match=r"is an AutoencoderTiny, which has no moments: use --kind sample"):
         encode(tmp_path / "pets", tmp_path / "taesd", tmp_path / "out", size=128, device="cpu")
     result = encode(tmp_path / "pets", tmp_path / "taesd", tmp_path / "out", size=128, kind="sample", device="cpu")
     assert result.written == len(names)

@@ -94,6 +94,15 @@ def test_a_url_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert str(error.value).endswith("): get it by hand and name the file with --weights.")
 
 
+@pytest.mark.parametrize("name", ["weights.pth", "weights.safetensors"])
+def test_a_file_that_holds_no_weights(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("# Notes\nnothing to load")
+    with pytest.raises(ConfigError) as error:
+        load_extractor("efflite0", str(path))
+    assert str(error.value) == f"{path} is no file of weights, or damaged; check --weights."
+
+
 def test_a_tiny_dinov2_gives_its_class_token(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.Dinov2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28)

@@ -83,7 +83,7 @@ def encode(
     files, labels, classes = list_images(images)
     model = load_vae(vae, dtype=dtype, device=device)
     if kind == "moments" and not model.has_moments:
-        raise ConfigError(f"{vae} is an AutoencoderTiny, which has no moments: use kind sample")
+        raise ConfigError(f"{vae} is an AutoencoderTiny, which has no moments: use --kind sample")
     if size % model.factor:
         raise ConfigError(f"size is {size}; it must be a multiple of {model.factor}, by which {vae} shrinks images")
     manifest = {

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tread.data.pixels import reading
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
@@ -165,13 +164,15 @@ def find_weights(weights: str | None, file: str, origin: str) -> Path:
 
 
 def _load(module: nn.Module, path: Path) -> None:
-    with reading(path):
+    try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             found = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever another file makes of the unpickler, and its page of advice
+        raise ConfigError(f"{path} is no file of weights, or damaged; check --weights.") from error
     own = module.state_dict()
     wrong = [name for name, tensor in own.items() if name in found and found[name].shape != tensor.shape]
     missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
