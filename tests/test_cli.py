@@ -277,10 +277,14 @@ def test_plan_says_that_a_run_is_dense(
     )
 
 
-def test_plan_warns_of_risks_and_refuses_mistakes(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_warns_of_risks_and_refuses_mistakes(
+    fail: Fail, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     main(["plan", "max-speed", *SHAPE])
     warned = capsys.readouterr().err
     assert warned.count("warning: route 1..27 at 0.7") == 3
+    (tmp_path / "numbers.yaml").write_text("1: 2")
+    assert fail("plan", str(tmp_path / "numbers.yaml"), *SHAPE).startswith("tread plan: tread_config: unknown key 1.")
     assert fail("plan", "papr", *SHAPE).startswith("tread plan: tread_config is 'papr': no preset (balanced, ")
     assert fail("plan", "paper", "--depth", "3", "--width", "64", "--tokens", "64").startswith(
         "tread plan: end_layer_idx -4 of route 2..-4 at 0.5 is outside a model of 3 layers"

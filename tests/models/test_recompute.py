@@ -104,6 +104,7 @@ def test_what_is_dear_is_computed_once(layer: Adapted) -> None:
         ("aten::bmm", [(2, 512, 64), (2, 64, 512)], False),
         ("aten::bmm", [(2, 512, 512), (2, 512, 64)], True),
         ("aten::_scaled_mm", [(9, 512), (512, 4)], True),
+        ("bitsandbytes::gemm_4bit", [(9, 512), (4, 256)], True),
         ("aten::convolution", [(1, 64, 8, 8), (64, 64, 3, 3)], True),
         ("aten::convolution", [(1, 64, 8, 8), (64, 1, 3, 3)], False),
         ("tread::attention", [], True),

@@ -38,16 +38,12 @@ def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch
     assert float8._kernels_can_be_built() is True
 
 
-def same(found: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    return found[0].view(torch.uint8).equal(expected[0].view(torch.uint8)) and found[1].equal(expected[1])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(1, 16), (7, 1000), (2560, 3072), (512, 15360)], ids=str)
 def test_rows_on_a_gpu(shape: tuple[int, int], dtype: torch.dtype, compiled: bool) -> None:
-    from interpreted import rows_of_many_sizes
+    from interpreted import rows_of_many_sizes, same
 
     torch.manual_seed(0)
     x = rows_of_many_sizes(shape, dtype, "cuda")
@@ -69,5 +65,7 @@ def test_turning_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_rows_that_are_too_long_are_rounded_without_the_kernel() -> None:
+    from interpreted import same
+
     x = torch.randn(4, 2 * float8.LONGEST, device="cuda")
     assert same(round_rows(x), to_float8(x, FORWARD, 1))

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from tread.data.base import DataError
 from tread.data.images import ImageFolder
 from tread.data.order import Order
+from tread.models import recompute
 from tread.train.checkpoint import list_checkpoints
 from tread.train.config import compose
 from tread.train.ema import EMA
@@ -196,6 +197,36 @@ def test_an_error_saves_the_last_whole_step_and_says_how_to_go_on(
     assert_same_run(train(tmp_path / "straight", *settings), go_on(folder))
 
 
+@pytest.mark.parametrize(("every", "failing"), [(4, 1), (4, 2), (100, 1)])
+def test_what_an_error_kept_from_being_made_is_made_on_resume(
+    tmp_path: Path, every: int, failing: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Validation and picture of step 4, or of step 8, the last."""
+    settings = [*EIGHT, "checkpoint.every=100", f"validation.every={every}", f"sample.every={every}"]
+    settings += ["sample.steps=2", "sample.per_class=1"]
+    folder, straight = tmp_path / "failed", train(tmp_path / "straight", *settings)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of luck"):
+        fail_once(patch, Pretraining, "validate", failing)
+        train(folder, *settings)
+    assert f"step {4 if (every, failing) == (4, 1) else 8} is saved" in capsys.readouterr().out
+    assert_same_run(straight, go_on(folder))
+    pictures = [sorted(path.name for path in (run / "samples").iterdir()) for run in (straight, folder)]
+    assert pictures[0] == pictures[1]
+    go_on(folder)
+    assert "the run is at step 8 already" in capsys.readouterr().out, "nothing is made twice"
+
+
+def test_a_result_that_fails_after_the_checkpoint_does_not_deny_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_once(monkeypatch, Pretraining, "loss", call=4)
+    fail_once(monkeypatch, Pretraining, "saved", call=1)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        train(tmp_path / "run", *EIGHT, "checkpoint.every=100")
+    assert "step 3 is saved, continue with: " in capsys.readouterr().out
+    assert len(losses(tmp_path / "run")) == 3
+
+
 def test_an_unreadable_image_is_named_and_costs_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_images(tmp_path / "data", "a", "b", count=10, size=8)
     settings = ["data=images", f"data.path={data}", "data.size=8", "train.batch_size=4", "validation.samples=4"]
@@ -315,7 +346,8 @@ def test_accumulation_changes_nothing_but_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["true", "selective"])
-def test_checkpointed_equals_not_bit_for_bit(tmp_path: Path, how: str) -> None:
+def test_checkpointed_equals_not_bit_for_bit(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompute, "LEAST", 1)  # the products of so small a model are dear too
     assert str(make_session(tmp_path, f"train.checkpointing={how}")[0].model.checkpointing).lower() == how
     assert_same_run(
         train(tmp_path / "plain", "train.steps=4"),

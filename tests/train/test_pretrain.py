@@ -1,6 +1,9 @@
 """The job itself: where it starts, what it reads, what it validates on, what it leaves in its folder."""
 
 import copy
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +29,7 @@ from tread.routing.errors import ConfigError
 from tread.sampling.generate import sample_noise
 from tread.sampling.grid import make_grid
 from tread.train.config import changes, from_run
-from tread.train.job import claimed_folder
+from tread.train.job import LOCK_FILE, claimed_folder
 from tread.train.loop import CHECKPOINTS
 from tread.train.pretrain import VALIDATION, Pretraining
 
@@ -250,6 +253,35 @@ def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
                 f"another job is training in {folder}: wait for its end, or name another output_dir."
             )
     assert len(losses(train(folder, "train.steps=2"))) == 2
+
+
+def test_a_folder_is_free_when_its_job_ends(tmp_path: Path) -> None:
+    """Processes that it forked may live on for a while, and must not hold it."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def is_free() -> bool:
+        with (tmp_path / "run" / LOCK_FILE).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    task, _ = make_session(tmp_path / "run")
+    with claimed_folder(task.config, task.accelerator):
+        if not (child := os.fork()):
+            time.sleep(60)
+            os._exit(0)
+        held = not is_free()
+    try:
+        assert held
+        deadline = time.monotonic() + 10  # the child has to come to it
+        while not is_free():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_what_is_not_the_folder_of_a_run_is_not_resumed(tmp_path: Path, trained: Path) -> None:

@@ -80,6 +80,8 @@ class DiT(nn.Module):
         self.mlp = check_choice(mlp, "mlp", get_args(MlpName))
         if not 1 <= width * mlp_ratio < math.inf:
             raise ConfigError(f"mlp_ratio is {mlp_ratio}; it must be positive, 4 is usual.")
+        if checkpointing not in (False, True, "selective"):
+            raise ConfigError(f"checkpointing is {checkpointing!r}; it must be true, false or 'selective'.")
         self.checkpointing: Checkpointing = checkpointing
         self.stream: torch.dtype | None = None
         """Of the tokens between layers, for use under autocast; None: as the embedding gives them, float32 there."""

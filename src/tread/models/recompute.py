@@ -2,8 +2,8 @@
 
 - `true` keeps the inputs alone and computes everything again (Chen et al. 2016, arXiv 1604.06174).
 - `selective` also keeps what is dear: the results of matrix products and of attention. Norms, modulation, rotary
-  positions, activations and the small products of adapters are computed again: for a LoRA on FLUX a quarter less to
-  keep, for 3 % of the time (docs/performance.md).
+  positions, activations and the small products of a LoRA are computed again: on FLUX a quarter less to keep, for 3 % of
+  the time (docs/performance.md).
 - Gradients are those of the layer as it is, and random numbers are drawn again.
 - Compiled or not, it is torch's `checkpoint` with a policy. Compiled code is cached on disk by a hash of this file.
 """
@@ -22,8 +22,17 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 Checkpointing = bool | Literal["selective"]
 
 LEAST = 256
-"""Products that sum over fewer numbers are cheap for what they give: those of adapters, and the scores of attention."""
-PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::_scaled_mm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Products that sum over fewer numbers are cheap for what they give: a LoRA's, and the scores of attention."""
+PRODUCTS = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+    "aten::_scaled_mm": 0,
+    "bitsandbytes::gemm_4bit": 0,
+    "bitsandbytes::int8_scaled_mm": 0,
+    "bitsandbytes::int8_mixed_scaled_mm": 0,
+}
 """By name, the argument whose last axis is summed over."""
 ATTENTION = ("tread::attention", "aten::_scaled_dot_product")
 """How the names of its operators begin."""

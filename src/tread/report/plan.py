@@ -49,7 +49,7 @@ def _plan(config: str) -> RoutePlan | None:
         mapping = compose_file(Path(config))
     model = mapping.get("model")
     among = {**mapping, **model} if isinstance(model, Mapping) else mapping
-    settings = {name.removeprefix("--"): value for name, value in among.items()}
+    settings = {str(name).removeprefix("--"): value for name, value in among.items()}
     if "tread_config" in settings or "model_family" in settings:  # a fine-tune need not mention it
         found = settings.get("tread_config")
         return None if found is None else RoutePlan.from_config(found)

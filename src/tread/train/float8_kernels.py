@@ -24,7 +24,10 @@ def _round_row(x, columns, out, scale, size, LARGEST: tl.constexpr, LENGTH: tl.c
     if SCALED:
         values *= tl.load(columns + at, mask=inside, other=0.0)
     most = tl.maximum(tl.max(tl.abs(values), 0), 1e-12)
-    rounded = tl.clamp(values * (tl.div_rn(1.0, most) * LARGEST), -LARGEST, LARGEST)
+    broken = tl.sum((values != values).to(tl.int32), 0)  # tl.max overlooks what is no number
+    most = tl.where(broken != 0, float("nan"), most)
+    scaled = values * (tl.div_rn(1.0, most) * LARGEST)
+    rounded = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + row * size + at, rounded.to(out.dtype.element_ty), mask=inside)
     tl.store(scale + row, most * (1.0 / LARGEST))
 

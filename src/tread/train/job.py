@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_settin
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
             pass
     except OSError as error:
         reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
@@ -120,6 +120,7 @@ def _locked(path: Path) -> Iterator[bool]:
         yield True
         return
     with path.open("a") as file:
+        os.register_at_fork(after_in_child=file.close)  # or data-loading processes would hold it too
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -127,11 +128,7 @@ def _locked(path: Path) -> Iterator[bool]:
             return
         except OSError:  # a file system without locks
             pass
-        try:
-            yield True
-        finally:
-            with suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: data-loading processes have the file too
+        yield True
 
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:

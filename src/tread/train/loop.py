@@ -63,6 +63,8 @@ class Session:
                 compile_noise(attempt)
         self.whole: int | None = None
         """Steps that weights, average and moments have all taken; None before the first and while one changes them."""
+        self.due = False
+        """Whether what comes after the last whole step, its validation and pictures, is still to be made."""
         self.saved: int | None = None
         """Of the last checkpoint that this session wrote."""
         self.network: Any = self.model
@@ -115,7 +117,7 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(step)
-        self.whole = step + 1
+        self.whole, self.due = step + 1, True
         return {"loss": torch.stack(losses).mean(), "grad_norm": norm}
 
     def save(self, folder: Path, step: int, *, together: bool = True) -> None:
@@ -127,7 +129,8 @@ class Session:
             }
             if self.ema is not None:
                 parts["ema"] = self.ema.averages
-            checkpoint.save(folder, step, parts, self.task.facts, keep=self.config.checkpoint.keep)
+            facts = self.task.facts | ({"due": True} if self.due else {})
+            checkpoint.save(folder, step, parts, facts, keep=self.config.checkpoint.keep)
             self.saved = step
             with self.averaged():
                 self.task.saved(step)
@@ -147,6 +150,7 @@ class Session:
             part = "ema" if "ema.safetensors" in manifest["files"] else "model"
             checkpoint.load_tensors(self.ema.averages, checkpoint.load_part(path, part), path)
         checkpoint.load_optimizer(self.optimizer, checkpoint.load_part(path, "optimizer"))
+        self.due = manifest.get("due", False)
         self.accelerator.print(f"resumed from {path}")
         return manifest["step"]
 
@@ -155,13 +159,34 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
     """Train from step `start` to `train.steps`, with metrics, checkpoints, validation and previews in `folder`."""
     task, config, accelerator = session.task, session.config, session.accelerator
     steps, log, is_main = config.train.steps, config.log.every, accelerator.is_main_process
-    if start >= steps:
+    if start >= steps and not session.due:
         accelerator.print(f"the run is at step {start} already; raise {task.steps_setting} to train on.")
         return
     metrics = Metrics(folder, accelerator, start_step=start, advice=task.divergence_advice)
     batches = task.batches(start)
     clock, done = _Clock(), start
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
+
+    def finish(done: int) -> None:
+        """Make what is due after a step."""
+        evaluate_every = 0 if config.evaluate is None else config.evaluate.every
+        validating, drawing, evaluating = (
+            _due(every, done, steps) for every in (config.validation.every, config.sample.every, evaluate_every)
+        )
+        if validating or evaluating:
+            metrics.flush()  # lines stay in order
+        if validating or drawing or evaluating:
+            with session.averaged():
+                figures = task.validate() if validating else {}
+                if drawing:
+                    task.preview(done)
+                if evaluating:
+                    figures |= task.evaluate(done)
+            if figures:
+                metrics.write(done, figures)
+                if is_main:
+                    bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
+        session.due = False
 
     explained = attention.explained(config.train.attention, task.attention_setting)
     with (
@@ -172,6 +197,9 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
         settling() as settle,
         bar,
     ):
+        if session.due:  # an error was in the way
+            finish(start)
+            session.save(folder / CHECKPOINTS, start)
         for step in range(start, steps):
             values = session.step(step, batches)
             done = step + 1
@@ -189,24 +217,9 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
                 metrics.write(done, {"images_per_second": round(speed, 3)})
             with clock.paused():
                 saving = stop or done % config.checkpoint.every == 0
-                evaluate_every = 0 if config.evaluate is None else config.evaluate.every
-                validating, drawing, evaluating = (
-                    _due(every, done, steps) for every in (config.validation.every, config.sample.every, evaluate_every)
-                )
-                if saving or validating or evaluating:
-                    metrics.flush()  # lines stay in order, and a loss that is no number is not saved
-                # before the save: a run killed in between goes on from an earlier step and misses nothing
-                if validating or drawing or evaluating:
-                    with session.averaged():
-                        figures = task.validate() if validating else {}
-                        if drawing:
-                            task.preview(done)
-                        if evaluating:
-                            figures |= task.evaluate(done)
-                    if figures:
-                        metrics.write(done, figures)
-                        if is_main:
-                            bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
+                if saving:
+                    metrics.flush()  # a loss that is no number is not saved
+                finish(done)  # before the save: a run killed in between goes on from an earlier step and misses nothing
                 if saving:
                     session.save(folder / CHECKPOINTS, done)
             if stop:
@@ -251,7 +264,12 @@ def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
     if step is None or not accelerator.is_main_process or not metrics.are_finite:
         return
     if step != session.saved:
-        session.save(folder / CHECKPOINTS, step, together=False)
+        try:
+            session.save(folder / CHECKPOINTS, step, together=False)
+        except Exception:
+            if step != session.saved:
+                raise
+            # the checkpoint is whole; what lies beside it for others is of an earlier step
     command = session.task.resume_command(folder)
     accelerator.print(f"an error stopped the run; step {step} is saved, continue with: {command}")
     metrics.flush(together=False)
