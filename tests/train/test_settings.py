@@ -45,6 +45,10 @@ from tread.train.config import compose
         ("sample.guidance=-1", "sample.guidance is -1.0; it must be at least 0."),
         ("sample.guidance=inf", "sample.guidance is inf; it must be a number."),
         ("sample.solver=ddim", "sample.solver is 'ddim'; it must be one of 'euler', 'heun' or null."),
+        (
+            "train.checkpointing=selectiv",
+            "train.checkpointing is 'selectiv'; it must be true or false or 'selective'.",
+        ),
         ("log.trackers=mlflow", "log.trackers is 'mlflow'; it must be one of 'auto', 'none', 'tensorboard', 'wandb'."),
         ("data={}", "cannot read 'data={}': choose the group by its name, e.g. model=dit."),
         ("data.name=null", "data.name is missing; choose the group with data=NAME."),
