@@ -1,10 +1,6 @@
-"""The job itself: where it starts, what it reads, what it validates on, what it leaves in its folder."""
+"""Pretraining: where it starts, what it reads, what it validates on, which settings it refuses."""
 
 import copy
-import os
-import signal
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +9,6 @@ from PIL import Image
 from tiny import (
     assert_same_run,
     final_state,
-    go_on,
     losses,
     make_session,
     metrics,
@@ -28,9 +23,6 @@ from tread.objectives import EDM, Flow
 from tread.routing.errors import ConfigError
 from tread.sampling.generate import sample_noise
 from tread.sampling.grid import make_grid
-from tread.train.config import changes, from_run
-from tread.train.job import LOCK_FILE, claimed_folder
-from tread.train.loop import CHECKPOINTS
 from tread.train.pretrain import VALIDATION, Pretraining
 
 
@@ -229,117 +221,6 @@ def test_latents_train_end_to_end(tmp_path: Path, channels: int) -> None:
     assert final_state(folder)["model"]["label_embed.weight"].shape == (4, 16)
 
 
-def test_a_folder_that_holds_a_run_is_never_overwritten(tmp_path: Path, trained: Path) -> None:
-    before = sorted((path, path.stat().st_mtime_ns) for path in trained.rglob("*"))
-    message = f"{trained} already holds a run: continue it with resume=latest, or name another output_dir."
-    with pytest.raises(ConfigError) as error:
-        train(trained, "train.steps=2")
-    assert str(error.value) == message
-    other = train(tmp_path / "other", "train.steps=2")
-    with pytest.raises(ConfigError) as error:
-        go_on(other, f"output_dir={trained}", "train.steps=4")
-    assert str(error.value) == message
-    assert sorted((path, path.stat().st_mtime_ns) for path in trained.rglob("*")) == before
-
-
-def test_two_jobs_do_not_share_a_folder(tmp_path: Path) -> None:
-    """The first has no checkpoint yet: what the second wrote would be mixed with what it writes."""
-    task, _ = make_session(tmp_path / "run")
-    with claimed_folder(task.config, task.accelerator) as folder:
-        for settings in ([], ["resume=latest"]):
-            with pytest.raises(ConfigError) as error:
-                train(folder, "train.steps=2", *settings)
-            assert str(error.value) == (
-                f"another job is training in {folder}: wait for its end, or name another output_dir."
-            )
-    assert len(losses(train(folder, "train.steps=2"))) == 2
-
-
-def test_a_folder_is_free_when_its_job_ends(tmp_path: Path) -> None:
-    """Processes that it forked may live on for a while, and must not hold it."""
-    fcntl = pytest.importorskip("fcntl")
-
-    def is_free() -> bool:
-        with (tmp_path / "run" / LOCK_FILE).open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
-
-    task, _ = make_session(tmp_path / "run")
-    with claimed_folder(task.config, task.accelerator):
-        if not (child := os.fork()):
-            time.sleep(60)
-            os._exit(0)
-        held = not is_free()
-    try:
-        assert held
-        deadline = time.monotonic() + 10  # the child has to come to it
-        while not is_free():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def test_what_is_not_the_folder_of_a_run_is_not_resumed(tmp_path: Path, trained: Path) -> None:
-    """Both jobs claim their folder so; the newest checkpoint's own folder is no run either."""
-    task, _ = make_session(tmp_path / "run")
-    for place in (tmp_path / "nowhere", next((trained / CHECKPOINTS).iterdir())):
-        with (
-            pytest.raises(ConfigError, match="is not the folder of a run"),
-            claimed_folder(replace(task.config, resume=str(place)), task.accelerator),
-        ):
-            pass
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_that_has_nothing_left_to_do_keeps_its_config(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = (trained / "config.yaml").read_bytes()
-    go_on(trained, "train.steps=2")
-    assert "the run is at step 6 already; raise train.steps to train on." in capsys.readouterr().out
-    assert (trained / "config.yaml").read_bytes() == before
-
-
-def test_a_run_can_be_continued_in_a_new_folder(
-    tmp_path: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    fork = go_on(trained, f"output_dir={tmp_path}/fork", "train.steps=8")
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed")]
-    assert told == ["changed since the run was started: train.steps: 6 -> 8"]
-    assert [line["step"] for line in metrics(fork) if "loss" in line] == [7, 8]
-    assert [path.name for path in (fork / CHECKPOINTS).iterdir()] == ["step-00000008"]
-    assert len(losses(trained)) == 6
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("model.width=32", "is of another model: patch_embed.weight is (16, 1) there and (32, 1) here."),
-        ("train.micro_steps=3", "train.batch_size is 8; it must be a multiple of 3"),
-        ("data=images", "no image folder at nowhere"),
-    ],
-)
-def test_a_resume_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path, change: str, message: str) -> None:
-    folder = train(tmp_path / "run", "train.steps=2")
-    saved, lines = from_run(folder).raw, metrics(folder)
-    with pytest.raises(ConfigError) as error:
-        go_on(folder, "train.steps=4", change, *(["data.path=nowhere"] if change == "data=images" else []))
-    assert message in str(error.value)
-    assert from_run(folder).raw == saved
-    assert metrics(folder) == lines
-    assert len(losses(go_on(folder, "train.steps=3"))) == 3
-
-
-def test_the_config_of_the_run_is_kept(trained: Path) -> None:
-    saved = from_run(trained)
-    assert (saved.config.train.steps, saved.config.model.depth, saved.config.output_dir) == (6, 5, str(trained))
-    assert changes(saved.raw, saved.raw) == []
-
-
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
 def test_weights_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -368,15 +249,6 @@ def test_settings_that_only_the_model_or_the_data_can_judge(tmp_path: Path, sett
     with pytest.raises(ConfigError) as error:
         train(tmp_path / "run", *settings)
     assert str(error.value).startswith(message)
-
-
-def test_one_process_where_several_were_asked_for_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without a GPU, `accelerate launch --num_processes 2` starts a single process and leaves only this trace."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    train(tmp_path / "run", "train.steps=1")
-    assert "several processes were asked for and one runs" in capsys.readouterr().out
 
 
 def test_compile_leaves_the_names_alone(tmp_path: Path) -> None:
