@@ -8,10 +8,11 @@ latents are random and lie on the device.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,8 @@ from torch import Tensor, nn
 from benchmarks.float8 import train_in_float8
 from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
-from benchmarks.reductions import whole_rows
 from benchmarks.steps import Steps, Work, compile_options, job_config, stepping, uncompile
-from tread.models import DiT, preset
+from tread.models import DiT, adaln, preset
 from tread.objectives import build as build_objective
 from tread.routing import noise
 from tread.sampling.generate import sample_noise
@@ -48,10 +48,8 @@ class Variant:
     """`blocks` one by one, the `whole` model, or None: eager."""
     mode: str = "default"
     """torch.compile's."""
-    options: tuple[tuple[str, int], ...] = ()
-    """Further ones, of the compiler's."""
-    whole_rows: bool = False
-    """The trial of benchmarks.reductions."""
+    plain_norms: bool = False
+    """adaLN as the compiler makes it, without the product's kernels."""
     float8: str | None = None
     """The product's `train.float8`, or a trial of benchmarks.float8; None: bf16."""
     stream: bool = False
@@ -63,8 +61,7 @@ class Variant:
         found = {
             "whole model compiled": self.compiled == "whole",
             f"compile mode {self.mode}": self.mode != "default",
-            f"compiler options {dict(self.options)}": bool(self.options),
-            "norms that read their rows once": self.whole_rows,
+            "adaLN without its kernels": self.plain_norms,
             f"float8 linears, {self.float8}": self.float8 not in (None, "rowwise", "tensorwise"),
         }
         return [words for words, true in found.items() if true]
@@ -75,7 +72,7 @@ VARIANTS = (
     Variant(name="graphs", stream=True),
     Variant(name="blocks", graphs=False),
     Variant(name="stream", stream=True, graphs=False),
-    Variant(name="whole-rows", stream=True, whole_rows=True, options=(("max_epilogue_benchmarked_choices", 2),)),
+    Variant(name="stream-plain-norms", stream=True, graphs=False, plain_norms=True),
     Variant(name="flash", sdpa="flash"),
     Variant(name="whole-stream", compiled="whole", stream=True),
     Variant(name="eager", compiled=None, graphs=False),
@@ -83,13 +80,6 @@ VARIANTS = (
     Variant(name="rowwise", float8="rowwise"),
     Variant(name="rowwise-stream", float8="rowwise", stream=True),
     Variant(name="rowwise-stream-compiled", float8="rowwise", stream=True, graphs=False),
-    Variant(
-        name="rowwise-whole-rows",
-        float8="rowwise",
-        stream=True,
-        whole_rows=True,
-        options=(("max_epilogue_benchmarked_choices", 2),),
-    ),
     Variant(name="tensorwise-stream", float8="tensorwise", stream=True),
     Variant(name="float8-torchao", float8="torchao-tensorwise"),
     Variant(name="float8-torchao-rowwise", float8="torchao-rowwise"),
@@ -118,10 +108,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         if variant.compiled == "whole":
             model.compile(dynamic=False, **compile_options(variant.mode, device))
             return Attempt(print)
-        options = compile_options(variant.mode, device)
-        if variant.options and device.type == "cuda":
-            options["options"] = dict(variant.options)
-        return compile_layers(list(model.blocks), shapes=lengths(handle.plan), **options)
+        return compile_layers(list(model.blocks), shapes=lengths(handle.plan), **compile_options(variant.mode, device))
 
     def loss(net: nn.Module, given: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, labels = given
@@ -137,10 +124,14 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         batch_size=batch, autocast=True, compiled=compiled, attention=variant.sdpa, graphs=variant.graphs, ema=True
     )
     try:
-        with whole_rows(variant.whole_rows), stepping(work, config, device) as steps:
+        with _norms(plain=variant.plain_norms), stepping(work, config, device) as steps:
             yield steps
     finally:
         uncompile(model, *model.blocks)
+
+
+def _norms(*, plain: bool) -> AbstractContextManager[Any]:
+    return patch.object(adaln, "WIDEST", 0) if plain else nullcontext()
 
 
 def compare(record: Record, name: str, variant: Variant, batch: int, profiles: list[Facts]) -> Facts:

@@ -6,6 +6,7 @@ to routed FLOPs is the speed-up that a device bound by arithmetic alone would sh
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,13 +15,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 
-def count_flops(step: Callable[[], Any], device: torch.device) -> int:
+@dataclass(frozen=True)
+class Flops:
+    """Of one step."""
+
+    products: int
+    attention: int
+    """What torch counts as attention; on CPUs it is among the products."""
+
+    @property
+    def total(self) -> int:
+        return self.products + self.attention
+
+
+def count_flops(step: Callable[[], Any], device: torch.device) -> Flops:
     """The FLOPs of one step, run without compiled code."""
     # attention on CPUs is not among the operations torch counts; as plain products it is
     attention = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
     with torch.compiler.set_stance("force_eager"), attention, Counter() as counter:
         step()
-    return counter.total
+    return Flops(counter.total - counter.attention, counter.attention)
 
 
 class Counter(TorchDispatchMode):
@@ -28,11 +42,13 @@ class Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.total = self.attention = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func._overloadpacket in flop_registry:
-            self.total += flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+            flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+            self.total += flops
+            self.attention += flops if "attention" in str(func) else 0
         return out

@@ -19,6 +19,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
 import tread
+from benchmarks.kinds import by_kind
 from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
 from benchmarks.steps import WARM_STEPS, Steps, Work, compile_options, job_config, stepping, uncompile
@@ -211,7 +212,7 @@ class Plan:
     rounds: int = 3
     warm_steps: int = WARM_STEPS
     profiled: str | None = None
-    """The variant whose share of routing is recorded too."""
+    """The variant whose share of routing is recorded too; of those with graphs, the kinds of kernels."""
 
 
 def measure_variants(record: Record, shape: Shape, variants: Sequence[Variant], plan: Plan) -> None:
@@ -241,6 +242,8 @@ def _measure_variant(record: Record, shape: Shape, variant: Variant, plan: Plan,
             record.measure(variant.name, compare, row=row, checkpointed=checkpointed, **facts)
             if variant.name == plan.profiled and not record.warm and not variant.graphs:
                 record.measure(f"{row}, {variant.name}", partial(profile_routing, steps), row="routing")
+            if plan.profiled and variant.graphs and not record.warm:
+                record.measure(f"{row}, {variant.name}", partial(by_kind, steps), row="kinds")
 
 
 def _raise(error: Exception) -> Facts:

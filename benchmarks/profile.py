@@ -69,7 +69,7 @@ def profile_routing(steps: Steps) -> Facts:
     times = alternate({"routed": steps.routed}, steps.device, seconds=2.0 if on_gpu else 0.0, rounds=3 if on_gpu else 1)
     step_ms = times["routed"].median_ms
     with ranges():
-        events = _events(steps.routed, on_gpu)
+        events = events_of(steps.routed, on_gpu)
     forward = {name: _milliseconds(events, RANGE + name, on_gpu) for name in (*OUTER, "sort", "gather", "restore")}
     backward = {name: _milliseconds(events, BACKWARD + name, on_gpu) for name in ROUTING_NODES}
     host = {name: _milliseconds(events, RANGE + name, False) for name in OUTER}
@@ -91,7 +91,8 @@ def profile_routing(steps: Steps) -> Facts:
     }
 
 
-def _events(step: Callable[[], Any], on_gpu: bool) -> list[Any]:
+def events_of(step: Callable[[], Any], on_gpu: bool) -> list[Any]:
+    """What the profiler saw in STEPS steps."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
         for _ in range(STEPS):
@@ -109,7 +110,8 @@ def _milliseconds(events: list[Any], name: str, on_gpu: bool) -> float:
     return round(total / 1e3 / STEPS, 4)
 
 
-def _kernels(events: list[Any]) -> list[Any]:
+def kernels_of(events: list[Any]) -> list[Any]:
+    """The device's part of it."""
     return [
         event
         for event in events
@@ -121,14 +123,14 @@ def _kernels(events: list[Any]) -> list[Any]:
 
 def _busy(events: list[Any]) -> float:
     """Milliseconds in which the device ran kernels, all steps together."""
-    return sum(event.time_range.elapsed_us() for event in _kernels(events)) / 1e3
+    return sum(event.time_range.elapsed_us() for event in kernels_of(events)) / 1e3
 
 
 def _top(events: list[Any], count: int = 25) -> dict[str, dict[str, float]]:
     """The kernels that take most of the step: milliseconds and launches of one step."""
     times: Counter[str] = Counter()
     launches: Counter[str] = Counter()
-    for event in _kernels(events):
+    for event in kernels_of(events):
         times[event.name[:120]] += event.time_range.elapsed_us()
         launches[event.name[:120]] += 1
     return {
@@ -155,7 +157,7 @@ def count_waits(events: list[Any]) -> dict[str, int]:
 
 def host_waits(step: Callable[[], Any]) -> dict[str, int]:
     """The waits in STEPS steps on a GPU; none is what a training loop should have."""
-    return count_waits(_events(step, on_gpu=True))
+    return count_waits(events_of(step, on_gpu=True))
 
 
 def warned_waits(step: Callable[[], Any]) -> list[str]:

@@ -18,7 +18,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import AutocastKwargs, KwargsHandler
 from torch import Tensor, nn
 
-from benchmarks.flops import count_flops
+from benchmarks.flops import Flops, count_flops
 from benchmarks.record import Facts, compared
 from benchmarks.timing import alternate, clocks, watched
 from tread.routing.handle import Handle
@@ -136,6 +136,8 @@ class Steps:
         self._done = 0
         self._kinds = {"routed": self.routed, "dense": self.dense}
         self._alone: dict[str, dict[str, float | None]] = {}
+        self.flops: dict[str, Flops] = {}
+        """Of both sorts, once they were compared."""
 
     def routed(self) -> dict[str, Tensor]:
         """One training step, routed."""
@@ -169,7 +171,7 @@ class Steps:
 
         FLOPs are counted on eager steps, before graphs hold the memory that those need.
         """
-        flops = {name: count_flops(step, self.device) for name, step in self._kinds.items()}
+        flops = self.flops = {name: count_flops(step, self.device) for name, step in self._kinds.items()}
         facts = self.warm_up(warm_steps)
         times = alternate(self._kinds, self.device, seconds=seconds, rounds=rounds)
         seen = clocks()
@@ -178,7 +180,11 @@ class Steps:
             found[name] = asdict(timing) | self._alone[name]
             if images is not None:
                 found[name]["images_per_second"] = round(images * 1e3 / timing.median_ms, 1)
-        return facts | {"clocks": seen} | compared(found["dense"], found["routed"], flops["dense"], flops["routed"])
+        return (
+            facts
+            | {"clocks": seen}
+            | compared(found["dense"], found["routed"], flops["dense"].total, flops["routed"].total)
+        )
 
 
 def compile_options(mode: str, device: torch.device) -> dict[str, Any]:

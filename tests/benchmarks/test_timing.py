@@ -6,6 +6,7 @@ import pytest
 import torch
 from benchmarks.curve import RATIOS, SMOKE, Layers
 from benchmarks.flops import count_flops
+from benchmarks.kinds import kind_of
 from benchmarks.record import Record, compared, options
 from benchmarks.timing import Timing, alternate, timed
 from torch import nn
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from tread.routing.cost import LayerShape, plan_cost
+from tread.train.cudnn import attend
 
 CPU = torch.device("cpu")
 
@@ -50,10 +52,31 @@ def test_counted_flops_are_those_of_the_products():
     linear = nn.Linear(16, 32, bias=False)
     x = torch.randn(8, 16, requires_grad=True)
     forward = 2 * 8 * 16 * 32
-    assert count_flops(lambda: linear(x), CPU) == forward
-    assert count_flops(lambda: linear(x).sum().backward(), CPU) == 3 * forward
+    assert count_flops(lambda: linear(x), CPU).total == forward
+    assert count_flops(lambda: linear(x).sum().backward(), CPU).total == 3 * forward
     again = count_flops(lambda: checkpoint(lambda t: linear(t).sin(), x, use_reentrant=False).sum().backward(), CPU)
-    assert again == 4 * forward
+    assert again.total == 4 * forward
+
+
+def test_attention_is_counted_by_itself_where_torch_counts_it():
+    query = torch.randn(2, 4, 8, 16, requires_grad=True)
+    linear = nn.Linear(16, 32, bias=False)
+    found = count_flops(lambda: linear(attend(query, query, query)).sum().backward(), CPU)
+    assert (found.products, found.attention) == (3 * 2 * 64 * 16 * 32, (2 + 5) * 2 * 8 * 8 * 8 * 16)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26", "attention"),
+        ("nvjet_sm90_tst_192x192_64x3_2x1_v_bz_coopB_NNN", "products"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int, float>", "products"),
+        ("triton_poi_fused_gelu_view_11", "compiled"),
+        ("Memcpy DtoD (Device -> Device)", "other"),
+    ],
+)
+def test_kernels_have_a_kind(kernel, kind):
+    assert kind_of(kernel) == kind
 
 
 def test_the_count_is_torchs():
@@ -65,7 +88,7 @@ def test_the_count_is_torchs():
 
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         step()
-    assert count_flops(step, CPU) == counter.get_total_flops() > 0
+    assert count_flops(step, CPU).total == counter.get_total_flops() > 0
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
@@ -74,7 +97,7 @@ def test_the_curves_ideal_is_what_torch_counts(ratio):
     model, tokens = Layers(SMOKE).train(), 32
     x, c = torch.randn(4, tokens, SMOKE.width), torch.randn(4, SMOKE.width)
     cost = plan_cost(model.plan(ratio), LayerShape(width=SMOKE.width), tokens=tokens)
-    counted = [count_flops(lambda given=given: model(x, c, given), CPU) for given in (None, ratio)]
+    counted = [count_flops(lambda given=given: model(x, c, given), CPU).total for given in (None, ratio)]
     assert counted == [4 * cost.dense_flops, 4 * cost.routed_flops]
 
 

@@ -21,23 +21,6 @@ def test_in_the_interpreter(what: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton would fail in the first step; plain code computes the same."""
-    monkeypatch.delenv("CC", raising=False)
-    for found, expected in (
-        ({"triton", "gcc"}, True),
-        ({"triton", "clang"}, True),
-        ({"triton"}, False),
-        ({"gcc"}, False),
-    ):
-        monkeypatch.setattr(float8, "which", lambda name, found=found: name if name in found else None)
-        monkeypatch.setattr(float8, "find_spec", lambda name, found=found: name if name in found else None)
-        assert float8._kernels_can_be_built() is expected
-    monkeypatch.setenv("CC", "cc")
-    monkeypatch.setattr(float8, "find_spec", lambda name: name)
-    assert float8._kernels_can_be_built() is True
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

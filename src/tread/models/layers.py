@@ -5,7 +5,6 @@
 - The paper's layers (Peebles and Xie, arXiv 2212.09748) are the default; rotary positions, QK-norm, RMSNorm
   and SwiGLU stand beside them as options of the same modules.
 - The condition `c` comes in with its SiLU already applied: every block would compute the same one.
-- Norms carry no weights of their own, adaLN's scale and shift are their affine part.
 - Tables are computed in float64 and rounded once; angles are never computed below float32.
 """
 
@@ -16,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-NormName = Literal["layer", "rms"]
-MlpName = Literal["gelu", "swiglu"]
+from tread.models.adaln import EPS, AdaNorm, NormName
 
-_EPS = 1e-6
+MlpName = Literal["gelu", "swiglu"]
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:
@@ -77,15 +75,6 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
 
 
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return x * (1 + scale) + shift
-
-
-def make_norm(name: NormName, width: int) -> nn.Module:
-    kind = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}[name]
-    return kind(width, eps=_EPS, elementwise_affine=False)
-
-
 class TimeEmbedding(nn.Module):
     """Time (B,) -> (B, width): sinusoids of 128 frequencies through a two-layer MLP."""
 
@@ -113,7 +102,7 @@ class HeadNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # The weight is kept out of rms_norm: under autocast its type differs from x's, which costs the fused
         # kernel.
-        return (F.rms_norm(x, x.shape[-1:], eps=_EPS) * self.weight).to(x.dtype)
+        return (F.rms_norm(x, x.shape[-1:], eps=EPS) * self.weight).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -172,16 +161,17 @@ class Block(nn.Module):
         self, width: int, heads: int, *, mlp_ratio: float, qk_norm: bool, norm: NormName, mlp: MlpName
     ) -> None:
         super().__init__()
-        self.norm1 = make_norm(norm, width)
+        self.norm1 = AdaNorm(norm)
         self.attn = Attention(width, heads, qk_norm=qk_norm)
-        self.norm2 = make_norm(norm, width)
+        self.norm2 = AdaNorm(norm)
         self.mlp = make_mlp(mlp, width, mlp_ratio)
         self.modulation = nn.Linear(width, 6 * width)
 
     def forward(self, x: Tensor, c: Tensor, rope: Tensor | None = None) -> Tensor:
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(c).unsqueeze(1).chunk(6, dim=-1)  # (B, 1, D)
-        x = x + gate1 * self.attn(modulate(self.norm1(x), shift1, scale1), rope)
-        return x + gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2))
+        x, normed = self.norm1(x, shift1, scale1)
+        x, normed = self.norm2.after(x, self.attn(normed, rope), gate1, shift2, scale2)
+        return x + gate2 * self.mlp(normed)
 
 
 class FinalLayer(nn.Module):
@@ -189,10 +179,10 @@ class FinalLayer(nn.Module):
 
     def __init__(self, width: int, out_size: int, *, norm: NormName) -> None:
         super().__init__()
-        self.norm = make_norm(norm, width)
+        self.norm = AdaNorm(norm)
         self.modulation = nn.Linear(width, 2 * width)
         self.linear = nn.Linear(width, out_size)
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         shift, scale = self.modulation(c).unsqueeze(1).chunk(2, dim=-1)  # (B, 1, D) each
-        return self.linear(modulate(self.norm(x), shift, scale))  # (B, S, out_size)
+        return self.linear(self.norm(x, shift, scale)[1])  # (B, S, out_size)

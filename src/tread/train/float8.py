@@ -8,21 +8,17 @@
 - Scales are taken from the tensors themselves in every step. Weights, their gradients and their average stay as they
   are, so checkpoints do not know about it.
 - The largest value is taken by rows first: compiled code then finds it in the pass that computes the rows.
-- On GPUs rows are rounded, and stored bytes turned, by kernels of our own (`tread.train.float8_kernels`), as operators
-  that the compiler does not look into.
+- On GPUs rows are rounded, and stored bytes turned, by kernels of our own (`tread.train.float8_kernels`).
 - Validation, previews and every other forward in eval mode compute as without float8.
 - Where there is no such kernel (CPUs), a plain product of the rounded operands computes the same.
 """
 
-import os
-from importlib.util import find_spec
-from shutil import which
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.library import custom_op
 
+from tread.models import kernels
 from tread.routing.errors import ConfigError
 
 Float8 = Literal["rowwise", "tensorwise"]
@@ -37,14 +33,6 @@ LONGEST = 16384
 """Numbers in a row that one program of our kernel holds."""
 
 
-def _kernels_can_be_built() -> bool:
-    """Triton is there, and a C compiler for what it generates."""
-    return find_spec("triton") is not None and any((os.environ.get("CC"), which("gcc"), which("clang")))
-
-
-KERNELS = _kernels_can_be_built()
-
-
 def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Tensor, Tensor]:
     """x (M, K) rounded to float8, row by row in memory, and the float32 scale that undoes it: one, (), or by rows,
     (M, 1), where dim is 1."""
@@ -57,21 +45,11 @@ def to_float8(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> tuple[Te
 
 def round_rows(x: Tensor, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`to_float8` by rows and to e4m3, of x (M, K) times `columns` (K,) where given."""
-    if x.is_cuda and KERNELS and x.shape[1] <= LONGEST:
-        return _round_rows(x, columns)
+    if kernels.run_on(x.device) and x.shape[1] <= LONGEST:
+        from tread.train import float8_kernels  # Triton, which only GPUs need
+
+        return float8_kernels.round_rows(x, columns, FORWARD)
     return to_float8(x if columns is None else x.float() * columns, FORWARD, 1)
-
-
-@custom_op("tread::round_rows", mutates_args=())
-def _round_rows(x: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor]:
-    from tread.train import float8_kernels  # Triton, which only GPUs need
-
-    return float8_kernels.round_rows(x, columns, FORWARD)
-
-
-@_round_rows.register_fake
-def _(x: Tensor, columns: Tensor | None) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=FORWARD), x.new_empty(x.shape[0], 1, dtype=torch.float32)
 
 
 def _largest_in_rows(x: Tensor) -> Tensor:
@@ -103,19 +81,11 @@ def turned(x: Tensor) -> Tensor:
 
 def turn_bytes(x: Tensor) -> Tensor:
     """`turned`, of bytes that lie in memory."""
-    return _turn_bytes(x) if x.is_cuda and KERNELS else turned(x)
+    if kernels.run_on(x.device):
+        from tread.train import float8_kernels
 
-
-@custom_op("tread::turn_bytes", mutates_args=())
-def _turn_bytes(x: Tensor) -> Tensor:
-    from tread.train import float8_kernels
-
-    return float8_kernels.turn(x)
-
-
-@_turn_bytes.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape[1], x.shape[0])
+        return float8_kernels.turn(x)
+    return turned(x)
 
 
 class _Product(torch.autograd.Function):

@@ -3,6 +3,7 @@
 - `round_rows` reads a row once, where compiled code would read it twice: its largest number, then the rounding. Rows of
   these models are longer than the compiler holds.
 - `turn` moves tiles through shared memory, both sides in whole lines.
+- As operators the compiler sees them, and launches them as it does its own.
 - Each has a plain twin in `tread.train.float8` that computes the same bits. With both, a routed FLUX step on a float8
   base takes 146 instead of 156 ms (docs/performance.md).
 """
@@ -11,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op, wrap_triton
 
 TILE = 64, 128
 
@@ -32,6 +34,7 @@ def _round_row(x, columns, out, scale, size, LARGEST: tl.constexpr, LENGTH: tl.c
     tl.store(scale + row, most * (1.0 / LARGEST))
 
 
+@triton_op("tread::round_rows", mutates_args=())
 def round_rows(x: Tensor, columns: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x (M, K), times `columns` (K,) where given, rounded to float8 -> (M, K), and each row's scale (M, 1)."""
     x = x.contiguous()
@@ -39,7 +42,7 @@ def round_rows(x: Tensor, columns: Tensor | None, dtype: torch.dtype) -> tuple[T
     out, scale = torch.empty_like(x, dtype=dtype), x.new_empty(rows, 1, dtype=torch.float32)
     length = triton.next_power_of_2(size)
     with torch.cuda.device_of(x):
-        _round_row[(rows,)](
+        wrap_triton(_round_row)[(rows,)](
             x,
             scale if columns is None else columns.contiguous(),
             out,
@@ -48,7 +51,7 @@ def round_rows(x: Tensor, columns: Tensor | None, dtype: torch.dtype) -> tuple[T
             LARGEST=torch.finfo(dtype).max,
             LENGTH=length,
             SCALED=columns is not None,
-            num_warps=max(4, min(16, length // 1024)),  # pyright: ignore[reportCallIssue]
+            num_warps=max(4, min(16, length // 1024)),
         )
     return out, scale
 
@@ -62,11 +65,12 @@ def _turn_tile(x, out, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr)
     tl.store(out + column[:, None] * rows + row[None, :], tl.trans(tile), mask=tl.trans(inside))
 
 
+@triton_op("tread::turn_bytes", mutates_args=())
 def turn(x: Tensor) -> Tensor:
     """Bytes (M, K), row by row -> (K, M), row by row."""
     rows, columns = x.shape
     out = x.new_empty(columns, rows)
     grid = triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1])
     with torch.cuda.device_of(x):
-        _turn_tile[grid](x, out, rows, columns, HEIGHT=TILE[0], WIDTH=TILE[1], num_warps=8)  # pyright: ignore[reportCallIssue]
+        wrap_triton(_turn_tile)[grid](x, out, rows, columns, HEIGHT=TILE[0], WIDTH=TILE[1], num_warps=8)
     return out

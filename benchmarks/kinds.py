@@ -1,0 +1,39 @@
+"""Where the time of dense and routed steps goes, by kind of kernel, against what the FLOPs of each kind say.
+
+A step of which all kinds shrink as their work does can still be short of the ratio of all FLOPs: norms and activations
+have none, and attention, which shrinks most, counts for less time than for FLOPs. CUDA graphs do not hide kernels from
+the profiler.
+"""
+
+from dataclasses import asdict
+
+from benchmarks.profile import STEPS, events_of, kernels_of
+from benchmarks.record import Facts
+from benchmarks.steps import Steps
+
+KINDS = {
+    "attention": ("sdpa", "cudnn", "flash", "fmha", "attention"),
+    "products": ("nvjet", "gemm", "cutlass", "cublas", "gemv", "splitk"),
+    "compiled": ("triton_",),
+}
+"""By what their kernels are called; the first that fits. Everything else is `other`: copies, the optimizer."""
+
+
+def kind_of(kernel: str) -> str:
+    """The kind of a kernel, by its name."""
+    name = kernel.lower()
+    return next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), "other")
+
+
+def by_kind(steps: Steps) -> Facts:
+    """Milliseconds and launches of dense and routed steps that were compared before, and the FLOPs of each kind."""
+    found: dict[str, Facts] = {}
+    for sort, step in (("dense", steps.dense), ("routed", steps.routed)):
+        kinds = found[sort] = {kind: {"ms": 0.0, "launches": 0.0} for kind in (*KINDS, "other")}
+        for kernel in kernels_of(events_of(step, steps.device.type == "cuda")):
+            kind = kinds[kind_of(kernel.name)]
+            kind["ms"] += kernel.time_range.elapsed_us() / 1e3 / STEPS
+            kind["launches"] += 1 / STEPS
+    dense, routed = found["dense"], found["routed"]
+    summary = {kind: f"{dense[kind]['ms']:.1f} -> {routed[kind]['ms']:.1f} ms;" for kind in dense}
+    return {"kinds": found, "flops": {sort: asdict(flops) for sort, flops in steps.flops.items()}, "summary": summary}

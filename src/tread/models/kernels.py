@@ -1,0 +1,22 @@
+"""Where kernels of our own run: on GPUs that Triton knows, with a C compiler for what it generates."""
+
+import os
+from importlib.util import find_spec
+from shutil import which
+
+import torch
+
+
+def _can_be_built() -> bool:
+    return find_spec("triton") is not None and any((os.environ.get("CC"), which("gcc"), which("clang")))
+
+
+CAN_BE_BUILT = _can_be_built()
+
+
+@torch.compiler.assume_constant_result
+def run_on(device: torch.device) -> bool:
+    """Whether they do; elsewhere their plain twins compute the same."""
+    if device.type != "cuda" or not CAN_BE_BUILT:
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
