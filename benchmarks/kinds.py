@@ -27,13 +27,15 @@ def kind_of(kernel: str) -> str:
 
 def by_kind(steps: Steps) -> Facts:
     """Milliseconds and launches of dense and routed steps that were compared before, and the FLOPs of each kind."""
-    found: dict[str, Facts] = {}
+    found: dict[str, dict[str, Facts]] = {}
     for sort, step in (("dense", steps.dense), ("routed", steps.routed)):
-        kinds = found[sort] = {kind: {"ms": 0.0, "launches": 0.0} for kind in (*KINDS, "other")}
+        times: dict[str, list[float]] = {kind: [] for kind in (*KINDS, "other")}
         for kernel in kernels_of(events_of(step, steps.device.type == "cuda")):
-            kind = kinds[kind_of(kernel.name)]
-            kind["ms"] += kernel.time_range.elapsed_us() / 1e3 / STEPS
-            kind["launches"] += 1 / STEPS
+            times[kind_of(kernel.name)].append(kernel.time_range.elapsed_us())
+        found[sort] = {
+            kind: {"ms": round(sum(each) / 1e3 / STEPS, 3), "launches": round(len(each) / STEPS, 1)}
+            for kind, each in times.items()
+        }
     dense, routed = found["dense"], found["routed"]
     summary = {kind: f"{dense[kind]['ms']:.1f} -> {routed[kind]['ms']:.1f} ms;" for kind in dense}
     return {"kinds": found, "flops": {sort: asdict(flops) for sort, flops in steps.flops.items()}, "summary": summary}

@@ -162,11 +162,13 @@ def host_waits(step: Callable[[], Any]) -> dict[str, int]:
 
 def warned_waits(step: Callable[[], Any]) -> list[str]:
     """Where in the code torch saw the host wait during one step: `file:line: what`."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the mode itself, that it is new
         torch.cuda.set_sync_debug_mode("warn")
-        try:
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     return [f"{one.filename}:{one.lineno}: {one.message}" for one in caught if "synchroniz" in str(one.message)]

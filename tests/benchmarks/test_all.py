@@ -38,6 +38,13 @@ def test_lora_steps(script, rows, tmp_path):
         assert one["routed_tflop"] <= one["dense_tflop"]
 
 
+def test_steps_by_graphs_tell_kinds_of_kernels(tmp_path):
+    kinds = measured(sd3, tmp_path, "--variants", "graphs")[-1]
+    assert kinds["row"] == "kinds"
+    assert kinds["kinds"]["dense"].keys() == {"attention", "products", "compiled", "other"}
+    assert kinds["flops"]["dense"]["products"] > kinds["flops"]["routed"]["products"] > 0
+
+
 def test_checkpointed_video_steps(tmp_path):
     assert measured(wan, tmp_path, "--variants", "eager")[1]["row"] == "wan-checkpointed"
 

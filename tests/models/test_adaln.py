@@ -39,6 +39,7 @@ def test_plain_against_the_formula(name: str) -> None:
 def test_kernels_need_triton_and_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton would fail in the first step; plain code computes the same."""
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("TREAD_KERNELS", raising=False)
     for found, expected in (
         ({"triton", "gcc"}, True),
         ({"triton", "clang"}, True),
@@ -51,6 +52,8 @@ def test_kernels_need_triton_and_a_compiler(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(kernels, "find_spec", lambda name: name)
     assert kernels._can_be_built() is True
+    monkeypatch.setenv("TREAD_KERNELS", "0")
+    assert kernels._can_be_built() is False
 
 
 def test_kernels_need_a_gpu_that_triton_knows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,7 @@
-"""Where kernels of our own run: on GPUs that Triton knows, with a C compiler for what it generates."""
+"""Where kernels of our own run: on GPUs that Triton knows, with a C compiler for what it generates.
+
+`TREAD_KERNELS=0` in the environment turns them off, for a GPU or a Triton that they fail on.
+"""
 
 import os
 from importlib.util import find_spec
@@ -8,6 +11,8 @@ import torch
 
 
 def _can_be_built() -> bool:
+    if os.environ.get("TREAD_KERNELS") == "0":
+        return False
     return find_spec("triton") is not None and any((os.environ.get("CC"), which("gcc"), which("clang")))
 
 
