@@ -18,7 +18,7 @@ from tread.models import kernels
 NormName = Literal["layer", "rms"]
 
 EPS = 1e-6
-WIDEST = 8192
+WIDEST = 4096
 """Numbers in a row that one program of a kernel holds."""
 
 

@@ -16,6 +16,8 @@ from torch.library import triton_op, wrap_triton
 
 ROWS = 32
 """That a program of the way back takes."""
+AHEAD = 64 * 1024
+"""Bytes of shared memory, which every GPU has, for rows that are read ahead of their turn."""
 
 
 @triton.jit
@@ -81,6 +83,7 @@ def _back_rows(
     scale_stride,
     ROWS: tl.constexpr,
     LENGTH: tl.constexpr,
+    STAGES: tl.constexpr,
     CENTRED: tl.constexpr,
     GATED: tl.constexpr,
 ):
@@ -94,7 +97,7 @@ def _back_rows(
     to_scale = tl.zeros([LENGTH], tl.float32)
     to_gate = tl.zeros([LENGTH], tl.float32)
     gate_values = tl.load(gate + sample * gate_stride + at, mask=inside, other=0.0).to(tl.float32)
-    for token in tl.range(piece * ROWS, min(piece * ROWS + ROWS, tokens), num_stages=3):  # pyright: ignore
+    for token in tl.range(piece * ROWS, min(piece * ROWS + ROWS, tokens), num_stages=STAGES):  # pyright: ignore
         row = sample * tokens + token
         gradient = tl.load(to_out + row * width + at, mask=inside, other=0.0).to(tl.float32)
         values = tl.load(added + row * width + at, mask=inside, other=0.0).to(tl.float32)
@@ -120,6 +123,15 @@ def _back_rows(
     tl.store(first, to_shift, mask=inside)
     tl.store(first + width, to_scale, mask=inside)
     tl.store(first + 2 * width, to_gate, mask=inside)
+
+
+def warps(length: int) -> int:
+    return max(2, length // 1024)
+
+
+def stages(length: int, size: int) -> int:
+    """How many rows are in work at once, where the numbers of all that is read of one place take `size` bytes."""
+    return 3 if 2 * length * size <= AHEAD else 1
 
 
 @triton_op("tread::ada_norm", mutates_args=())
@@ -164,7 +176,7 @@ def ada_norm(
             LENGTH=length,
             CENTRED=centred,
             GATED=branch is not None,
-            num_warps=max(2, length // 1024),
+            num_warps=warps(length),
         )
     return stream, out, mean, spread
 
@@ -189,6 +201,7 @@ def ada_norm_backward(
     gate, scale = (_in_rows(one) for one in (scale if gate is None else gate, scale))
     pieces, length = triton.cdiv(tokens, ROWS), triton.next_power_of_2(width)
     sums = mean.new_empty(samples, pieces, 3, width)
+    read = sum(one.element_size() for one in (to_stream, to_out, stream, stream if branch is None else branch))
     with torch.cuda.device_of(stream):
         wrap_triton(_back_rows)[(samples, pieces)](
             to_stream.contiguous(),
@@ -208,9 +221,10 @@ def ada_norm_backward(
             scale.stride(0),
             ROWS=ROWS,
             LENGTH=length,
+            STAGES=stages(length, read),
             CENTRED=centred,
             GATED=branch is not None,
-            num_warps=max(2, length // 1024),
+            num_warps=warps(length),
         )
     return to_x, to_branch, sums.sum(1)
 

@@ -34,6 +34,10 @@ def _round_row(x, columns, out, scale, size, LARGEST: tl.constexpr, LENGTH: tl.c
     tl.store(scale + row, most * (1.0 / LARGEST))
 
 
+def warps(length: int) -> int:
+    return max(4, min(16, length // 1024))
+
+
 @triton_op("tread::round_rows", mutates_args=())
 def round_rows(x: Tensor, columns: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x (M, K), times `columns` (K,) where given, rounded to float8 -> (M, K), and each row's scale (M, 1)."""
@@ -51,7 +55,7 @@ def round_rows(x: Tensor, columns: Tensor | None, dtype: torch.dtype) -> tuple[T
             LARGEST=torch.finfo(dtype).max,
             LENGTH=length,
             SCALED=columns is not None,
-            num_warps=max(4, min(16, length // 1024)),
+            num_warps=warps(length),
         )
     return out, scale
 
