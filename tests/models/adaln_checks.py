@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -125,5 +126,27 @@ def check_routed_model() -> None:
         assert (kernel - plain).norm() < 1e-5 * plain.norm()
 
 
+def check_derivatives() -> None:
+    """Under torch.func the plain twin computes; a second derivative is refused, not wrong."""
+    given = made((2, 5, 48), torch.float32, torch.float32, "cpu")
+    shift, scale, x = given["shift"].detach(), given["scale"].detach(), given["x"].detach()
+    found = []
+    for on in (False, True):
+        with with_kernels(on):
+            found.append(torch.func.jvp(lambda x: AdaNorm("layer")(x, shift, scale)[1], (x,), (x + 1,)))
+    assert all(one.equal(other) for one, other in zip(*found, strict=True))
+    with with_kernels(True):
+        out = AdaNorm("layer").after(**given)[1]
+        (slope,) = torch.autograd.grad(out.square().sum(), given["x"], create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula"):
+            torch.autograd.grad(slope.square().sum(), given["x"])
+
+
 if __name__ == "__main__":
-    {"norms": check_norms, "block": check_block, "routed model": check_routed_model}[sys.argv[1]]()
+    checks: dict[str, Callable[[], None]] = {
+        "norms": check_norms,
+        "block": check_block,
+        "routed model": check_routed_model,
+        "derivatives": check_derivatives,
+    }
+    checks[sys.argv[1]]()

@@ -12,7 +12,7 @@ from tread.models import kernels
 from tread.models.adaln import WIDEST, AdaNorm
 
 
-@pytest.mark.parametrize("what", ["norms", "block", "routed model"])
+@pytest.mark.parametrize("what", ["norms", "block", "routed model", "derivatives"])
 def test_in_the_interpreter(what: str) -> None:
     pytest.importorskip("triton")
     program = Path(__file__).with_name("adaln_checks.py")

@@ -2,7 +2,8 @@
 
 - Norms carry no weights of their own: scale and shift are their affine part.
 - On GPUs both are kernels of our own (`tread.models.adaln_kernels`), because the compiler's read rows of more than
-  1,024 numbers twice. A plain twin computes the same elsewhere, and in float64.
+  1,024 numbers twice. A plain twin computes the same elsewhere, in float64, and under torch.func, for which kernels
+  have no rules; nor have they second derivatives.
 - Under autocast the result has autocast's type, as linears want it; sums are in float32 at least.
 - A norm hands its input on, so that one kernel adds up both gradients of the stream.
 """
@@ -51,7 +52,8 @@ class AdaNorm(nn.Module):
 
 
 def _fits(x: Tensor) -> bool:
-    return kernels.run_on(x.device) and x.dtype != torch.float64 and x.shape[-1] <= WIDEST
+    transformed = torch._C._are_functorch_transforms_active()
+    return kernels.run_on(x.device) and x.dtype != torch.float64 and x.shape[-1] <= WIDEST and not transformed
 
 
 def _wanted(x: Tensor) -> torch.dtype:
