@@ -34,7 +34,7 @@ def count_flops(step: Callable[[], Any], device: torch.device) -> Flops:
     attention = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
     with torch.compiler.set_stance("force_eager"), attention, Counter() as counter:
         step()
-    return Flops(counter.total - counter.attention, counter.attention)
+    return Flops(counter.products, counter.attention)
 
 
 class Counter(TorchDispatchMode):
@@ -42,13 +42,15 @@ class Counter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = self.attention = 0
+        self.products = self.attention = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func._overloadpacket in flop_registry:
             flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
-            self.total += flops
-            self.attention += flops if "attention" in str(func) else 0
+            if "attention" in str(func):
+                self.attention += flops
+            else:
+                self.products += flops
         return out

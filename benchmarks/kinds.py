@@ -1,8 +1,7 @@
 """Where the time of dense and routed steps goes, by kind of kernel, against what the FLOPs of each kind say.
 
-A step of which all kinds shrink as their work does can still be short of the ratio of all FLOPs: norms and activations
-have none, and attention, which shrinks most, counts for less time than for FLOPs. CUDA graphs do not hide kernels from
-the profiler.
+Where a step falls short of its FLOPs, this tells which kernels do not shrink as their work does, and how much of the
+step no kernel accounts for. CUDA graphs do not hide kernels from the profiler.
 """
 
 from dataclasses import asdict

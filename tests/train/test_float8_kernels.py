@@ -1,8 +1,6 @@
 """Float8's kernels against their plain twins, bit for bit: interpreted on CPUs, as they are on a GPU."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +11,8 @@ from tread.train.float8 import FORWARD, round_rows, to_float8, turn_bytes, turne
 
 
 @pytest.mark.parametrize("what", ["rows", "turning"])
-def test_in_the_interpreter(what: str) -> None:
-    pytest.importorskip("triton")
-    program = Path(__file__).with_name("interpreted.py")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, str(program), what], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_in_the_interpreter(what: str, interpret: Callable[[Path, str], None]) -> None:
+    interpret(Path(__file__).with_name("interpreted.py"), what)
 
 
 @pytest.mark.gpu
