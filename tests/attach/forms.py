@@ -7,7 +7,6 @@ that is two layers.
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -108,11 +107,11 @@ FAMILY = tread.Family(
 )
 
 
-def inputs(batch: int = 2, seed: int = 0) -> dict[str, Tensor]:
+def inputs(batch: int = 2, seed: int = 0, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Arguments of the model; the stream has a gradient."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"x": (TOKENS, WIDTH), "c": (WIDTH,), "text": (TEXT, WIDTH)}
-    made = {name: torch.randn(batch, *shape, generator=generator) for name, shape in shapes.items()}
+    made = {name: torch.randn(batch, *shape, generator=generator).to(device) for name, shape in shapes.items()}
     made["x"].requires_grad_()
     return made
 
@@ -287,9 +286,37 @@ FORMS: dict[str, Form] = {
 """Forms that a model's own forward uses."""
 
 
-def whole(model: nn.Module, arguments: dict[str, Tensor], *, reentrant: bool) -> Tensor:
-    """Checkpoint the call of the model."""
-    return checkpoint(model, *arguments.values(), use_reentrant=reentrant)
+Call = Callable[[Any, dict[str, Tensor]], Tensor]
+"""Calls a model."""
+
+
+def _whole(of: Callable[[Any], Callable[..., Tensor]], *, reentrant: bool) -> Call:
+    return lambda model, arguments: checkpoint(of(model), *arguments.values(), use_reentrant=reentrant)
+
+
+def _nested(model: Any, *, reentrant: bool) -> Callable[..., Tensor]:
+    return lambda *args: checkpoint(model, *args, use_reentrant=reentrant)
+
+
+def _saved_whole(model: Any, arguments: dict[str, Tensor]) -> Tensor:
+    return _selective(save_pointwise)(model, *arguments.values())
+
+
+WHOLE: dict[str, Call] = {
+    **{
+        f"the {name}, {'' if reentrant else 'non-'}reentrant": _whole(of, reentrant=reentrant)
+        for name, of in (
+            ("model", lambda model: model),
+            ("model.forward", lambda model: model.forward),
+            ("model in a closure", custom),
+            ("model in a checkpoint", functools.partial(_nested, reentrant=False)),
+            ("model in a reentrant checkpoint", functools.partial(_nested, reentrant=True)),
+        )
+        for reentrant in (True, False)
+    },
+    "the model, whose pointwise results are saved": _saved_whole,
+}
+"""Forms that stand around the call of a model."""
 
 
 WRAPPED: dict[str, Callable[[Toy], Toy]] = {}
@@ -344,6 +371,3 @@ def _composable(model: Toy) -> None:
 def _inside(model: Toy) -> None:
     for block in {*model.first, *model.second}:
         block.out = checkpoint_wrapper(block.out)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-__all__ = ["FAMILY", "FORMS", "WRAPPED", "Toy", "by_hand", "inputs", "nullcontext", "plain", "whole"]

@@ -134,7 +134,7 @@ def test_a_compiled_model(case: Case):
         assert graphs[0] <= dense_graphs[0] + (0 if fullgraph else 1)
         assert graphs[1] - graphs[0] <= dense_graphs[1] - dense_graphs[0], "compiled again when the step changed"
     assert graphs[-1] - graphs[1] <= dense_graphs[-1] - dense_graphs[1], "compiled again when the step changed"
-    assert breaks() <= dense_breaks
+    assert set(breaks()) <= set(dense_breaks)
     expected, expected_selections = eager(case)
     for i in range(STEPS):
         assert selections[i].equal(expected_selections[i])
@@ -147,7 +147,7 @@ FLUX = next(case for case in CASES if case.name == "flux")
 @pytest.mark.parametrize("way", ["model.compile()", "torch.compile(model)"])
 @pytest.mark.parametrize("first", ["attach", "compile"])
 def test_both_ways_to_compile_a_model(way: str, first: str):
-    """The model is one graph as it is dense; the hook on it, outside the forward, is another: the micro-step moves."""
+    """The model is one graph as it is dense."""
     count = CompileCounterWithBackend("aot_eager")
     model = FLUX.model()
 
@@ -165,9 +165,7 @@ def test_both_ways_to_compile_a_model(way: str, first: str):
         called = compiled()
         handle = tread.attach(called, routes)
     outputs, _, graphs = run(FLUX, lambda arguments: FLUX.call(called, arguments), handle, count)
-    assert graphs == [2] * STEPS
-    operations = [node.target for node in count.graphs[0].graph.nodes if node.op.startswith("call")]
-    assert operations == ["clone", "add_"]
+    assert graphs == [1] * STEPS
     expected, _ = eager(FLUX)
     for output, other in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output, other, rtol=1e-5, atol=1e-5)
@@ -217,6 +215,7 @@ def test_compiled_and_checkpointed(what: str):
             model.compile(backend=count)
         outputs, _, graphs = run(FLUX, lambda arguments: FLUX.call(model, arguments), handle, count)
     assert graphs[-1] == graphs[0]
+    assert what == "layers" or graphs == [1] * STEPS
     for output, other in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output, other, rtol=1e-5, atol=1e-5)
     model.zero_grad()

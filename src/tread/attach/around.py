@@ -9,7 +9,7 @@ was when its last attached module is gone.
 
 import inspect
 from collections.abc import Callable
-from types import MethodType
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -84,7 +84,7 @@ def _looking(own: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
         here = getattr(self, _KEY, None)
         if here is None or here.quiet:
             return stock(self, *args, **kwargs)
-        return here.call(MethodType(stock, self), args, kwargs)
+        return here.call(partial(stock, self), args, kwargs)
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(forward, name, getattr(stock, name))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tread.attach import rotary
 from tread.attach.around import Around, around
 from tread.attach.family import Arguments, Family
-from tread.attach.layer import Layer
+from tread.attach.layer import CheckpointCall, Layer
 from tread.attach.registry import family_of
 from tread.attach.wrappers import unwrapped
 from tread.routing import recompute
@@ -30,6 +30,8 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.routing.state import State, unseen
 
+_CHECKPOINT = "_gradient_checkpointing_func"
+"""Where diffusers' models keep their checkpoint function."""
 _REFERENCES = (
     "the force mask does not cover just the target's tokens, or there are not as many reference tokens as in an "
     "earlier forward with as many tokens: give a mask of the target's (B, S), or set handle.references before each "
@@ -76,6 +78,7 @@ class Attachment(Handle):
         if isinstance(attached := around(model), ModelCall):  # nothing can be refused from here on
             attached.handle.detach()
         self._put_on()
+        self._wrap_checkpointing()
 
     @property
     def attached(self) -> bool:
@@ -114,6 +117,8 @@ class Attachment(Handle):
         for module in self._listed():
             if (layer := self.layers.get(unwrapped(module))) is not None:
                 layer.leave_compiled(module)
+        if isinstance(function := self.model.__dict__.get(_CHECKPOINT), CheckpointCall):
+            self.model.__dict__[_CHECKPOINT] = function.inner
         self._take_off()
         recompute.leave(self)
 
@@ -146,9 +151,11 @@ class Attachment(Handle):
         others = [(one, module) for module in (self.model, *self.layers) if (one := around(module)) is not None]
         self._install_rotary()
         self._put_on()
+        recompute.follow(self)
         try:
             yield
         finally:
+            recompute.leave(self)
             self._take_off()
             for one, module in others:
                 one.put_on(module)
@@ -172,6 +179,7 @@ class Attachment(Handle):
         if (state := self.replayed()) is not None:
             return state
         model, family = self.model, self.family
+        self._wrap_checkpointing()
         if not torch.compiler.is_compiling():
             self._follow_changes()
         if not self.is_on(training=model.training):
@@ -189,6 +197,12 @@ class Attachment(Handle):
             offset = None if family.offset is None else family.offset(model, arguments)
         per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
         return self.begin(training=model.training, forced=forced, tokens=tokens, offset=offset, per_block=per_block)
+
+    def _wrap_checkpointing(self) -> None:
+        """Re-enabling checkpointing overwrites the function, so look at every forward."""
+        function = getattr(self.model, _CHECKPOINT, None)
+        if function is not None and not isinstance(function, CheckpointCall):
+            self.model.__dict__[_CHECKPOINT] = CheckpointCall(self.layers, function)
 
     def _follow_changes(self) -> None:
         """Look at what was done to the lists of layers since the last forward."""

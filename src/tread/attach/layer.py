@@ -1,16 +1,19 @@
 """One layer of an attached model: its stream and side inputs gathered before it, its stream restored after it.
 
 - The family's `Stack` says which arguments those are, the forward's state which rows of them.
-- A compiled layer is routed outside the compiled code, which so is the dense model's at one more length: whatever enters
-  it (`block.compile()`, `block.forward = torch.compile(block.forward)`, `torch.compile(block)` in the list of layers) is
-  wrapped when the model next runs.
+- A compiled layer is routed outside the compiled code, which thereby is the dense model's at one more length. Whatever
+  enters that code (`block.compile()`, `block.forward = torch.compile(block.forward)`, `torch.compile(block)` in the
+  list of layers) is wrapped when the model next runs.
+- A checkpointed layer of a model that is compiled whole is routed outside the checkpoint, where the model lets its
+  checkpoint function be replaced, as diffusers' do: compiled checkpoints have no side effects, and break the graph.
 - One module may be several layers: the next of its indices is the one that runs.
 """
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,6 +163,23 @@ class CompiledCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.inner(*args, **kwargs) if self.layer.quiet else self.layer.call(self.inner, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.inner, memo)
+
+
+class CheckpointCall:
+    """A model's checkpoint function; in a model that is compiled whole, with routing outside it."""
+
+    def __init__(self, layers: Mapping[nn.Module, Layer], inner: Any) -> None:
+        self.layers, self.inner = layers, inner
+
+    def __call__(self, block: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            layer = self.layers.get(getattr(block, "__self__", block))  # some models hand over `block.__call__`
+            if layer is not None:
+                return layer.call(partial(self.inner, block), args, kwargs)
+        return self.inner(block, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.inner, memo)

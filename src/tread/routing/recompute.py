@@ -18,7 +18,7 @@ begins and put back while the function runs again:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -120,8 +120,9 @@ class _Snapshot:
             again.script = iter(self._log)
         if bypass is not None:
             again.bypass = bypass
+        ran = again.routed or self._forwards
         try:
-            with handle.present(), again.hushed():
+            with handle.present() if ran else nullcontext(), again.hushed():
                 yield
         finally:
             handle.put_back(held)
