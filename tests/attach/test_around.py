@@ -1,0 +1,229 @@
+"""Routing stands around `forward`, whatever else is put on it or taken off it, and in whichever order."""
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from accelerate.state import AcceleratorState
+from attached import FLUX, ROUTES
+from diffusers.hooks import HookRegistry
+from diffusers.hooks import ModelHook as DiffusersHook
+from forms import FAMILY, Toy, inputs
+from selected import route
+from torch import Tensor, nn
+
+import tread
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CONFIG = {"routes": [route(1, 4)]}
+
+
+class _Counting(ModelHook):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return args, kwargs
+
+
+class _Diffusers(DiffusersHook):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return args, kwargs
+
+
+class _Whole(_Diffusers):
+    """Calls what it replaces by the reference that it keeps."""
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.fn_ref.original_forward(*args, **kwargs)  # pyright: ignore[reportOptionalCall]
+
+
+class _Accelerate:
+    def put_on(self, module: nn.Module) -> Any:
+        self.hook = _Counting()
+        add_hook_to_module(module, self.hook)
+        return self.hook
+
+    def take_off(self, module: nn.Module) -> None:
+        remove_hook_from_module(module)
+
+
+class _HookRegistry:
+    def __init__(self, hook: Callable[[], Any]) -> None:
+        self.make = hook
+
+    def put_on(self, module: nn.Module) -> Any:
+        hook = self.make()
+        HookRegistry.check_if_exists_or_initialize(module).register_hook(hook, "counting")
+        return hook
+
+    def take_off(self, module: nn.Module) -> None:
+        HookRegistry.check_if_exists_or_initialize(module).remove_hook("counting")
+
+
+class _Own:
+    """A function that does not call what it replaces."""
+
+    def put_on(self, module: Any) -> Any:
+        counter = _Counting()
+        stock = type(module).forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            counter.calls += 1
+            return stock(module, *args, **kwargs)
+
+        module.forward = forward
+        return counter
+
+    def take_off(self, module: Any) -> None:
+        del module.forward
+
+
+OTHERS = {
+    "accelerate": _Accelerate,
+    "diffusers": lambda: _HookRegistry(_Diffusers),
+    "diffusers, new_forward": lambda: _HookRegistry(_Whole),
+    "a function": _Own,
+}
+
+
+def outputs(model: Toy, *, through: str) -> Tensor:
+    return (model if through == "call" else model.forward)(**inputs())
+
+
+@pytest.fixture
+def routed() -> Tensor:
+    model = Toy()
+    with tread.attach(model, CONFIG, family=FAMILY) as handle:
+        handle.set_step(0)
+        return model(**inputs())
+
+
+@pytest.mark.parametrize("through", ["call", "forward"])
+@pytest.mark.parametrize("where", ["model", "layers"])
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["attach", "put on", "take off", "detach"])), ids=", ".join
+)
+@pytest.mark.parametrize("other", OTHERS)
+def test_any_order(other: str, order: tuple[str, ...], where: str, through: str, routed: Tensor):
+    if order.index("put on") > order.index("take off") or order.index("attach") > order.index("detach"):
+        pytest.skip("what is not on is not taken off")
+    model, dense = Toy(), Toy()(**inputs())
+    modules: list[nn.Module] = [model] if where == "model" else [*model.first, *model.second]
+    patches = [OTHERS[other]() for _ in modules]
+    handle, counters = None, []
+    for act in order:
+        if act == "attach":
+            handle = tread.attach(model, CONFIG, family=FAMILY)
+        elif act == "put on":
+            counters = [patch.put_on(module) for patch, module in zip(patches, modules, strict=True)]
+        elif act == "take off":
+            for patch, module in zip(patches, modules, strict=True):
+                patch.take_off(module)
+        elif handle is not None:
+            handle.detach()
+        attached = handle is not None and handle.attached
+        before = [counter.calls for counter in counters]
+        if handle is not None:
+            handle.set_step(0)
+        assert outputs(model, through=through).equal(routed if attached else dense), act
+        on = "put on" in order[: order.index(act) + 1] and "take off" not in order[: order.index(act) + 1]
+        assert [counter.calls for counter in counters] == [calls + on for calls in before]
+        if other == "accelerate" or not on:  # copies of others' patches call the original
+            twin = copy.deepcopy(model).train()
+            assert outputs(twin, through=through).equal(dense), "a copy is a stock model"
+        assert outputs(model.eval(), through=through).equal(dense)
+        model.train()
+    assert isinstance(inspect.getattr_static(Toy, "forward"), type(lambda: None)), "the class is as it was"
+
+
+def test_other_modules_of_a_class_are_stock():
+    model, other = Toy(), Toy()
+    dense = other(**inputs())
+    signature = inspect.signature(Toy.forward)
+    with tread.attach(model, CONFIG, family=FAMILY) as handle:
+        assert inspect.signature(Toy.forward) == signature
+        assert inspect.signature(model.forward) == inspect.signature(other.forward)
+        assert other(**inputs()).equal(dense)
+        assert other.forward(**inputs()).equal(dense)
+        assert handle.selections == []
+
+
+class _Derived(Toy):
+    """Calls what it inherits."""
+
+    def forward(self, x: Tensor, c: Tensor, text: Tensor) -> Tensor:
+        return 2 * super().forward(x, c, text)
+
+
+@pytest.mark.parametrize("first", ["base", "derived"])
+def test_a_class_and_its_base_are_attached_at_once(first: str, routed: Tensor):
+    made: list[tuple[Toy, int]] = [(Toy(), 1), (_Derived(), 2)]
+    handles = []
+    for model, _ in made if first == "base" else made[::-1]:
+        handles.append(tread.attach(model, CONFIG, family=FAMILY))
+        handles[-1].set_step(0)
+    for model, factor in made:
+        assert model(**inputs()).equal(factor * routed)
+    for handle in handles:
+        handle.detach()
+    for model, factor in made:
+        assert model(**inputs()).equal(factor * Toy()(**inputs()))
+
+
+def test_forward_with_cfg(routed: Tensor):
+    """A method of the model that calls `self.forward`, as the DiT's of others does."""
+
+    class Guided(Toy):
+        def forward_with_cfg(self, x: Tensor, c: Tensor, text: Tensor) -> Tensor:
+            return self.forward(x, c, text)
+
+    model = Guided()
+    with tread.attach(model, CONFIG, family=FAMILY) as handle:
+        handle.set_step(0)
+        assert model.forward_with_cfg(**inputs()).equal(routed)
+        with torch.no_grad(), handle.routed(0.5, step=0):
+            assert model.eval().forward_with_cfg(**inputs()).equal(routed)
+
+
+@pytest.mark.parametrize("first", ["attach", "prepare"])
+def test_accelerates_mixed_precision(first: str):
+    """`prepare` wraps the model's forward, and `unwrap_model` takes that off."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model, arguments = FLUX.model(), FLUX.inputs(2)
+    handle = tread.attach(model, ROUTES) if first == "attach" else None
+    prepared = accelerator.prepare(model)
+    handle = handle or tread.attach(prepared, ROUTES)
+    handle.set_step(0)
+    rough = FLUX.call(prepared, arguments)
+    assert rough.dtype == torch.float32
+    assert handle.selections[0].shape == (2, 8)
+    plain = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
+    assert plain is model
+    handle.set_step(0)
+    exact = FLUX.call(plain, arguments)
+    assert handle.selections[0].shape == (2, 8)
+    assert 0 < float((exact - rough).norm() / exact.norm()) < 0.05
+    handle.detach()
+    assert FLUX.call(plain, arguments).equal(FLUX.call(FLUX.model(), arguments))
+
+
+def test_a_layer_that_was_replaced_is_refused():
+    model = Toy()
+    with tread.attach(model, CONFIG, family=FAMILY):
+        model.first[1] = copy.deepcopy(model.first[1])
+        with pytest.raises(tread.ConfigError, match=r"layer 1 is another module \(Block\) than when the model was att"):
+            model(**inputs())
