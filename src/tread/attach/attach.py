@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tread.attach import rotary
 from tread.attach.family import Arguments, Family
 from tread.attach.hooks import Checkpointing, HookedLayer
-from tread.attach.registry import family_of
+from tread.attach.registry import family_for
 from tread.routing.errors import ConfigError
 from tread.routing.forced import Forced
 from tread.routing.handle import Handle
@@ -55,8 +55,7 @@ def attach(
     the end.
     """
     model = _unwrapped(model)
-    family = family_of(model) if family is None else family
-    return Attachment(model, RoutePlan.from_config(config), family, seed=seed)
+    return Attachment(model, RoutePlan.from_config(config), family_for(model, family), seed=seed)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
