@@ -74,8 +74,7 @@ WRONG: dict[str, tuple[Callable[[], tread.Family], str]] = {
     ),
     "a part that is not there": (
         family(parts=("inner.layers", "inner.norm")),
-        "Mine has no 'inner.norm', which a model of this family has. Declare a family of your own with tread.Family; "
-        "docs/own-model.md says how.",
+        "Mine has no 'inner.norm', which a model of this family has.",
     ),
     "a stack that is not there": (
         stack(name="block"),
@@ -129,6 +128,10 @@ WRONG: dict[str, tuple[Callable[[], tread.Family], str]] = {
         family(residuals=("controls",)),
         "Family(residuals=('controls',)): Mine.forward takes no 'controls'. Did you mean 'control'? It takes: image, "
         "control.",
+    ),
+    "inputs the model does not take": (
+        family(inputs=("image", "latents")),
+        "Family(inputs=('image', 'latents')): Mine.forward takes no 'latents'. It takes: image, control.",
     ),
     "references without tokens": (
         family(references=lambda model, arguments: 1),

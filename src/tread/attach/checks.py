@@ -39,19 +39,17 @@ def check_family(model: nn.Module, family: Family) -> None:
     name = bases[0]
     for part in family.parts:
         if not _has(model, part):
-            raise ConfigError(f"{name} has no {part!r}, which a model of this family has. {_OTHERWISE}")
+            raise ConfigError(f"{name} has no {part!r}, which a model of this family has.")
     for stack in family.stacks:
         _check_stack(model, name, stack)
     if not family.stacks:
         raise ConfigError(f"the family of {name} has no stacks: give at least one tread.Stack(name=...).")
+    _check_arguments(model, f"Family(inputs={family.inputs!r})", family.inputs, f"{name}.forward")
     _check_arguments(model, f"Family(residuals={family.residuals!r})", family.residuals, f"{name}.forward")
     if family.references is not None and family.tokens is None:
         raise ConfigError(f"the family of {name} has references but no tokens: give Family(tokens=...) too.")
     for rotary in family.rotary:
         _check_rotary(name, located(rotary, model))
-
-
-_OTHERWISE = "Declare a family of your own with tread.Family; docs/own-model.md says how."
 
 
 def located(rotary: Rotary, model: nn.Module) -> Rotary:

@@ -103,6 +103,8 @@ class Family:
     """In execution order; layers count through all of them."""
     parts: tuple[str, ...] = ()
     """Attributes of the model, dotted, that tell it from other models with the same class name."""
+    inputs: tuple[str, ...] = ()
+    """Arguments of the model's forward that the functions below read."""
     tokens: Callable[[nn.Module, Arguments], int] | None = None
     """The number of image tokens of a forward; None: the stream has no others where windows open."""
     offset: Callable[[nn.Module, Arguments], Tensor] | None = None

@@ -31,7 +31,7 @@ def family_of(model: nn.Module) -> Family:
     known = {name: family for family in FAMILIES for name in family.models}
     if any(cls.__module__ == _OWN for cls in type(model).__mro__):
         raise ConfigError("tread's own DiT is routed without hooks: call model.route(config) in the place of attach.")
-    differs = ""
+    differs: dict[str, str] = {}
     for name in names:
         if name in known:
             return known[name]
@@ -41,11 +41,13 @@ def family_of(model: nn.Module) -> Family:
             try:
                 check_family(model, family)
             except ConfigError as error:
-                differs = differs or f" tread knows a class {name} of another structure: {error}"
+                differs[name] = str(error)  # of the last, which asks for least
             else:
                 return family
-    if differs:
-        raise ConfigError(f"there is no family for this {names[0]}.{differs}")
+    for name, reason in differs.items():
+        raise ConfigError(
+            f"there is no family for {names[0]}: it is not the {name} that tread knows. {reason} {HOW_TO}"
+        )
     raise ConfigError(f"there is no family for {names[0]}{nearest(names[0], known)} {HOW_TO}")
 
 

@@ -1,0 +1,25 @@
+"""DiT and SiT in the layout of their authors' own code, LightningDiT, and SiT with REPA's projectors."""
+
+from dataclasses import replace
+
+from tread.attach.family import Family, Side, Stack, patches, setting
+
+DIT_SIT = Family(
+    models=("DiT", "SiT", "LightningDiT"),
+    parts=("x_embedder", "t_embedder", "final_layer", "patch_size"),
+    # a rope is a module that layers call on (B, heads, S, D), with a table of its own
+    stacks=(Stack(name="blocks", stream="x", sides=(Side(name="feat_rope", dim=2, full=True, optional=True),)),),
+    inputs=("x",),
+    tokens=patches("x", 2, 3, size=setting("patch_size")),
+    notes="forward_with_cfg runs dense: it calls forward past the hooks.",
+)
+
+# the projectors read the full stream after layer `encoder_depth`, which may be inside a window
+SIT_REPA = replace(
+    DIT_SIT,
+    models=("SiT",),
+    parts=(*DIT_SIT.parts, "projectors", "encoder_depth"),
+    per_block=True,
+    notes="REPA's projectors see every token, dropped ones as they entered the window: align the kept ones alone "
+    "(handle.kept), or start the first route at encoder_depth. forward_with_cfg runs dense.",
+)
