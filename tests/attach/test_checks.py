@@ -93,15 +93,15 @@ WRONG: dict[str, tuple[Callable[[], tread.Family], str]] = {
     ),
     "a side no layer takes": (
         side(name="ropes"),
-        f"Side(name='ropes'): no layer of blocks takes 'ropes'. Did you mean 'rope'? {TAKE}",
+        f"Side(name='ropes'): no layer in 'blocks' takes 'ropes'. Did you mean 'rope'? {TAKE}",
     ),
     "an entry of a mapping no layer takes": (
         side(name="kwargs.mask"),
-        f"Side(name='kwargs.mask'): no layer of blocks takes 'kwargs'. {TAKE}",
+        f"Side(name='kwargs.mask'): no layer in 'blocks' takes 'kwargs'. {TAKE}",
     ),
     "tokens after what no layer takes": (
         side(after="text"),
-        f"Side(after='text'): no layer of blocks takes 'text'. {TAKE}",
+        f"Side(after='text'): no layer in 'blocks' takes 'text'. {TAKE}",
     ),
     "a negative axis": (
         side(dim=-2),
@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[Callable[[], tread.Family], str]] = {
     ),
     "a count no layer takes": (
         stack(counts=("lengths",)),
-        f"Stack(counts=('lengths',)): no layer of blocks takes 'lengths'. {TAKE}",
+        f"Stack(counts=('lengths',)): no layer in 'blocks' takes 'lengths'. {TAKE}",
     ),
     "an axis that is no stream's": (
         stack(dim=2),
@@ -191,7 +191,7 @@ def test_layers_are_found_inside_wrappers():
     model = Mine()
     model.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in model.blocks)
     check_family(model, FAMILY)
-    with pytest.raises(tread.ConfigError, match="no layer of blocks takes 'ropes'"):
+    with pytest.raises(tread.ConfigError, match="no layer in 'blocks' takes 'ropes'"):
         check_family(model, side(name="ropes")())
 
 

@@ -68,8 +68,8 @@ def test_a_class_of_the_same_name_and_another_structure_is_not_taken():
     for model, message in (
         (
             other,
-            "there is no family for WanModel: it is not the WanModel that tread knows. Side(name='e'): no layer of "
-            f"blocks takes 'e'. They take: x, context, t_mod, freqs. {how}",
+            "there is no family for WanModel: it is not the WanModel that tread knows. Side(name='e'): no layer in "
+            f"'blocks' takes 'e'. They take: x, context, t_mod, freqs. {how}",
         ),
         (
             named("DiT")(),

@@ -117,7 +117,7 @@ def _check_taken(layers: list[nn.Module], stack: Stack, given: str, argument: st
             return
         known.update(dict.fromkeys(names))
     raise ConfigError(
-        f"{given}: no layer of {stack.name} takes {argument!r}{nearest(argument, known)} They take: {_listed(known)}."
+        f"{given}: no layer in {stack.name!r} takes {argument!r}{nearest(argument, known)} They take: {_listed(known)}."
     )
 
 

@@ -28,7 +28,7 @@ FLUX_BFL = Family(
     inputs=("img", "img_ids"),
     tokens=length("img"),
     references=kontext_references,
-    notes="Kontext's reference tokens are kept unless reference_tokens is 'route'.",
+    notes="Reference tokens (Kontext: their first id is above 0) are kept unless reference_tokens is 'route'.",
 )
 
 # ControlNet's residuals, in the names of trainers that take them
