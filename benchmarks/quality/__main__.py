@@ -30,12 +30,20 @@ def main(arguments: list[str] | None = None) -> int:
     prepare.add_argument("--work", type=Path, default=WORK)
     prepare.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
     run = commands.add_parser("run", help="make the runs that are not done yet")
-    run.add_argument("--arms", nargs="+", default=["dense", "routed"], help="names, or studies such as ratio")
+    run.add_argument(
+        "--arms",
+        nargs="+",
+        default=["dense", "routed"],
+        help="names, or studies such as ratio, in the order of their runs",
+    )
     run.add_argument("--seeds", nargs="+", type=int, default=[0])
     run.add_argument("--seconds", type=float, default=75, help="of training, for each run")
     run.add_argument("--steps", type=int, help="train so many instead, for runs with a cool-down")
     run.add_argument("--marks", nargs="*", type=float, default=[], help="seconds at which runs are looked at besides")
     run.add_argument("--guides", nargs="*", default=["cfg"], help="ways to sample at the end: cfg sg cfg+sg ag ag+sg")
+    run.add_argument(
+        "--equal-to", help="a dense arm: look at routed runs at its steps, too (the arm routed: at those of dense)"
+    )
     run.add_argument("--guided-seeds", nargs="*", type=int, default=[0])
     run.add_argument("--budget-minutes", type=float, default=9.3)
     run.add_argument("--out", type=Path, default=WORK / "results")
@@ -94,6 +102,11 @@ def _run(given: argparse.Namespace) -> int:
         names = ", ".join([arm.name for arm in ARMS]), ", ".join(GUIDE_BY_NAME)
         print(f"arms are: {names[0]}; guides are: {names[1]}", file=sys.stderr)
         return 2
+    dense = [arm.name for arm in ARMS if not arm.is_routed]
+    if given.equal_to not in (None, *dense):
+        print(f"--equal-to {given.equal_to}: dense arms are: {', '.join(dense)}", file=sys.stderr)
+        return 2
+    chosen = dict.fromkeys(arm for name in given.arms for arm in ARMS if name in (arm.name, arm.study))
     jobs = tuple(
         Job(
             arm=arm.name,
@@ -102,10 +115,10 @@ def _run(given: argparse.Namespace) -> int:
             steps=given.steps if arm.cooldown else None,
             marks=tuple(mark for mark in sorted(given.marks) if mark < given.seconds),
             guides=tuple(given.guides) if seed in given.guided_seeds else (),
+            equal_to=(given.equal_to or ("dense" if arm.name == "routed" else None)) if arm.is_routed else None,
         )
         for seed in given.seeds
-        for arm in ARMS
-        if arm.name in given.arms or arm.study in given.arms
+        for arm in chosen
     )
     scale = json.loads((given.work / SCALE).read_text()) if (given.work / SCALE).is_file() else "full"
     spec = Spec(

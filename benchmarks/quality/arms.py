@@ -3,7 +3,8 @@
 - Runs of one seed start from the same weights and see the same images, noise and times at the same steps. The rate is
   constant, so a run that is looked at half way is the shorter run: what was measured of the dense arm on its way is
   what shorter arms are compared with.
-- The rate is six times the paper's: its 1e-4 is for 400,000 steps, these runs have some thousands.
+- The rate is six times the paper's: its 1e-4 is for 400,000 steps, these runs have some thousands. The study `rate`
+  asks each of the headline's arms for its own: an arm of another rate has it in its name.
 - The order is that of importance: an experiment that is cut short has answered the main questions.
 """
 
@@ -23,7 +24,10 @@ PAPER = (2, 8)
 """The paper's 2..B-4 on 12 layers."""
 ENDLESS = 10**9
 """Steps of a run that the clock ends."""
-Study = Literal["headline", "ratio", "selector", "cool-down", "placement", "size"]
+RATES = (1.2e-3, 3e-4)
+"""Twice and half the scale's 6e-4; 3e-4 is also the paper's 1e-4, tuned at width 1,152, for a rate that goes as
+1 / width."""
+Study = Literal["headline", "rate", "ratio", "selector", "cool-down", "placement", "size"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,13 @@ class Arm:
     cooldown: float = 0.0
     """The share of the steps, the last ones, that run dense."""
     size: Literal["S", "B"] = "S"
+    learning_rate: float | None = None
+    """None: the scale's."""
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether its weights are kept, to be sampled with guidance: no table shows that of other studies."""
+        return self.study in ("headline", "rate")
 
     @property
     def is_routed(self) -> bool:
@@ -75,6 +86,11 @@ def _placement(start: int, end: int) -> Arm:
 ARMS = (
     Arm(name="dense", study="headline", ratio=0.0),
     Arm(name="routed", study="headline"),
+    *(
+        Arm(name=f"{name}-{rate:g}", study="rate", ratio=ratio, learning_rate=rate)
+        for rate in RATES
+        for name, ratio in (("dense", 0.0), ("routed", 0.5))
+    ),
     Arm(name="ratio-0.25", study="ratio", ratio=0.25),
     Arm(name="ratio-0.75", study="ratio", ratio=0.75),
     Arm(name="l1-0.5", study="selector", importance=0.5),
@@ -133,9 +149,8 @@ class Scale:
     check_steps: int
     """The device is waited for so often."""
     samples: int
-    """For the figures at the end and at equal steps."""
     few: int
-    """For all other figures; the first of the many, so that they compare."""
+    """The first of the samples have figures of their own: of older results they are all there was at marks."""
     shown: int
     """Reference images for precision, recall and the kernel distance."""
     sample_batch: int
@@ -145,7 +160,7 @@ class Scale:
 
     def __post_init__(self) -> None:
         assert self.samples % self.sample_batch == 0
-        assert self.few % (self.sample_batch // 2) == 0
+        assert self.few <= self.samples
 
 
 SCALES = {
@@ -181,7 +196,8 @@ def config_of(arm: Arm, seed: int, scale: Scale, data: Path, *, steps: int) -> P
     raw["output_dir"] = str(data)
     raw["train"] |= {"steps": steps, "batch_size": scale.batch, "seed": seed}
     raw["train"] |= {"compile": scale.compile, "graphs": scale.graphs}
-    raw["optimizer"] |= {"learning_rate": scale.learning_rate, "warmup_steps": scale.warmup_steps}
+    rate = scale.learning_rate if arm.learning_rate is None else arm.learning_rate
+    raw["optimizer"] |= {"learning_rate": rate, "warmup_steps": scale.warmup_steps}
     raw["validation"] |= {"samples": 0}  # the test images are held out instead
     raw["log"] |= {"trackers": "none"}
     return parse(PretrainConfig, raw)

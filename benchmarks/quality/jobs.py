@@ -1,23 +1,23 @@
 """What is to be done: the runs, how each is looked at, and how long that takes.
 
 - A run that is done and lacks a way to sample is sampled from its weights, where they are still in the work folder.
-- Guidance is asked of the headline's arms alone: no table shows it of others.
+  So all runs are made first and guided after: an experiment that is cut short has trained as much as it could.
 - Times are guessed from one H200 until the speed of sampling was measured.
 """
 
 import json
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .arms import BY_NAME, GUIDE_BY_NAME, SCALES, UNGUIDED, Arm, Guide, Scale
 from .results import Results, run_name, snapshot
 
-Ways = list[tuple[Guide, int]]
-"""How to sample, and how many samples."""
+Ways = list[Guide]
+"""How to sample."""
 Kind = tuple[str, float, bool]
 """Runs of one kind, by size, ratio and whether there is a cool-down, share their compiled code."""
-START_SECONDS, COMPILE_SECONDS, JUDGE_SECONDS, VALIDATE_SECONDS = 15.0, 25.0, 4.0, 0.8
+START_SECONDS, COMPILE_SECONDS, JUDGE_SECONDS, VALIDATE_SECONDS = 15.0, 25.0, 8.0, 0.5
 FORWARDS_PER_SECOND = {"S": 25_000.0, "B": 8_000.0}
 IMAGES_PER_SECOND = 4_000.0
 """Through the extractor."""
@@ -34,6 +34,8 @@ class Job:
     marks: tuple[float, ...]
     guides: tuple[str, ...]
     """Besides unguided sampling, at the end of the run."""
+    equal_to: str | None
+    """The dense arm at whose steps a routed run is looked at, too."""
 
     @property
     def name(self) -> str:
@@ -67,21 +69,22 @@ class Spec:
         return found
 
 
-def looks(arm: Arm, job: Job, scale: Scale, *, equal: bool) -> dict[str, Ways]:
-    """At each kind of stop, the ways to sample and how many samples; `equal`: the run stops where dense ended."""
-    headline = arm.study == "headline"
-    many = scale.samples if headline else scale.few
-    guides = [GUIDE_BY_NAME[name] for name in job.guides] if headline else []
+def looks(arm: Arm, job: Job) -> dict[str, Ways]:
+    """At each kind of stop, the ways to sample."""
+    guides = [GUIDE_BY_NAME[name] for name in job.guides] if arm.is_guided else []
     usable = [
         guide
         for guide in guides
         if (arm.is_routed or not guide.branches.needs_routes) and (job.marks or not guide.branches.needs_weak)
     ]
-    found = {
-        "mark": [(UNGUIDED, scale.few)],
-        "end": [(UNGUIDED, many), *((guide, scale.few) for guide in usable)],
-    }
-    return found | ({"equal-steps": [(UNGUIDED, many)]} if equal and headline and arm.is_routed else {})
+    found = {"mark": [UNGUIDED], "end": [UNGUIDED, *usable]}
+    return found if job.equal_to is None else found | {"equal-steps": [UNGUIDED]}
+
+
+def in_order(jobs: Sequence[Job], results: Results) -> Iterator[Job]:
+    """Runs to be made, without guidance; then those that are done, for the guidance they lack."""
+    yield from (replace(job, guides=()) for job in jobs if not results.is_done(job.name))
+    yield from (job for job in jobs if results.is_done(job.name))
 
 
 def weights_file(work: Path, job: Job, at: str) -> Path:
@@ -89,16 +92,16 @@ def weights_file(work: Path, job: Job, at: str) -> Path:
     return work / "weights" / f"{job.name}-{at}.safetensors"
 
 
-def missing_ways(job: Job, scale: Scale, results: Results, work: Path) -> Ways:
+def missing_ways(job: Job, results: Results, work: Path) -> Ways:
     """How a run that is done is still to be sampled; nothing where its weights are gone."""
     entry = results.runs[job.name]
     end = snapshot(entry, "end")
     assert end is not None
-    ways = looks(BY_NAME[job.arm], job, scale, equal=False)["end"]
+    ways = looks(BY_NAME[job.arm], job)["end"]
     here = {at: weights_file(work, job, at).is_file() for at in ("end", "mark")}
     return [
-        (guide, count)
-        for guide, count in ways
+        guide
+        for guide in ways
         if guide.name not in end["samples"] and here["end"] and (here["mark"] or not guide.branches.needs_weak)
     ]
 
@@ -110,14 +113,15 @@ def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> fl
     measured = [rate for rate in rates if rate]
     rate = measured[-1] if measured else FORWARDS_PER_SECOND[arm.size]
     if results.is_done(job.name):
-        stops, seconds = {"end": missing_ways(job, scale, results, work)}, 0.0
+        stops, seconds = {"end": missing_ways(job, results, work)}, 0.0
     else:
-        stops = looks(arm, job, scale, equal=True)
+        stops = looks(arm, job)
         seconds = job.seconds + VALIDATE_SECONDS * (1 + job.seconds / scale.validate_seconds)
     for at, ways in stops.items():
-        for guide, count in ways:
+        for guide in ways:
             branches = 1.0 if guide.scale == 1 else 2.0
-            one = count * scale.solver_steps * branches / rate + count / IMAGES_PER_SECOND + JUDGE_SECONDS
+            drawing = scale.samples * scale.solver_steps * branches / rate
+            one = drawing + scale.samples / IMAGES_PER_SECOND + JUDGE_SECONDS
             seconds += one * (len(job.marks) if at == "mark" else 1)
     return seconds
 

@@ -4,7 +4,8 @@
   samples of many are the same as the few.
 - One shape goes through the compiled layers: classifier-free guidance doubles its batches, so it gets half.
 - Distances are computed beside the sampling of the next kind: they keep the host busy and not the device.
-- The Frechet distance is to all training images; precision, recall and the kernel distance to some of them.
+- The Frechet distance is to all training images; precision, recall and the kernel distance to some of them. Both
+  distances are taken to the test images too: a model that learns its images by heart comes closer to the former alone.
 """
 
 import json
@@ -64,17 +65,33 @@ def gaussian(features: np.ndarray) -> Gaussian:
 def write_reference(work: Path, extractor: Extractor, scale: Scale) -> Facts:
     """Measure the training images, and the test images against them: the distance that no model need beat."""
     start = time.monotonic()
-    train, _ = load(work / "data", "train")
-    features = extract(extractor, train)
+    features = extract(extractor, load(work / "data", "train")[0])
     mean, covariance = gaussian(features)
-    order = np.linspace(0, len(features) - 1, min(scale.shown, len(features))).astype(int)
-    np.savez(work / REFERENCE, mean=mean, covariance=covariance, vectors=features[order])
-    test, _ = load(work / "data", "test")
-    judge = Judge(work, extractor, scale)
-    found = judge.figures(extract(extractor, test[: scale.samples]))
-    facts = {"train_images": len(train), "test": found, "seconds": round(time.monotonic() - start, 1)}
+    test_features = extract(extractor, load(work / "data", "test")[0])
+    test_mean, test_covariance = gaussian(test_features)
+    np.savez(
+        work / REFERENCE,
+        mean=mean,
+        covariance=covariance,
+        vectors=spread(features, scale.shown),
+        test_mean=test_mean,
+        test_covariance=test_covariance,
+        test_vectors=spread(test_features, scale.shown),
+    )
+    found = Judge(work, extractor, scale).figures(test_features[: scale.samples])
+    facts = {
+        "train_images": len(features),
+        "test_images": len(test_features),
+        "test": {name: value for name, value in found.items() if not name.endswith(" test")},  # not to themselves
+        "seconds": round(time.monotonic() - start, 1),
+    }
     (work / REFERENCE_FACTS).write_text(json.dumps(facts))
     return facts
+
+
+def spread(features: np.ndarray, count: int) -> np.ndarray:
+    """`count` rows at even distances, or all."""
+    return features[np.linspace(0, len(features) - 1, min(count, len(features))).astype(int)]
 
 
 def forget_reference(work: Path) -> None:
@@ -101,22 +118,28 @@ class Judge:
         with np.load(work / REFERENCE, allow_pickle=False) as file:
             self.reference = Gaussian(file["mean"], file["covariance"])
             self.vectors = torch.from_numpy(file["vectors"]).to(extractor.device)
+            self.test_reference = Gaussian(file["test_mean"], file["test_covariance"])
+            self.test_vectors = torch.from_numpy(file["test_vectors"]).to(extractor.device)
         self.extractor, self.scale = extractor, scale
 
     def figures(self, features: np.ndarray) -> Facts:
-        """What features (N, D) say; `few`: what the first of them say, to compare with those who drew no more."""
+        """What features (N, D) say; `few`: the first of them, to compare with those who drew no more; `test`: beside
+        the test images instead of the training images."""
         few = min(self.scale.few, len(features))
         name = self.extractor.distance
         vectors = torch.from_numpy(features).to(self.vectors.device)
         first = precision_recall(vectors[:few], self.vectors)
         precision, recall = first if few == len(features) else precision_recall(vectors, self.vectors)
-        kernel, _ = kernel_distance(vectors, self.vectors)
+        kernel, test_kernel = (kernel_distance(vectors, other)[0] for other in (self.vectors, self.test_vectors))
+        whole = gaussian(features)
         distance = frechet_distance(*gaussian(features[:few]), *self.reference)
         return {
             "count": len(features),
-            name: distance if few == len(features) else frechet_distance(*gaussian(features), *self.reference),
+            name: distance if few == len(features) else frechet_distance(*whole, *self.reference),
             f"{name} few": distance,
+            f"{name} test": frechet_distance(*whole, *self.test_reference),
             f"KD-{self.extractor.name}": kernel,
+            f"KD-{self.extractor.name} test": test_kernel,
             "precision": precision,
             "recall": recall,
             "precision few": first[0],
@@ -127,7 +150,7 @@ class Judge:
         self,
         model: DiT,
         objective: Objective,
-        guides: Sequence[tuple[Guide, int]],
+        guides: Sequence[Guide],
         *,
         weak: DiT | None,
         autocast: Callable[..., AbstractContextManager[Any]],
@@ -137,10 +160,12 @@ class Judge:
         shown = np.empty(0)
         with ThreadPoolExecutor(1) as pool:
             coming = {}
-            for guide, count in guides:
+            for guide in guides:
                 start = time.perf_counter()
                 with autocast():
-                    images = draw(model, objective, guide, count, self.scale, weak=weak, device=self.extractor.device)
+                    images = draw(
+                        model, objective, guide, self.scale.samples, self.scale, weak=weak, device=self.extractor.device
+                    )
                 seconds = time.perf_counter() - start
                 if not coming:
                     shown = by_class(images)

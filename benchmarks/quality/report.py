@@ -1,7 +1,8 @@
 """The tables of docs/results.md, from the results of one or more calls.
 
 - Frechet distances, precision and recall move with the number of samples, so only figures of equal counts stand in one
-  column: the headline's are of all samples, those of guidance, studies and curves of the first few.
+  column: the headline's and the rates' are of all samples, those of guidance, other studies and curves of the first
+  few. Where older results drew no more than those, or have no distance to the test images, a cell is empty.
 - A study's arms are compared with what the headline's arms were after the same seconds of training.
 - What is in the table of arms and not in the results is listed as not run.
 """
@@ -19,6 +20,7 @@ from .results import GRIDS, Results, at_seconds, read_grids, snapshot
 
 NOTHING = "Not run yet."
 STUDIES = {
+    "rate": "Learning rate",
     "ratio": "Ratio",
     "selector": "Selector",
     "cool-down": "Dense cool-down",
@@ -74,6 +76,11 @@ def distance_name(results: Results) -> str:
     return "FD-EffLite0" if data is None else next(name for name in data["test"] if name.startswith("FD-"))
 
 
+def kernel_name(distance: str) -> str:
+    """The kernel distance on the features of a Frechet distance."""
+    return f"KD-{distance.removeprefix('FD-')}"
+
+
 def setup_text(results: Results) -> str:
     """The machine and the data."""
     machine, data = results.facts["machine"], results.facts["data"]
@@ -123,7 +130,7 @@ def headline_table(results: Results, distance: str) -> str:
 def headline_row(words: str, seed: str, found: Facts, distance: str) -> tuple[str, ...]:
     """One line of the headline's table."""
     figures = found["samples"]["unguided"]
-    kernel = next(value for name, value in figures.items() if name.startswith("KD-"))
+    kernel = figures[kernel_name(distance)]
     return (
         words, seed, f"{found['steps']:,.0f}", f"{found['seconds']:.1f}", f"{figures[distance]:.2f}",
         f"{figures[f'{distance} few']:.2f}", f"{1000 * kernel:.2f}", f"{figures['precision']:.3f}",
@@ -133,9 +140,9 @@ def headline_row(words: str, seed: str, found: Facts, distance: str) -> tuple[st
 
 def averaged(found: Sequence[Facts]) -> Facts:
     """The mean of several snapshots."""
-    figures = {
-        name: mean(one["samples"]["unguided"][name] for one in found) for name in found[0]["samples"]["unguided"]
-    }
+    unguided = [one["samples"]["unguided"] for one in found]
+    shared = [name for name in unguided[0] if all(name in figures for figures in unguided)]  # older ones have less
+    figures = {name: mean(one[name] for one in unguided) for name in shared}
     return {name: mean(one[name] for one in found) for name in ("steps", "seconds", "val_loss")} | {
         "samples": {"unguided": figures}
     }
@@ -152,6 +159,8 @@ def speed_table(results: Results) -> str:
     """Steps, images and memory of every arm that was run."""
     rows = []
     for arm in ARMS:
+        if arm.study == "rate":  # as fast as the headline's
+            continue
         dense = longest(results, "b2-dense" if arm.size == "B" else "dense")
         for entry in longest(results, arm.name)[:1]:
             ratio = entry["steps_per_second"] / dense[0]["steps_per_second"] if dense else None
@@ -212,7 +221,7 @@ def study_rows(results: Results) -> dict[str, list[Facts]]:
 def by_setting(row: Facts) -> tuple[float | int, ...]:
     """The order of a study's lines: dense first, then by what the study varies."""
     arm = row["arm"]
-    return (arm.is_routed, *arm.layers, arm.ratio, arm.importance or 0, arm.cooldown, row["seed"])
+    return (arm.is_routed, *arm.layers, arm.ratio, arm.importance or 0, arm.cooldown, row["rate"], row["seed"])
 
 
 def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
@@ -226,13 +235,22 @@ def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
 
 def study_row(found: Facts, arm: Arm, entry: Facts) -> Facts:
     """What was seen of a run, with what its line in a table says of the run."""
-    return found | {"arm": arm, "label": describe(arm), "seed": entry["seed"], "speed": entry["steps_per_second"]}
+    return found | {
+        "arm": arm,
+        "label": describe(arm),
+        "rate": entry["settings"]["optimizer"]["learning_rate"],
+        "seed": entry["seed"],
+        "speed": entry["steps_per_second"],
+    }
 
 
 def studies_text(results: Results, distance: str) -> str:
     """A table for each study that has begun."""
     parts = []
     for study, rows in study_rows(results).items():
+        if study == "rate":
+            parts.append(f"### {STUDIES[study]}\n\n{rate_table(results, rows, distance)}")
+            continue
         lines = [
             (
                 row["label"], str(row["seed"]), f"{row['seconds']:.1f}", f"{row['steps']:,}",
@@ -243,6 +261,31 @@ def studies_text(results: Results, distance: str) -> str:
         head = ("arm", "seed", "seconds", "steps", "steps/s", f"{distance}, first few", "dense validation loss")
         parts.append(f"### {STUDIES[study]}\n\n{markdown_table(head, lines)}")
     return "\n\n".join(parts) or NOTHING
+
+
+def rate_table(results: Results, rows: Sequence[Facts], distance: str) -> str:
+    """The rates of both arms: distances to training and test images, of all samples, unguided and with `cfg`."""
+    samples, kernel = results.facts["machine"]["scale"]["samples"], kernel_name(distance)
+
+    def cell(row: Facts, guide: str, name: str, times: float = 1.0) -> str:
+        figures = row["samples"].get(guide, {"count": 0})
+        return f"{times * figures[name]:.2f}" if figures["count"] == samples and name in figures else ""
+
+    lines = [
+        (
+            "routed" if row["arm"].is_routed else "dense", f"{row['rate']:g}", str(row["seed"]),
+            f"{row['seconds']:.1f}", f"{row['steps']:,}", f"{row['samples']['unguided'][f'{distance} few']:.2f}",
+            cell(row, "unguided", distance), cell(row, "unguided", f"{distance} test"),
+            cell(row, "unguided", kernel, 1000), cell(row, "unguided", f"{kernel} test", 1000),
+            cell(row, "cfg", distance), cell(row, "cfg", f"{distance} test"), f"{row['val_loss']:.4f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    head = (
+        "arm", "rate", "seed", "seconds", "steps", f"{distance}, first few", distance, "to test images",
+        "KD x 1000", "KD to test x 1000", "cfg", "cfg, to test images", "dense validation loss",
+    )  # fmt: skip
+    return markdown_table(head, lines)
 
 
 def placements(results: Results, distance: str) -> dict[tuple[int, int] | None, float]:
@@ -260,11 +303,10 @@ def placements(results: Results, distance: str) -> dict[tuple[int, int] | None, 
 def describe(arm: Arm) -> str:
     """An arm in words."""
     size = "" if arm.size == "S" else "B/2, "
-    if not arm.is_routed:
-        return f"{size}dense"
-    words = [f"{size}{arm.ratio:g} over {arm.layers[0]}..{arm.layers[1]}"]
+    words = [f"{size}{arm.ratio:g} over {arm.layers[0]}..{arm.layers[1]}" if arm.is_routed else f"{size}dense"]
     words += [] if arm.importance is None else [f"l1, importance {arm.importance:g}"]
     words += [f"last {arm.cooldown:.0%} dense"] if arm.cooldown else []
+    words += [] if arm.learning_rate is None else [f"rate {arm.learning_rate:g}"]
     return ", ".join(words)
 
 

@@ -4,7 +4,8 @@
   it was at is put down as failed and another worker goes on with the rest.
 - A run that would not fit into the time that is left, compiling included, is not begun.
 - A run whose compiling failed is put down as failed: its speed would be that of another program.
-- The routed run of the headline stops where the dense one of its seed and seconds ended, so that one comes first.
+- A routed run that is looked at where a dense one of its seed and seconds ended comes after that one.
+- A run that is killed leaves its validation losses: results are written at each of them, with the clock stopped.
 - A run with a cool-down must know its steps beforehand: they follow from the speeds of the dense and the routed run.
 """
 
@@ -16,6 +17,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from .jobs import (
     Ways,
     compile_seconds,
     expected_seconds,
+    in_order,
     kind_of,
     looks,
     missing_ways,
@@ -89,6 +92,8 @@ def blank(job: Job) -> Facts:
         "arm": asdict(BY_NAME[job.arm]),
         "seed": job.seed,
         "seconds": job.seconds,
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else None,
         "forwards_per_second": None,
         "curve": [],
         "snapshots": [],
@@ -104,8 +109,10 @@ def work(spec: Spec) -> int:
     results, compiled = spec.results(), set[Kind]()
     results.facts |= {"machine": machine() | {"scale": asdict(scale)}, "data": read_reference_facts(folder)}
     judge = Judge(folder, load_judge_network(folder, device, smoke=spec.scale == "smoke"), scale)
-    for job in spec.jobs:
-        needed = expected_seconds(job, scale, results, folder) + compile_seconds(job, scale, compiled)
+    for job in in_order(spec.jobs, results):
+        if not (needed := expected_seconds(job, scale, results, folder)):
+            continue
+        needed += compile_seconds(job, scale, compiled)
         left = spec.ends - time.time()
         if needed > left:
             print(f"{job.name}: needs about {needed:.0f} s and {max(left, 0):.0f} are left", flush=True)
@@ -142,13 +149,15 @@ def steps_of(arm: Arm, job: Job, results: Results) -> int | None:
     return round(job.seconds / ((1 - arm.cooldown) / routed + arm.cooldown / dense))
 
 
-def steps_of_dense(arm: Arm, job: Job, results: Results) -> int | None:
-    """Where the headline's routed run is looked at besides: at as many steps as the dense one made in its seconds."""
-    if arm.study != "headline" or not arm.is_routed:
+def steps_of_dense(job: Job, results: Results) -> int | None:
+    """Where a routed run is looked at besides: at as many steps as a dense one made in its seconds."""
+    if job.equal_to is None:
         return None
-    dense = results.done("dense", job.seed, job.seconds)
+    dense = results.done(job.equal_to, job.seed, job.seconds)
     if dense is None:
-        raise ValueError(f"{arm.name} needs the dense run of seed {job.seed} and {job.seconds:g} s: run that first")
+        raise ValueError(
+            f"{job.arm} needs the run {job.equal_to} of seed {job.seed} and {job.seconds:g} s: run that first"
+        )
     return dense["steps"]
 
 
@@ -164,14 +173,14 @@ def check_compiled(task: Trial, scale: Scale, network: Any = None) -> None:
 def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, judge: Judge, entry: Facts) -> None:
     """Train one run and look at it; `entry` is filled and written as it goes."""
     began = time.monotonic()
-    steps, equal_steps = steps_of(arm, job, results), steps_of_dense(arm, job, results)
+    steps, equal_steps = steps_of(arm, job, results), steps_of_dense(job, results)
     config = config_of(arm, job.seed, scale, folder / "data", steps=ENDLESS if steps is None else steps)
     accelerator = make_accelerator(config)
     task = Trial(config, accelerator, folder, scale)
     session = Session(task, config, accelerator)
     task.model.train()
     stops = Stops(seconds=job.seconds, steps=steps, marks=job.marks, equal_steps=equal_steps)
-    ways = looks(arm, job, scale, equal=equal_steps is not None)
+    ways = looks(arm, job)
     entry |= {
         "settings": {
             "optimizer": asdict(config.optimizer),
@@ -208,13 +217,14 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
             loss = task.validate()["val_loss"]
         chunk = {"seconds": round(clock.seconds, 3), "steps": clock.step, "train_loss": clock.losses[-1]}
         entry["curve"].append(chunk | {"val_loss": loss})
+        so_far()
 
     def look(at: str, due: float | None) -> None:
         validate()
         with session.averaged():
             by_time = task.loss_by_time()
         # of the marks, the first: the weaker of two models guides better
-        if arm.study == "headline" and at != "equal-steps" and (at == "end" or snapshot(entry, at) is None):
+        if arm.is_guided and at != "equal-steps" and (at == "end" or snapshot(entry, at) is None):
             save_average(session, weights_file(folder, job, at))
         weak = _earlier(task, folder, job, ways[at])
         assert session.ema is not None
@@ -233,8 +243,7 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
         )
         results.write_grid(f"{job.name}-{at}", shown)
         so_far()
-        distance = judge.extractor.distance
-        words = ", ".join(f"{distance} {figures[distance]:.2f} ({name})" for name, figures in found.items())
+        words = distances(found, judge.extractor.distance)
         speed = f"sampling {entry['forwards_per_second']:,.0f} forwards/s, {time.monotonic() - began:.0f} s so far"
         losses = f"loss by time {', '.join(f'{loss:.4f}' for loss in by_time)}"
         print(f"{job.name} {at}: {clock.step} steps in {clock.seconds:.1f} s, {words}; {losses}; {speed}", flush=True)
@@ -255,18 +264,24 @@ def add_ways(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
     task.model.load_state_dict(load_file(weights_file(folder, job, "end")))
     if config.train.compile:
         task.compile()
-    ways = missing_ways(job, scale, results, folder)
+    ways = missing_ways(job, results, folder)
     weak = _earlier(task, folder, job, ways)
     found, _ = judge.judge(task.model, task.objective, ways, weak=weak, autocast=accelerator.autocast)
     end = snapshot(entry, "end")
     assert end is not None
     end["samples"] |= found
     results.write(job.name, entry)
+    print(f"{job.name} end: {distances(found, judge.extractor.distance)}", flush=True)
+
+
+def distances(found: Facts, name: str) -> str:
+    """The Frechet distance of each way to sample, for the log."""
+    return ", ".join(f"{name} {figures[name]:.2f} ({way})" for way, figures in found.items())
 
 
 def _earlier(task: Trial, folder: Path, job: Job, ways: Ways) -> DiT | None:
     """The same run at its first mark, where a way to sample needs it."""
-    if not any(guide.branches.needs_weak for guide, _ in ways):
+    if not any(guide.branches.needs_weak for guide in ways):
         return None
     shape, classes = task.dataset.shape, task.dataset.num_classes
     model = build_model(task.config.model, shape, classes, checkpointing=False).to(task.pixels.device)

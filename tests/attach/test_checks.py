@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import tread
-from tread.attach.checks import check_family, parameters, unwrapped
+from tread.attach.checks import check_family, parameters
 from tread.attach.registry import family_of
+from tread.attach.wrappers import unwrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -86,8 +86,8 @@ def test_a_class_of_the_same_name_and_another_structure_is_not_taken():
             family_of(model)
 
 
-def test_our_own_dit_says_that_it_needs_no_hooks():
-    message = "tread's own DiT is routed without hooks: call model.route(config) in the place of attach."
+def test_our_own_dit_says_that_it_routes_itself():
+    message = "tread's own DiT routes itself: call model.route(config) instead of tread.attach."
     for cls in (OurDiT, named("Mine", OurDiT)):
         model = cls(input_size=4, patch=1, in_channels=1, depth=4, width=16, heads=2, num_classes=2)
         with pytest.raises(tread.ConfigError, match=f"^{re.escape(message)}$"):
@@ -139,15 +139,34 @@ def test_projectors_see_every_token(attach: Attach):
     assert gradient.count_nonzero() > 0
 
 
-def test_forward_with_cfg_runs_dense(attach: Attach):
-    """It calls `self.forward`: no hook of the model runs, in training neither."""
+def test_forward_with_cfg_is_routed_like_the_model(attach: Attach):
+    """It calls `self.forward`, not the model."""
     case = BY_NAME["outside-dit"]
-    model, arguments = case.model(), case.inputs(2)
+    model, arguments = case.model().eval(), case.inputs(2)
     dense = model.forward_with_cfg(**arguments, cfg_scale=2.0)
     handle = attach(model, {"routes": [route(0, -1)]})
-    case.call(model, arguments)
-    with handle.routed(0.5):
-        assert model.forward_with_cfg(**arguments, cfg_scale=2.0).equal(dense)
+    with torch.no_grad():
+        torch.testing.assert_close(model.forward_with_cfg(**arguments, cfg_scale=2.0), dense)
+    with handle.routed(0.75):
+        routed = model.forward_with_cfg(**arguments, cfg_scale=2.0)
+    assert handle.selections[0].shape == (2, 9)
+    both = {**arguments, "x": arguments["x"][:1].repeat(2, 1, 1, 1)}
+    with handle.routed(selections=handle.selections):
+        cond, uncond = case.call(model, both).chunk(2)
+    torch.testing.assert_close(routed[:1], uncond + 2 * (cond - uncond))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_rope_of_full_sequences_is_found_again_by_checkpointing(reentrant: bool, attach: Attach):
+    model, arguments = LIGHTNING.model(), LIGHTNING.inputs(2)
+    handle = attach(model, {"routes": [route(1, -2)]})
+    gradients = []
+    for model.use_checkpoint, model.reentrant in ((False, False), (True, reentrant)):
+        handle.set_step(0)
+        model.zero_grad()
+        model(**arguments).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters() if parameter.requires_grad])
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 @pytest.mark.parametrize("what", ["layers", "model"])

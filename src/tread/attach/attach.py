@@ -1,15 +1,16 @@
-"""`attach`: routing on an unmodified model, through plain torch hooks.
+"""`attach`: routing on an unmodified model.
 
-- A hook on the model opens a state for each forward and drops it afterwards; the hooks of each layer gather and
-  restore by it. Parameter names, `save_pretrained`, adapters and wrappers never notice; `detach` leaves no trace.
+- Something stands around the model's forward and around each layer's: it opens a state for each forward, and the layers
+  gather and restore by it. Parameter names, `save_pretrained`, adapters and wrappers never notice; `detach` leaves no
+  trace.
 - What the family says of a forward's inputs is read here: how many tokens there are, and which of them are forced.
-- This file and `hooks.py` are the only ones that touch stock models.
+- A recomputation finds the state that its forward had (`tread.routing.recompute`), detached or not.
 """
 
 import inspect
 import operator
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from tread.attach import rotary
+from tread.attach.around import Around, around
 from tread.attach.family import Arguments, Family
-from tread.attach.hooks import Checkpointing, HookedLayer
+from tread.attach.layer import Layer
 from tread.attach.registry import family_for
+from tread.attach.wrappers import unwrapped
+from tread.routing import recompute
 from tread.routing.errors import ConfigError
 from tread.routing.forced import Forced
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
-from tread.routing.state import State
+from tread.routing.state import State, unseen
 
-_KEY = "_tread_attachment"
-_WRAPPERS = {
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "module",
-    "OptimizedModule": "_orig_mod",
-    "PeftModel": "base_model.model",
-}
-"""Where torch.compile, torch's data parallelism and peft hold the model they wrap."""
 _REFERENCES = (
     "the force mask does not cover just the target's tokens, or there are not as many reference tokens as in an "
     "earlier forward with as many tokens: give a mask of the target's (B, S), or set handle.references before each "
@@ -54,46 +50,36 @@ def attach(
     `attach` replaces the first, whose handle then refuses to be set. The handle is a context manager that detaches at
     the end.
     """
-    model = _unwrapped(model)
+    model = unwrapped(model)
     return Attachment(model, RoutePlan.from_config(config), family_for(model, family), seed=seed)
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    while path := next((_WRAPPERS[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in _WRAPPERS), None):
-        model = operator.attrgetter(path)(model)
-    return model
 
 
 class Attachment(Handle):
     """The handle of an attached model."""
 
     def __init__(self, model: nn.Module, plan: RoutePlan, family: Family, *, seed: int | None = None) -> None:
-        found = [(stack, block) for stack in family.stacks for block in operator.attrgetter(stack.name)(model)]
+        found = [(stack, module) for stack in family.stacks for module in _modules(model, stack.name)]
         super().__init__(plan, depth=len(found), seed=seed)
-        for index, (_, block) in enumerate(found):
-            _check_not_wrapped(block, index)
-        for stock in family.rotary:
-            rotary.install(stock, self)
-        if (attached := model.__dict__.get(_KEY)) is not None:  # nothing can be refused from here on
-            attached.detach()
         self.model, self.family = model, family
-        self.state = State()
         self.references: int | None = None
         """The number of reference tokens; None: read from the inputs, once per number of tokens."""
         self._references: dict[int, int] = {}
-        self.layers = [HookedLayer(self, block, stack, index) for index, (stack, block) in enumerate(found)]
         self._parameters = list(inspect.signature(type(model).forward).parameters)[1:]
-        self._hooks = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-            model.register_forward_hook(self._after, always_call=True),
-        ]
-        self._wrap_checkpointing(model)
-        model.__dict__[_KEY] = self
+        self._around = ModelCall(self)
+        self.layers: dict[nn.Module, Layer] = {}
+        """The layers by their module."""
+        for index, (stack, module) in enumerate(found):
+            block = unwrapped(module)
+            self.layers.setdefault(block, Layer(self, block)).add(index, stack)
+        self._install_rotary()
+        if isinstance(attached := around(model), ModelCall):  # nothing can be refused from here on
+            attached.handle.detach()
+        self._put_on()
 
     @property
     def attached(self) -> bool:
         """Whether the model still routes by it."""
-        return self.model.__dict__.get(_KEY) is self
+        return around(self.model) is self._around
 
     def check_attached(self) -> None:
         """Refuse to ask for routing that the model would never hear of."""
@@ -103,7 +89,7 @@ class Attachment(Handle):
 
     def _check_current(self) -> None:
         """A loop may go on with a handle that was detached, but not with one whose model follows another."""
-        if self.model.__dict__.get(_KEY, self) is not self:
+        if around(self.model) not in (None, self._around):
             raise ConfigError("a later tread.attach of the same model replaced this handle: use the one it returned.")
 
     def set_step(self, step: int) -> None:
@@ -124,21 +110,51 @@ class Attachment(Handle):
         """Take routing off; the model is as it was. A second time does nothing."""
         if not self.attached:
             return
-        for hook in self._hooks:
-            hook.remove()
-        for layer in self.layers:
-            layer.detach()
-        if isinstance(function := self.model.__dict__.get("_gradient_checkpointing_func"), Checkpointing):
-            self.model.__dict__["_gradient_checkpointing_func"] = function.inner
+        for module in self._listed():
+            if (layer := self.layers.get(unwrapped(module))) is not None:
+                layer.leave_compiled(module)
+        self._take_off()
+        recompute.leave(self)
+
+    def _listed(self) -> Iterator[nn.Module]:
+        """The modules in the model's lists of layers, as they are now."""
+        return (module for stack in self.family.stacks for module in _modules(self.model, stack.name))
+
+    def _put_on(self) -> None:
+        self._around.put_on(self.model)
+        for block, layer in self.layers.items():
+            layer.put_on(block)
+
+    def _take_off(self) -> None:
+        self._around.take_off(self.model)
+        for block, layer in self.layers.items():
+            layer.take_off(block)
         for stock in self.family.rotary:
             rotary.remove(stock, self)
-        del self.model.__dict__[_KEY]
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copied model is attached too: it needs the rotary functions as long as it lives."""
-        self.__dict__.update(state)
+    def _install_rotary(self) -> None:
         for stock in self.family.rotary:
             rotary.install(stock, self)
+
+    def present(self) -> AbstractContextManager[None]:
+        """Route inside, detached or replaced or not."""
+        return nullcontext() if self.attached else self._back_again()
+
+    @contextmanager
+    def _back_again(self) -> Iterator[None]:
+        others = [(one, module) for module in (self.model, *self.layers) if (one := around(module)) is not None]
+        self._install_rotary()
+        self._put_on()
+        try:
+            yield
+        finally:
+            self._take_off()
+            for one, module in others:
+                one.put_on(module)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
+        """A copied model is a stock one, so whatever copies a handle too keeps that of the original."""
+        return self
 
     def __enter__(self) -> "Attachment":
         return self
@@ -150,29 +166,39 @@ class Attachment(Handle):
         """As of every handle, and how many tokens are said to be references."""
         return *super().kind(training=training), self.references
 
-    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Open the state of one forward."""
-        family = self.family
-        self._wrap_checkpointing(model)
-        for layer in self.layers:
-            layer.follow_compile()
+    def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        """The state of one forward with these arguments."""
+        if (state := self.replayed()) is not None:
+            return state
+        model, family = self.model, self.family
+        if not torch.compiler.is_compiling():
+            self._follow_changes()
         if not self.is_on(training=model.training):
-            self.state = self.begin(training=model.training)
-            return
+            return self.begin(training=model.training)
         arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
-        tokens = None if family.tokens is None else family.tokens(model, arguments)
-        forced = Forced(
-            references=self._count_references(model, arguments, tokens),
-            references_at=family.references_at,
-            pinned=0 if family.pinned is None else family.pinned(model, arguments),
-        )
-        self.state = state = self.begin(training=model.training, forced=forced)
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
-        state.tokens = tokens
-        if family.offset is not None:
-            state.offset = family.offset(model, arguments)
-        state.per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
+        with unseen():
+            tokens = None if family.tokens is None else family.tokens(model, arguments)
+            forced = Forced(
+                references=self._count_references(model, arguments, tokens),
+                references_at=family.references_at,
+                pinned=0 if family.pinned is None else family.pinned(model, arguments),
+            )
+            offset = None if family.offset is None else family.offset(model, arguments)
+        per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
+        return self.begin(training=model.training, forced=forced, tokens=tokens, offset=offset, per_block=per_block)
+
+    def _follow_changes(self) -> None:
+        """Look at what was done to the lists of layers since the last forward."""
+        for index, module in enumerate(self._listed()):
+            layer = self.layers.get(unwrapped(module))
+            if layer is None:
+                raise ConfigError(
+                    f"layer {index} is another module ({type(module).__name__}) than when the model was attached: "
+                    "attach it again."
+                )
+            layer.follow_compile(module)
 
     def _count_references(self, model: nn.Module, arguments: Arguments, tokens: int | None) -> int:
         """How many tokens are reference tokens that must stay.
@@ -199,25 +225,37 @@ class Attachment(Handle):
         torch._assert_async(found == count, _REFERENCES)  # pyright: ignore[reportPrivateImportUsage]
         return count
 
-    def _after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Drop the state with the forward, after an error too: it holds tensors, and recomputations would see it."""
-        state, self.state = self.state, State()
-        if state.inside and output is not None:
+
+class ModelCall(Around):
+    """What stands around an attached model: it opens a state for each forward, and drops it afterwards."""
+
+    def __init__(self, handle: Attachment) -> None:
+        super().__init__()
+        self.handle = handle
+
+    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's output."""
+        handle = self.handle
+        before = handle.state
+        state = handle.state = handle.open(args, kwargs)
+        self.quiet = True
+        try:
+            output = forward(*args, **kwargs)
+        finally:  # after an error too: the state holds tensors
+            handle.state, self.quiet = before, False
+        if state.inside:
             raise ConfigError("the forward ended inside a window of routing: the model skipped its last layers.")
+        if state.routed and state.layer < 0:
+            raise ConfigError(
+                "the forward ran none of the model's layers: something replaced their forward after tread.attach, or "
+                "the family names the wrong stack. Attach after the replacement."
+            )
+        return output
 
-    def _wrap_checkpointing(self, model: nn.Module) -> None:
-        """Re-enabling checkpointing overwrites the function, so look at every forward."""
-        function = getattr(model, "_gradient_checkpointing_func", None)
-        if function is not None and not isinstance(function, Checkpointing):
-            model.__dict__["_gradient_checkpointing_func"] = Checkpointing(self, self.layers, function)
 
-
-def _check_not_wrapped(block: nn.Module, index: int) -> None:
-    if type(block).__name__ == "CheckpointWrapper":
-        raise ConfigError(
-            f"layer {index} is inside torch's checkpoint_wrapper, whose recomputation would route a second time. "
-            "Use the model's own enable_gradient_checkpointing() instead."
-        )
+def _modules(model: nn.Module, path: str) -> nn.ModuleList:
+    """A model's list of layers; dotted where it is nested."""
+    return operator.attrgetter(path)(model)
 
 
 @torch.compiler.assume_constant_result

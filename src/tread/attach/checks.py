@@ -15,17 +15,8 @@ from typing import Any
 from torch import nn
 
 from tread.attach.family import Family, Rotary, Side, Stack
+from tread.attach.wrappers import unwrapped
 from tread.routing.errors import ConfigError, nearest
-
-_WRAPPED = ("_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module")
-"""Where torch's checkpoint_wrapper, torch.compile and FSDP hold the layer they wrap."""
-
-
-def unwrapped(block: nn.Module) -> nn.Module:
-    """The layer itself, inside the wrappers torch puts around single layers."""
-    while (inner := next((block._modules[name] for name in _WRAPPED if name in block._modules), None)) is not None:
-        block = inner
-    return block
 
 
 def check_family(model: nn.Module, family: Family) -> None:
@@ -59,7 +50,7 @@ def located(rotary: Rotary, model: nn.Module) -> Rotary:
     if not _has(model, rotary.of):
         raise ConfigError(f"Rotary(of={rotary.of!r}): {type(model).__name__} has no such submodule.")
     forward: Any = inspect.unwrap(type(operator.attrgetter(rotary.of)(model)).forward)
-    return replace(rotary, function=f"{forward.__globals__['__name__']}.{rotary.function}", of=None)
+    return replace(rotary, function=f"{forward.__module__}.{rotary.function}", of=None)
 
 
 def _check_stack(model: nn.Module, name: str, stack: Stack) -> None:

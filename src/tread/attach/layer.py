@@ -1,46 +1,90 @@
 """One layer of an attached model: its stream and side inputs gathered before it, its stream restored after it.
 
-The family's `Stack` says which arguments those are, the forward's state which rows of them; `hooks.py` says when.
+- The family's `Stack` says which arguments those are, the forward's state which rows of them.
+- A compiled layer is routed outside the compiled code, which so is the dense model's at one more length: whatever enters
+  it (`block.compile()`, `block.forward = torch.compile(block.forward)`, `torch.compile(block)` in the list of layers) is
+  wrapped when the model next runs.
+- One module may be several layers: the next of its indices is the one that runs.
 """
 
+import copy
 import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tread.attach.around import Around
 from tread.attach.family import Side, Stack
 from tread.attach.rotary import FullLength
-from tread.routing.state import State, Where
+from tread.attach.wrappers import wrapped_in
+from tread.routing.handle import Handle
+from tread.routing.state import Where
 
 
-class Attached(Protocol):
-    """What a layer needs of the handle of its model."""
+class Layer(Around):
+    """One module of an attached model that is a layer, or several: what goes in and comes out in a routed forward."""
 
-    state: State
-
-
-class Layer:
-    """One layer of an attached model: what goes into it and comes out of it in a routed forward."""
-
-    def __init__(self, handle: Attached, block: nn.Module, stack: Stack, index: int) -> None:
-        self.handle, self.block, self.stack, self.index = handle, block, stack, index
+    def __init__(self, handle: Handle, block: nn.Module) -> None:
+        super().__init__()
+        self.handle, self.block = handle, block
+        self._indices: list[tuple[int, Stack, list[_Named]]] = []
         parameters = list(inspect.signature(type(block).forward).parameters)[1:]
         self._places = {name: place for place, name in enumerate(parameters)}
-        self._sides = [(side, *_split(side.name), repr(side)) for side in stack.sides]
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def add(self, index: int, stack: Stack) -> None:
+        """Be the layer `index` too."""
+        self._indices.append((index, stack, [(side, *_split(side.name), repr(side)) for side in stack.sides]))
+
+    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The layer's output; routed where the forward that runs now is."""
+        state = self.handle.state
+        routed = state.routed
+        if not routed:
+            self.handle.check_foreign(type(self.block).__name__, training=self.block.training)
+        index, stack, sides = self._next(state.layer)
+        if routed:
+            args, kwargs = self._enter(index, stack, sides, args, kwargs)
+        before, state.running, self.quiet = state.running, self, True
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            state.running, self.quiet = before, False
+        return self._exit(index, stack, output) if routed else output
+
+    def _next(self, last: int) -> tuple[int, Stack, list["_Named"]]:
+        for one in self._indices:
+            if one[0] > last:
+                return one
+        return self._indices[-1]
+
+    def follow_compile(self, module: nn.Module) -> None:
+        """Route outside whatever enters compiled code, from the `module` in the list of layers on."""
+        for owner, name in _compiled(module):
+            if not isinstance(entry := owner.__dict__[name], CompiledCall):
+                setattr(owner, name, CompiledCall(self, entry))
+
+    def leave_compiled(self, module: nn.Module) -> None:
+        """Put back what enters compiled code."""
+        for owner, name in _compiled(module):
+            if isinstance(entry := owner.__dict__[name], CompiledCall):
+                setattr(owner, name, entry.inner)
+
+    def _enter(
+        self, index: int, stack: Stack, sides: list["_Named"], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the stream and its side inputs gathered."""
-        state, stack, given = self.handle.state, self.stack, self._argument
+        state, given = self.handle.state, self._argument
         stream = given(stack.stream, args, kwargs)
-        turned = self._turned(stream)
-        entered = state.enter(self.index, turned, stack.image)
+        turned = _turned(stack, stream)
+        entered = state.enter(index, turned, stack.image)
         if entered is turned and not state.inside:
             return args, kwargs
-        changed: dict[str, Any] = {stack.stream: self._turned_back(entered, stream)}
+        changed: dict[str, Any] = {stack.stream: _turned_back(stack, entered, stream)}
         alone = stream.ndim == 2
-        for side, name, entry, key in self._sides if state.inside else ():
+        for side, name, entry, key in sides if state.inside else ():
             # a square mask has two token axes: two sides, one by one
             value = changed[name] if name in changed else given(name, args, kwargs)
             if value is None:
@@ -62,11 +106,11 @@ class Layer:
                 positional[self._places[name]] = changed.pop(name)
         return tuple(positional), {**kwargs, **changed}
 
-    def exit(self, output: Any) -> Any:
+    def _exit(self, index: int, stack: Stack, output: Any) -> Any:
         """The layer's output with the stream restored where a window ends."""
-        state, place = self.handle.state, self.stack.returns
+        state, place = self.handle.state, stack.returns
         returned, inside = output if place is None else output[place], state.inside
-        stream = self._turned_back(state.exit(self.index, self._turned(returned), self.stack.image), returned)
+        stream = _turned_back(stack, state.exit(index, _turned(stack, returned), stack.image), returned)
         if place is None:
             return stream
         others = [*output[:place], *output[place + 1 :]]
@@ -84,24 +128,10 @@ class Layer:
         place = self._places.get(name, len(args))
         return args[place] if place < len(args) else None
 
-    def _turned(self, stream: Tensor) -> Tensor:
-        """From the layer's order of axes to (B, L, D)."""
-        if self.stack.dim == 1:
-            return stream
-        return stream.unsqueeze(0) if stream.ndim == 2 else stream.transpose(0, 1)
-
-    def _turned_back(self, stream: Tensor, given: Tensor) -> Tensor:
-        """From (B, L, D) to the order of axes of the tensor the layer gave."""
-        if self.stack.dim == 1:
-            return stream
-        return stream.squeeze(0) if given.ndim == 2 else stream.transpose(0, 1)
-
     def _gathered(self, side: Side, key: str, value: Any, image: Where | int, alone: bool) -> Any:
         """A side input for the tokens in the stream: looked at once per window, where the model passes one object."""
-        done, where = self.handle.state.done, (key, image, alone)
-        if where not in done or done[where][0] is not value:
-            done[where] = value, self._side(side, value, side.name, image, alone)
-        return done[where][1]
+        make = lambda: self._side(side, value, side.name, image, alone)  # noqa: E731
+        return self.handle.state.once((key, image, alone), value, make)
 
     def _side(self, side: Side, value: Any, name: str, image: Where | int, alone: bool) -> Any:
         """The rows of a side input, member by member; `alone`: the stream has no batch axis, and neither may they."""
@@ -120,6 +150,47 @@ class Layer:
             return self.handle.state.shortened(value, side.dim, image)
         rows = self.handle.state.side(f"{name}:{side.dim}", value, side.dim, image)
         return rows.squeeze(0) if (alone or side.shared) and rows is not None else rows
+
+
+_Named = tuple[Side, str, str, str]
+"""A side input with the argument it is in, the entry of it where that is a mapping, and what tells it from others."""
+
+
+class CompiledCall:
+    """What enters a layer's compiled code, with routing outside it."""
+
+    def __init__(self, layer: Layer, inner: Any) -> None:
+        self.layer, self.inner = layer, inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs) if self.layer.quiet else self.layer.call(self.inner, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.inner, memo)
+
+
+def _compiled(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """The attributes that enter compiled code when `module` is called, of itself and of what it wraps."""
+    for owner in (module, *wrapped_in(module)):
+        if owner.__dict__.get("_compiled_call_impl") is not None:
+            yield owner, "_compiled_call_impl"
+        entry = owner.__dict__.get("forward")
+        if isinstance(entry, CompiledCall) or hasattr(entry, "_torchdynamo_orig_callable"):
+            yield owner, "forward"
+
+
+def _turned(stack: Stack, stream: Tensor) -> Tensor:
+    """From the layer's order of axes to (B, L, D)."""
+    if stack.dim == 1:
+        return stream
+    return stream.unsqueeze(0) if stream.ndim == 2 else stream.transpose(0, 1)
+
+
+def _turned_back(stack: Stack, stream: Tensor, given: Tensor) -> Tensor:
+    """From (B, L, D) to the order of axes of the tensor the layer gave."""
+    if stack.dim == 1:
+        return stream
+    return stream.squeeze(0) if given.ndim == 2 else stream.transpose(0, 1)
 
 
 def _split(name: str) -> tuple[str, str]:

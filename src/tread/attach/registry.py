@@ -30,7 +30,7 @@ def family_of(model: nn.Module) -> Family:
     names = [cls.__name__ for cls in type(model).__mro__]
     known = {name: family for family in FAMILIES for name in family.models}
     if any(cls.__module__ == _OWN for cls in type(model).__mro__):
-        raise ConfigError("tread's own DiT is routed without hooks: call model.route(config) in the place of attach.")
+        raise ConfigError("tread's own DiT routes itself: call model.route(config) instead of tread.attach.")
     differs: dict[str, str] = {}
     for name in names:
         if name in known:

@@ -9,14 +9,14 @@
 """
 
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from tread.routing import noise
+from tread.routing import noise, recompute
 from tread.routing.errors import ConfigError, check_fraction, check_int
 from tread.routing.forced import NONE_FORCED, Forced
 from tread.routing.plan import RoutePlan
@@ -47,10 +47,27 @@ class _Mode:
     masked: int | None = None
 
 
+class Held(NamedTuple):
+    """What forwards depend on beside their inputs."""
+
+    step: Tensor
+    micro_step: Tensor
+    scale: float | None
+    mode: _Mode
+
+
+class Layout(TypedDict, total=False):
+    """What a state has to know of a forward's inputs."""
+
+    tokens: int | None
+    offset: Tensor | None
+    per_block: bool
+
+
 class Seen(NamedTuple):
     """What a forward leaves with its handle."""
 
-    selections: list[Tensor]
+    selections: dict[int, Tensor]
     tokens: int
 
 
@@ -60,7 +77,11 @@ class Handle:
     def __init__(self, plan: RoutePlan, *, depth: int, seed: int | None = None) -> None:
         plan = plan.resolve(depth)
         self.plan = plan if seed is None else replace(plan, seed=seed)
-        self.selections: list[Tensor] = []
+        self.state = State()
+        self.tapes: list[list[State]] = []
+        self.replay: Iterator[State] | None = None
+        self.entered = False
+        self._selections: dict[int, Tensor] = {}
         self._tokens = 0
         self._mode = _Mode()
         self._scale: float | None = None if plan.schedule else 1.0
@@ -68,6 +89,11 @@ class Handle:
         self._micro_step = torch.zeros((), dtype=torch.int64)
         self._said: set[str] = set()
         warn_once(layer_risks(self.plan), self._said)
+        recompute.follow(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        recompute.follow(self)
 
     def set_step(self, step: int) -> None:
         """Say which optimizer step the next forwards belong to; micro-steps count from it.
@@ -142,7 +168,7 @@ class Handle:
         """Whether a forward would route now; `training` is the model's mode."""
         if self._mode.on is not None:
             return self._mode.on
-        return training and torch.is_grad_enabled() and self.active_scale > 0
+        return training and (torch.is_grad_enabled() or self.entered) and self.active_scale > 0
 
     def ratios(self, *, training: bool) -> tuple[float, ...]:
         """What each route would drop in a forward now; `training` is the model's mode."""
@@ -152,22 +178,70 @@ class Handle:
     def _ratio(self, mode: _Mode, route: Route) -> float:
         return route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
 
-    def begin(self, *, training: bool, forced: Forced = NONE_FORCED) -> State:
-        """The state of one forward; `training` is the model's mode, `forced` what its inputs force."""
-        if not self.is_on(training=training):
-            self.selections = []
-            return State()
-        state = State(self.plan.routes, self._selector(self._mode, forced))
-        self.selections = state.selections
+    def begin(self, *, training: bool, forced: Forced = NONE_FORCED, **layout: Unpack[Layout]) -> State:
+        """The state of one forward; `training` is the model's mode, `forced` what its inputs force, `layout` what
+        `State` has to know of them. A forward that runs again has the state it had."""
+        if (state := self.replayed()) is not None:
+            return state
+        self.check_foreign("the model", training=training)
+        state = State()
+        if self.is_on(training=training):
+            state = State(self.plan.routes, self._selector(self._mode, forced), **layout)
+        self._selections = state.selections
+        return self._taped(state)
+
+    def replayed(self) -> State | None:
+        """The state of the next forward that runs again; None where none does."""
+        if torch.compiler.is_compiling() or self.replay is None:  # compiled code selects again, for the same step
+            return None
+        state = next(self.replay, None)
+        if state is None:
+            raise ConfigError("a checkpointed function calls the model more often in backward than it did before.")
+        return self._taped(state.fork())
+
+    def _taped(self, state: State) -> State:
+        if not torch.compiler.is_compiling():
+            for tape in self.tapes:
+                tape.append(state.fork())
         return state
+
+    def check_foreign(self, what: str, *, training: bool) -> None:
+        """Refuse a routed call in backward that no checkpointed function of torch's makes."""
+        if torch.compiler.is_compiling() or self.replay is not None or not recompute.in_backward():
+            return
+        if self.is_on(training=training):
+            raise ConfigError(
+                f"{what} runs again in backward, by something other than torch.utils.checkpoint, so the tokens that "
+                "its forward kept are not known. Use torch's checkpointing, in any form. (The same is said where "
+                "tread.attach comes between a forward and its backward.)"
+            )
+
+    @property
+    def selections(self) -> list[Tensor]:
+        """The kept indices (B, K) of each route in the last forward; none where it ran dense."""
+        return list(self._selections.values())
+
+    def hold(self) -> Held:
+        """What forwards depend on beside their inputs: a recomputation has it put back."""
+        return Held(self._step.clone(), self._micro_step.clone(), self._scale, self._mode)
+
+    def put_back(self, held: Held) -> None:
+        """Go back to what `hold` gave."""
+        self._step.copy_(held.step)
+        self._micro_step.copy_(held.micro_step)
+        self._scale, self._mode = held.scale, held.mode
+
+    def present(self) -> AbstractContextManager[None]:
+        """Route inside, as a recomputation must wherever its forward did."""
+        return nullcontext()
 
     @property
     def kept_share(self) -> float:
         """The share of tokens kept in the routed layers of the last forward; 1 where it ran dense."""
-        if not self.selections:
+        if not self._selections:
             return 1.0
         layers = [route.end_layer_idx - route.start_layer_idx + 1 for route in self.plan.routes]
-        kept = sum(n * ids.shape[1] for n, ids in zip(layers, self.selections, strict=True))
+        kept = sum(layers[route] * ids.shape[1] for route, ids in self._selections.items())
         return kept / (sum(layers) * self._tokens)
 
     @property
@@ -242,11 +316,11 @@ class Handle:
     @property
     def seen(self) -> Seen:
         """What the last forward left here."""
-        return Seen(self.selections, self._tokens)
+        return Seen(self._selections, self._tokens)
 
     def recall(self, seen: Seen) -> None:
         """Take what a forward left for what the last one did: a graph that is replayed writes the same tensors."""
-        self.selections, self._tokens = seen
+        self._selections, self._tokens = seen
 
 
 def _fitting(given: _Given, route: int, batch: int, tokens: int) -> Tensor:

@@ -45,4 +45,7 @@ def restore(x: Tensor, ids: Tensor, bypass: Tensor) -> Tensor:
     The result has bypass's layout in memory, so that a compiled layer after a window sees the strides it sees dense.
     """
     rows = ids.unsqueeze(-1).expand(-1, -1, x.shape[-1])  # (B, K, D), no copy
-    return bypass.clone().scatter_(1, rows, x.to(bypass.dtype))  # (B, S, D)
+    x = x.to(bypass.dtype)
+    if bypass.is_contiguous():  # nothing in place: a selective policy may have saved the copy
+        return bypass.scatter(1, rows, x)  # (B, S, D)
+    return bypass.clone().scatter_(1, rows, x)  # (B, S, D)

@@ -8,13 +8,19 @@
   own slices by text length stay right. Text may join while a window is open; it leaves the window with it.
 - *Carry* gathers once and restores once. *Per block* gathers and restores around every layer, for models that touch
   the full stream between layers. The results are the same.
+- A recomputation runs a part of the forward again, from a `fork` of its state that was taken where that part began.
+  Forks share their selections, so that no token is selected twice, and nothing else that changes.
 """
 
-from collections.abc import Callable
-from typing import Literal
+import copy
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import _CachingTorchDispatchMode
 
 from tread.routing.errors import ConfigError
 from tread.routing.ops import gather, restore
@@ -24,24 +30,68 @@ Select = Callable[[int, Tensor], Tensor]
 Where = Literal["last", "first"]
 
 
-class State:
-    """The routing of one forward; `select(route index, image tokens (B, S, D))` gives the kept indices (B, K)."""
+class Quiet(Protocol):
+    """What stands around a layer and routes it unless it is quiet."""
 
-    def __init__(self, routes: tuple[Route, ...] = (), select: Select | None = None) -> None:
+    quiet: bool
+
+
+class State:
+    """The routing of one forward; `select(route index, image tokens (B, S, D))` gives the kept indices (B, K).
+
+    `tokens` is the number S of image tokens; None: everything in the stream where a window opens. `offset` says where
+    they begin in each sample's joined stream, (B,), if that differs between samples; or where each of them is, (B, S),
+    ascending, if others lie between.
+    """
+
+    def __init__(
+        self,
+        routes: tuple[Route, ...] = (),
+        select: Select | None = None,
+        *,
+        tokens: int | None = None,
+        offset: Tensor | None = None,
+        per_block: bool = False,
+    ) -> None:
         self._routes, self._select = routes, select
-        self.selections: list[Tensor] = []
-        self.tokens: int | None = None
-        """The image tokens S; None: everything in the stream where a window opens."""
-        self.offset: Tensor | None = None
-        """Where the image tokens begin in each sample's joined stream, (B,), if that differs between samples; or where
-        each of them is, (B, S), ascending, if others lie between."""
-        self.per_block = False
+        self.tokens, self.offset, self.per_block = tokens, offset, per_block
+        self.selections: dict[int, Tensor] = {}
+        """The kept indices (B, K) of each route whose window has opened."""
+        self.layer = -1
+        """The last layer that was entered."""
+        self.bypass: Tensor | None = None
+        """The full stream (B, L, D), while the stream is short."""
+        self.running: Quiet | None = None
+        """The layer that is routed already and runs now."""
+        self.logs: list[list[bool]] = []
+        """For each checkpointed function that runs now, whether `once` had what it was asked for, call by call."""
+        self.script: Iterator[bool] | None = None
+        """Such a log, to be followed: a recomputation is given other objects, and must make what its forward made."""
         self._open: int | None = None
-        self._bypass: Tensor | None = None
-        self._rows: dict[tuple[int, Where | int], Tensor] = {}
-        self._sides: dict[str, tuple[Tensor, Tensor]] = {}
-        self.done: dict[tuple[str, str | int, bool], tuple[object, object]] = {}
-        """What a caller made of an argument in the open window, by what it is, with the argument."""
+        self._memo: dict[Hashable, tuple[object, Any]] = {}
+
+    def fork(self) -> "State":
+        """A state that goes on from here on its own, with the same selections."""
+        fork = copy.copy(self)
+        fork.logs, fork.script, fork._memo = [], None, dict(self._memo)
+        return fork
+
+    @contextmanager
+    def hushed(self) -> Iterator[None]:
+        """A recomputation within a layer: keep the layer as quiet as it was."""
+        running = self.running
+        if running is None:
+            yield
+            return
+        quiet, running.quiet = running.quiet, True
+        try:
+            yield
+        finally:
+            running.quiet = quiet
+
+    def forget(self) -> None:
+        """Make side inputs anew from here on."""
+        self._memo = {}
 
     @property
     def routed(self) -> bool:
@@ -57,23 +107,33 @@ class State:
     def dropped(self) -> int:
         """How many image tokens of a sample the open window leaves out."""
         assert self.tokens is not None
-        return self.tokens - self.selections[-1].shape[1]
+        return self.tokens - self._kept.shape[1]
+
+    @property
+    def _kept(self) -> Tensor:
+        """The selection of the open window, (B, K)."""
+        assert self._open is not None
+        return self.selections[self._open]
 
     def enter(self, layer: int, x: Tensor, image: Where = "last") -> Tensor:
         """The stream layer `layer` sees: x (B, L, D), or its kept rows inside a window."""
+        self.layer = layer
         if self._open is not None and layer > self._routes[self._open].end_layer_idx:
             x = self._close(x, image)  # the model skipped the layer that ends the window
         if self._open is None:
             index = self._window(layer)
             if index is None or self._select is None:
                 return x
-            self._open, self._rows, self._sides, self.done = index, {}, {}, {}
+            self._open = index
+            self.forget()
             if self.tokens is None:
                 self.tokens = x.shape[1]
-            self.selections.append(self._select(index, self._image_of(x, image, self.tokens)))  # (B, K)
+            if index not in self.selections:  # a recomputation finds the forward's
+                with unseen():
+                    self.selections[index] = self._select(index, self._image_of(x, image, self.tokens))  # (B, K)
         elif not self.per_block:
             return x
-        self._bypass = x
+        self.bypass = x
         return gather(x, self.rows(x.shape[1], image))  # (B, L - S + K, D)
 
     def exit(self, layer: int, x: Tensor, image: Where = "last") -> Tensor:
@@ -84,6 +144,17 @@ class State:
             return self._close(x, image)
         return self._restored(x, image) if self.per_block else x
 
+    def once(self, key: Hashable, argument: object, make: Callable[[], Any]) -> Any:
+        """What `make` makes of an argument in the open window, made once while the model passes the same object."""
+        known = key in self._memo and self._memo[key][0] is argument
+        if self.script is not None:
+            known = next(self.script)
+        for log in self.logs:
+            log.append(known)
+        if not known:
+            self._memo[key] = argument, make()
+        return self._memo[key][1]
+
     def side(self, name: str, tensor: Tensor | None, dim: int = 0, image: Where | int = "last") -> Tensor | None:
         """The rows of a side input that belong to the tokens in the stream, gathered once per window.
 
@@ -93,15 +164,12 @@ class State:
         """
         if tensor is None or self._open is None:
             return tensor
-        if name not in self._sides or self._sides[name][0] is not tensor:
-            if tensor.shape[dim] < (self.tokens or 0):
-                raise ConfigError(
-                    f"side input {name!r} of shape {tuple(tensor.shape)} has fewer than {self.tokens} tokens on axis "
-                    f"{dim}; name its token axis, e.g. state.side({name!r}, tensor, dim=1)."
-                )
-            rows = self.rows(tensor.shape[dim], image)
-            self._sides[name] = (tensor, _take(tensor, rows, dim))
-        return self._sides[name][1]
+        if tensor.shape[dim] < (self.tokens or 0):
+            raise ConfigError(
+                f"side input {name!r} of shape {tuple(tensor.shape)} has fewer than {self.tokens} tokens on axis "
+                f"{dim}; name its token axis, e.g. state.side({name!r}, tensor, dim=1)."
+            )
+        return self.once(name, tensor, lambda: _take(tensor, self.rows(tensor.shape[dim], image), dim))
 
     def shortened(self, tensor: Tensor, dim: int, image: Where | int) -> Tensor:
         """A side input whose entries are the same for all image tokens, with as many of them as are in the stream."""
@@ -111,14 +179,13 @@ class State:
         return tensor.narrow(dim, first, tensor.shape[dim] - self.dropped)
 
     def rows(self, length: int, image: Where | int) -> Tensor:
-        """The kept places on an axis of `length` tokens, (B, length - S + K), ascending."""
-        if (length, image) not in self._rows:
-            assert self.tokens is not None
-            self._rows[length, image] = self._kept_rows(length - self.tokens, self.tokens, image)
-        return self._rows[length, image]
+        """The kept indices on an axis of `length` tokens, (B, length - S + K), ascending."""
+        tokens = self.tokens
+        assert tokens is not None
+        return self.once((length, image), None, lambda: self._kept_rows(length - tokens, tokens, image))
 
     def _kept_rows(self, others: int, tokens: int, image: Where | int) -> Tensor:
-        ids = self.selections[-1]  # (B, K)
+        ids = self._kept  # (B, K)
         if others == 0:
             return ids
         if self.offset is not None:
@@ -155,14 +222,14 @@ class State:
         return None
 
     def _close(self, x: Tensor, image: Where) -> Tensor:
-        if self._bypass is not None:
+        if self.bypass is not None:
             x = self._restored(x, image)
         self._open = None
         return x
 
     def _restored(self, x: Tensor, image: Where) -> Tensor:
-        bypass, self._bypass = self._bypass, None
-        ids = self.selections[-1]
+        bypass, self.bypass = self.bypass, None
+        ids = self._kept
         assert bypass is not None
         assert self.tokens is not None
         kept, length = ids.shape[1], bypass.shape[1]
@@ -172,6 +239,21 @@ class State:
         if image == "first":
             return torch.cat((restore(x[:, :kept], ids, bypass), x[:, kept:]), dim=1)
         return torch.cat((x[:, :-kept], restore(x[:, -kept:], ids, bypass)), dim=1)
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Run what a recomputation does not: neither autograd nor a selective policy takes notice of it, both of which
+    count what happens in the two passes."""
+    with torch.no_grad(), _disable_current_modes() if _is_selective() else nullcontext():
+        yield
+
+
+def _is_selective() -> bool:
+    """Whether a policy of selective checkpointing watches every operation."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(isinstance(mode, _CachingTorchDispatchMode) for mode in _get_current_dispatch_mode_stack())
 
 
 def _take(tensor: Tensor, rows: Tensor, dim: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from case import Blocks, Case, random
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, HEADS, SIZE = 32, 2, 6
 
@@ -110,11 +111,15 @@ class LightningDiT(DiT):
     def __init__(self) -> None:
         super().__init__(LightningDiTBlock)
         self.feat_rope = Rope(SIZE * SIZE)
+        self.use_checkpoint, self.reentrant = False, True
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         x, c = self.embed(x, t, y)
         for block in self.blocks:
-            x = block(x, c, self.feat_rope)
+            if self.use_checkpoint:
+                x = checkpoint(block, x, c, self.feat_rope, use_reentrant=self.reentrant)
+            else:
+                x = block(x, c, self.feat_rope)
         return self.unpatchify(x)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.quality.arms import ARMS, BY_NAME, SCALES, config_of
-from benchmarks.quality.jobs import COMPILE_SECONDS, looks, missing_ways, plan, weights_file
+from benchmarks.quality.jobs import COMPILE_SECONDS, in_order, looks, missing_ways, plan, weights_file
 from benchmarks.quality.results import RESULTS, Results
 from benchmarks.quality.run import blank, steps_of, work
 
@@ -23,8 +23,11 @@ def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:
         config = config_of(arm, 0, SCALES["full"], prepared / "data", steps=100)
         assert (config.model.tread_config is None) == (arm.ratio == 0)
         assert arm.ideal_speedup(config, 256) >= 1
-        plans.add(json.dumps([config.model.tread_config, config.model.width]))
+        plans.add(json.dumps([config.model.tread_config, config.model.width, config.optimizer.learning_rate]))
     assert len(plans) == len(ARMS)
+    rates = [config_of(arm, 0, SCALES["full"], prepared, steps=1).optimizer.learning_rate for arm in ARMS[:6]]
+    assert rates == [6e-4, 6e-4, 1.2e-3, 1.2e-3, 3e-4, 3e-4]
+    assert [arm.name for arm in ARMS[2:4]] == ["dense-0.0012", "routed-0.0012"]
     routed = config_of(BY_NAME["routed"], 0, SCALES["full"], prepared, steps=100)
     assert round(BY_NAME["routed"].ideal_speedup(routed, 256), 2) == 1.44  # as `tread plan` says
     assert round(BY_NAME["cooldown-20"].ideal_speedup(routed, 256), 2) == 1.32  # a fifth of the steps has none
@@ -65,16 +68,30 @@ def test_steps_of_a_cool_down(tmp_path: Path) -> None:
     assert steps_of(BY_NAME["routed"], job, results) is None
 
 
-def test_ways_to_sample(prepared: Path) -> None:
+def test_ways_to_sample() -> None:
     every = ("cfg", "sg", "cfg+sg", "ag", "ag+sg")
-    dense = looks(BY_NAME["dense"], job_of("dense", guides=every), SMOKE, equal=True)
-    assert [guide.name for guide, _ in dense["end"]] == ["unguided", "cfg", "ag"]
-    assert "equal-steps" not in dense
-    routed = looks(BY_NAME["routed"], job_of("routed", guides=every, marks=()), SMOKE, equal=True)
-    assert [(guide.name, count) for guide, count in routed["end"]][:2] == [("unguided", 200), ("cfg", 100)]
-    assert [guide.name for guide, _ in routed["end"]] == ["unguided", "cfg", "sg", "cfg+sg"]
-    short = looks(BY_NAME["ratio-0.25"], job_of("ratio-0.25"), SMOKE, equal=True)
-    assert [(guide.name, count) for guide, count in short["end"]] == [("unguided", 100)]
+
+    def names(arm: str, at: str, **changes: object) -> list[str]:
+        return [guide.name for guide in looks(BY_NAME[arm], job_of(arm, **changes)).get(at, [])]
+
+    assert names("dense", "end", guides=every) == ["unguided", "cfg", "ag"]
+    assert names("dense", "equal-steps") == []
+    assert names("routed", "end", guides=every, marks=()) == ["unguided", "cfg", "sg", "cfg+sg"]
+    assert names("routed", "mark") == names("routed", "equal-steps") == ["unguided"]
+    assert names("ratio-0.25", "end") == ["unguided"]
+    assert names("routed-0.0003", "end") == ["unguided", "cfg"]
+    assert names("routed-0.0003", "equal-steps") == []
+
+
+def test_all_runs_are_made_before_any_is_guided(tmp_path: Path) -> None:
+    results, jobs = Results(tmp_path), [job_of(arm) for arm in ("dense", "dense-0.0012", "dense-0.0003")]
+    results.write(jobs[0].name, {"status": "done"})
+    asked = []
+    for job in in_order(jobs, results):
+        asked.append((job.arm, job.guides))
+        if job.arm != "dense-0.0003":  # that one does not fit
+            results.write(job.name, {"status": "done"})
+    assert asked == [("dense-0.0012", ()), ("dense-0.0003", ()), ("dense", ("cfg",)), ("dense-0.0012", ("cfg",))]
 
 
 def test_what_needs_an_earlier_model_is_not_asked_of_a_run_without_one(found: Results, tmp_path: Path) -> None:
@@ -84,7 +101,7 @@ def test_what_needs_an_earlier_model_is_not_asked_of_a_run_without_one(found: Re
     asked = []
     for path in kept:
         path.touch()
-        asked.append([guide.name for guide, _ in missing_ways(job, SMOKE, found, tmp_path)])
+        asked.append([guide.name for guide in missing_ways(job, found, tmp_path)])
     assert asked == [[], ["ag"]]
 
 

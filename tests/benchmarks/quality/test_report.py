@@ -11,7 +11,7 @@ from benchmarks.quality.arms import SCALES
 from benchmarks.quality.images import load
 from benchmarks.quality.judge import Judge, by_class, extract
 from benchmarks.quality.pictures import save_heat_map
-from benchmarks.quality.report import guidance_table, placements, report
+from benchmarks.quality.report import averaged, guidance_table, placements, report, studies_text
 from benchmarks.quality.results import RESULTS, Results, run_name, snapshot
 
 from quality.tiny import SECONDS, SMOKE, spec_of
@@ -46,6 +46,13 @@ def test_figures_are_those_of_tread_eval(prepared: Path, judge: Judge) -> None:
     few = compare(theirs[0], replace(theirs[1], vectors=shown)).metrics
     assert (found["precision"], found["recall"]) == (few["precision-Pixels"], few["recall-Pixels"])
     assert found["KD-Pixels"] == few["KD-Pixels"]
+    # and of other samples to the test images, of which `vectors` are some
+    theirs[0] = replace(theirs[0], vectors=judge.test_vectors.numpy())
+    expected = compare(theirs[1], theirs[0]).metrics
+    found = judge.figures(extract(judge.extractor, train))
+    assert found["FD-Pixels test"] == pytest.approx(expected["FD-Pixels"], rel=1e-6)
+    assert found["KD-Pixels test"] == expected["KD-Pixels"]
+    assert found["FD-Pixels test"] != found["FD-Pixels"]
 
 
 def test_the_first_few_have_the_figures_of_no_more(prepared: Path, judge: Judge, found: Results) -> None:
@@ -59,6 +66,37 @@ def test_the_first_few_have_the_figures_of_no_more(prepared: Path, judge: Judge,
     lines = [line.split(" | ") for line in guidance_table(routed, "FD-Pixels").splitlines() if "| routed" in line]
     assert [line[1] for line in lines] == ["unguided", "cfg"]
     assert lines[0][4:7] == lines[1][4:7]
+
+
+def test_the_table_of_rates(found: Results) -> None:
+    """Rates of an arm below each other; what older results did not measure, or on fewer samples, is left out."""
+    joined = replace_samples(found)
+    for rate, old in ((0.0012, False), (0.0003, True)):
+        name = f"routed-{rate:g}"
+        entry = json.loads(json.dumps(found.runs[run_name("routed", 0, SECONDS)]))
+        entry["arm"]["name"], entry["settings"]["optimizer"]["learning_rate"] = name, rate
+        end = snapshot(entry, "end")
+        assert end is not None
+        figures = {"FD-Pixels": 1.5, "FD-Pixels few": 2.5, "FD-Pixels test": 3.5, "KD-Pixels": 0.4, "KD-Pixels test": 1}
+        end["samples"] = {"unguided": figures | {"count": SMOKE.samples}, "cfg": figures | {"count": SMOKE.samples}}
+        if old:
+            del end["samples"]["unguided"]["FD-Pixels test"]
+            end["samples"]["cfg"]["count"] = SMOKE.few
+        joined.runs[run_name(name, 0, SECONDS)] = entry
+    del joined.runs[run_name("routed", 0, SECONDS)]
+    text = studies_text(joined, "FD-Pixels")
+    assert text.startswith("### Learning rate")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "| routed" in line]
+    assert [row[:3] + row[5:-1] for row in rows] == [
+        ["routed", "0.0003", "0", "2.50", "1.50", "", "400.00", "1000.00", "", ""],
+        ["routed", "0.0012", "0", "2.50", "1.50", "3.50", "400.00", "1000.00", "1.50", "3.50"],
+    ]
+
+
+def test_a_mean_is_of_what_all_have() -> None:
+    shot = {"steps": 1, "seconds": 1.0, "val_loss": 1.0}
+    new, old = ({"unguided": {"FD": 1.0, "FD test": 2.0}}, {"unguided": {"FD": 3.0}})
+    assert averaged([shot | {"samples": new}, shot | {"samples": old}])["samples"] == {"unguided": {"FD": 2.0}}
 
 
 def test_a_grid_has_a_row_for_each_class() -> None:

@@ -67,7 +67,7 @@ def test_a_run_stops_where_it_was_told(found: Results) -> None:
     assert end["steps"] == entry["steps"] > 5
     assert (mark["due"], equal["due"], end["due"]) == (0.1, None, SECONDS)
     assert set(end["samples"]) == {"unguided", "cfg"}
-    assert [look["samples"]["unguided"]["count"] for look in (mark, equal, end)] == [100, 200, 200]
+    assert [look["samples"]["unguided"]["count"] for look in (mark, equal, end)] == [200] * 3
     times = [point["seconds"] for point in entry["curve"]]
     assert times == sorted(set(times))
     grids = read_grids(found.folder / GRIDS)
@@ -107,6 +107,14 @@ def test_ways_are_added_to_a_run_that_is_done(prepared: Path, found: Results, tm
     assert "done" in plan(spec, SMOKE)
 
 
+def test_a_run_that_lacks_nothing_is_let_alone(
+    prepared: Path, found: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(found.folder / RESULTS, tmp_path / RESULTS)
+    monkeypatch.setattr(running, "add_ways", None)
+    assert work(spec_of(prepared, tmp_path, job_of("dense"))) == 0
+
+
 def test_weights_that_were_kept_draw_the_same_samples(prepared: Path, found: Results, tmp_path: Path) -> None:
     """What was sampled in training with the average swapped in is what a fresh model draws."""
     shutil.copy(found.folder / RESULTS, tmp_path / RESULTS)
@@ -114,12 +122,37 @@ def test_weights_that_were_kept_draw_the_same_samples(prepared: Path, found: Res
     results = Results(tmp_path)
     end = snapshot(results.runs[job.name], "end")
     assert end is not None
-    was = end["samples"].pop("cfg")
+    was = end["samples"].pop("unguided")
     results.write(job.name, results.runs[job.name])
     assert work(spec_of(prepared, tmp_path, job)) == 0
     again = snapshot(Results(tmp_path).runs[job.name], "end")
     assert again is not None
-    assert again["samples"]["cfg"]["FD-Pixels"] == pytest.approx(was["FD-Pixels"], rel=1e-9)
+    assert again["samples"]["unguided"]["FD-Pixels"] == pytest.approx(was["FD-Pixels"], rel=1e-9)
+
+
+def test_a_run_of_another_rate_says_so_and_can_be_guided(prepared: Path, tmp_path: Path) -> None:
+    job = job_of("dense-0.0012", seconds=0.05, marks=())
+    assert work(spec_of(prepared, tmp_path, job)) == 0
+    entry = Results(tmp_path).runs["dense-0.0012-s0-0.05s"]
+    assert entry["settings"]["optimizer"]["learning_rate"] == entry["arm"]["learning_rate"] == 0.0012
+    end = snapshot(entry, "end")
+    assert end is not None
+    assert {name: figures["count"] for name, figures in end["samples"].items()} == {"unguided": 200, "cfg": 200}
+
+
+def test_a_run_that_is_killed_leaves_its_losses(
+    prepared: Path, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(judge, "judge", killed)
+    job = job_of("dense", marks=())
+    with pytest.raises(KeyboardInterrupt):
+        make_run(BY_NAME["dense"], job, SMOKE, prepared, Results(tmp_path), judge, blank(job))
+    left = Results(tmp_path).runs[job.name]
+    assert left["status"] == "begun"
+    assert [point["steps"] for point in left["curve"]][-1] == left["steps"] > 0
 
 
 def test_a_run_whose_compiling_failed_counts_for_nothing(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +225,7 @@ def test_the_collector_leaves_the_clock_alone(
 def test_the_routed_run_needs_the_dense_one(prepared: Path, judge: Judge, tmp_path: Path) -> None:
     results, job = Results(tmp_path), job_of("routed")
     results.write("other", blank(job_of("dense", seconds=0.5)) | {"status": "done", "steps": 5})
-    with pytest.raises(ValueError, match=r"^routed needs the dense run of seed 0 and 0.3 s: run that first$"):
+    with pytest.raises(ValueError, match=r"^routed needs the run dense of seed 0 and 0.3 s: run that first$"):
         make_run(BY_NAME["routed"], job, SMOKE, prepared, results, judge, blank(job))
 
 
@@ -205,6 +238,30 @@ def test_a_rehearsal_is_kept_apart(prepared: Path, tmp_path: Path, monkeypatch: 
         ("smoke", tmp_path),
         ("rehearsal", tmp_path / "rehearsal"),
     ]
+
+
+def test_runs_are_in_the_order_of_their_arms(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Spec] = []
+    monkeypatch.setattr(running, "run", lambda spec: bool(given.append(spec)) or True)
+    command = ["run", "--work", str(prepared), "--out", str(tmp_path), "--arms", "rate", "dense", "routed", "rate"]
+    assert main(command) == 0
+    assert [(job.arm, job.equal_to) for job in given[0].jobs] == [
+        ("dense-0.0012", None),
+        ("routed-0.0012", None),
+        ("dense-0.0003", None),
+        ("routed-0.0003", None),
+        ("dense", None),
+        ("routed", "dense"),
+    ]
+    assert main([*command, "--equal-to", "dense-0.0003"]) == 0
+    assert {(BY_NAME[job.arm].is_routed, job.equal_to) for job in given[1].jobs} == {
+        (False, None),
+        (True, "dense-0.0003"),
+    }
+    assert main([*command, "--equal-to", "routed"]) == 2
+    assert "dense arms are: dense, dense-0.0012, dense-0.0003, b2-dense" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_does_not_stop_the_others(prepared: Path, tmp_path: Path) -> None:

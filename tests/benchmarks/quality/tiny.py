@@ -22,7 +22,9 @@ def pictures(count: int, seed: int) -> np.ndarray:
 
 
 def job_of(arm: str, **changes: object) -> Job:
-    return replace(Job(arm=arm, seed=0, seconds=0.3, steps=None, marks=(0.1,), guides=("cfg",)), **changes)  # pyright: ignore[reportArgumentType]
+    equal_to = "dense" if arm == "routed" else None
+    job = Job(arm=arm, seed=0, seconds=0.3, steps=None, marks=(0.1,), guides=("cfg",), equal_to=equal_to)
+    return replace(job, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def spec_of(prepared: Path, out: Path, *jobs: Job, seconds: float = 600.0) -> Spec:

@@ -11,7 +11,6 @@ DIT_SIT = Family(
     stacks=(Stack(name="blocks", stream="x", sides=(Side(name="feat_rope", dim=2, full=True, optional=True),)),),
     inputs=("x",),
     tokens=patches("x", 2, 3, size=setting("patch_size")),
-    notes="forward_with_cfg runs dense: it calls forward past the hooks.",
 )
 
 # the projectors read the full stream after layer `encoder_depth`, which may be inside a window
@@ -21,5 +20,5 @@ SIT_REPA = replace(
     parts=(*DIT_SIT.parts, "projectors", "encoder_depth"),
     per_block=True,
     notes="REPA's projectors see every token, dropped ones as they entered the window: align the kept ones alone "
-    "(handle.kept), or start the first route at encoder_depth. forward_with_cfg runs dense.",
+    "(handle.kept), or start the first route at encoder_depth.",
 )

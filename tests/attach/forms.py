@@ -1,0 +1,349 @@
+"""Ways in which people checkpoint the layers of a model, a small model that takes them all, and its oracle.
+
+The model has what makes recomputation hard: a learned rope table that all samples share, a per-token modulation with a
+gradient, and a mask over keys, all of them side inputs; text that joins the stream halfway; and, on demand, one module
+that is two layers.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._composable import checkpoint as composable
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+    offload_wrapper,
+)
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
+
+import tread
+
+WIDTH, TOKENS, TEXT, DEPTH = 8, 12, 3, 6
+
+
+class Block(nn.Module):
+    """Attention and a linear layer over (B, L, D)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Linear(WIDTH, WIDTH)
+
+    def forward(
+        self, x: Tensor, c: Tensor, rope: Tensor | None = None, mod: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Stream (B, L, D), condition (B, D), rope (L, D) or (B, L, D), mod (B, L, D), mask (B, L) of keys to add."""
+        q, k, v = self.qkv(x * (1 + self.scale(c).unsqueeze(1))).chunk(3, dim=-1)
+        if rope is not None:
+            q, k = q * torch.cos(rope), k * torch.cos(rope)
+        scores = q @ k.transpose(1, 2) / WIDTH**0.5  # (B, L, L)
+        if mask is not None:
+            scores = scores + mask.unsqueeze(1)
+        attended = scores.softmax(-1) @ v
+        if mod is not None:
+            attended = attended * (1 + mod)
+        return x + torch.tanh(self.out(attended))
+
+
+Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Stream, condition, rope, mod, mask."""
+Form = Callable[[Sequence[nn.Module], Arguments], Tensor]
+"""Runs layers one after another on the stream and its other arguments."""
+
+
+def plain(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+    """No checkpointing."""
+    x, *rest = arguments
+    for block in blocks:
+        x = block(x, *rest)
+    return x
+
+
+class Toy(nn.Module):
+    """Half of the layers see image tokens, the other half text before them."""
+
+    def __init__(self, *, joined: bool = True, shared: bool = False, form: Form = plain) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        blocks = [Block() for _ in range(DEPTH)]
+        if shared:
+            blocks[4] = blocks[1]
+        self.first, self.second = nn.ModuleList(blocks[:3]), nn.ModuleList(blocks[3:])
+        self.embed, self.text, self.head = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.table = nn.Parameter(torch.randn(TEXT + TOKENS, WIDTH))
+        self.joined, self.form = joined, form
+
+    def forward(self, x: Tensor, c: Tensor, text: Tensor) -> Tensor:
+        """Tokens (B, S, D), condition (B, D), text (B, T, D) -> (B, S, D)."""
+        x = self.embed(x)
+        rope, mod = self.table[TEXT:], torch.sin(x.roll(1, dims=1))
+        mask = torch.zeros(x.shape[:2], device=x.device)
+        mask[:, -1] = -1.0
+        x = self.form(self.first, (x, c, rope, mod, mask))
+        if self.joined:
+            text = self.text(text)
+            x = torch.cat((text, x), dim=1)
+            rope, mod = self.table, torch.cat((text, mod), dim=1)
+            mask = torch.cat((torch.zeros_like(text[..., 0]), mask), dim=1)
+        x = self.form(self.second, (x, c, rope, mod, mask))
+        return self.head(x[:, -TOKENS:])
+
+
+SIDES = (tread.Side(name="rope", dim=0), tread.Side(name="mod", dim=1), tread.Side(name="mask", dim=1))
+FAMILY = tread.Family(
+    models=("Toy",),
+    stacks=tuple(tread.Stack(name=name, stream="x", sides=SIDES) for name in ("first", "second")),
+    tokens=lambda model, arguments: arguments["x"].shape[1],
+)
+
+
+def inputs(batch: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    """Arguments of the model; the stream has a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"x": (TOKENS, WIDTH), "c": (WIDTH,), "text": (TEXT, WIDTH)}
+    made = {name: torch.randn(batch, *shape, generator=generator) for name, shape in shapes.items()}
+    made["x"].requires_grad_()
+    return made
+
+
+def by_hand(model: Toy, arguments: dict[str, Tensor], windows: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+    """The oracle: layers at full length that cannot see dropped keys, and dropped rows put back after each."""
+
+    index = 0
+
+    def run(blocks: Sequence[nn.Module], given: Arguments) -> Tensor:
+        nonlocal index
+        x, c, rope, mod, mask = given
+        for block in blocks:
+            hidden, kept = mask, torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            for first, last, tokens in windows:
+                if first <= index <= last:
+                    kept = torch.cat((kept[:, : -tokens.shape[1]], tokens), dim=1)
+                    hidden = mask.masked_fill(~kept, -torch.inf)
+            x = torch.where(kept.unsqueeze(-1), block(x, c, rope, mod, hidden), x)
+            index += 1
+        return x
+
+    form, model.form = model.form, run
+    try:
+        return model(**arguments)
+    finally:
+        model.form = form
+
+
+def each(call: Callable[..., Tensor], *, which: slice = slice(None)) -> Form:
+    """Checkpoint single layers: `call(block, x, c, rope, mod, mask)`."""
+
+    def form(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+        x, *rest = arguments
+        chosen = set(range(len(blocks))[which])
+        for i, block in enumerate(blocks):
+            x = call(block, x, *rest) if i in chosen else block(x, *rest)
+        return x
+
+    return form
+
+
+def segments(size: int, *, reentrant: bool, inner: Form = plain) -> Form:
+    """Checkpoint `size` layers at a time; `inner` runs them."""
+
+    def form(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+        x, *rest = arguments
+        for i in range(0, len(blocks), size):
+            part = blocks[i : i + size]
+            x = checkpoint(lambda *given, part=part: inner(part, given), x, *rest, use_reentrant=reentrant)
+        return x
+
+    return form
+
+
+def custom(block: nn.Module) -> Callable[..., Any]:
+    """What many models call create_custom_forward."""
+
+    def custom_forward(*args: Any) -> Any:
+        return block(*args)
+
+    return custom_forward
+
+
+def _keywords(block: nn.Module, x: Tensor, c: Tensor, rope: Tensor, mod: Tensor, mask: Tensor) -> Any:
+    return checkpoint(block, x, c=c, mask=mask, rope=rope, mod=mod, use_reentrant=False)
+
+
+def _sequential(blocks: Sequence[nn.Module], arguments: Arguments, *, reentrant: bool) -> Tensor:
+    x, *rest = arguments
+    if reentrant:  # what a closure captures has no gradient there, checkpointed or not
+        rest = [one.detach() for one in rest]
+    functions = [functools.partial(_closed, block, rest) for block in blocks]
+    return checkpoint_sequential(functions, 2, x, use_reentrant=reentrant)
+
+
+def _closed(block: nn.Module, rest: Sequence[Tensor], x: Tensor) -> Tensor:
+    return block(x, *rest)
+
+
+def _selective(policy: Callable[..., CheckpointPolicy]) -> Callable[..., Any]:
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    return lambda block, *args: checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
+
+
+def save_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """The usual policy."""
+    save = operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def save_pointwise(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """A policy that saves what selections are made of too."""
+    save = operator in (torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor, torch.ops.aten.index_select.default)
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def save_all(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE
+
+
+def _early_stop_off(form: Form) -> Form:
+    def run(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+        with set_checkpoint_early_stop(False):
+            return form(blocks, arguments)
+
+    return run
+
+
+def _offloaded(form: Form) -> Form:
+    def run(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return form(blocks, arguments)
+
+    return run
+
+
+def _both(name: str, make: Callable[[bool], Form]) -> dict[str, Form]:
+    return {f"{name}, {'' if reentrant else 'non-'}reentrant": make(reentrant) for reentrant in (True, False)}
+
+
+def _through(wrap: Callable[[nn.Module], Callable[..., Any]]) -> Callable[[bool], Form]:
+    """Checkpoint what `wrap` makes of each layer."""
+    return lambda reentrant: each(lambda block, *args: checkpoint(wrap(block), *args, use_reentrant=reentrant))
+
+
+FORMS: dict[str, Form] = {
+    **_both("a layer", _through(lambda block: block)),
+    "a layer by keywords, non-reentrant": each(_keywords),
+    **_both("block.forward", _through(lambda block: block.forward)),
+    **_both("block.__call__", _through(lambda block: block.__call__)),
+    **_both("a lambda", _through(lambda block: lambda *args: block(*args))),
+    **_both("a partial", _through(lambda block: functools.partial(block.__call__))),
+    **_both("create_custom_forward", _through(custom)),
+    **_both(
+        "every other layer",
+        lambda reentrant: each(
+            lambda block, *args: checkpoint(block, *args, use_reentrant=reentrant), which=slice(0, None, 2)
+        ),
+    ),
+    **_both(
+        "the other layers",
+        lambda reentrant: each(
+            lambda block, *args: checkpoint(block, *args, use_reentrant=reentrant), which=slice(1, None, 2)
+        ),
+    ),
+    **_both("two layers", lambda reentrant: segments(2, reentrant=reentrant)),
+    **_both("halves", lambda reentrant: segments(3, reentrant=reentrant)),
+    **_both("checkpoint_sequential", lambda reentrant: functools.partial(_sequential, reentrant=reentrant)),
+    **{
+        f"{outer_name} in which {inner_name}": segments(3, reentrant=outer, inner=segments(size, reentrant=inner))
+        for outer_name, outer in (("reentrant halves", True), ("non-reentrant halves", False))
+        for inner_name, size, inner in (("layers are reentrant", 1, True), ("pairs are non-reentrant", 2, False))
+    },
+    "halves without early stop": _early_stop_off(segments(3, reentrant=False)),
+    "layers without early stop": _early_stop_off(
+        each(lambda block, *args: checkpoint(block, *args, use_reentrant=False))
+    ),
+    "saved on the CPU": _offloaded(plain),
+    "halves saved on the CPU": _offloaded(segments(3, reentrant=False)),
+    "reentrant halves saved on the CPU": _offloaded(segments(3, reentrant=True)),
+    "products are saved": each(_selective(save_products)),
+    "pointwise results are saved": each(_selective(save_pointwise)),
+    "everything is saved": each(_selective(save_all)),
+    "halves whose products are saved": lambda blocks, arguments: _selective(save_products)(
+        lambda *given: plain(blocks, given), *arguments
+    ),
+    "halves whose pointwise results are saved": lambda blocks, arguments: _selective(save_pointwise)(
+        lambda *given: plain(blocks, given), *arguments
+    ),
+}
+"""Forms that a model's own forward uses."""
+
+
+def whole(model: nn.Module, arguments: dict[str, Tensor], *, reentrant: bool) -> Tensor:
+    """Checkpoint the call of the model."""
+    return checkpoint(model, *arguments.values(), use_reentrant=reentrant)
+
+
+WRAPPED: dict[str, Callable[[Toy], Toy]] = {}
+"""Forms that are put on a model from outside."""
+
+
+def _wrapped(name: str) -> Callable[[Callable[[Toy], None]], Callable[[Toy], None]]:
+    def add(put_on: Callable[[Toy], None]) -> Callable[[Toy], None]:
+        def run(model: Toy) -> Toy:
+            put_on(model)
+            return model
+
+        WRAPPED[name] = run
+        return put_on
+
+    return add
+
+
+@_wrapped("checkpoint_wrapper")
+def _wrap(model: Toy) -> None:
+    for stack in (model.first, model.second):
+        for i, block in enumerate(stack):
+            stack[i] = checkpoint_wrapper(block)
+
+
+@_wrapped("checkpoint_wrapper, reentrant")
+def _wrap_reentrant(model: Toy) -> None:
+    for stack in (model.first, model.second):
+        for i, block in enumerate(stack):
+            stack[i] = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.REENTRANT)
+
+
+@_wrapped("offload_wrapper")
+def _offload(model: Toy) -> None:
+    for stack in (model.first, model.second):
+        for i, block in enumerate(stack):
+            stack[i] = offload_wrapper(block)
+
+
+@_wrapped("apply_activation_checkpointing")
+def _apply(model: Toy) -> None:
+    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+
+
+@_wrapped("the composable checkpoint")
+def _composable(model: Toy) -> None:
+    for block in {*model.first, *model.second}:
+        composable(block)
+
+
+@_wrapped("linear layers inside a layer")
+def _inside(model: Toy) -> None:
+    for block in {*model.first, *model.second}:
+        block.out = checkpoint_wrapper(block.out)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+__all__ = ["FAMILY", "FORMS", "WRAPPED", "Toy", "by_hand", "inputs", "nullcontext", "plain", "whole"]
