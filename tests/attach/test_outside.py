@@ -20,7 +20,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import tread
 from tread.attach.families import ELSEWHERE
-from tread.attach.families.dit_sit import DIT_SIT, SIT_REPA
+from tread.attach.families.dit_sit import DIT_SIT, DIT_SIT_REPA
 from tread.attach.families.flux_bfl import FLUX_BFL, FLUX_BFL_CONTROLLED
 from tread.attach.families.wan_model import WAN_MODEL
 from tread.attach.registry import family_for, family_of
@@ -43,11 +43,12 @@ def named(name: str, *bases: type, **members: Any) -> type:
 
 
 def test_the_structure_decides_between_families_of_one_name():
-    found = {Flux: FLUX_BFL, TrainersFlux: FLUX_BFL_CONTROLLED, SiT: SIT_REPA, DiT: DIT_SIT, WanModel: WAN_MODEL}
+    found = {Flux: FLUX_BFL, TrainersFlux: FLUX_BFL_CONTROLLED, SiT: DIT_SIT_REPA, DiT: DIT_SIT, WanModel: WAN_MODEL}
     for cls, family in found.items():
         assert family_of(cls()) is family
         assert family_of(named("Mine", cls)()) is family, "a subclass"
-    assert family_of(named("SiT", DiT)()) is DIT_SIT, "SiT without projectors"
+    assert family_of(named("SiT", DiT)()) is DIT_SIT, "without REPA's projectors"
+    assert family_of(named("DiT", SiT)()) is DIT_SIT_REPA, "with them"
 
 
 def test_every_class_name_has_a_case():

@@ -13,7 +13,7 @@ from tread.attach.families.cogview4 import COGVIEW4
 from tread.attach.families.cosmos import COSMOS
 from tread.attach.families.cosmos3 import COSMOS3
 from tread.attach.families.dit import DIT
-from tread.attach.families.dit_sit import DIT_SIT, SIT_REPA
+from tread.attach.families.dit_sit import DIT_SIT, DIT_SIT_REPA
 from tread.attach.families.easyanimate import EASYANIMATE
 from tread.attach.families.ernie_image import ERNIE_IMAGE
 from tread.attach.families.flux import FLUX
@@ -134,7 +134,7 @@ ELSEWHERE: tuple[Family, ...] = (
     FLUX_BFL_CONTROLLED_BOTH,
     FLUX_BFL_CONTROLLED,
     FLUX_BFL,
-    SIT_REPA,
+    DIT_SIT_REPA,
     DIT_SIT,
     WAN_MODEL,
 )

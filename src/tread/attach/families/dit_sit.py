@@ -1,4 +1,4 @@
-"""DiT and SiT in the layout of their authors' own code, LightningDiT, and SiT with REPA's projectors."""
+"""DiT and SiT in the layout of their authors' own code, LightningDiT, and all of them with REPA's projectors."""
 
 from dataclasses import replace
 
@@ -13,12 +13,11 @@ DIT_SIT = Family(
     tokens=patches("x", 2, 3, size=setting("patch_size")),
 )
 
-# the projectors read the full stream after layer `encoder_depth`, which may be inside a window
-SIT_REPA = replace(
+# projectors read the full stream after layer `encoder_depth`, which may be inside a window
+DIT_SIT_REPA = replace(
     DIT_SIT,
-    models=("SiT",),
-    parts=(*DIT_SIT.parts, "projectors", "encoder_depth"),
+    parts=(*DIT_SIT.parts, "encoder_depth"),
     per_block=True,
-    notes="REPA's projectors see every token, dropped ones as they entered the window: align the kept ones alone "
+    notes="With REPA's encoder_depth: projectors see every token, dropped ones as they entered the window: align the kept ones alone "
     "(handle.kept), or start the first route at encoder_depth.",
 )
