@@ -18,6 +18,6 @@ DIT_SIT_REPA = replace(
     DIT_SIT,
     parts=(*DIT_SIT.parts, "encoder_depth"),
     per_block=True,
-    notes="With REPA's encoder_depth: projectors see every token, dropped ones as they entered the window: align the kept ones alone "
-    "(handle.kept), or start the first route at encoder_depth.",
+    notes="With REPA's encoder_depth the projectors see every token, dropped ones as they entered the window: align by "
+    "handle.kept, or start the first route at encoder_depth.",
 )
