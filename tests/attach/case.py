@@ -93,7 +93,8 @@ class Case:
         output = model(**fresh)
         if isinstance(output, Tensor):
             return output
-        output = output.sample if hasattr(output, "sample") else output[0]
+        if not isinstance(output, list):
+            output = output.sample if hasattr(output, "sample") else output[0]
         return torch.stack(list(output)) if isinstance(output, list) else output
 
 

@@ -113,8 +113,8 @@ def test_an_unknown_class_names_the_nearest_family_and_the_how_to(attach: Attach
     with pytest.raises(tread.ConfigError, match="there is no family for FluxTransformer3DModel") as error:
         attach(FluxTransformer3DModel(), ROUTES)
     assert "Did you mean 'FluxTransformer2DModel'?" in str(error.value)
-    assert "docs/families.md says how to declare one with tread.Family." in str(error.value)
-    assert (Path(__file__).parents[2] / "docs" / "families.md").is_file()
+    assert "docs/own-model.md says how to declare one with tread.Family." in str(error.value)
+    assert (Path(__file__).parents[2] / "docs" / "own-model.md").is_file()
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

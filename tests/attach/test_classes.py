@@ -103,6 +103,15 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]):
     )
 
 
+def test_the_command_lists_models_outside_diffusers(capsys: pytest.CaptureFixture[str]):
+    main(["families", "sit"])
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines] == [["SiT", "routed", "blocks"], ["SiT", "routed", "blocks."]], (
+        "and REPA"
+    )
+    assert total == "2 routed, 0 refused"
+
+
 def test_the_command_says_that_nothing_was_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TREAD_DEBUG", "1")
     with pytest.raises(ConfigError, match="no transformer class has 'unet' in its name"):

@@ -1,6 +1,7 @@
 """The contract every family keeps, run over every case at tiny size."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from case import Case, one_sample
 from cases import CASES
 from oracle import oracle
+from outside import OUTSIDE
 from torch import Tensor, nn
 
 import tread
@@ -16,7 +18,7 @@ from tread import ConfigError
 TOLERANCE: Any = {"rtol": 1e-5, "atol": 1e-5}
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+every_case = pytest.mark.parametrize("case", CASES + OUTSIDE, ids=lambda case: case.name)
 
 
 def route(start: int, end: int, ratio: float = 0.5) -> dict:
@@ -186,7 +188,7 @@ def test_forced_and_reference_tokens_survive(case: Case):
     assert not kept.all()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.refused], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES + OUTSIDE if case.refused], ids=lambda case: case.name)
 def test_forwards_that_cannot_be_routed_are_refused(case: Case):
     assert case.refused is not None
     model = case.model()
@@ -198,17 +200,25 @@ def test_forwards_that_cannot_be_routed_are_refused(case: Case):
             assert case.call(model, arguments).isfinite().all()
 
 
+def save_and_load(model: Any, folder: Path) -> dict[str, Tensor]:
+    """The weights, saved and loaded in the model's own way, else in torch's."""
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+        return type(model).from_pretrained(folder).state_dict()
+    torch.save(model.state_dict(), folder / "weights.pt")
+    return torch.load(folder / "weights.pt", weights_only=True)
+
+
 @every_case
-def test_detach_leaves_no_trace(case: Case, tmp_path):
+def test_detach_leaves_no_trace(case: Case, tmp_path: Path):
     model, arguments = case.model(), case.inputs(case.batch)
     before, names = case.call(model, arguments), list(model.state_dict())
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), sorted(m.__dict__)) for m in model.modules()]
     handle = tread.attach(model, {"routes": [route(0, -1)]})
     case.call(model, arguments)
     assert list(model.state_dict()) == names
-    model.save_pretrained(tmp_path)
-    saved = type(model).from_pretrained(tmp_path)
-    assert all(value.equal(saved.state_dict()[name]) for name, value in model.state_dict().items())
+    saved = save_and_load(model, tmp_path)
+    assert all(value.equal(saved[name]) for name, value in model.state_dict().items())
     tread.attach(model, {"routes": [route(0, -1)]}).detach()  # a second attach replaces the first
     handle.detach()
     after = [(len(m._forward_hooks), len(m._forward_pre_hooks), sorted(m.__dict__)) for m in model.modules()]

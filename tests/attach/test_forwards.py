@@ -107,6 +107,17 @@ def test_a_force_mask_of_the_wrong_size_says_so(attach: Attach):
         BY_NAME["sd3"].call(model, BY_NAME["sd3"].inputs(2))
 
 
+def test_captions_beyond_the_images_are_left_out_as_in_the_stock_model(attach: Attach):
+    """Z-Image pairs images with captions until one list ends; an official script passes more captions than images."""
+    case = BY_NAME["z-image"]
+    model, arguments = case.model(), case.inputs(2)
+    handle = attach(model, {"routes": [route(0, -1)]})
+    expected = routed(case, model, handle)
+    more = {**arguments, "cap_feats": [*arguments["cap_feats"], torch.randn(9, 10)]}
+    handle.set_step(0)
+    assert case.call(model, more).equal(expected)
+
+
 class Skipping(nn.Module):
     """Four layers, of which a forward may leave some out."""
 

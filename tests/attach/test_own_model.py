@@ -1,5 +1,7 @@
-"""A model of one's own, declared as the examples do, and the examples themselves."""
+"""A model of one's own, declared as the page and the examples do; the page and the examples themselves."""
 
+import dataclasses
+import re
 import runpy
 import warnings
 from pathlib import Path
@@ -16,6 +18,7 @@ from tread.train.finetune.starter import RATIO
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "own-model.md"
 OWN = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_model.py"))
 
 
@@ -42,6 +45,27 @@ def test_a_model_of_ones_own(selector: str):
             assert handle.selections[0].shape[1] == OWN["TOKENS"]
         assert model.eval()(images, time).equal(dense)
     assert model.train()(images, time).equal(dense)
+
+
+def code_of_the_page(last: str = "") -> str:
+    """The code of docs/own-model.md, up to the section `last` where one is named."""
+    before = PAGE.read_text().split(f"\n## {last}\n")[0] if last else PAGE.read_text()
+    return "\n".join(re.findall(r"```python\n(.*?)```", before, flags=re.DOTALL))
+
+
+def test_the_page_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]):
+    exec(compile(code_of_the_page("Activation checkpointing"), str(PAGE), "exec"), {"__name__": "page"})
+    assert re.findall(r"```text\n(.*?)```", PAGE.read_text(), flags=re.DOTALL) == [capsys.readouterr().out]
+
+
+def test_the_page_with_checkpointing():
+    exec(compile(code_of_the_page(), str(PAGE), "exec"), {"__name__": "page"})
+
+
+@pytest.mark.parametrize("cls", [tread.Family, tread.Stack, tread.Side, tread.Rotary])
+def test_the_page_names_every_field_of_a_declaration(cls: type):
+    names = {field.name for field in dataclasses.fields(cls)} - {"notes"}
+    assert not {name for name in names if not re.search(rf"\b{name}=", PAGE.read_text())}
 
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):

@@ -1,5 +1,8 @@
 """The low-level class: its fields describe one selection, and every call draws anew."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +27,53 @@ def test_start_and_end_route():
     out = router.end_route(router.start_route(X, info) * 0, info, original_x=X)
     assert out[info.mask].equal(X[info.mask])
     assert (out[~info.mask] == 0).all()
+
+
+def test_without_an_original_dropped_tokens_become_the_mask_token():
+    router = TREADRouter()
+    info = router.get_mask(X, mask_ratio=0.5)
+    kept = router.start_route(X, info)
+    out = router.end_route(kept, info)
+    assert out.shape == X.shape
+    assert out[~info.mask].equal(X[~info.mask])
+    assert (out[info.mask] == 0).all()
+    assert (router.end_route(kept, info, mask_token=2.0)[info.mask] == 2).all()
+    learned = torch.nn.Parameter(torch.arange(8.0))
+    router.mask_token = learned
+    out = router.end_route(kept, info)
+    assert (out[info.mask] == learned).all()
+    out.sum().backward()
+    assert learned.grad is not None
+    assert learned.grad.equal(torch.full((8,), float(info.mask.sum()))), "once for every dropped token"
+
+
+def test_the_processed_tokens_by_keyword():
+    router = TREADRouter()
+    info = router.get_mask(X, mask_ratio=0.5)
+    kept = router.start_route(X, info) * 2
+    expected = router.end_route(kept, info, X)
+    assert router.end_route(routed_x=kept, info=info, original_x=X).equal(expected)
+    assert router.end_route(x=kept, info=info, original_x=X).equal(expected)
+    wrong: list[dict[str, Any]] = [{"info": info}, {"x": kept, "routed_x": kept, "info": info}, {"routed_x": kept}]
+    for given in wrong:
+        with pytest.raises(
+            ConfigError, match="end_route needs the processed tokens once, as x or as routed_x, and the"
+        ):
+            router.end_route(**given)
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.array, torch.tensor], ids=lambda number: number.__name__)
+def test_numbers_of_numpy_and_torch(number: Any):
+    expected = TREADRouter().get_mask(X, 0.25, l1_reg=0.5).ids_keep
+    assert TREADRouter().get_mask(X, number(0.25), l1_reg=number(0.5)).ids_keep.equal(expected)
+    with pytest.raises(ConfigError, match=r"^mask_ratio is 1\.5; allowed is 0 <= value < 1\.$"):
+        TREADRouter().get_mask(X, number(1.5))
+
+
+def test_what_is_no_number_is_refused():
+    for ratio in (torch.tensor([0.5, 0.5]), np.bool_(True), "0.5", None):
+        with pytest.raises(ConfigError, match="it must be a number with 0 <= value < 1"):
+            TREADRouter().get_mask(X, ratio)  # pyright: ignore[reportArgumentType]
 
 
 def test_every_call_draws_anew_and_the_seed_decides():

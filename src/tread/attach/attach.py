@@ -21,7 +21,7 @@ from tread.attach import rotary
 from tread.attach.around import Around, around
 from tread.attach.family import Arguments, Family
 from tread.attach.layer import CheckpointCall, Layer
-from tread.attach.registry import family_of
+from tread.attach.registry import family_for
 from tread.attach.wrappers import unwrapped
 from tread.routing import recompute
 from tread.routing.errors import ConfigError
@@ -53,8 +53,7 @@ def attach(
     the end.
     """
     model = unwrapped(model)
-    family = family_of(model) if family is None else family
-    return Attachment(model, RoutePlan.from_config(config), family, seed=seed)
+    return Attachment(model, RoutePlan.from_config(config), family_for(model, family), seed=seed)
 
 
 class Attachment(Handle):

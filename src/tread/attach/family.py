@@ -3,7 +3,7 @@
 - A family says where the layers are, which argument carries the stream, which others have a token axis, and where
   the image tokens sit among them. It holds no routing code; `attach` reads it.
 - Families are found through the model's MRO by class name, so subclasses (an FSDP-wrapped model, a user's variant)
-  are found too.
+  are found too. `checks.py` compares one with a model's structure when it is attached.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,6 +39,12 @@ class Side:
     """All image tokens have the same entry: the axis only becomes shorter, for all samples alike."""
     member: int | None = None
     """Of a tuple, the one member that has the axis, or whose members all have it; None: all of them."""
+    optional: bool = False
+    """Only some versions of the model's layers take it; otherwise a side that no layer takes is refused."""
+    full: bool = False
+    """It holds no rows to take: a function of it rotates the full sequence by the grid. The layer gets it as a
+    `rotary.FullLength`, which returns rows to their positions for that function. `dim` is the token axis of what is
+    rotated. A callable may be called by the layer; for another value, `Family.rotary` names the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +71,13 @@ class Rotary:
     """A function `rotate(x, table, ...)` for tables (S, D) that must learn to take (B, S, D)."""
 
     function: str
-    """Dotted path of the name the layers look up."""
+    """Dotted path of the name the layers look up; with `of`, the name alone."""
     axis: int
     """The token axis of x, where a call does not say it by `sequence_dim`."""
+    of: str | None = None
+    """A submodule of the model, as a dotted path: its forward looks the function up in its own Python module."""
     tables: tuple[int, ...] = (1,)
-    """Positions of the arguments that are tables or tuples of them."""
+    """Positions of the arguments that are tables or tuples of them; none where a `Side` is `full`."""
     turns: int = 1
     """How many arguments, from the first, it turns; more than one come back as a tuple."""
     real: bool = False
@@ -93,6 +101,10 @@ class Family:
     """Class names."""
     stacks: tuple[Stack, ...]
     """In execution order; layers count through all of them."""
+    parts: tuple[str, ...] = ()
+    """Attributes of the model, dotted, that tell it from other models with the same class name."""
+    inputs: tuple[str, ...] = ()
+    """Arguments of the model's forward that the functions below read."""
     tokens: Callable[[nn.Module, Arguments], int] | None = None
     """The number of image tokens of a forward; None: the stream has no others where windows open."""
     offset: Callable[[nn.Module, Arguments], Tensor] | None = None

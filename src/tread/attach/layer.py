@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tread.attach.around import Around
 from tread.attach.family import Side, Stack
+from tread.attach.rotary import FullLength
 from tread.attach.wrappers import wrapped_in
 from tread.routing.handle import Handle
 from tread.routing.state import Where
@@ -92,7 +93,10 @@ class Layer(Around):
             if value is None:
                 continue
             image = given(side.after, args, kwargs).shape[1] if side.after else side.image or stack.image
-            if not entry:
+            if side.full:
+                length = entered.shape[1] + state.dropped
+                changed[name] = FullLength(value, state.rows(length, image), length, side.dim)
+            elif not entry:
                 changed[name] = self._gathered(side, key, value, image, alone)
             elif value.get(entry) is not None:
                 changed[name] = {**value, entry: self._gathered(side, key, value[entry], image, alone)}

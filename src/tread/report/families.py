@@ -1,4 +1,5 @@
-"""Every transformer class of diffusers and how it stands with routing: `tread families` and docs/families.md.
+"""Every transformer class of diffusers, and those known outside it, with their routing: `tread families` and
+docs/families.md.
 
 - The tables are made from the families themselves and from the installed diffusers; nothing is kept twice.
 - Layers are those of the class's default config, counted on the meta device, where no weights are made.
@@ -16,9 +17,9 @@ from typing import Any
 
 import torch
 
-from tread.attach.families import FAMILIES, REFUSED
+from tread.attach.families import ELSEWHERE, FAMILIES, REFUSED
 from tread.attach.family import Family
-from tread.report.pages import with_tables
+from tread.report.pages import markdown_table, with_tables
 from tread.routing.errors import ConfigError
 
 # diffusers' pipelines read LoKr for these alone; the transformer's own loader reads it everywhere
@@ -37,15 +38,9 @@ class Row:
 
 
 def rows(word: str = "") -> list[Row]:
-    """The classes that have `word` in their name, by name."""
+    """The classes of diffusers that have `word` in their name, by name."""
     routed = [
-        Row(
-            name=name,
-            status="routed",
-            stacks=", ".join(stack.name for stack in family.stacks),
-            layers=default_layers(name, family),
-            notes=family.notes,
-        )
+        _routed(name, family, default_layers(name, family))
         for family in FAMILIES
         for name in family.models
         if word.lower() in name.lower()
@@ -56,6 +51,19 @@ def rows(word: str = "") -> list[Row]:
         if word.lower() in name.lower()
     ]
     return sorted(routed + refused, key=lambda row: row.name.lower())
+
+
+def rows_elsewhere(word: str = "") -> list[Row]:
+    """The classes outside diffusers that have `word` in their name; families that read the same are one row."""
+    found = {_routed(name, family) for family in ELSEWHERE for name in family.models}
+    return sorted(
+        (row for row in found if word.lower() in row.name.lower()), key=lambda row: (row.name.lower(), row.notes)
+    )
+
+
+def _routed(name: str, family: Family, layers: str = "") -> Row:
+    stacks = ", ".join(stack.name for stack in family.stacks)
+    return Row(name=name, status="routed", stacks=stacks, layers=layers, notes=family.notes)
 
 
 def default_layers(name: str, family: Family) -> str:
@@ -74,7 +82,7 @@ def default_layers(name: str, family: Family) -> str:
 
 def describe_families(word: str = "") -> str:
     """The text of `tread families`."""
-    found = rows(word)
+    found = rows(word) + rows_elsewhere(word)
     if not found:
         raise ConfigError(f"no transformer class has {word!r} in its name; `tread families` lists them all.")
     widths = [max(len(getattr(row, column)) for row in found) for column in ("name", "status", "layers")]
@@ -94,6 +102,15 @@ def class_table() -> str:
         stacks = ", ".join(f"`{name}`" for name in row.stacks.split(", ") if name)
         lines.append(f"| `{row.name}` | {row.status} | {row.layers} | {stacks} | {row.notes} |")
     return "\n".join(lines)
+
+
+def table_elsewhere() -> str:
+    """The table of classes outside diffusers, as Markdown."""
+    cells = [
+        (f"`{row.name}`", ", ".join(f"`{name}`" for name in row.stacks.split(", ")), row.notes)
+        for row in rows_elsewhere()
+    ]
+    return markdown_table(("class", "stacks", "notes"), cells)
 
 
 def adapter_table() -> str:
@@ -141,7 +158,7 @@ def _pipelines_with_loader() -> Iterator[tuple[str, str]]:
 
 def updated(page: str) -> str:
     """A page with its tables written anew between the markers."""
-    return with_tables(page, {"classes": class_table(), "adapters": adapter_table()})
+    return with_tables(page, {"classes": class_table(), "elsewhere": table_elsewhere(), "adapters": adapter_table()})
 
 
 if __name__ == "__main__":

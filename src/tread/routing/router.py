@@ -5,6 +5,7 @@ It keeps those names, `mask_ratio` and `l1_reg` included; everywhere else the pa
 """
 
 from dataclasses import dataclass
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -40,30 +41,33 @@ class TREADRouter:
         self.seed = check_int(seed, "seed", 0)
         self.device = device
         self.calls = 0
+        self.mask_token: float | Tensor = 0.0
+        """What `end_route` puts at dropped tokens where it is given no original: a number, or a tensor (D,)."""
 
     def get_mask(
         self,
         x: Tensor,
-        mask_ratio: float = 0.0,
-        l1_reg: float = 0.0,
+        mask_ratio: SupportsFloat = 0.0,
+        l1_reg: SupportsFloat = 0.0,
         inverse: bool = False,
         force_keep: Tensor | None = None,
     ) -> MaskInfo:
         """Choose which tokens of x (B, S, D) stay.
 
         `mask_ratio` is the fraction dropped; `l1_reg` mixes importance (1) with chance (0), the most important
-        tokens staying, or the least important with `inverse`; `force_keep` (B, S) bool names tokens that stay.
+        tokens staying, or the least important with `inverse`; `force_keep` (B, S) bool names tokens that stay. Both
+        numbers may be numpy's or tensors without axes.
         """
-        check_fraction(mask_ratio, "mask_ratio", closed=False)
-        check_fraction(l1_reg, "l1_reg")
+        ratio = check_fraction(_number(mask_ratio), "mask_ratio", closed=False)
+        importance = check_fraction(_number(l1_reg), "l1_reg")
         batch, tokens = x.shape[:2]
         device = x.device if self.device is None else self.device
         sample = torch.arange(batch, device=device).unsqueeze(1)  # (B, 1)
         score = noise.bits(self.seed, self.calls, sample, torch.arange(tokens, device=device))  # (B, S)
         self.calls += 1
-        if l1_reg:
+        if importance:
             rank = l1_rank(x).to(device)
-            score = mixed_score(score, tokens - 1 - rank if inverse else rank, l1_reg)
+            score = mixed_score(score, tokens - 1 - rank if inverse else rank, importance)
 
         forced = None
         if force_keep is not None:
@@ -73,7 +77,7 @@ class TREADRouter:
                 raise ConfigError(f"force_keep has shape {shape}; x has {batch} samples of {tokens} tokens.")
             force_keep = force_keep.to(device)
             forced = int(force_keep.sum(dim=1).max())
-        keep = select(score, kept_count(tokens, mask_ratio, forced), force_keep)  # (B, K)
+        keep = select(score, kept_count(tokens, ratio, forced), force_keep)  # (B, K)
         mask = torch.ones(batch, tokens, dtype=torch.bool, device=device).scatter(1, keep, False)  # (B, S)
         shuffle = mask.to(torch.uint8).argsort(dim=1, stable=True)  # (B, S): kept first, then dropped
         return MaskInfo(
@@ -88,6 +92,31 @@ class TREADRouter:
         """The kept tokens of x (B, S, D) -> (B, K, D)."""
         return gather(x, info.ids_keep.to(x.device))
 
-    def end_route(self, x: Tensor, info: MaskInfo, original_x: Tensor) -> Tensor:
-        """The processed tokens x (B, K, D) written over original_x (B, S, D)."""
+    def end_route(
+        self,
+        x: Tensor | None = None,
+        info: MaskInfo | None = None,
+        original_x: Tensor | None = None,
+        mask_token: float | Tensor | None = None,
+        *,
+        routed_x: Tensor | None = None,
+    ) -> Tensor:
+        """The processed tokens x (B, K, D), also called `routed_x`, written over original_x (B, S, D).
+
+        Without an original, dropped tokens become `mask_token`, the router's where none is given.
+        """
+        if (x is None) == (routed_x is None) or info is None:
+            raise ConfigError(
+                "end_route needs the processed tokens once, as x or as routed_x, and the info of get_mask."
+            )
+        x = routed_x if x is None else x
+        assert x is not None
+        if original_x is None:
+            token = torch.as_tensor(self.mask_token if mask_token is None else mask_token)
+            original_x = token.to(x).expand(*info.mask.shape, x.shape[-1])  # (B, S, D)
         return restore(x, info.ids_keep.to(x.device), original_x)
+
+
+def _number(value: Any) -> Any:
+    """A plain number for numpy's and for a tensor without axes, which waits for its device; others as they are."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value

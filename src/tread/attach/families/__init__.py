@@ -7,17 +7,19 @@ from tread.attach.families.auraflow import AURAFLOW
 from tread.attach.families.bria import BRIA, BRIA_FIBO
 from tread.attach.families.bria_fibo2 import BRIA_FIBO2
 from tread.attach.families.chroma import CHROMA
-from tread.attach.families.cogvideox import COGVIDEOX
+from tread.attach.families.cogvideox import COGVIDEOX, CONSISID
 from tread.attach.families.cogview3 import COGVIEW3
 from tread.attach.families.cogview4 import COGVIEW4
 from tread.attach.families.cosmos import COSMOS
 from tread.attach.families.cosmos3 import COSMOS3
 from tread.attach.families.dit import DIT
+from tread.attach.families.dit_sit import DIT_SIT, DIT_SIT_REPA
 from tread.attach.families.easyanimate import EASYANIMATE
 from tread.attach.families.ernie_image import ERNIE_IMAGE
 from tread.attach.families.flux import FLUX
 from tread.attach.families.flux2 import FLUX2
 from tread.attach.families.flux3 import FLUX3
+from tread.attach.families.flux_bfl import FLUX_BFL, FLUX_BFL_CONTROLLED, FLUX_BFL_CONTROLLED_BOTH
 from tread.attach.families.glm_image import GLM_IMAGE
 from tread.attach.families.helios import HELIOS
 from tread.attach.families.hidream_image import HIDREAM_IMAGE
@@ -56,8 +58,9 @@ from tread.attach.families.stable_audio import STABLE_AUDIO
 from tread.attach.families.stable_audio3 import STABLE_AUDIO3
 from tread.attach.families.t5_film import T5_FILM
 from tread.attach.families.transformer_2d import TRANSFORMER_2D
-from tread.attach.families.wan import WAN
+from tread.attach.families.wan import WAN, WAN_VACE
 from tread.attach.families.wan_animate import WAN_ANIMATE
+from tread.attach.families.wan_model import WAN_MODEL
 from tread.attach.families.z_image import Z_IMAGE
 from tread.attach.family import Family
 
@@ -73,6 +76,7 @@ FAMILIES: tuple[Family, ...] = (
     COGVIDEOX,
     COGVIEW3,
     COGVIEW4,
+    CONSISID,
     COSMOS,
     COSMOS3,
     DIT,
@@ -122,8 +126,19 @@ FAMILIES: tuple[Family, ...] = (
     TRANSFORMER_2D,
     WAN,
     WAN_ANIMATE,
+    WAN_VACE,
     Z_IMAGE,
 )
+
+ELSEWHERE: tuple[Family, ...] = (
+    FLUX_BFL_CONTROLLED_BOTH,
+    FLUX_BFL_CONTROLLED,
+    FLUX_BFL,
+    DIT_SIT_REPA,
+    DIT_SIT,
+    WAN_MODEL,
+)
+"""Models that live outside diffusers. Several families may name one class: the first that fits the model is taken."""
 
 REFUSED: dict[str, str] = {
     "AnyFlowFARTransformer3DModel": (

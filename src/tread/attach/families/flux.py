@@ -8,7 +8,7 @@ from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length
 _ROPE = Side(name="image_rotary_emb", dim=0)
 
 
-def _references(model: nn.Module, arguments: Arguments) -> int | Tensor:
+def kontext_references(model: nn.Module, arguments: Arguments) -> int | Tensor:
     """Kontext appends the reference images' tokens; their ids say so in the first column."""
     ids = arguments.get("img_ids")
     if ids is None:
@@ -24,7 +24,7 @@ FLUX = Family(
         Stack(name="single_transformer_blocks", returns=1, sides=(_ROPE,)),
     ),
     tokens=length("hidden_states"),
-    references=_references,
+    references=kontext_references,
     residuals=("controlnet_block_samples", "controlnet_single_block_samples"),
     rotary=(Rotary(function="diffusers.models.transformers.transformer_flux.apply_rotary_emb", axis=1),),
     notes="Kontext's reference tokens are kept unless reference_tokens is 'route'.",

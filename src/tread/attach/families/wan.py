@@ -1,9 +1,11 @@
 """Wan 2.1 and 2.2 (T2V, I2V, TI2V), VACE and ChronoEdit."""
 
+from dataclasses import replace
+
 from tread.attach.family import Family, Side, Stack
 
 WAN = Family(
-    models=("WanTransformer3DModel", "WanVACETransformer3DModel", "ChronoEditTransformer3DModel"),
+    models=("WanTransformer3DModel", "ChronoEditTransformer3DModel"),
     stacks=(
         Stack(
             name="blocks",
@@ -14,7 +16,13 @@ WAN = Family(
             ),
         ),
     ),
-    # VACE adds what its control branch says to every token between layers
+    notes="Give TI2V's clean first frame as force_keep.",
+)
+
+WAN_VACE = replace(
+    WAN,
+    models=("WanVACETransformer3DModel",),
+    # the control branch adds to every token between layers
     residuals=("control_hidden_states",),
-    notes="Give TI2V's clean first frame and VACE's reference frames as force_keep. VACE's control branch runs dense.",
+    notes="Give the reference frames as force_keep. The control branch runs dense.",
 )

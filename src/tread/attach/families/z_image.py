@@ -36,7 +36,8 @@ def _tokens(model: nn.Module, arguments: Arguments) -> int:
 def _offset(model: nn.Module, arguments: Arguments) -> Tensor:
     """Where the target begins: first in its sample; in omni mode after the captions and the images it refers to."""
     starts = []
-    for sample, captions in zip(arguments["x"], arguments["cap_feats"], strict=True):
+    # the stock model leaves out captions beyond the images, which some scripts pass
+    for sample, captions in zip(arguments["x"], arguments["cap_feats"], strict=False):
         start = 0
         if isinstance(sample, list):
             before = [len(caption) for caption in captions]

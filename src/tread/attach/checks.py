@@ -1,0 +1,169 @@
+"""A family compared with a model: a wrong declaration is refused when it is attached, by name.
+
+- Every name in a family is looked up: class, parts, stacks, arguments of layers and of the model, rotary functions. A
+  name that nothing has would otherwise be ignored without a word, or fail in the middle of a forward.
+- Layers are looked at through the wrappers torch puts around them; a forward that takes **kwargs takes any name.
+"""
+
+import importlib
+import inspect
+import operator
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from tread.attach.family import Family, Rotary, Side, Stack
+from tread.attach.wrappers import unwrapped
+from tread.routing.errors import ConfigError, nearest
+
+
+def check_family(model: nn.Module, family: Family) -> None:
+    """Refuse a family that does not describe `model`: what was declared, what is there, what to change."""
+    bases = [cls.__name__ for cls in type(model).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
+    if not set(bases) & set(family.models):
+        raise ConfigError(
+            f"this family is for {_listed(family.models)}, and the model is a {' < '.join(bases)}. "
+            f"Declare it with Family(models=({bases[0]!r},), ...)."
+        )
+    name = bases[0]
+    for part in family.parts:
+        if not _has(model, part):
+            raise ConfigError(f"{name} has no {part!r}, which a model of this family has.")
+    for stack in family.stacks:
+        _check_stack(model, name, stack)
+    if not family.stacks:
+        raise ConfigError(f"the family of {name} has no stacks: give at least one tread.Stack(name=...).")
+    _check_arguments(model, f"Family(inputs={family.inputs!r})", family.inputs, f"{name}.forward")
+    _check_arguments(model, f"Family(residuals={family.residuals!r})", family.residuals, f"{name}.forward")
+    if family.references is not None and family.tokens is None:
+        raise ConfigError(f"the family of {name} has references but no tokens: give Family(tokens=...) too.")
+    for rotary in family.rotary:
+        _check_rotary(name, located(rotary, model))
+
+
+def located(rotary: Rotary, model: nn.Module) -> Rotary:
+    """A rotary function by its full path, where the family says only which part of the model looks it up."""
+    if rotary.of is None:
+        return rotary
+    if not _has(model, rotary.of):
+        raise ConfigError(f"Rotary(of={rotary.of!r}): {type(model).__name__} has no such submodule.")
+    forward: Any = inspect.unwrap(type(operator.attrgetter(rotary.of)(model)).forward)
+    return replace(rotary, function=f"{forward.__module__}.{rotary.function}", of=None)
+
+
+def _check_stack(model: nn.Module, name: str, stack: Stack) -> None:
+    given = f"Stack(name={stack.name!r})"
+    if not _has(model, stack.name):
+        lists = _lists(model)
+        raise ConfigError(
+            f"{given}: {name} has no such attribute{nearest(stack.name, lists)} Its lists of layers: {_listed(lists)}."
+        )
+    found = operator.attrgetter(stack.name)(model)
+    layers = list(found) if isinstance(found, Iterable) else []
+    if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
+        what = "an empty list" if isinstance(found, nn.ModuleList | list | tuple) and not layers else _kind(found)
+        raise ConfigError(
+            f"{given}: {name}.{stack.name} is {what}; it must be a list of layers, such as nn.ModuleList. "
+            f"The model's lists of layers: {_listed(_lists(model))}."
+        )
+    if stack.dim not in (0, 1):
+        raise ConfigError(f"{given} has dim={stack.dim}; a stream's token axis is 1, or 0 before the batch.")
+    if stack.returns is not None and stack.returns < 0:
+        raise ConfigError(
+            f"{given} has returns={stack.returns}; count the stream's index in what a layer returns from 0."
+        )
+    for index, layer in enumerate(layers):
+        where = f"layer {index} ({type(unwrapped(layer)).__name__})"
+        _check_arguments(layer, f"Stack(stream={stack.stream!r})", (stack.stream,), where)
+    for side in stack.sides:
+        _check_side(layers, stack, side)
+    for count in stack.counts:
+        _check_taken(layers, stack, f"Stack(counts={stack.counts!r})", count)
+
+
+def _check_side(layers: list[nn.Module], stack: Stack, side: Side) -> None:
+    given = f"Side(name={side.name!r})"
+    argument, _, entry = side.name.partition(".")
+    if side.dim < 0:
+        raise ConfigError(f"{given} has dim={side.dim}; count the token axis from the front, from 0.")
+    if side.full and (side.dim == 0 or entry):
+        raise ConfigError(
+            f"{given} is full, so dim={side.dim} must be the token axis of what is rotated, 1 or more, and its name "
+            "that of an argument."
+        )
+    if not side.optional:
+        _check_taken(layers, stack, given, argument)
+    if side.after is not None:
+        _check_taken(layers, stack, f"Side(after={side.after!r})", side.after)
+
+
+def _check_taken(layers: list[nn.Module], stack: Stack, given: str, argument: str) -> None:
+    """At least one layer of the stack takes it."""
+    known: dict[str, None] = {}
+    for layer in layers:
+        names, any_name = parameters(layer)
+        if any_name or argument in names:
+            return
+        known.update(dict.fromkeys(names))
+    raise ConfigError(
+        f"{given}: no layer in {stack.name!r} takes {argument!r}{nearest(argument, known)} They take: {_listed(known)}."
+    )
+
+
+def _check_arguments(module: nn.Module, given: str, arguments: Iterable[str], where: str) -> None:
+    """The module takes all of them."""
+    names, any_name = parameters(module)
+    for argument in arguments:
+        if not any_name and argument not in names:
+            raise ConfigError(
+                f"{given}: {where} takes no {argument!r}{nearest(argument, names)} It takes: {_listed(names)}."
+            )
+
+
+def _check_rotary(name: str, rotary: Rotary) -> None:
+    module, _, function = rotary.function.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except (ImportError, ValueError):  # no such module, or no module in the path
+        found = None
+    if not callable(found):
+        raise ConfigError(
+            f"Rotary(function={rotary.function!r}): there is no such function, so the layers of {name} rotate by "
+            "another. Name the module that looks it up, and the function."
+        )
+
+
+def parameters(module: nn.Module) -> tuple[list[str], bool]:
+    """The names of a module's arguments, and whether it takes any other by keyword."""
+    given = list(inspect.signature(type(unwrapped(module)).forward).parameters.values())[1:]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [parameter.name for parameter in given if parameter.kind not in variable]
+    return names, any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in given)
+
+
+def _has(model: nn.Module, path: str) -> bool:
+    found: Any = model
+    for name in path.split("."):
+        if not hasattr(found, name):
+            return False
+        found = getattr(found, name)
+    return True
+
+
+def _lists(model: nn.Module) -> list[str]:
+    """The model's lists of modules that are not inside a layer."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and not any(part.isdigit() for part in name.split("."))
+    ]
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
