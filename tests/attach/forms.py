@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._composable import checkpoint as composable
+from torch.distributed._composable.checkpoint_activation import checkpoint as composable
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     apply_activation_checkpointing,
@@ -57,11 +57,11 @@ class Block(nn.Module):
 
 Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Stream, condition, rope, mod, mask."""
-Form = Callable[[Sequence[nn.Module], Arguments], Tensor]
+Form = Callable[[Any, Arguments], Tensor]
 """Runs layers one after another on the stream and its other arguments."""
 
 
-def plain(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+def plain(blocks: Any, arguments: Arguments) -> Tensor:
     """No checkpointing."""
     x, *rest = arguments
     for block in blocks:
@@ -121,7 +121,7 @@ def by_hand(model: Toy, arguments: dict[str, Tensor], windows: Sequence[tuple[in
 
     index = 0
 
-    def run(blocks: Sequence[nn.Module], given: Arguments) -> Tensor:
+    def run(blocks: Any, given: Arguments) -> Tensor:
         nonlocal index
         x, c, rope, mod, mask = given
         for block in blocks:
@@ -144,7 +144,7 @@ def by_hand(model: Toy, arguments: dict[str, Tensor], windows: Sequence[tuple[in
 def each(call: Callable[..., Tensor], *, which: slice = slice(None)) -> Form:
     """Checkpoint single layers: `call(block, x, c, rope, mod, mask)`."""
 
-    def form(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+    def form(blocks: Any, arguments: Arguments) -> Tensor:
         x, *rest = arguments
         chosen = set(range(len(blocks))[which])
         for i, block in enumerate(blocks):
@@ -157,7 +157,7 @@ def each(call: Callable[..., Tensor], *, which: slice = slice(None)) -> Form:
 def segments(size: int, *, reentrant: bool, inner: Form = plain) -> Form:
     """Checkpoint `size` layers at a time; `inner` runs them."""
 
-    def form(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+    def form(blocks: Any, arguments: Arguments) -> Tensor:
         x, *rest = arguments
         for i in range(0, len(blocks), size):
             part = blocks[i : i + size]
@@ -180,7 +180,7 @@ def _keywords(block: nn.Module, x: Tensor, c: Tensor, rope: Tensor, mod: Tensor,
     return checkpoint(block, x, c=c, mask=mask, rope=rope, mod=mod, use_reentrant=False)
 
 
-def _sequential(blocks: Sequence[nn.Module], arguments: Arguments, *, reentrant: bool) -> Tensor:
+def _sequential(blocks: Any, arguments: Arguments, *, reentrant: bool) -> Tensor:
     x, *rest = arguments
     if reentrant:  # what a closure captures has no gradient there, checkpointed or not
         rest = [one.detach() for one in rest]
@@ -214,7 +214,7 @@ def save_all(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoi
 
 
 def _early_stop_off(form: Form) -> Form:
-    def run(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+    def run(blocks: Any, arguments: Arguments) -> Tensor:
         with set_checkpoint_early_stop(False):
             return form(blocks, arguments)
 
@@ -222,7 +222,7 @@ def _early_stop_off(form: Form) -> Form:
 
 
 def _offloaded(form: Form) -> Form:
-    def run(blocks: Sequence[nn.Module], arguments: Arguments) -> Tensor:
+    def run(blocks: Any, arguments: Arguments) -> Tensor:
         with torch.autograd.graph.save_on_cpu():
             return form(blocks, arguments)
 
@@ -370,4 +370,4 @@ def _composable(model: Toy) -> None:
 @_wrapped("linear layers inside a layer")
 def _inside(model: Toy) -> None:
     for block in {*model.first, *model.second}:
-        block.out = checkpoint_wrapper(block.out)  # pyright: ignore[reportAttributeAccessIssue]
+        block.out = checkpoint_wrapper(block.get_submodule("out"))

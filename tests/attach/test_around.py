@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from accelerate.state import AcceleratorState
 from attached import FLUX, ROUTES
-from diffusers.hooks import HookRegistry
-from diffusers.hooks import ModelHook as DiffusersHook
+from diffusers.hooks.hooks import HookRegistry
+from diffusers.hooks.hooks import ModelHook as DiffusersHook
 from forms import FAMILY, Toy, inputs
 from selected import route
 from torch import Tensor, nn

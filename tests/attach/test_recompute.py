@@ -26,8 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selected import route
 from torch import Tensor
+from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
-from torch.utils.checkpoint import _checkpoint_hook as stock_hook
 
 import tread
 
@@ -38,6 +38,7 @@ ROUTES: dict[str, list[dict[str, Any]]] = {
     "all": [route(0, -1)],
     "several": [route(0, 1, 0.25), route(2, 3, 0.6), route(5, 5)],
 }
+stock_hook = torch_checkpoint._checkpoint_hook
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 Gradients = dict[str, Tensor]
 
@@ -226,7 +227,7 @@ def test_one_module_that_is_two_layers(name: str):
 @some_forms
 def test_detached_before_the_backward(name: str):
     compare(FORMS[name], exact=is_exact(name), detached=True, forwards=2)
-    assert torch.utils.checkpoint._checkpoint_hook is stock_hook
+    assert torch_checkpoint._checkpoint_hook is stock_hook
     assert "apply" not in vars(CheckpointFunction)
 
 

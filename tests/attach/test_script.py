@@ -1,0 +1,66 @@
+"""The official scripts' loop with two lines added: checkpointing, validation and resuming change no weight."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from script import HALFWAY, main
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def _reentrant(transformer: Any) -> None:
+    """As older scripts had it."""
+    transformer.enable_gradient_checkpointing(
+        gradient_checkpointing_func=lambda block, *args: checkpoint(block, *args, use_reentrant=True)
+    )
+
+
+CHECKPOINTING: dict[str, Callable[[Any], None]] = {
+    "the model's own": lambda transformer: transformer.enable_gradient_checkpointing(),
+    "reentrant": _reentrant,
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The adapter trained without checkpointing."""
+    return main(tmp_path_factory.mktemp("plain"))
+
+
+def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_routing_makes_a_difference(plain: dict[str, Tensor], tmp_path: Path):
+    assert difference(main(tmp_path, routed=False), plain) > 1e-3
+
+
+@pytest.mark.parametrize("name", CHECKPOINTING)
+def test_checkpointing_changes_no_weight(name: str, plain: dict[str, Tensor], tmp_path: Path):
+    found = main(tmp_path, checkpointing=CHECKPOINTING[name])
+    assert difference(found, plain) == 0.0 if name != "reentrant" else difference(found, plain) < 1e-5
+
+
+@pytest.mark.parametrize("name", [None, *CHECKPOINTING])
+def test_a_resumed_run_goes_on_where_it_was(name: str | None, plain: dict[str, Tensor], tmp_path: Path):
+    checkpointing = None if name is None else CHECKPOINTING[name]
+    main(tmp_path, checkpointing=checkpointing, stop_at=HALFWAY)
+    found = main(tmp_path, checkpointing=checkpointing, resume=True)
+    assert difference(found, plain) == 0.0 if name != "reentrant" else difference(found, plain) < 1e-5
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_mixed_precision(device: str, tmp_path: Path):
+    """`prepare` wraps the model's forward, around which routing goes on."""
+    routed = main(tmp_path, mixed_precision="bf16", device=device)
+    again = main(tmp_path, mixed_precision="bf16", device=device, checkpointing=CHECKPOINTING["the model's own"])
+    assert difference(main(tmp_path, mixed_precision="bf16", device=device, routed=False), routed) > 1e-3
+    assert difference(again, routed) <= (0.0 if device == "cpu" else 2e-2)
+    assert all(value.dtype == torch.float32 for value in routed.values())
