@@ -388,22 +388,26 @@ def _compiles(name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any
     return add
 
 
-BACKEND = "aot_eager"
+BACKENDS = {"cpu": "aot_eager", "cuda": "inductor"}
+
+
+def _backend(block: Any) -> str:
+    return BACKENDS[next(block.parameters()).device.type]
 
 
 @_compiles("block.compile()")
 def _in_place(block: Any) -> None:
-    block.compile(backend=BACKEND, dynamic=False)
+    block.compile(backend=_backend(block), dynamic=False)
 
 
 @_compiles("block.forward = torch.compile(block.forward)")
 def _its_forward(block: Any) -> None:
-    block.forward = torch.compile(block.forward, backend=BACKEND, dynamic=False)
+    block.forward = torch.compile(block.forward, backend=_backend(block), dynamic=False)
 
 
 @_compiles("torch.compile(block)")
 def _replaced(block: Any) -> Any:
-    return torch.compile(block, backend=BACKEND, dynamic=False)
+    return torch.compile(block, backend=_backend(block), dynamic=False)
 
 
 @pytest.fixture
@@ -416,28 +420,30 @@ def fresh() -> Iterator[None]:
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("late", [False, True], ids=["attached after", "attached before"])
 @pytest.mark.parametrize("way", COMPILED)
+@pytest.mark.parametrize("device", DEVICES)
 @some_forms
-def test_compiled_layers(name: str, way: str, late: bool):
+def test_compiled_layers(name: str, way: str, late: bool, device: str):
     """In any form. Compiled once for each of four lengths, with and without gradients, not once for each layer."""
     with torch._dynamo.config.patch(recompile_limit=12, fail_on_recompile_limit_hit=True):
-        compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, **TWO)
+        compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, **TWO)
 
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("selector", ["random", "l1"])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["inside", "around", "around, reentrant"])
-def test_a_model_compiled_whole(name: str, selector: str):
+def test_a_model_compiled_whole(name: str, device: str, selector: str):
     """Checkpointed inside, and inside a checkpointed function, where it selects again for the step of its forward."""
     form = FORMS["a layer, non-reentrant"] if name == "inside" else plain
     compiled: dict[Toy, Any] = {}
 
     def call(model: Toy, arguments: dict[str, Tensor]) -> Tensor:
-        run = compiled.setdefault(model, torch.compile(model, backend=BACKEND))
+        run = compiled.setdefault(model, torch.compile(model, backend=_backend(model)))
         if name == "inside":
             return run(**arguments)
         return checkpoint(run, *arguments.values(), use_reentrant="reentrant" in name)
 
-    compare(form, call, exact=False, config={"selector": selector}, **TWO)
+    compare(form, call, exact=False, config={"selector": selector}, device=device, **TWO)
 
 
 @st.composite
@@ -468,19 +474,31 @@ def route_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 EXAMPLES = 150
+ANY: dict[str, Any] = {
+    "form": nestings(),
+    "around": st.sampled_from([None, *WHOLE]),
+    "routes": route_lists(),
+    "selector": st.sampled_from(["random", "l1"]),
+    "shared": st.booleans(),
+    "forwards": st.integers(1, 3),
+    "compiled": st.sampled_from([None, None, None, *COMPILED]),
+}
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
-@given(
-    form=nestings(),
-    around=st.sampled_from([None, *WHOLE]),
-    routes=route_lists(),
-    selector=st.sampled_from(["random", "l1"]),
-    shared=st.booleans(),
-    forwards=st.integers(1, 3),
-    compiled=st.sampled_from([None, None, None, *COMPILED]),
-)
-def test_random_nestings_equal_the_oracle(
+@given(**ANY)
+def test_random_nestings_equal_the_oracle(**drawn: Any):
+    against_the_oracle(**drawn, device="cpu")
+
+
+@pytest.mark.gpu
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@given(**ANY | {"compiled": st.none()})
+def test_random_nestings_equal_the_oracle_on_a_gpu(**drawn: Any):
+    against_the_oracle(**drawn, device="cuda")
+
+
+def against_the_oracle(
     form: Form,
     around: str | None,
     routes: list[dict[str, Any]],
@@ -488,15 +506,16 @@ def test_random_nestings_equal_the_oracle(
     shared: bool,
     forwards: int,
     compiled: str | None,
-):
-    model = Toy(shared=shared, form=form)
+    device: str,
+) -> None:
+    model = Toy(shared=shared, form=form).to(device)
     if compiled is not None:
         torch._dynamo.reset()
         COMPILED[compiled](model)
     call = direct if around is None else WHOLE[around]
     with tread.attach(model, {"routes": routes, "selector": selector}, family=FAMILY) as handle:
         got, selections = gradients(model, handle, call, forwards=forwards, moves=True)
-    expected = oracle(Toy(shared=shared), routes, selections)
+    expected = oracle(Toy(shared=shared).to(device), routes, selections)
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5, msg=name)
@@ -504,12 +523,14 @@ def test_random_nestings_equal_the_oracle(
 
 def oracle(model: Toy, routes: list[dict[str, Any]], selections: list[list[Tensor]]) -> Gradients:
     """The gradients of `gradients` by hand."""
-    arguments = [inputs(seed=i) for i in range(len(selections))]
-    loss = torch.zeros(())
+    device = model.table.device
+    arguments = [inputs(seed=i, device=device) for i in range(len(selections))]
+    loss = torch.zeros((), device=device)
     for i, (one, ids) in enumerate(zip(arguments, selections, strict=True)):
-        kept = [torch.zeros(2, TOKENS, dtype=torch.bool).scatter(1, rows, True) for rows in ids]
+        kept = [torch.zeros(2, TOKENS, dtype=torch.bool, device=device).scatter(1, rows, True) for rows in ids]
         windows = [(r["start_layer_idx"], r["end_layer_idx"], k) for r, k in zip(routes, kept, strict=True)]
         output = by_hand(model, one, windows)
-        loss = loss + (i + 1) * (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum()
+        weight = torch.linspace(-1, 1, output.numel(), device=device).view_as(output)
+        loss = loss + (i + 1) * (output * weight).sum()
     loss.backward()
     return collected(model, arguments)

@@ -9,6 +9,8 @@ import pytest
 import torch
 from attached import BY_NAME
 from case import Case
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from oracle import oracle
 from selected import route
 from test_contract import assert_same, kept_mask
@@ -104,16 +106,32 @@ def fresh() -> Iterator[None]:
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_equal_the_oracle(form: str, name: str, device: str):
     case = BY_NAME[name]
-    model, arguments = case.model().to(device), _to(case.inputs(case.batch), device)
     depth = case.depth
     routes = [route(0, depth // 2 - 1, 0.25), route(depth // 2, -1, 0.6)]
-    plain = case.model().to(device)
+    compare(case, FORMS[form], routes, device, forwards=2)
+
+
+def compare(
+    case: Case,
+    put_on: Callable[[Any, Case], Any],
+    routes: list[dict[str, Any]],
+    device: str,
+    *,
+    forwards: int,
+    selector: str = "random",
+    around: bool | None = None,
+) -> None:
+    """Outputs and gradients of routed forwards are the oracle's, when the step has moved on before the backward.
+
+    `around`: the call of the model is checkpointed too, reentrant or not.
+    """
+    model, plain, arguments = case.model().to(device), case.model().to(device), _to(case.inputs(case.batch), device)
     outputs, expected = [], []
-    with tread.attach(model, {"routes": routes}) as handle:
-        called = FORMS[form](model, case)
+    with tread.attach(model, {"routes": routes, "selector": selector}) as handle:
+        called = put_on(model, case)
         handle.set_step(3)
-        for _ in range(2):
-            outputs.append(case.call(called, arguments))
+        for _ in range(forwards):
+            outputs.append(_call(case, called, arguments, around))
             kept = [kept_mask(ids, case.tokens) for ids in handle.selections]
             ends = [(one.start_layer_idx, one.end_layer_idx) for one in handle.plan.routes]
             with oracle(case, plain, [(*end, mask) for end, mask in zip(ends, kept, strict=True)]):
@@ -123,6 +141,67 @@ def test_gradients_equal_the_oracle(form: str, name: str, device: str):
     for output, other in zip(outputs, expected, strict=True):
         torch.testing.assert_close(output, other, rtol=1e-4, atol=1e-4)
     assert_same(got, _backward(expected, plain), rtol=1e-4, atol=1e-4)
+
+
+def _call(case: Case, model: Any, arguments: dict[str, Any], around: bool | None) -> Tensor:
+    if around is None:
+        return case.call(model, arguments)
+    x = arguments["hidden_states"].detach().requires_grad_()
+    return checkpoint(lambda x: case.call(model, arguments | {"hidden_states": x}), x, use_reentrant=around)
+
+
+def _nested(shells: list[bool]) -> Callable[..., Any]:
+    """A layer inside checkpointed functions, reentrant or not, from the innermost to the outermost."""
+
+    def run(block: Any, *args: Any) -> Any:
+        function = block
+        for reentrant in shells:
+            function = functools.partial(checkpoint, function, use_reentrant=reentrant)
+        return function(*args)
+
+    return run
+
+
+def _by_turns(choices: list[list[bool]]) -> Callable[[Any, Case], Any]:
+    """Give each layer one of `choices`, in turn."""
+
+    def put_on(model: Any, case: Case) -> Any:
+        runs = {block: _nested(choices[i % len(choices)]) for i, (_, block) in enumerate(case.layers(model))}
+
+        def run(block: Any, *args: Any) -> Any:
+            return runs[getattr(block, "__self__", block)](block, *args)
+
+        model.enable_gradient_checkpointing(gradient_checkpointing_func=run)
+        return model
+
+    return put_on
+
+
+@st.composite
+def route_lists(draw: st.DrawFn, depth: int) -> list[dict[str, Any]]:
+    first = draw(st.integers(0, depth - 1))
+    last = draw(st.integers(first, depth - 1))
+    rest = [] if last >= depth - 1 else [route(last + 1, depth - 1, draw(st.sampled_from([0.25, 0.75])))]
+    return [route(first, last), *(rest if draw(st.booleans()) else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["flux", "wan-ti2v"])
+def test_random_nestings_equal_the_oracle(name: str, device: str):
+    case = BY_NAME[name]
+
+    @settings(max_examples=25, deadline=None, derandomize=True)
+    @given(
+        choices=st.lists(st.lists(st.booleans(), max_size=3), min_size=1, max_size=4),
+        routes=route_lists(case.depth),
+        around=st.sampled_from([None, True, False]),
+        forwards=st.integers(1, 3),
+        selector=st.sampled_from(["random", "l1"]),
+    )
+    def draw(choices: Any, routes: Any, around: Any, forwards: int, selector: str) -> None:
+        compare(case, _by_turns(choices), routes, device, forwards=forwards, selector=selector, around=around)
+
+    draw()
 
 
 def _to(arguments: dict[str, Any], device: str) -> dict[str, Any]:
