@@ -141,7 +141,7 @@ class Session:
         """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
         found = checkpoint.newest(folder, self.accelerator.print)
         if found is None:
-            self.accelerator.print(f"no whole checkpoint in {folder}: the run starts at step 0.")
+            self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
             return 0
         path, manifest = found
         checkpoint.load_tensors(checkpoint.trained(self.task.model), checkpoint.load_part(path, "model"), path)
