@@ -22,8 +22,17 @@ State = dict[str, Tensor]
 def clip() -> Any:
     from transformers import CLIPTextConfig, CLIPTextModel
 
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return CLIPTextModel(CLIPTextConfig(vocab_size=20, projection_dim=8, eos_token_id=1, bos_token_id=0, **sizes))
+    config = CLIPTextConfig(
+        vocab_size=20,
+        hidden_size=8,
+        projection_dim=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return CLIPTextModel(config)
 
 
 def t5() -> Any:
@@ -35,15 +44,28 @@ def t5() -> Any:
 def vae() -> Any:
     from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
 
-    blocks, channels = {"num_encoder_blocks": (1, 1), "num_decoder_blocks": (1, 1)}, (8, 8)
-    return AutoencoderTiny(encoder_block_out_channels=channels, decoder_block_out_channels=channels, **blocks)
+    blocks, channels = (1, 1), (8, 8)
+    return AutoencoderTiny(
+        encoder_block_out_channels=channels,
+        decoder_block_out_channels=channels,
+        num_encoder_blocks=blocks,
+        num_decoder_blocks=blocks,
+    )
 
 
 def transformer() -> Any:
     from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
-    sizes = {"attention_head_dim": 8, "num_attention_heads": 2, "joint_attention_dim": 8, "pooled_projection_dim": 8}
-    return FluxTransformer2DModel(in_channels=4, num_layers=2, num_single_layers=2, axes_dims_rope=(2, 2, 4), **sizes)
+    return FluxTransformer2DModel(
+        in_channels=4,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=8,
+        pooled_projection_dim=8,
+        axes_dims_rope=(2, 2, 4),
+    )
 
 
 PARTS: dict[str, Callable[[], Any]] = {"clip": clip, "t5": t5, "vae": vae, "transformer": transformer}

@@ -18,6 +18,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from tread.data.base import opens
 from tread.routing.errors import ConfigError
 
 SHOWN = 3
@@ -71,7 +72,7 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
                 raise
             loaded = cls.from_pretrained(place, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        damaged = [] if folder is None else [file.name for file in folder.glob("*.safetensors") if not _opens(file)]
+        damaged = [] if folder is None else [file.name for file in folder.glob("*.safetensors") if not opens(file)]
         reason = " ".join(str(error).split())[:300].rstrip(".")
         advice = f"{', '.join(sorted(damaged))} is cut or damaged: get it again." if damaged else ""
         raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error
@@ -109,12 +110,6 @@ def _find(place: str, part: str, name: str, revision: str | None) -> Path | None
 def _folder(place: str, part: str, revision: str | None) -> Path | None:
     config = _find(place, part, "config.json", revision)
     return None if config is None else config.parent
-
-
-def _opens(file: Path) -> bool:
-    with suppress(OSError, SafetensorError), safe_open(file, framework="pt"):
-        return True
-    return False
 
 
 def _files(folder: Path | None, names: Collection[str]) -> str:

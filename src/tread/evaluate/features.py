@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,7 +110,8 @@ def load_dinov2(weights: str | None, device: torch.device | str) -> Extractor:
     except ImportError:
         raise ImportError("--features dinov2 needs transformers: pip install 'tread-diffusion[diffusers]'") from None
     place = weights or DINOV2_ID
-    model, info = Dinov2Model.from_pretrained(place, output_loading_info=True)
+    loaded: Any = Dinov2Model.from_pretrained(place, output_loading_info=True)
+    model, info = loaded
     check_loaded(model, info, f"the weights {place}", Path(place) if Path(place).is_dir() else None)
     module = ClassToken(model)
     name = "DINOv2" if place == DINOV2_ID else f"DINOv2({place.rstrip('/').rsplit('/', 1)[-1]})"

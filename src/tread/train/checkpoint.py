@@ -16,7 +16,6 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tread.data.base import opens
 from tread.routing.errors import ConfigError
 
 MANIFEST = "checkpoint.json"
@@ -147,10 +147,7 @@ def newest(folder: Path, say: Callable[[str], object] = print) -> tuple[Path, di
 
 def _may_be_whole(path: Path) -> str:
     """The files of a broken checkpoint that open; one that was cut does not."""
-    opened: list[str] = []
-    for file in sorted(path.glob("*.safetensors")):
-        with suppress(OSError, SafetensorError), safe_open(file, framework="pt"):
-            opened.append(file.name)
+    opened = [file.name for file in sorted(path.glob("*.safetensors")) if opens(file)]
     return f"{', '.join(opened)} may be whole" if opened else "no other file of it is whole"
 
 

@@ -19,7 +19,7 @@ from accelerate.utils import (
 from tread.data.base import written_whole
 from tread.routing.errors import ConfigError
 from tread.train.attention import check_attention
-from tread.train.checkpoint import list_checkpoints, newest, recover
+from tread.train.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.train.config import CONFIG_FILE, changes, flatten, read_saved
 from tread.train.loop import CHECKPOINTS, Session, fit
 from tread.train.metrics import tracker_of
@@ -72,7 +72,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_settin
     except OSError as error:
         reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
         raise ConfigError(f"{reason}. Name another output_dir.") from None
-    with _locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True) as held:
+    with locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True) as held:
         if not broadcast_object_list([held])[0]:
             raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
         if accelerator.is_main_process:
@@ -97,6 +97,9 @@ def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, r
     # only now: a run that could not be resumed, or has nothing left to do, keeps its config
     if accelerator.is_main_process and start < config.train.steps:
         _write_config(folder, source, raw, accelerator)
+    if start and source is not None and source.resolve() == folder.resolve():
+        session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
+        accelerator.wait_for_everyone()
     if accelerator.log_with:
         settings = {
             name: value if isinstance(value, int | float) else str(value) for name, value in flatten(raw).items()
@@ -123,7 +126,7 @@ def end(accelerator: Accelerator) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[bool]:
+def locked(path: Path) -> Iterator[bool]:
     """Hold a lock file, until this process ends at the latest; False: another process holds it."""
     try:
         import fcntl

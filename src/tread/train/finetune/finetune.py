@@ -97,6 +97,8 @@ def finetune(config: FinetuneConfig) -> Path:
         models = load_models(config, family, accelerator.device)
         handles = {part: _attach(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
+        if task.routing:  # now, so that every checkpoint can say it
+            task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
         run(task, job_config(config, accelerator.num_processes), accelerator, folder, _plain(config))
     del task, models, handles
     end(accelerator)
