@@ -177,7 +177,9 @@ def test_what_stock_loaders_tolerate_is_not_refused(part: tuple[Any, Path]) -> N
     rewrite(
         folder, lambda state: state | {"text_projection.weight": torch.zeros(2, 2), "lm_head.weight": torch.zeros(2)}
     )
-    check(part)
+    left_out = rf"holds 2 tensors \(lm_head\.weight, text_projection\.weight\) that a {cls.__name__} of its config"
+    with pytest.warns(UserWarning, match=left_out):
+        check(part)
     if cls.__name__ == "T5EncoderModel":
         rewrite(folder, lambda state: state | {"encoder.embed_tokens.weight": state["shared.weight"].clone()})
         check(part)

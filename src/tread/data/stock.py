@@ -4,12 +4,13 @@
   as the loader counts them. Diffusers believes the index of shards, so the shards are compared with it here.
 - `check_weights` loads to the meta device: names and shapes are read, weights are not. A part that is stored quantized
   is loaded in full, because its loader looks at values.
-- Tensors that the class has no use for (another head, a decoder) change nothing and are allowed. Layers beyond the last
-  one of a stack are not: the config is then another model's, and the model would be cut short.
+- Tensors that the class has no use for (another head, an old buffer) are said once: many published files have some.
+  Layers beyond the last one of a stack are refused: the config is another model's, which would be cut short.
 - transformers 5 makes a tokenizer without its vocabulary and says nothing; every word is then the unknown one.
 """
 
 import json
+import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -45,10 +46,17 @@ def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: P
             f"{what} does not fit its config: {_files(folder, names)} has {_named(names)} in another shape, the first "
             f"{tuple(stored)} instead of {tuple(needed)}. Restore {config}, or get that part of the model again."
         )
-    if beyond := sorted(name for name in info["unexpected_keys"] if _is_beyond(model, name)):
+    unused = sorted(info["unexpected_keys"])
+    if beyond := [name for name in unused if _is_beyond(model, name)]:
         raise ConfigError(
             f"{what} does not fit its config: {_files(folder, beyond)} has {_named(beyond)} in layers that a "
             f"{type(model).__name__} of this config has not. Restore {config}, or get that part of the model again."
+        )
+    if unused:
+        warnings.warn(
+            f"{what} holds {_named(unused)} that a {type(model).__name__} of its config leaves out; if they matter, "
+            f"restore {config}.",
+            stacklevel=2,
         )
 
 
@@ -73,7 +81,7 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
             loaded = cls.from_pretrained(place, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         damaged = [] if folder is None else [file.name for file in folder.glob("*.safetensors") if not opens(file)]
-        reason = " ".join(str(error).split())[:300].rstrip(".")
+        reason = " ".join(str(error).partition("If you want")[0].split())[:300].rstrip(".")  # no advice for programmers
         advice = f"{', '.join(sorted(damaged))} is cut or damaged: get it again." if damaged else ""
         raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error
     model, info = loaded
