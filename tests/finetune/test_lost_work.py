@@ -198,6 +198,16 @@ def test_export_makes_the_result_of_any_checkpoint(lab: Lab, straight: Any, kind
     assert files(tmp_path / "out")[name] == expected[name]
 
 
+def test_export_of_both_experts(lab: Lab, pipeline_folder: Folder, tmp_path: Path) -> None:
+    base = pipeline_folder("wan-a14b")
+    settings = ["model_family=wan", f"pretrained_model_name_or_path={base}", "max_train_steps=2", "use_ema=false"]
+    folder = lab.train("experts", "lora", *settings, "validation_prompt=null", "tread_config=null")
+    main(["export", str(folder), "--out", str(tmp_path / "out")])
+    made, names = files(tmp_path / "out"), (LORA, "pytorch_lora_weights_2.safetensors")
+    assert [made[name] for name in names] == [content(folder / name) for name in names]
+    assert made[LORA] != made[names[1]]
+
+
 def test_export_needs_no_quantized_base(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = lab.train("int8", "lora", "base_model_precision=int8-torchao")
     monkeypatch.setattr("tread.train.finetune.finetune.quantize", pytest.fail)
