@@ -67,6 +67,22 @@ def init(arguments: list[str]) -> None:
     print(starter_config(**vars(parser.parse_args(arguments))), end="")
 
 
+def export(arguments: list[str]) -> None:
+    """make the result of a fine-tune again, from any of its checkpoints"""
+    parser = _parser("export", export)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
+    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)"
+    )
+    options = parser.parse_args(arguments)
+    _no_loading_bars()
+    from tread.train.finetune.export import export as run
+
+    for path in run(**vars(options)):
+        print(path)
+
+
 def sample(arguments: list[str]) -> None:
     """draw images from a trained run"""
     parser = _parser("sample", sample)
@@ -177,6 +193,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "finetune": finetune,
     "init": init,
+    "export": export,
     "sample": sample,
     "eval": evaluate,
     "encode": encode,

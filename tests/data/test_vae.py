@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tread.data.vae import load_vae
 from tread.routing.errors import ConfigError
@@ -45,6 +46,21 @@ def test_a_tiny_autoencoder_has_no_moments(tmp_path: Path) -> None:
     latents = vae.encode(pixels())
     assert latents.shape == (2, 4, 4, 4)
     assert vae.decode(latents).shape == (2, 3, 8, 8)
+
+
+def test_a_vae_that_lacks_tensors_is_refused(tmp_path: Path, tiny_vae: str) -> None:
+    """It would load, and encode differently every time."""
+    shutil.copytree(tiny_vae, tmp_path / "pipeline" / "vae")
+    (file,) = (tmp_path / "pipeline" / "vae").glob("*.safetensors")
+    state = load_file(file)
+    save_file({name: state[name] for name in state if "conv_in" not in name}, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError) as error:
+        load_vae(tmp_path / "pipeline")
+    assert str(error.value) == (
+        f"the VAE {tmp_path}/pipeline is not whole: {file} lacks 4 tensors (decoder.conv_in.bias, "
+        "decoder.conv_in.weight, encoder.conv_in.bias and 1 more) of AutoencoderKL, which would be random. Get that "
+        "part of the model again."
+    )
 
 
 def test_a_pipelines_vae_is_found_in_its_subfolder(tmp_path: Path, tiny_vae: str) -> None:

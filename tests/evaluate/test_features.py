@@ -115,3 +115,9 @@ def test_a_tiny_dinov2_gives_its_class_token(tmp_path: Path) -> None:
         pixels = imagenet_pixels(torch.from_numpy(image).permute(2, 0, 1)[None], shorter=224, crop=224)
         expected = model(pixel_values=pixels).last_hidden_state[:, 0]
     assert torch.allclose(extractor([image]).pool, expected, atol=1e-6)
+    state = model.state_dict()
+    model.save_pretrained(tmp_path / "cut", state_dict={name: state[name] for name in state if "layernorm" not in name})
+    with pytest.raises(
+        ConfigError, match=r"cut is not whole: .*/model\.safetensors lacks 2 tensors \(layernorm\.bias, "
+    ):
+        load_extractor("dinov2", str(tmp_path / "cut"))

@@ -21,7 +21,7 @@ from tread.train.finetune.adapters import add_adapter
 from tread.train.finetune.card import Facts, card, loader_table
 from tread.train.finetune.families import open_family
 from tread.train.finetune.family import TuneFamily
-from tread.train.finetune.output import write_result
+from tread.train.finetune.output import has_result, write_result
 from tread.train.finetune.settings import FinetuneConfig
 from tread.train.finetune.source import Source
 
@@ -216,7 +216,8 @@ def test_a_save_that_fails_leaves_the_earlier_result(
     models = trained_models(family, config, call)
     paths = write_result(tmp_path, family, models, config, {"step": 1})
     before = {path.name: path.read_bytes() for path in paths}
-    assert set(before) == {"pytorch_lora_weights.safetensors", "README.md"} == {p.name for p in tmp_path.iterdir()}
+    assert set(before) == {"pytorch_lora_weights.safetensors", "README.md", "result.json"}
+    assert set(before) == {path.name for path in tmp_path.iterdir()}
 
     def no_space(*_: Any, **__: Any) -> None:
         raise OSError("No space left on device")
@@ -225,6 +226,20 @@ def test_a_save_that_fails_leaves_the_earlier_result(
     with pytest.raises(OSError, match="No space left"):
         write_result(tmp_path, family, models, config, {"step": 2})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_result_knows_its_checkpoint(flux: tuple[TuneFamily, Path], tmp_path: Path):
+    """By the step and by the save: a step may be taken twice, with other settings."""
+    family, _ = flux
+    config = make_config(Path(family.source.place), "flux", "standard")
+    models = trained_models(family, config, stock_call(family, "flux"))
+    write_result(tmp_path, family, models, config, {"step": 3, "id": "a", "files": {}, "previews": [("a", "gone.png")]})
+    assert has_result(tmp_path, {"step": 3, "id": "a"})
+    assert not has_result(tmp_path, {"step": 3, "id": "b"})
+    assert not has_result(tmp_path, {"step": 4, "id": "a"})
+    assert "gone.png" not in (tmp_path / "README.md").read_text()
+    (tmp_path / "README.md").unlink()
+    assert not has_result(tmp_path, {"step": 3, "id": "a"})
 
 
 def test_the_table_names_a_loader_for_every_pipeline():

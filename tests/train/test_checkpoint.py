@@ -3,8 +3,10 @@
 import json
 import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,9 +188,76 @@ def test_a_broken_newest_never_costs_a_whole_one(tmp_path: Path, keep: int) -> N
 def test_nothing_there(tmp_path: Path) -> None:
     assert newest(tmp_path) is None
     assert newest(tmp_path / "nowhere") is None
-    saved(tmp_path, 1)
+
+
+def test_where_all_are_broken_each_is_named_with_what_may_be_whole(tmp_path: Path) -> None:
+    """To start anew would replace them."""
+    saved(tmp_path, 1, 2, 3)
     truncate(tmp_path / "step-00000001")
-    assert newest(tmp_path, lambda _: None) is None
+    (tmp_path / "step-00000002" / MANIFEST).unlink()
+    for file in (tmp_path / "step-00000003").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(CheckpointError) as error:
+        newest(tmp_path, pytest.fail)
+    assert str(error.value) == (
+        f"no checkpoint in {tmp_path} is whole, so the run cannot go on; nothing was changed. "
+        f"{tmp_path}/step-00000003 is not whole: Expecting value: line 1 column 1 (char 0); no other file of it is "
+        f"whole. {tmp_path}/step-00000002 is not whole: checkpoint.json is missing; ema.safetensors, model.safetensors "
+        f"may be whole. {tmp_path}/step-00000001 is not whole: ema.safetensors has 5000 of 12080 bytes; "
+        "model.safetensors may be whole. Restore the broken files from a copy, or start anew in another output_dir."
+    )
+
+
+def killed_in(act: Callable[[], object], patch: pytest.MonkeyPatch, owner: Any, function: str) -> None:
+    """Run `act` in a process that SIGKILL ends when it calls a function."""
+    if not (child := os.fork()):
+        try:
+            patch.setattr(owner, function, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+            act()
+        finally:  # no second test process comes out of it
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def only(folder: Path) -> tuple[str, float]:
+    """The name of the one checkpoint in a folder, and what its weights are filled with."""
+    (path,) = folder.iterdir()
+    return path.name, load_part(path, "model")["weight"][0, 0].item()
+
+
+def test_a_save_killed_before_its_rename_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first checkpoint, and of one that replaces a whole one: both would be all there is."""
+    killed_in(lambda: saved(tmp_path, 1), monkeypatch, os, "replace")
+    assert list_checkpoints(tmp_path) == []
+    checkpoint.recover(tmp_path)
+    assert only(tmp_path) == ("step-00000001", 1.0)
+    killed_in(lambda: save(tmp_path, 1, parts(7.0), {}, keep=1), monkeypatch, os, "replace")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".step-00000001.old", ".step-00000001.tmp"]
+    checkpoint.recover(tmp_path)
+    assert load_part(tmp_path / "step-00000001", "model")["weight"][0, 0] == 7
+    saved(tmp_path, 2, keep=1)
+    assert only(tmp_path) == ("step-00000002", 2.0)
+
+
+def test_a_save_killed_in_its_files_leaves_the_one_that_it_would_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 1)
+    killed_in(lambda: save(tmp_path, 1, parts(7.0), {}, keep=1), monkeypatch, checkpoint, "sync")
+    checkpoint.recover(tmp_path)
+    assert load_part(tmp_path / "step-00000001", "model")["weight"][0, 0] == 1
+    killed_in(lambda: save(tmp_path, 1, parts(7.0), {}, keep=1), monkeypatch, os, "replace")
+    truncate(tmp_path / ".step-00000001.tmp")
+    checkpoint.recover(tmp_path)
+    assert load_part(tmp_path / "step-00000001", "model")["weight"][0, 0] == 1
+
+
+def test_a_save_that_fails_puts_back_what_it_was_to_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(tmp_path, 1)
+    monkeypatch.setattr(os, "replace", fail_to_rename)
+    with pytest.raises(CheckpointError):
+        save(tmp_path, 1, parts(7.0), {}, keep=1)
+    assert only(tmp_path) == ("step-00000001", 1.0)
 
 
 def test_a_part_that_is_not_there(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class WithDropout:
     def evaluate(self, step: int) -> dict[str, float]:
         return {}
 
-    def saved(self, step: int) -> None: ...
+    def saved(self, checkpoint: Path) -> None: ...
 
     def resume_command(self, folder: Path) -> str:
         return ""

@@ -1,6 +1,7 @@
 """What a job does around the loop: whose folder it is, where a run goes on, which config is kept."""
 
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 from tiny import go_on, losses, make_session, metrics, train
 
 from tread.routing.errors import ConfigError
+from tread.train.checkpoint import CheckpointError
 from tread.train.config import changes, from_run
 from tread.train.job import LOCK_FILE, claimed_folder
 from tread.train.loop import CHECKPOINTS
@@ -80,6 +82,59 @@ def test_what_is_not_the_folder_of_a_run_is_not_resumed(tmp_path: Path, trained:
         ):
             pass
     assert not (tmp_path / "run").exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("resume", ["run", "latest", "fork"])
+def test_a_run_whose_checkpoints_are_all_broken_is_not_begun_anew(tmp_path: Path, resume: str) -> None:
+    """By its folder, by `latest`, and into another folder; what can be mended is left as it is."""
+    folder = train(tmp_path / "run", "train.steps=4", "checkpoint.every=2")
+    for step in (2, 4):
+        os.truncate(folder / CHECKPOINTS / f"step-{step:08d}" / "optimizer.safetensors", 100)
+    before = contents(folder)
+    settings = [f"output_dir={tmp_path}/fork"] if resume == "fork" else []
+    with pytest.raises(CheckpointError) as error:
+        if resume == "latest":
+            train(folder, "resume=latest", "train.steps=8")
+        else:
+            go_on(folder, "train.steps=8", *settings)
+    assert str(error.value).startswith(f"no checkpoint in {folder}/checkpoints is whole, so the run cannot go on")
+    for step in (2, 4):
+        assert f"step-{step:08d} is not whole: optimizer.safetensors has 100 of" in str(error.value)
+    assert "ema.safetensors, model.safetensors may be whole" in str(error.value)
+    assert contents(folder) == before
+    assert not (tmp_path / "fork").exists()
+
+
+@pytest.mark.parametrize("resume", ["run", "latest"])
+def test_a_run_without_checkpoints_begins_where_it_is(
+    tmp_path: Path, resume: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was stopped before its first one."""
+    folder = train(tmp_path / "run", "train.steps=2")
+    shutil.rmtree(folder / CHECKPOINTS)
+    if resume == "latest":
+        train(folder, "resume=latest", "train.steps=3")
+    else:
+        go_on(folder, "train.steps=3")
+    assert f"no checkpoint in {folder}/checkpoints: the run starts at step 0." in capsys.readouterr().out
+    assert [path.name for path in (folder / CHECKPOINTS).iterdir()] == ["step-00000003"]
+
+
+def test_a_checkpoint_that_a_kill_left_without_its_name_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that begins there is refused as where any other checkpoint lies."""
+    folder = train(tmp_path / "run", "train.steps=2")
+    (folder / CHECKPOINTS / "step-00000002").rename(folder / CHECKPOINTS / ".step-00000002.tmp")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(folder, "train.steps=2")
+    (folder / CHECKPOINTS / "step-00000002").rename(folder / CHECKPOINTS / ".step-00000002.tmp")
+    go_on(folder, "train.steps=3")
+    assert f"resumed from {folder}/checkpoints/step-00000002" in capsys.readouterr().out
 
 
 def test_a_run_that_has_nothing_left_to_do_keeps_its_config(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

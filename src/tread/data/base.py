@@ -4,18 +4,20 @@
   interface in common and nothing else.
 - Bad data is not a bad setting: `DataError` says what was found, where, and what to do, in one sentence.
   A DataLoader worker hands its error over as a printed traceback; `DataError` keeps the sentence alone.
-- A file written here is either whole or absent: a temporary name beside it, fsync, rename.
+- A file written here is either whole or absent: a temporary name beside it, fsync, rename. `opens` tells whether a file
+  of tensors that came from elsewhere is whole.
 """
 
 import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 
@@ -57,6 +59,13 @@ def to_uint8(x: Tensor) -> Tensor:
     """Pixels in [-1, 1], (B, C, H, W) -> uint8 (B, H, W, C); values outside are clipped."""
     pixels = ((x.float().clamp(-1, 1) + 1) * 127.5).round()
     return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()  # (B, H, W, C)
+
+
+def opens(path: Path) -> bool:
+    """Whether a safetensors file is there and as long as its header says; its values are not read."""
+    with suppress(OSError, SafetensorError), safe_open(path, framework="pt"):
+        return True
+    return False
 
 
 @contextmanager

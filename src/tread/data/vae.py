@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tread.data.latents import VAES
+from tread.data.stock import check_loaded
 from tread.routing.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -58,11 +59,14 @@ def load_vae(vae: str | Path, *, dtype: Dtype = "float32", device: str | torch.d
     name = config.get("_class_name")
     if name not in classes:
         raise ConfigError(f"{vae} is a {name}; the VAE must be an {' or an '.join(classes)}")
+    options = {"subfolder": subfolder, "torch_dtype": getattr(torch, dtype), "output_loading_info": True}
     try:
-        model = classes[name].from_pretrained(str(vae), subfolder=subfolder, torch_dtype=getattr(torch, dtype))
+        model, info = classes[name].from_pretrained(str(vae), **options)
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"the weights of {vae} do not load ({reason}): get or save the VAE again") from error
+    folder = Path(vae, subfolder or "")
+    check_loaded(model, info, f"the VAE {vae}", folder if folder.is_dir() else None)
     device = device or torch.accelerator.current_accelerator(check_available=True) or "cpu"
     return Autoencoder(model.to(device))
 

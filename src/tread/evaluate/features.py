@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tread.data.stock import check_loaded
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
@@ -108,7 +110,10 @@ def load_dinov2(weights: str | None, device: torch.device | str) -> Extractor:
     except ImportError:
         raise ImportError("--features dinov2 needs transformers: pip install 'tread-diffusion[diffusers]'") from None
     place = weights or DINOV2_ID
-    module = ClassToken(Dinov2Model.from_pretrained(place))
+    loaded: Any = Dinov2Model.from_pretrained(place, output_loading_info=True)
+    model, info = loaded
+    check_loaded(model, info, f"the weights {place}", Path(place) if Path(place).is_dir() else None)
+    module = ClassToken(model)
     name = "DINOv2" if place == DINOV2_ID else f"DINOv2({place.rstrip('/').rsplit('/', 1)[-1]})"
     return Extractor(name, module, partial(imagenet_pixels, shorter=224, crop=224), device)
 

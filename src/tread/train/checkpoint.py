@@ -2,15 +2,19 @@
 
 - A checkpoint is a folder `step-00001000` with one safetensors file per part (model, ema, optimizer) and a
   `checkpoint.json` that lists them with their sizes. It is written under a temporary name, synced to disk and
-  renamed, so an interrupted save leaves the earlier ones untouched.
+  renamed, so an interrupted save leaves the earlier ones untouched. One that it replaces is removed last, and `recover`
+  finishes a save that was killed just before its rename.
 - The newest checkpoint that is whole is the one that is loaded; a broken one is named and passed over, and never
-  counts as one of those that are kept.
+  counts as one of those that are kept. Where all are broken nothing is loaded: to start anew would replace files that
+  can perhaps be mended.
+- Each save has an id of its own, by which a result knows its checkpoint.
 - There is no random state to keep: noise, data order and selections are functions of the step.
 """
 
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tread.data.base import opens
 from tread.routing.errors import ConfigError
 
 MANIFEST = "checkpoint.json"
@@ -39,8 +44,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep: int) -> Path:
     """Write the checkpoint after `step` steps, then remove all but the newest `keep`."""
     final = checkpoint_path(folder, step)
-    temporary = folder / f".{final.name}.tmp"
-    for left_over in folder.glob(".step-*.tmp"):  # of a save that was killed
+    temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
+    for left_over in _left_overs(folder):
         shutil.rmtree(left_over, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -48,17 +53,21 @@ def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep
         for name, tensors in parts.items():
             path = temporary / f"{name}.safetensors"
             save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
-            _sync(path)
+            sync(path)
             sizes[path.name] = path.stat().st_size
         manifest = temporary / MANIFEST
-        manifest.write_text(json.dumps({"step": step, "files": sizes, **meta}, indent=2) + "\n")
-        _sync(manifest)
-        _sync(temporary)
-        shutil.rmtree(final, ignore_errors=True)  # a broken one: a whole one would have been resumed from
+        known = {"step": step, "id": uuid.uuid4().hex, "files": sizes, **meta}
+        manifest.write_text(json.dumps(known, indent=2) + "\n")
+        sync(manifest)
+        sync(temporary)
+        if final.exists():
+            final.rename(replaced)
         os.replace(temporary, final)
-        _sync(folder)
+        sync(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        recover(folder)
         raise CheckpointError(
             f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}. Earlier checkpoints "
             "are untouched; free space or name another output_dir."
@@ -73,6 +82,19 @@ def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep
 def list_checkpoints(folder: Path) -> list[Path]:
     """All checkpoint folders, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def recover(folder: Path) -> None:
+    """Give a checkpoint its name where a killed save left none: the new one if that is whole, else the one before."""
+    for left_over in _left_overs(folder):
+        final = folder / left_over.stem.removeprefix(".")
+        if not final.exists() and _is_whole(left_over):
+            left_over.rename(final)
+
+
+def _left_overs(folder: Path) -> list[Path]:
+    """Folders of killed saves: new ones first, then those that a new one was about to replace."""
+    return [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -100,13 +122,33 @@ def _is_whole(path: Path) -> bool:
 
 
 def newest(folder: Path, say: Callable[[str], object] = print) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint and its manifest; broken ones are named through `say`."""
+    """The newest whole checkpoint and its manifest, None where there is no checkpoint at all.
+
+    Broken ones are named through `say`; where all are broken, the error says what of them may be whole.
+    """
+    broken: list[tuple[Path, CheckpointError]] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            return path, read_manifest(path)
+            manifest = read_manifest(path)
         except CheckpointError as error:
+            broken.append((path, error))
+            continue
+        for _, error in broken:
             say(f"{error}; looking for an earlier one.")
+        return path, manifest
+    if broken:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole, so the run cannot go on; nothing was changed. "
+            + " ".join(f"{error}; {_may_be_whole(path)}." for path, error in broken)
+            + " Restore the broken files from a copy, or start anew in another output_dir."
+        )
     return None
+
+
+def _may_be_whole(path: Path) -> str:
+    """The files of a broken checkpoint that open; one that was cut does not."""
+    opened = [file.name for file in sorted(path.glob("*.safetensors")) if opens(file)]
+    return f"{', '.join(opened)} may be whole" if opened else "no other file of it is whole"
 
 
 def load_part(path: Path, name: str) -> dict[str, Tensor]:
@@ -155,7 +197,8 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -19,7 +19,7 @@ from accelerate.utils import (
 from tread.data.base import written_whole
 from tread.routing.errors import ConfigError
 from tread.train.attention import check_attention
-from tread.train.checkpoint import list_checkpoints
+from tread.train.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.train.config import CONFIG_FILE, changes, flatten, read_saved
 from tread.train.loop import CHECKPOINTS, Session, fit
 from tread.train.metrics import tracker_of
@@ -53,18 +53,18 @@ def make_accelerator(
 
 @contextmanager
 def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting: str = "resume") -> Iterator[Path]:
-    """The run's folder, made and held for a job; one that holds another run, or that another job holds, is refused."""
+    """The run's folder, made and held for a job.
+
+    Refused are a folder that holds another run or that another job holds, and a resume from nothing but broken
+    checkpoints.
+    """
     folder = Path(config.output_dir)
     source = _resumed_from(config, folder)
     if source is not None and config.resume != "latest":
         read_saved(source)  # refuses what is not the folder of a run, where one would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
-    taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
-    accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
-    if taken:
-        raise ConfigError(
-            f"{folder} already holds a run: continue it with {resume_setting}=latest, or name another output_dir."
-        )
+    if source is not None and not goes_on:
+        newest(source / CHECKPOINTS, _say_nothing)  # refuses broken ones
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
@@ -72,9 +72,20 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_settin
     except OSError as error:
         reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
         raise ConfigError(f"{reason}. Name another output_dir.") from None
-    with _locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True) as held:
+    with locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True) as held:
         if not broadcast_object_list([held])[0]:
             raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
+        if accelerator.is_main_process:
+            recover(folder / CHECKPOINTS)
+        accelerator.wait_for_everyone()
+        if goes_on:
+            newest(folder / CHECKPOINTS, _say_nothing)  # refuses broken ones before anything is encoded or loaded
+        taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
+        accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
+        if taken:
+            raise ConfigError(
+                f"{folder} already holds a run: continue it with {resume_setting}=latest, or name another output_dir."
+            )
         yield folder
 
 
@@ -86,6 +97,9 @@ def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, r
     # only now: a run that could not be resumed, or has nothing left to do, keeps its config
     if accelerator.is_main_process and start < config.train.steps:
         _write_config(folder, source, raw, accelerator)
+    if start and source is not None and source.resolve() == folder.resolve():
+        session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
+        accelerator.wait_for_everyone()
     if accelerator.log_with:
         settings = {
             name: value if isinstance(value, int | float) else str(value) for name, value in flatten(raw).items()
@@ -112,7 +126,7 @@ def end(accelerator: Accelerator) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[bool]:
+def locked(path: Path) -> Iterator[bool]:
     """Hold a lock file, until this process ends at the latest; False: another process holds it."""
     try:
         import fcntl
@@ -129,6 +143,10 @@ def _locked(path: Path) -> Iterator[bool]:
         except OSError:  # a file system without locks
             pass
         yield True
+
+
+def _say_nothing(_: str) -> None:
+    """Broken checkpoints are named when one is loaded."""
 
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:

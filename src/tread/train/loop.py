@@ -130,18 +130,23 @@ class Session:
             if self.ema is not None:
                 parts["ema"] = self.ema.averages
             facts = self.task.facts | ({"due": True} if self.due else {})
-            checkpoint.save(folder, step, parts, facts, keep=self.config.checkpoint.keep)
+            path = checkpoint.save(folder, step, parts, facts, keep=self.config.checkpoint.keep)
             self.saved = step
-            with self.averaged():
-                self.task.saved(step)
+            self.make_result(path)
         if together:
             self.accelerator.wait_for_everyone()
+
+    def make_result(self, path: Path) -> None:
+        """Let the task make the result of the checkpoint that is in place, on rank 0, unless it is there."""
+        if self.accelerator.is_main_process:
+            with self.averaged():
+                self.task.saved(path)
 
     def load(self, folder: Path) -> int:
         """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
         found = checkpoint.newest(folder, self.accelerator.print)
         if found is None:
-            self.accelerator.print(f"no whole checkpoint in {folder}: the run starts at step 0.")
+            self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
             return 0
         path, manifest = found
         checkpoint.load_tensors(checkpoint.trained(self.task.model), checkpoint.load_part(path, "model"), path)

@@ -260,7 +260,7 @@ class Pretraining:
             accelerator=self.accelerator,
         )
 
-    def saved(self, step: int) -> None:
+    def saved(self, checkpoint: Path) -> None:
         """A checkpoint is all there is."""
 
     def resume_command(self, folder: Path) -> str:

@@ -14,7 +14,7 @@ class Task(Protocol):
     """What is trained."""
 
     facts: dict[str, Any]
-    """What a checkpoint must say about the model for others to use it, its routes among them; JSON."""
+    """What a checkpoint must say about the model and its training for others to use it, its routes among them; JSON."""
     steps_setting: str
     """The name of the setting that says how long to train."""
     attention_setting: str
@@ -69,8 +69,11 @@ class Task(Protocol):
         """Figures of the averaged model's samples; called on every rank, rank 0 has them."""
         ...
 
-    def saved(self, step: int) -> None:
-        """Called on rank 0 beside every checkpoint, with the averaged weights in place."""
+    def saved(self, checkpoint: Path) -> None:
+        """Make what others load of a checkpoint, unless it is there.
+
+        Called on rank 0 after every save and every resume, with the checkpoint's averaged weights in place.
+        """
         ...
 
     def resume_command(self, folder: Path) -> str:

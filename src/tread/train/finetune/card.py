@@ -42,6 +42,8 @@ class Facts(TypedDict, total=False):
 
     step: int
     """Optimizer steps so far."""
+    id: str
+    """Which save of the step it is."""
     tread_config: Mapping[str, Any] | None
     """The plan; None: dense."""
     val_loss: float

@@ -28,6 +28,11 @@ class Experts(nn.Module):
         return self.models[part](**arguments)
 
 
+def joined(models: Mapping[str, nn.Module]) -> nn.Module:
+    """The transformers, by part, as the one model that a checkpoint names the parameters of."""
+    return Experts(models) if len(models) > 1 else next(iter(models.values()))
+
+
 @dataclass(frozen=True)
 class Range:
     """A transformer and the interval of quantiles of u that it is trained on."""

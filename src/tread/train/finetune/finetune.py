@@ -89,12 +89,16 @@ def finetune(config: FinetuneConfig) -> Path:
         check_precision(config.base_model_precision, accelerator.device)
     claimed = claimed_folder(job_config(config), accelerator, resume_setting="resume_from_checkpoint")
     with claimed as folder, out_of_memory(memory_advice(config)):
+        # previews draw with an expert that is not trained too
+        source.check(*(part for part, _, _ in (family.experts if config.prompts else trained_experts(config, family))))
         data = prepare(config, family, accelerator, folder)
         per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
         config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
         models = load_models(config, family, accelerator.device)
         handles = {part: _attach(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
+        if task.routing:  # now, so that every checkpoint can say it
+            task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
         run(task, job_config(config, accelerator.num_processes), accelerator, folder, _plain(config))
     del task, models, handles
     end(accelerator)
@@ -102,11 +106,15 @@ def finetune(config: FinetuneConfig) -> Path:
     return folder
 
 
+def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[str, float, float], ...]:
+    """Those of the family's transformers that a config trains."""
+    return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
+
+
 def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> dict[str, nn.Module]:
     """The transformers to train, by part, on the device: quantized, with an adapter, or all weights."""
-    chosen = {"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]
     models: dict[str, nn.Module] = {}
-    for part, _, _ in family.experts[chosen]:
+    for part, _, _ in trained_experts(config, family):
         model: Any = family.source.transformer(part, dtype=_dtype(config))
         if config.base_model_precision not in UNQUANTIZED:
             # bitsandbytes' scales do not move with the weights

@@ -1,6 +1,7 @@
 """From a config's data to samples in the cache, with one encoder in memory at a time.
 
-- Encoders load when something is missing and leave before the next stage; a second run loads none.
+- Encoders load when something is missing and leave before the next stage; a second run loads none. Before the first
+  encodes anything, the files of all of them are checked.
 - The validation loss is taken on `eval` entries; where there are none, on evenly spread training samples.
 """
 
@@ -53,7 +54,11 @@ def prepare(config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator
     captions = [caption for sample in collected.samples for caption in sample.captions]
     device = accelerator.device
     text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
-    text = _Encoder(lambda: family.source.pipeline(*family.text_parts, dtype=text_dtype), family.text_parts, device)
+    text = _Encoder(
+        lambda: family.source.pipeline(*family.text_parts, dtype=text_dtype),
+        lambda: family.source.check(*family.text_parts, *family.pixel_parts),
+        device,
+    )
     texts = encode_texts(
         cache,
         [*captions, "", config.validation_negative_prompt, *config.prompts],
@@ -64,7 +69,7 @@ def prepare(config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator
     )
     text.free()
 
-    pixels = _Encoder(lambda: _autoencoder(config, family), family.pixel_parts, device)
+    pixels = _Encoder(lambda: _autoencoder(config, family), lambda: family.source.check(*family.pixel_parts), device)
     entries, skipped = encode_samples(
         cache,
         collected.samples,
@@ -116,16 +121,17 @@ def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:
 
 
 class _Encoder:
-    """A pipeline with a few parts, loaded at its first use."""
+    """A pipeline with a few parts, checked and loaded at its first use."""
 
-    def __init__(self, load: Callable[[], Any], parts: Sequence[str], device: torch.device) -> None:
-        self._load, self._parts, self._device = load, parts, device
+    def __init__(self, load: Callable[[], Any], check: Callable[[], None], device: torch.device) -> None:
+        self._load, self._check, self._device = load, check, device
         self._pipeline: Any = None
 
     @property
     def pipeline(self) -> Any:
         """With its models on the device."""
         if self._pipeline is None:
+            self._check()
             self._pipeline = self._load()
             self._pipeline.to(self._device)
         return self._pipeline

@@ -3,8 +3,10 @@
 - `model_index.json` says which pipeline it is, so nothing is guessed from names.
 - Parts are loaded when they are needed and no sooner: text encoders first, then the autoencoder, then the transformer.
 - A part that was not asked for is None in the pipeline, as diffusers allows.
+- `check` refuses parts with missing tensors, which stock loaders would fill with random numbers (`data/stock.py`).
 """
 
+import importlib
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -12,10 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from tread.data.stock import check_tokenizer, check_weights
 from tread.routing.errors import ConfigError
 
 DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
 """The keys of a transformer's config that count layers, one or two of them in each family."""
+
+STOCK = ("diffusers", "transformers")
+"""The libraries that parts come from."""
 
 
 class Source:
@@ -67,6 +73,16 @@ class Source:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"{', '.join(parts)} of {self.place} cannot be loaded: {reason}") from error
 
+    def check(self, *parts: str) -> None:
+        """Refuse those of the parts that are not whole, before anything is made with them; weights are not read."""
+        for part in parts:
+            cls = self._class_of(part) if part in self.parts else None
+            if hasattr(cls, "vocab_files_names"):
+                check_tokenizer(cls, self.place, part, revision=self.revision)
+            elif isinstance(cls, type) and issubclass(cls, nn.Module):
+                quantized = "quantization_config" in self.config(part)
+                check_weights(cls, self.place, part, quantized=quantized, **self._where)
+
     def transformer(self, part: str, *, dtype: torch.dtype, **options: Any) -> nn.Module:
         """A transformer alone, on the CPU or where `options` (of `from_pretrained`) put it."""
         cls = self._class_of(part)
@@ -77,9 +93,9 @@ class Source:
             raise ConfigError(f"{part} of {self.place} cannot be loaded: {reason}") from error
 
     def _class_of(self, part: str) -> Any:
-        import diffusers
-
-        return getattr(diffusers, self.index[part][1])
+        """The stock class of a part; None where it comes from elsewhere."""
+        library, name = self.index[part]
+        return getattr(importlib.import_module(library), name, None) if library in STOCK else None
 
     @cached_property
     def _where(self) -> dict[str, Any]:

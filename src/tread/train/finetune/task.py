@@ -29,11 +29,11 @@ from tread.data.order import positions
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.sampling.generate import sample_noise
+from tread.train.checkpoint import read_manifest
 from tread.train.compiling import Attempt, compile_layers, lengths
-from tread.train.finetune.card import Facts
-from tread.train.finetune.experts import Experts, Range, caller, choose, ranges
+from tread.train.finetune.experts import Range, caller, choose, joined, ranges
 from tread.train.finetune.family import Batch, TuneFamily
-from tread.train.finetune.output import write_result
+from tread.train.finetune.output import has_result, write_result
 from tread.train.finetune.picks import PickSampler
 from tread.train.finetune.prepare import Prepared
 from tread.train.finetune.settings import FinetuneConfig
@@ -76,7 +76,7 @@ class Finetuning:
         self.config, self.accelerator, self.folder, self.family = config, accelerator, folder, family
         self.models, self.handles = models, handles
         self._several = len(models) > 1
-        self.model = Experts(models) if self._several else next(iter(models.values()))
+        self.model = joined(models)
         self.data, self.train_set, self.held_out = data, data.train, data.held_out
         self.target = family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
         micro_steps, world = config.gradient_accumulation_steps, accelerator.num_processes
@@ -85,11 +85,10 @@ class Finetuning:
         self._slices = {"batch": size * micro_steps, "micro_steps": micro_steps, "world": world}
         self._slices["rank"] = accelerator.process_index
         self._previews = make_previews(config, family, data, folder, accelerator)
-        self._drawn: list[tuple[str, str]] = []
-        self._val_loss: float | None = None
         self._last = next(iter(models))
         plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
-        self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family}
+        sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
+        self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
         self.memory_advice = memory_advice(config)
         self.divergence_advice = (
             "Lower learning_rate or max_grad_norm, or set mixed_precision to 'no', and continue with "
@@ -240,8 +239,8 @@ class Finetuning:
             u = torch.tensor([u for _, u in chunk], device=device)
             with self.accelerator.autocast():
                 total += self._losses(self.model, part, batch, u, where, VALIDATION).double().sum()
-        self._val_loss = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
-        return {"val_loss": self._val_loss}
+        self.facts["val_loss"] = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
+        return {"val_loss": self.facts["val_loss"]}
 
     def _validation_batches(self) -> list[tuple[Range, list[tuple[int, float]]]]:
         """Batches of (sample, quantile of its time) of one bucket and one expert; the quantiles are evenly spread."""
@@ -259,28 +258,27 @@ class Finetuning:
         """By the stock pipeline, on rank 0."""
         if self.accelerator.is_main_process:
             with self.accelerator.autocast():
-                self._drawn = self._previews.draw(self.models, step)
+                self.facts["previews"] = self._previews.draw(self.models, step)
         self.accelerator.wait_for_everyone()
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Pictures of a few prompts have no statistics."""
         return {}
 
-    def saved(self, step: int) -> None:
-        """What others load, beside every checkpoint."""
-        facts: Facts = {"step": step, "tread_config": self.facts["tread_config"], "previews": self._drawn}
-        bucket = self.data.bucket
-        facts["size"] = (bucket.width, bucket.height, bucket.frames)
-        if self._val_loss is not None:
-            facts["val_loss"] = self._val_loss
-        if self.facts["tread_config"] is not None:
-            kept, speedup = self.routing_gain()
-            facts["tokens_kept"], facts["speedup"] = kept, speedup
-            if step == self.config.max_train_steps:
-                tqdm.write(  # the training loop's bar is on the line
-                    f"routed layers kept {kept:.0%} of the tokens: by FLOPs a step is {speedup:.2f} times as fast"
-                )
-        write_result(self.folder, self.family, self.models, self.config, facts)
+    def saved(self, checkpoint: Path) -> None:
+        """The adapter or the weights, and the card, by what the checkpoint says of itself."""
+        manifest = read_manifest(checkpoint)
+        for name in ("val_loss", "previews"):  # of a run that goes on
+            if name in manifest:
+                self.facts.setdefault(name, manifest[name])
+        if has_result(self.folder, manifest):
+            return
+        write_result(self.folder, self.family, self.models, self.config, manifest)
+        if manifest["step"] == self.config.max_train_steps and "speedup" in manifest:
+            tqdm.write(  # the training loop's bar is on the line
+                f"routed layers kept {manifest['tokens_kept']:.0%} of the tokens: by FLOPs a step is "
+                f"{manifest['speedup']:.2f} times as fast"
+            )
 
     @torch.no_grad()
     def routing_gain(self) -> tuple[float, float]:

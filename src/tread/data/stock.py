@@ -1,0 +1,166 @@
+"""Stock weights that are whole or refused: a tensor that its file lacks is random, and stock loaders only log that.
+
+- What the loader itself reports is judged (`output_loading_info`), so tied weights, buffers and renamed tensors count
+  as the loader counts them. Diffusers believes the index of shards, so the shards are compared with it here.
+- `check_weights` loads to the meta device: names and shapes are read, weights are not. A part that is stored quantized
+  is loaded in full, because its loader looks at values.
+- Tensors that the class has no use for (another head, an old buffer) are said once: many published files have some.
+  Layers beyond the last one of a stack are refused: the config is another model's, which would be cut short.
+- transformers 5 makes a tokenizer without its vocabulary and says nothing; every word is then the unknown one.
+"""
+
+import json
+import warnings
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from tread.data.base import opens
+from tread.routing.errors import ConfigError
+
+SHOWN = 3
+"""Tensors that a message names."""
+
+
+def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: Path | None = None) -> None:
+    """Refuse a model whose files lack tensors, or hold others than its config says.
+
+    `info` is what `from_pretrained(..., output_loading_info=True)` returns beside the model, `what` names the part in a
+    message, `folder` is where its files lie if they lie in a folder.
+    """
+    config = "config.json" if folder is None else str(folder / "config.json")
+    if missing := sorted(info["missing_keys"]) or _absent_from_shards(folder):
+        files = _files(folder, missing)
+        raise ConfigError(
+            f"{what} is not whole: {files} lacks {_named(missing)} of {type(model).__name__}, which would be random. "
+            "Get that part of the model again."
+        )
+    if mismatched := sorted(info["mismatched_keys"]):
+        names = [name for name, *_ in mismatched]
+        _, stored, needed = mismatched[0]
+        raise ConfigError(
+            f"{what} does not fit its config: {_files(folder, names)} has {_named(names)} in another shape, the first "
+            f"{tuple(stored)} instead of {tuple(needed)}. Restore {config}, or get that part of the model again."
+        )
+    unused = sorted(info["unexpected_keys"])
+    if beyond := [name for name in unused if _is_beyond(model, name)]:
+        raise ConfigError(
+            f"{what} does not fit its config: {_files(folder, beyond)} has {_named(beyond)} in layers that a "
+            f"{type(model).__name__} of this config has not. Restore {config}, or get that part of the model again."
+        )
+    if unused:
+        warnings.warn(
+            f"{what} holds {_named(unused)} that a {type(model).__name__} of its config leaves out; if they matter, "
+            f"restore {config}.",
+            stacklevel=2,
+        )
+
+
+def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: Any) -> None:
+    """Refuse a part of a pipeline, a model of the stock class `cls`, that `check_loaded` would refuse.
+
+    `place` is a folder or a hub id; `where` may hold the revision, and the variant, which a part may be without.
+    """
+    what, folder = f"{part} of {place}", _folder(place, part, where.get("revision"))
+    stock = cls.__module__.partition(".")[0]
+    options = {"subfolder": part, "output_loading_info": True, **where}
+    if stock == "transformers":
+        options["ignore_mismatched_sizes"] = True  # the error would name nothing
+    if not quantized:
+        options["device_map"] = "meta" if stock == "transformers" else {"": "meta"}
+    try:
+        try:
+            loaded = cls.from_pretrained(place, **options)
+        except OSError:
+            if options.pop("variant", None) is None:
+                raise
+            loaded = cls.from_pretrained(place, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        damaged = [] if folder is None else [file.name for file in folder.glob("*.safetensors") if not opens(file)]
+        reason = " ".join(str(error).partition("If you want")[0].split())[:300].rstrip(".")  # no advice for programmers
+        advice = f"{', '.join(sorted(damaged))} is cut or damaged: get it again." if damaged else ""
+        raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error
+    model, info = loaded
+    check_loaded(model, info, what, folder)
+
+
+def check_tokenizer(cls: Any, place: str, part: str, *, revision: str | None = None) -> None:
+    """Refuse a tokenizer of a pipeline whose vocabulary is not there."""
+
+    def has(name: str) -> bool:
+        return _find(place, part, name, revision) is not None
+
+    names = dict(cls.vocab_files_names)
+    single = {names.pop("tokenizer_file", "tokenizer.json"), "tokenizer.model"}
+    several = sorted(names.values())
+    if not any(has(name) for name in sorted(single)) and not (several and all(has(name) for name in several)):
+        known = " or ".join(dict.fromkeys([*sorted(single), " with ".join(several)] if several else sorted(single)))
+        raise ConfigError(
+            f"{part} of {place} has no vocabulary: a {cls.__name__} needs {known}. Get that part of the model again."
+        )
+
+
+def _find(place: str, part: str, name: str, revision: str | None) -> Path | None:
+    """A file of a part, in its folder or in the hub's cache; None where it has none."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        found = cached_file(place, name, subfolder=part, revision=revision)
+    except OSError:
+        return None
+    return None if found is None else Path(found)
+
+
+def _folder(place: str, part: str, revision: str | None) -> Path | None:
+    config = _find(place, part, "config.json", revision)
+    return None if config is None else config.parent
+
+
+def _files(folder: Path | None, names: Collection[str]) -> str:
+    """The files that should hold the tensors: as the index of shards says, else all that hold weights."""
+    if folder is None:
+        return "its weight file"
+    listed = {shard for index in _indices(folder) for name, shard in index.items() if name in names}
+    found = listed or {file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")}
+    return ", ".join(str(folder / name) for name in sorted(found))
+
+
+def _absent_from_shards(folder: Path | None) -> list[str]:
+    """Tensors that an index lists and their shards have not."""
+    absent: set[str] = set()
+    if folder is None:
+        return []
+    for index in _indices(folder):
+        for shard in set(index.values()):
+            path = folder / shard
+            if path.is_file():  # one that is not there is the loader's to refuse
+                with safe_open(path, framework="pt") as file:
+                    absent |= {name for name in index if index[name] == shard} - set(file.keys())
+    return sorted(absent)
+
+
+def _indices(folder: Path) -> list[dict[str, str]]:
+    """The shards of the tensors, by each index in the folder."""
+    return [json.loads(path.read_text())["weight_map"] for path in sorted(folder.glob("*.safetensors.index*.json"))]
+
+
+def _named(names: list[str]) -> str:
+    """ "3 tensors (a, b, c)", or the first of more."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:SHOWN])}{more})"
+
+
+def _is_beyond(model: nn.Module, name: str) -> bool:
+    """Whether a tensor belongs to a numbered layer that a stack of the model has not."""
+    words = name.split(".")
+    for i, word in enumerate(words):
+        if word.isdecimal():
+            with suppress(AttributeError):
+                stack = model.get_submodule(".".join(words[:i]))
+                if isinstance(stack, nn.ModuleList | nn.Sequential) and int(word) >= len(stack):
+                    return True
+    return False
