@@ -65,8 +65,9 @@ def main(
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
     scheduler = get_scheduler("constant_with_warmup", optimizer, num_warmup_steps=2)
     train_dataloader = DataLoader(range(STEPS * ACCUMULATION * BATCH), batch_size=BATCH)  # pyright: ignore[reportArgumentType]
-    if routed:
-        handle = tread.attach(transformer, CONFIG)  # the first line
+    handle = tread.attach(transformer, CONFIG)  # the first line
+    if not routed:
+        handle.detach()
     transformer, optimizer, train_dataloader, scheduler = accelerator.prepare(
         transformer, optimizer, train_dataloader, scheduler
     )
@@ -77,7 +78,7 @@ def main(
         train_dataloader = accelerator.skip_first_batches(train_dataloader, global_step * ACCUMULATION)
     transformer.train()
     for _step, batch in enumerate(train_dataloader):
-        if routed and accelerator.sync_gradients:
+        if accelerator.sync_gradients:
             handle.set_step(global_step)  # the second line
         with accelerator.accumulate([transformer]):
             prediction, target = denoise(transformer, batch.tolist(), accelerator.device)
