@@ -10,7 +10,7 @@
 import inspect
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -141,23 +141,22 @@ class Attachment(Handle):
         for stock in self.family.rotary:
             rotary.install(stock, self)
 
-    def present(self) -> AbstractContextManager[None]:
-        """Route inside, detached or replaced or not."""
-        return nullcontext() if self.attached else self._back_again()
-
-    @contextmanager
-    def _back_again(self) -> Iterator[None]:
+    def come_back(self) -> Callable[[], None] | None:
+        """Route in a recomputation though detached or replaced by now; returns how to leave again."""
+        if self.attached:
+            return None
         others = [(one, module) for module in (self.model, *self.layers) if (one := around(module)) is not None]
         self._install_rotary()
         self._put_on()
         recompute.follow(self)
-        try:
-            yield
-        finally:
+
+        def leave() -> None:
             recompute.leave(self)
             self._take_off()
             for one, module in others:
                 one.put_on(module)
+
+        return leave
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
         """A copied model is a stock one, so whatever copies a handle too keeps that of the original."""

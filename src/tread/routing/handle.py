@@ -8,8 +8,8 @@
 - A handle owns no parameters and is no module: state-dict keys do not know it.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -231,9 +231,9 @@ class Handle:
         self._micro_step.copy_(held.micro_step)
         self._scale, self._mode = held.scale, held.mode
 
-    def present(self) -> AbstractContextManager[None]:
-        """Route inside, as a recomputation must wherever its forward did."""
-        return nullcontext()
+    def come_back(self) -> Callable[[], None] | None:
+        """Route in a recomputation, as its forward did; nothing to do here."""
+        return None
 
     @property
     def kept_share(self) -> float:

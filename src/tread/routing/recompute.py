@@ -18,7 +18,7 @@ begins and put back while the function runs again:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -50,8 +50,8 @@ class Recomputed(Protocol):
         """Depend on it again."""
         ...
 
-    def present(self) -> AbstractContextManager[None]:
-        """Route inside, detached or not."""
+    def come_back(self) -> Callable[[], None] | None:
+        """Route, detached or not; returns how to leave, if there is anything to do."""
         ...
 
 
@@ -81,16 +81,16 @@ class _Snapshot:
     """What one handle held where a checkpointed function began, and what its forward did inside."""
 
     def __init__(self, handle: Recomputed, *, reentrant: bool) -> None:
-        self.handle, self.held, self.state = handle, handle.hold(), handle.state.fork()
+        self.handle, self.state = handle, handle.state.fork()
+        self._held = None if self.state.routed else handle.hold()  # no forward begins inside another
         self._reentrant = reentrant
         self._forwards: list[State] = []
         self._log: list[bool] = []
         if reentrant:
             self.state.forget()
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """The first pass, which runs without gradients where it is reentrant."""
+    def begin(self) -> Callable[[], None]:
+        """Note what happens in the first pass, which runs without gradients where it is reentrant; returns its end."""
         handle, state = self.handle, self.handle.state
         entered = handle.entered
         handle.tapes = [*handle.tapes, self._forwards]
@@ -98,35 +98,41 @@ class _Snapshot:
         if self._reentrant:
             handle.entered = True
             state.forget()
-        try:
-            yield
-        finally:
+
+        def end() -> None:
             if self._reentrant:
                 handle.entered = entered
                 state.forget()
             state.logs = [log for log in state.logs if log is not self._log]
             handle.tapes = [tape for tape in handle.tapes if tape is not self._forwards]
 
-    @contextmanager
-    def replaying(self, bypass: Tensor | None) -> Iterator[None]:
-        """A recomputation; `bypass` is the one it is given, if it is."""
-        handle = self.handle
-        held, state = handle.hold(), handle.state
-        tapes, replay, entered = handle.tapes, handle.replay, handle.entered
-        handle.put_back(self.held)
-        handle.state = again = self.state.fork()
-        handle.tapes, handle.replay, handle.entered = [], iter(self._forwards), False
+        return end
+
+    def replay(self, bypass: Tensor | None) -> Callable[[], None]:
+        """Put everything back for a recomputation; `bypass` is the one it is given, if it is. Returns its end."""
+        handle, held = self.handle, self._held
+        before = handle.state, handle.tapes, handle.replay, handle.entered
+        now = None if held is None else handle.hold()
+        again = self.state.fork()
+        handle.state, handle.tapes, handle.replay, handle.entered = again, [], iter(self._forwards), False
+        if held is not None:
+            handle.put_back(held)
         if not self._reentrant:  # which runs everything anew, and saves nothing that must match
             again.script = iter(self._log)
         if bypass is not None:
             again.bypass = bypass
-        ran = again.routed or self._forwards
-        try:
-            with handle.present() if ran else nullcontext(), again.hushed():
-                yield
-        finally:
-            handle.put_back(held)
-            handle.state, handle.tapes, handle.replay, handle.entered = state, tapes, replay, entered
+        leave = handle.come_back() if again.routed or self._forwards else None
+        unhush = again.hush()
+
+        def end() -> None:
+            unhush()
+            if leave is not None:
+                leave()
+            if now is not None:
+                handle.put_back(now)
+            handle.state, handle.tapes, handle.replay, handle.entered = before
+
+        return end
 
 
 class _Region:
@@ -134,25 +140,31 @@ class _Region:
 
     def __init__(self, *, reentrant: bool) -> None:
         self.snapshots = [_Snapshot(handle, reentrant=reentrant) for handle in tuple(_handles)]
+        self._ends: list[Callable[[], None]] = []
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for snapshot in self.snapshots:
-                stack.enter_context(snapshot.recording())
-            yield
+    def begin(self) -> None:
+        """The first pass begins."""
+        self._ends = [snapshot.begin() for snapshot in self.snapshots]
 
-    @contextmanager
-    def replaying(self, bypasses: Sequence[Tensor | None] = ()) -> Iterator[None]:
+    def end(self) -> None:
+        """The first pass has ended, one way or another."""
+        for end in reversed(self._ends):
+            end()
+        self._ends = []
+
+    def again(self, function: Callable[..., Any], *args: Any, bypasses: Sequence[Tensor | None] = ()) -> Any:
+        """Compute the function again."""
         global _replays
         _replays += 1
         _install()  # functions within this one are checkpointed again
+        ends: list[Callable[[], None]] = []
         try:
-            with ExitStack() as stack:
-                for i, snapshot in enumerate(self.snapshots):
-                    stack.enter_context(snapshot.replaying(bypasses[i] if bypasses else None))
-                yield
+            for i, snapshot in enumerate(self.snapshots):
+                ends.append(snapshot.replay(bypasses[i] if bypasses else None))
+            return function(*args)
         finally:
+            for end in reversed(ends):
+                end()
             _replays -= 1
             _remove_unused()
 
@@ -162,25 +174,20 @@ class _Hook(_stock_hook):
 
     def __init__(self, frame: Any) -> None:
         super().__init__(frame)
-        self._region, self._recording = None, ExitStack()
+        self._region = None
         if TracingContext.try_get() is None:  # compiled code is traced by the same hooks, and never runs them again
-            self._region = region = _Region(reentrant=False)
-            again = frame.recompute_fn
-
-            def recompute(*args: Any, **kwargs: Any) -> Any:
-                with region.replaying():
-                    return again(*args, **kwargs)
-
-            frame.recompute_fn = recompute
+            self._region = _Region(reentrant=False)
+            frame.recompute_fn = partial(self._region.again, frame.recompute_fn)
 
     def __enter__(self) -> Any:
         if self._region is not None:
-            self._recording.enter_context(self._region.recording())
+            self._region.begin()
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self._recording.close()
+        if self._region is not None:
+            self._region.end()
 
 
 def _apply(cls: type, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
@@ -211,13 +218,21 @@ class _Rerun:
         return [bypass for bypass in self._bypasses if bypass is not None]
 
     def __call__(self, *args: Any) -> Any:
-        tensors = iter(args)
-        bypasses = [None if bypass is None else next(tensors) for bypass in self._bypasses]
-        first, self._first = self._first, False
-        region = self._region
-        with region.recording() if first else region.replaying(bypasses):
-            output = self._function(*tensors)
-            now = [snapshot.handle.state.bypass for snapshot in region.snapshots]
+        count = len(self.given)
+        given = iter(args[:count])
+        bypasses = [None if bypass is None else next(given) for bypass in self._bypasses]
+        if not self._first:
+            return self._region.again(self._run, bypasses, *args[count:], bypasses=bypasses)
+        self._first = False
+        self._region.begin()
+        try:
+            return self._run(bypasses, *args[count:])
+        finally:
+            self._region.end()
+
+    def _run(self, bypasses: list[Tensor | None], *args: Any) -> Any:
+        output = self._function(*args)
+        now = [snapshot.handle.state.bypass for snapshot in self._region.snapshots]
         self._made = [i for i, bypass in enumerate(now) if bypass is not None and bypass is not bypasses[i]]
         self._single = not isinstance(output, tuple)
         if not self._made:

@@ -76,18 +76,13 @@ class State:
         fork.logs, fork.script, fork._memo = [], None, dict(self._memo)
         return fork
 
-    @contextmanager
-    def hushed(self) -> Iterator[None]:
-        """A recomputation within a layer: keep the layer as quiet as it was."""
+    def hush(self) -> Callable[[], None]:
+        """Keep the layer that runs now as quiet as it was, in a recomputation within it; returns how to end that."""
         running = self.running
         if running is None:
-            yield
-            return
+            return lambda: None
         quiet, running.quiet = running.quiet, True
-        try:
-            yield
-        finally:
-            running.quiet = quiet
+        return lambda: setattr(running, "quiet", quiet)
 
     def forget(self) -> None:
         """Make side inputs anew from here on."""
