@@ -5,6 +5,7 @@ import re
 import runpy
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,3 +78,26 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert (tmp_path / "pytorch_lora_weights.safetensors").is_file()
     said = capsys.readouterr().out
     assert "dense loss" in said
+
+
+def test_the_guides_losses():
+    """docs/attach.md: the loss on kept tokens is the same for packed tokens and for the image they are unpacked to."""
+    page = (Path(__file__).parents[2] / "docs" / "attach.md").read_text()
+    section = page[page.index("## When the model was trained dense") :]
+    packed, image = (block.partition("```")[0] for block in section.split("```python")[1:3])
+    patch, rows, columns = 2, 3, 4
+    latents = torch.randn(2, 5, rows * patch, columns * patch)
+    target = torch.randn_like(latents)
+    for kept in (torch.rand(2, rows * columns) < 0.5, None):
+        handle = SimpleNamespace(kept=kept)
+        found: dict = {"handle": handle, "prediction": _packed(latents, patch), "target": _packed(target, patch)}
+        exec(packed, found)
+        other: dict = {"handle": handle, "prediction": latents, "target": target, "patch": patch}
+        exec(image, other)
+        torch.testing.assert_close(found["loss"], other["loss"])
+
+
+def _packed(latents: torch.Tensor, patch: int) -> torch.Tensor:
+    """(B, C, H, W) -> (B, S, C * patch * patch)"""
+    cut = latents.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # (B, C, h, p, w, p)
+    return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
