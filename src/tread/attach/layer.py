@@ -1,9 +1,9 @@
 """One layer of an attached model: its stream and side inputs gathered before it, its stream restored after it.
 
 - The family's `Stack` says which arguments those are, the forward's state which rows of them.
-- A compiled layer is routed outside the compiled code, which thereby is the dense model's at one more length. Whatever
-  enters that code (`block.compile()`, `block.forward = torch.compile(block.forward)`, `torch.compile(block)` in the
-  list of layers) is wrapped when the model next runs.
+- A compiled layer is routed outside the compiled code, which thereby is the dense model's at one more length. What
+  enters that code and is no `forward` of the layer (`block.compile()`, `torch.compile(block)` in the list of layers) is
+  wrapped when the model next runs.
 - A checkpointed layer of a model that is compiled whole is routed outside the checkpoint, where the model lets its
   checkpoint function be replaced, as diffusers' do: compiled checkpoints have no side effects, and break the graph.
 - One module may be several layers: the next of its indices is the one that runs.
@@ -190,12 +190,13 @@ class CheckpointCall:
 
 
 def _compiled(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The attributes that enter compiled code when `module` is called, of itself and of what it wraps."""
-    for owner in (module, *wrapped_in(module)):
+    """The attributes that enter compiled code before a layer's `forward`, from `module` in the list of layers on."""
+    owners = [module, *wrapped_in(module)]
+    for owner in owners:
         if owner.__dict__.get("_compiled_call_impl") is not None:
             yield owner, "_compiled_call_impl"
-        entry = owner.__dict__.get("forward")
-        if isinstance(entry, CompiledCall) or hasattr(entry, "_torchdynamo_orig_callable"):
+    for owner in owners[:-1]:
+        if "forward" in owner.__dict__:  # torch.compile(module) has its compiled function there
             yield owner, "forward"
 
 
