@@ -447,6 +447,26 @@ def test_a_model_compiled_whole(name: str, device: str, selector: str):
     compare(form, call, exact=False, config={"selector": selector}, device=device, **TWO)
 
 
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("selector", ["random", "l1"])
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_compiled_segments(reentrant: bool | None, selector: str):
+    """Two layers compiled together; inside a checkpointed function they run as they are, and are exact."""
+    compiled: dict[Any, Any] = {}
+
+    def form(blocks: Any, arguments: Arguments) -> Tensor:
+        x, *rest = arguments
+        for i in range(0, len(blocks), 2):
+            part = list(blocks[i : i + 2])
+            if part[0] not in compiled:
+                compiled[part[0]] = torch.compile(lambda *given, part=part: plain(part, given), backend="aot_eager")
+            run = compiled[part[0]]
+            x = run(x, *rest) if reentrant is None else checkpoint(run, x, *rest, use_reentrant=reentrant)
+        return x
+
+    compare(form, exact=False, config={"selector": selector}, **TWO)
+
+
 @st.composite
 def nestings(draw: st.DrawFn, depth: int = 0) -> Form:
     """A random way to run layers: segments of some size, checkpointed or not, and inside them the same again."""

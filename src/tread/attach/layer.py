@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from tread.attach.around import Around
 from tread.attach.family import Side, Stack
@@ -44,6 +45,8 @@ class Layer(Around):
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's output; routed where the forward that runs now is."""
         state = self.handle.state
+        if torch.compiler.is_compiling() and state.recomputed:
+            return _uncompiled(self, forward, args, kwargs)
         routed = state.routed
         if not routed:
             self.handle.check_foreign(type(self.block).__name__, training=self.block.training)
@@ -153,6 +156,12 @@ class Layer(Around):
             return self.handle.state.shortened(value, side.dim, image)
         rows = self.handle.state.side(f"{name}:{side.dim}", value, side.dim, image)
         return rows.squeeze(0) if (alone or side.shared) and rows is not None else rows
+
+
+@_disable_dynamo
+def _uncompiled(layer: Layer, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A layer of a compiled segment inside a checkpointed function: compiled, its two passes would save differently."""
+    return layer.call(forward, args, kwargs)
 
 
 _Named = tuple[Side, str, str, str]

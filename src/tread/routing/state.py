@@ -94,6 +94,11 @@ class State:
         return self._select is not None
 
     @property
+    def recomputed(self) -> bool:
+        """Whether a checkpointed function runs within this forward, for the first time or again."""
+        return bool(self.logs) or self.script is not None
+
+    @property
     def inside(self) -> bool:
         """Whether a window is open."""
         return self._open is not None
