@@ -428,6 +428,7 @@ def test_compiled_layers(name: str, way: str, device: str):
     with torch._dynamo.config.patch(recompile_limit=12, fail_on_recompile_limit_hit=True):
         late = SOME.index(name) % 2 == 0
         compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, **TWO)
+        compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, detached=True)
 
 
 @pytest.mark.usefixtures("fresh")

@@ -77,7 +77,6 @@ class Attachment(Handle):
         if isinstance(attached := around(model), ModelCall):  # nothing can be refused from here on
             attached.handle.detach()
         self._put_on()
-        self._wrap_checkpointing()
 
     @property
     def attached(self) -> bool:
@@ -96,7 +95,7 @@ class Attachment(Handle):
             raise ConfigError("a later tread.attach of the same model replaced this handle: use the one it returned.")
 
     def set_step(self, step: int) -> None:
-        """As of every handle."""
+        """See `Handle.set_step`."""
         self._check_current()
         super().set_step(step)
 
@@ -113,11 +112,6 @@ class Attachment(Handle):
         """Take routing off; the model is as it was. A second time does nothing."""
         if not self.attached:
             return
-        for module in self._listed():
-            if (layer := self.layers.get(unwrapped(module))) is not None:
-                layer.leave_compiled(module)
-        if isinstance(function := self.model.__dict__.get(_CHECKPOINT), CheckpointCall):
-            self.model.__dict__[_CHECKPOINT] = function.inner
         self._take_off()
         recompute.leave(self)
 
@@ -129,8 +123,15 @@ class Attachment(Handle):
         self._around.put_on(self.model)
         for block, layer in self.layers.items():
             layer.put_on(block)
+        self._wrap_checkpointing()
+        self._follow_changes()
 
     def _take_off(self) -> None:
+        for module in self._listed():
+            if (layer := self.layers.get(unwrapped(module))) is not None:
+                layer.leave_compiled(module)
+        if isinstance(function := self.model.__dict__.get(_CHECKPOINT), CheckpointCall):
+            self.model.__dict__[_CHECKPOINT] = function.inner
         self._around.take_off(self.model)
         for block, layer in self.layers.items():
             layer.take_off(block)
@@ -169,7 +170,7 @@ class Attachment(Handle):
         self.detach()
 
     def kind(self, *, training: bool) -> tuple[Hashable, ...]:
-        """As of every handle, and how many tokens are said to be references."""
+        """See `Handle.kind`; the number of reference tokens belongs to it."""
         return *super().kind(training=training), self.references
 
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
