@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from attached import FLUX, ROUTES, Attach, routed
 
 import tread
@@ -28,6 +29,19 @@ def attach() -> Iterator[Attach]:
     yield record
     for handle in handles:
         handle.detach()
+
+
+@pytest.fixture
+def accelerates_state() -> Iterator[None]:
+    """Accelerate remembers its first use in a process, such as its precision."""
+
+    def forget() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-from accelerate.state import AcceleratorState
 from attached import FLUX, ROUTES
 from diffusers.hooks.hooks import HookRegistry
 from diffusers.hooks.hooks import ModelHook as DiffusersHook
@@ -201,10 +200,10 @@ def test_forward_with_cfg(routed: Tensor):
             assert model.eval().forward_with_cfg(**inputs()).equal(routed)
 
 
+@pytest.mark.usefixtures("accelerates_state")
 @pytest.mark.parametrize("first", ["attach", "prepare"])
 def test_accelerates_mixed_precision(first: str):
     """`prepare` wraps the model's forward, and `unwrap_model` takes that off."""
-    AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     model, arguments = FLUX.model(), FLUX.inputs(2)
     handle = tread.attach(model, ROUTES) if first == "attach" else None

@@ -2,7 +2,11 @@
 
 import functools
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from selected import route
 from torch import Tensor
-from torch.utils import checkpoint as torch_checkpoint
-from torch.utils.checkpoint import CheckpointFunction, checkpoint
+from torch.utils.checkpoint import checkpoint
 
 import tread
 
@@ -39,7 +42,6 @@ ROUTES: dict[str, list[dict[str, Any]]] = {
     "all": [route(0, -1)],
     "several": [route(0, 1, 0.25), route(2, 3, 0.6), route(5, 5)],
 }
-stock_hook = torch_checkpoint._checkpoint_hook
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 Gradients = dict[str, Tensor]
 
@@ -228,8 +230,29 @@ def test_one_module_that_is_two_layers(name: str):
 @some_forms
 def test_detached_before_the_backward(name: str):
     compare(FORMS[name], exact=is_exact(name), detached=True, forwards=2)
-    assert torch_checkpoint._checkpoint_hook is stock_hook
-    assert "apply" not in vars(CheckpointFunction)
+
+
+def test_torch_is_as_it_was_when_the_last_handle_is_gone():
+    """In a process of its own, where nothing else is attached."""
+    program = """
+import torch
+from forms import FAMILY, Toy, inputs
+from torch.utils import checkpoint
+import tread
+stock = checkpoint._checkpoint_hook
+model = Toy()
+for _ in range(2):
+    handle = tread.attach(model, "balanced", family=FAMILY)
+    assert checkpoint._checkpoint_hook is not stock
+    loss = checkpoint.checkpoint(model, *inputs().values(), use_reentrant=False).sum()
+    handle.detach()
+    loss.backward()  # detached before
+    assert checkpoint._checkpoint_hook is stock
+    assert "apply" not in vars(checkpoint.CheckpointFunction)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @some_forms

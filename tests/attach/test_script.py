@@ -10,7 +10,7 @@ from script import HALFWAY, main
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("accelerates_state")]
 
 
 def _reentrant(transformer: Any) -> None:
@@ -27,7 +27,7 @@ CHECKPOINTING: dict[str, Callable[[Any], None]] = {
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """The adapter trained without checkpointing."""
     return main(tmp_path_factory.mktemp("plain"))
@@ -59,6 +59,7 @@ def test_a_resumed_run_goes_on_where_it_was(name: str | None, plain: dict[str, T
 @pytest.mark.parametrize("device", DEVICES)
 def test_mixed_precision(device: str, tmp_path: Path):
     """`prepare` wraps the model's forward, around which routing goes on."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # in torch 2.11 its kernel for these tiny heads is not finite
     routed = main(tmp_path, mixed_precision="bf16", device=device)
     again = main(tmp_path, mixed_precision="bf16", device=device, checkpointing=CHECKPOINTING["the model's own"])
     assert difference(main(tmp_path, mixed_precision="bf16", device=device, routed=False), routed) > 1e-3
