@@ -16,6 +16,8 @@ from .results import Results
 LINES = ("-", "--", ":", "-.")
 SHOWN = 6
 FEW_WINDOWS = 6
+FAR = 2
+"""Medians of all points after which a point, of a run that diverged, is drawn at the border with its number."""
 
 
 def save_curves(results: Results, distance: str, path: Path) -> None:
@@ -66,11 +68,16 @@ def save_studies(results: Results, studies: Mapping[str, Sequence[Facts]], dista
         len(shown), figsize=(9, 0.26 * sum(heights) + 0.5 * len(shown) + 0.6), squeeze=False, sharex=True,
         height_ratios=heights, layout="constrained",
     )  # fmt: skip
+    found = {name: [row["samples"]["unguided"][f"{distance} few"] for row in rows] for name, rows in shown.items()}
+    every = sorted(value for values in found.values() for value in values)
+    limit = FAR * every[len(every) // 2]
     for axis, (name, rows) in zip(axes.flat, shown.items(), strict=True):
         arms = list(dict.fromkeys(row["label"] for row in rows))
-        values = [row["samples"]["unguided"][f"{distance} few"] for row in rows]
-        colors = [COLORS[row["arm"].is_routed] for row in rows]
-        axis.scatter(values, [arms.index(row["label"]) for row in rows], color=colors, zorder=3)
+        for value, row in zip(found[name], rows, strict=True):
+            color, place = COLORS[row["arm"].is_routed], arms.index(row["label"])
+            axis.scatter(min(value, limit), place, color=color, marker="o" if value <= limit else ">", zorder=3)
+            if value > limit:
+                axis.annotate(f"{value:.0f}  ", (limit, place), ha="right", va="center", color=color)
         axis.set_yticks(range(len(arms)), arms)
         axis.set(ylim=(len(arms) - 0.5, -0.5))
         axis.set_title(name, loc="left", fontsize=11)
