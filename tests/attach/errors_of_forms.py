@@ -7,41 +7,13 @@ error of a gradient, relative to its norm, over the three lists; what ends in an
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
-import torch
-from forms import FAMILY, FORMS, WHOLE, WRAPPED, Toy, inputs
-from torch import Tensor
+from forms import FAMILY, FORMS, WHOLE, WRAPPED, Toy
+from recomputing import ROUTES, direct, gradients
 
 import tread
 
-ROUTES = {
-    "inner": [(1, 4, 0.5)],
-    "all": [(0, -1, 0.5)],
-    "several": [(0, 1, 0.25), (2, 3, 0.6), (5, 5, 0.5)],
-}
 EXACT = 2e-6
-
-
-def config(name: str) -> dict[str, Any]:
-    names = ("start_layer_idx", "end_layer_idx", "selection_ratio")
-    return {"routes": [dict(zip(names, one, strict=True)) for one in ROUTES[name]]}
-
-
-def gradients(model: Toy, handle: Any, call: Callable[..., Tensor], forwards: int) -> dict[str, Tensor]:
-    handle.set_step(3)
-    loss = torch.zeros(())
-    for i in range(forwards):
-        loss = loss + (i + 1) * call(model, inputs(seed=i)).square().sum()
-    handle.set_step(9)
-    loss.backward()
-    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    return {name.replace("_checkpoint_wrapped_module.", ""): grad for name, grad in found.items()}
-
-
-def direct(model: Any, arguments: dict[str, Tensor]) -> Tensor:
-    return model(**arguments)
 
 
 def outcome(name: str, routes: str, forwards: int) -> float | str:
@@ -50,13 +22,14 @@ def outcome(name: str, routes: str, forwards: int) -> float | str:
     if name == "checkpoint_sequential, reentrant":  # its closures capture tensors, and lose their gradients
         plain = reference.form
         reference.form = lambda blocks, given: plain(blocks, (given[0], *(one.detach() for one in given[1:])))
-    with tread.attach(reference, config(routes), family=FAMILY) as handle:
-        expected = gradients(reference, handle, direct, forwards)
+    config = {"routes": ROUTES[routes]}
+    with tread.attach(reference, config, family=FAMILY) as handle:
+        expected, _ = gradients(reference, handle, forwards=forwards, moves=True)
     model.form = FORMS.get(name, model.form)
     try:
         model = WRAPPED.get(name, lambda one: one)(model)
-        with tread.attach(model, config(routes), family=FAMILY) as handle:
-            found = gradients(model, handle, WHOLE.get(name, direct), forwards)
+        with tread.attach(model, config, family=FAMILY) as handle:
+            found, _ = gradients(model, handle, WHOLE.get(name, direct), forwards=forwards, moves=True)
     except tread.ConfigError:
         return "refused"
     except Exception as error:  # whatever torch says is what is counted

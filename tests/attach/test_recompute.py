@@ -1,35 +1,28 @@
-"""Whatever recomputes: routed gradients are those of the same model without checkpointing, and those of the oracle."""
+"""Whatever recomputes: routed gradients are those of the same model without checkpointing."""
 
-import functools
 import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forms import (
-    DEPTH,
-    FAMILY,
-    FORMS,
-    TOKENS,
-    WHOLE,
-    WRAPPED,
-    Arguments,
-    Call,
-    Form,
-    Toy,
-    by_hand,
-    inputs,
-    plain,
-    segments,
+from forms import FAMILY, FORMS, TOKENS, WHOLE, WRAPPED, Arguments, Call, Toy, inputs, plain
+from recomputing import (
+    DEVICES,
+    ROUTES,
+    TWO,
+    assert_same,
+    collected,
+    compare,
+    direct,
+    gradients,
+    is_exact,
+    some_forms,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from selected import route
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -37,109 +30,7 @@ import tread
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROUTES: dict[str, list[dict[str, Any]]] = {
-    "inner": [route(1, 4)],
-    "all": [route(0, -1)],
-    "several": [route(0, 1, 0.25), route(2, 3, 0.6), route(5, 5)],
-}
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-Gradients = dict[str, Tensor]
-
-
-def direct(model: Any, arguments: dict[str, Tensor]) -> Tensor:
-    return model(**arguments)
-
-
-def gradients(
-    model: Toy,
-    handle: tread.Attachment,
-    call: Call = direct,
-    *,
-    forwards: int = 1,
-    moves: bool = False,
-    mask: Tensor | None = None,
-    detached: bool = False,
-) -> tuple[Gradients, list[list[Tensor]]]:
-    """Gradients of parameters and inputs after `forwards` forwards and one backward, and each forward's selections.
-
-    With `moves` the step has moved on before the backward, with `detached` the handle is gone by then.
-    """
-    device = model.table.device
-    model.zero_grad()
-    handle.set_step(3)
-    arguments = [inputs(seed=i, device=device) for i in range(forwards)]
-    loss, selections = torch.zeros((), device=device), []
-    for i, one in enumerate(arguments):
-        if mask is None:
-            output = call(model, one)
-        else:
-            with handle.force_keep(mask):
-                output = call(model, one)
-        weight = torch.linspace(-1, 1, output.numel(), device=device).view_as(output)
-        loss = loss + (i + 1) * (output * weight).sum()
-        selections.append(handle.selections)
-    if moves:
-        handle.set_step(9)
-    if detached:
-        handle.detach()
-    loss.backward()
-    return collected(model, arguments), selections
-
-
-def collected(model: Toy, arguments: list[dict[str, Tensor]]) -> Gradients:
-    """Gradients by the names that parameters have without wrappers."""
-    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    for wrapper in ("_checkpoint_wrapped_module.", "_orig_mod."):
-        found = {name.replace(wrapper, ""): grad for name, grad in found.items()}
-    return found | {f"x{i}": one["x"].grad for i, one in enumerate(arguments) if one["x"].grad is not None}
-
-
-def assert_same(got: Gradients, expected: Gradients, *, exact: bool) -> None:
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        error = float((got[name] - value).norm() / value.norm())
-        assert got[name].equal(value) if exact else error < 2e-6, f"{name} is wrong by {error:.1e}"
-
-
-def compare(
-    form: Form = plain,
-    call: Call = direct,
-    *,
-    exact: bool = True,
-    wrap: Callable[[Toy], Any] = lambda model: None,
-    late: bool = False,
-    routes: str = "inner",
-    config: dict[str, Any] | None = None,
-    shared: bool = False,
-    reference_form: Form = plain,
-    device: str = "cpu",
-    **options: Any,
-) -> None:
-    """Checkpointed by `form`, `call` or `wrap`, gradients are the plain model's; `late` wraps after attaching."""
-    config = {"routes": ROUTES[routes], **(config or {})}
-    reference = Toy(shared=shared, form=reference_form).to(device)
-    with tread.attach(reference, config, family=FAMILY) as handle:
-        expected, selections = gradients(reference, handle, **options)
-    model = Toy(shared=shared, form=form).to(device)
-    if not late:
-        wrap(model)
-    with tread.attach(model, config, family=FAMILY) as handle:
-        if late:
-            wrap(model)
-        got, selected = gradients(model, handle, call, **options)
-    for one, other in zip(selections, selected, strict=True):
-        assert all(a.equal(b) for a, b in zip(one, other, strict=True))
-    assert_same(got, expected, exact=exact and device == "cpu")
-
-
-def is_exact(name: str) -> bool:
-    """Reentrant checkpointing adds gradients of what several layers use in another order, and what is offloaded comes
-    back contiguous, which other kernels multiply."""
-    return "reentrant" not in name.replace("non-reentrant", "") and name != "offload_wrapper"
-
-
 CAPTURED = "checkpoint_sequential, reentrant"  # its closures capture tensors, whose gradients reentrant calls lose
-TWO: dict[str, Any] = {"forwards": 2, "moves": True}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -196,18 +87,6 @@ def test_forms_around_the_model(name: str, routes: str, device: str):
 def test_forms_put_on_from_outside(name: str, late: bool, routes: str, device: str):
     for options in ({}, TWO):
         compare(wrap=WRAPPED[name], late=late, routes=routes, exact=is_exact(name), device=device, **options)
-
-
-SOME = [
-    "a layer, non-reentrant",
-    "a layer, reentrant",
-    "every other layer, reentrant",
-    "two layers, reentrant",
-    "halves, non-reentrant",
-    "reentrant halves in which layers are reentrant",
-    "pointwise results are saved",
-]
-some_forms = pytest.mark.parametrize("name", SOME)
 
 
 @some_forms
@@ -394,193 +273,3 @@ def test_what_reruns_modules_by_itself_is_refused(what: str):
             gradients(model, handle, call)
         with handle.dense():
             gradients(model, handle, call)
-
-
-COMPILED: dict[str, Callable[[Toy], None]] = {}
-
-
-def _compiles(name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    def add(compile_one: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def run(model: Toy) -> None:
-            for stack in (model.first, model.second):
-                for i, block in enumerate(stack):
-                    if (made := compile_one(block)) is not None:
-                        stack[i] = made
-
-        COMPILED[name] = run
-        return compile_one
-
-    return add
-
-
-BACKENDS = {"cpu": "aot_eager", "cuda": "inductor"}
-
-
-def _backend(block: Any) -> str:
-    return BACKENDS[next(block.parameters()).device.type]
-
-
-@_compiles("block.compile()")
-def _in_place(block: Any) -> None:
-    block.compile(backend=_backend(block), dynamic=False)
-
-
-@_compiles("block.forward = torch.compile(block.forward)")
-def _its_forward(block: Any) -> None:
-    block.forward = torch.compile(block.forward, backend=_backend(block), dynamic=False)
-
-
-@_compiles("torch.compile(block)")
-def _replaced(block: Any) -> Any:
-    return torch.compile(block, backend=_backend(block), dynamic=False)
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("way", COMPILED)
-@pytest.mark.parametrize("device", DEVICES)
-@some_forms
-def test_compiled_layers(name: str, way: str, device: str):
-    """In any form. Compiled once for each of four lengths, with and without gradients, not once for each layer."""
-    with torch._dynamo.config.patch(recompile_limit=12, fail_on_recompile_limit_hit=True):
-        late = SOME.index(name) % 2 == 0
-        compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, **TWO)
-        compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, detached=True)
-
-
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("selector", ["random", "l1"])
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["inside", "around", "around, reentrant"])
-def test_a_model_compiled_whole(name: str, device: str, selector: str):
-    """Checkpointed inside, and inside a checkpointed function, where it selects again for the step of its forward."""
-    form = FORMS["a layer, non-reentrant"] if name == "inside" else plain
-    compiled: dict[Toy, Any] = {}
-
-    def call(model: Toy, arguments: dict[str, Tensor]) -> Tensor:
-        run = compiled.setdefault(model, torch.compile(model, backend=_backend(model)))
-        if name == "inside":
-            return run(**arguments)
-        return checkpoint(run, *arguments.values(), use_reentrant="reentrant" in name)
-
-    compare(form, call, exact=False, config={"selector": selector}, device=device, **TWO)
-
-
-def _together(blocks: Any, *given: Any) -> Tensor:
-    return plain(blocks, given)  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("selector", ["random", "l1"])
-@pytest.mark.parametrize("reentrant", [None, True, False])
-def test_compiled_segments(reentrant: bool | None, selector: str):
-    """Two layers compiled together; inside a checkpointed function they run as they are, and are exact."""
-    compiled: dict[Any, Any] = {}
-
-    def form(blocks: Any, arguments: Arguments) -> Tensor:
-        x, *rest = arguments
-        for i in range(0, len(blocks), 2):
-            part = list(blocks[i : i + 2])
-            if part[0] not in compiled:
-                compiled[part[0]] = torch.compile(functools.partial(_together, part), backend="aot_eager")
-            run = compiled[part[0]]
-            x = run(x, *rest) if reentrant is None else checkpoint(run, x, *rest, use_reentrant=reentrant)
-        return x
-
-    compare(form, exact=False, config={"selector": selector}, **TWO)
-
-
-@st.composite
-def nestings(draw: st.DrawFn, depth: int = 0) -> Form:
-    """A random way to run layers: segments of some size, checkpointed or not, and inside them the same again."""
-    if depth == 3 or draw(st.booleans()):
-        return plain
-    size, reentrant = draw(st.integers(1, 3)), draw(st.sampled_from([True, False, None]))
-    inner = draw(nestings(depth=depth + 1))
-    if reentrant is None:
-
-        def form(blocks: Any, arguments: Arguments) -> Tensor:
-            x, *rest = arguments
-            for i in range(0, len(blocks), size):
-                x = inner(blocks[i : i + size], (x, *rest))  # pyright: ignore[reportArgumentType]
-            return x
-
-        return form
-    return segments(size, reentrant=reentrant, inner=inner)
-
-
-@st.composite
-def route_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Disjoint routes in ascending order."""
-    borders = sorted(draw(st.sets(st.integers(0, DEPTH - 1), min_size=1, max_size=4)))
-    starts, ends = borders[::2], [*borders[1::2], DEPTH - 1][: len(borders[::2])]
-    return [route(a, b, draw(st.sampled_from([0.25, 0.5, 0.75]))) for a, b in zip(starts, ends, strict=True)]
-
-
-EXAMPLES = 150
-ANY: dict[str, Any] = {
-    "form": nestings(),
-    "around": st.sampled_from([None, *WHOLE]),
-    "routes": route_lists(),
-    "selector": st.sampled_from(["random", "l1"]),
-    "shared": st.booleans(),
-    "forwards": st.integers(1, 3),
-    "compiled": st.sampled_from([*[None] * 21, *COMPILED]),
-}
-
-
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
-@given(**ANY)
-def test_random_nestings_equal_the_oracle(**drawn: Any):
-    against_the_oracle(**drawn, device="cpu")
-
-
-@pytest.mark.gpu
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
-@given(**ANY | {"compiled": st.none()})
-def test_random_nestings_equal_the_oracle_on_a_gpu(**drawn: Any):
-    against_the_oracle(**drawn, device="cuda")
-
-
-def against_the_oracle(
-    form: Form,
-    around: str | None,
-    routes: list[dict[str, Any]],
-    selector: str,
-    shared: bool,
-    forwards: int,
-    compiled: str | None,
-    device: str,
-) -> None:
-    model = Toy(shared=shared, form=form).to(device)
-    if compiled is not None:
-        torch._dynamo.reset()
-        COMPILED[compiled](model)
-    call = direct if around is None else WHOLE[around]
-    with tread.attach(model, {"routes": routes, "selector": selector}, family=FAMILY) as handle:
-        got, selections = gradients(model, handle, call, forwards=forwards, moves=True)
-    expected = oracle(Toy(shared=shared).to(device), routes, selections)
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def oracle(model: Toy, routes: list[dict[str, Any]], selections: list[list[Tensor]]) -> Gradients:
-    """The gradients of `gradients` by hand."""
-    device = model.table.device
-    arguments = [inputs(seed=i, device=device) for i in range(len(selections))]
-    loss = torch.zeros((), device=device)
-    for i, (one, ids) in enumerate(zip(arguments, selections, strict=True)):
-        kept = [torch.zeros(2, TOKENS, dtype=torch.bool, device=device).scatter(1, rows, True) for rows in ids]
-        windows = [(r["start_layer_idx"], r["end_layer_idx"], k) for r, k in zip(routes, kept, strict=True)]
-        output = by_hand(model, one, windows)
-        weight = torch.linspace(-1, 1, output.numel(), device=device).view_as(output)
-        loss = loss + (i + 1) * (output * weight).sum()
-    loss.backward()
-    return collected(model, arguments)

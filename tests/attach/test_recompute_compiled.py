@@ -1,0 +1,75 @@
+"""Recomputation of compiled layers, segments and models: gradients are those of the eager model."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from forms import FORMS, Arguments, Toy, plain
+from recomputing import COMPILED, DEVICES, SOME, TWO, backend, compare, some_forms
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("way", COMPILED)
+@pytest.mark.parametrize("device", DEVICES)
+@some_forms
+def test_compiled_layers(name: str, way: str, device: str):
+    """In any form. Compiled once for each of four lengths, with and without gradients, not once for each layer."""
+    with torch._dynamo.config.patch(recompile_limit=12, fail_on_recompile_limit_hit=True):
+        late = SOME.index(name) % 2 == 0
+        compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, **TWO)
+        compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, detached=True)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("selector", ["random", "l1"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["inside", "around", "around, reentrant"])
+def test_a_model_compiled_whole(name: str, device: str, selector: str):
+    """Checkpointed inside, and inside a checkpointed function, where it selects again for the step of its forward."""
+    form = FORMS["a layer, non-reentrant"] if name == "inside" else plain
+    compiled: dict[Toy, Any] = {}
+
+    def call(model: Toy, arguments: dict[str, Tensor]) -> Tensor:
+        run = compiled.setdefault(model, torch.compile(model, backend=backend(model)))
+        if name == "inside":
+            return run(**arguments)
+        return checkpoint(run, *arguments.values(), use_reentrant="reentrant" in name)
+
+    compare(form, call, exact=False, config={"selector": selector}, device=device, **TWO)
+
+
+def _together(blocks: Any, *given: Any) -> Tensor:
+    return plain(blocks, given)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("selector", ["random", "l1"])
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_compiled_segments(reentrant: bool | None, selector: str):
+    """Two layers compiled together; inside a checkpointed function they run as they are, and are exact."""
+    compiled: dict[Any, Any] = {}
+
+    def form(blocks: Any, arguments: Arguments) -> Tensor:
+        x, *rest = arguments
+        for i in range(0, len(blocks), 2):
+            part = list(blocks[i : i + 2])
+            if part[0] not in compiled:
+                compiled[part[0]] = torch.compile(functools.partial(_together, part), backend="aot_eager")
+            run = compiled[part[0]]
+            x = run(x, *rest) if reentrant is None else checkpoint(run, x, *rest, use_reentrant=reentrant)
+        return x
+
+    compare(form, exact=False, config={"selector": selector}, **TWO)
