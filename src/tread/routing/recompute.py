@@ -97,12 +97,11 @@ class _Snapshot:
         state.logs = [*state.logs, self._log]
         if self._reentrant:
             handle.entered = True
-            state.forget()
 
         def end() -> None:
             if self._reentrant:
                 handle.entered = entered
-                state.forget()
+                state.forget()  # what was made inside has no gradient
             state.logs = [log for log in state.logs if log is not self._log]
             handle.tapes = [tape for tape in handle.tapes if tape is not self._forwards]
 
