@@ -185,6 +185,34 @@ def test_a_class_and_its_base_are_attached_at_once(first: str, routed: Tensor):
         assert model(**inputs()).equal(factor * Toy()(**inputs()))
 
 
+def test_super_goes_past_what_is_on_the_instance(routed: Tensor):
+    """Both classes are attached and the model has a hook on its forward: `super().forward` is the base's function."""
+    base, derived = Toy(), _Derived()
+    _Accelerate().put_on(derived)
+    with (
+        tread.attach(base, CONFIG, family=FAMILY),
+        tread.attach(derived, CONFIG, family=FAMILY) as handle,
+    ):
+        handle.set_step(0)
+        assert derived(**inputs()).equal(2 * routed)
+
+
+def test_what_was_on_the_instance_is_there_again(routed: Tensor):
+    """A second library puts its patch on the first one's and takes it off: nothing of ours stays between."""
+    model, first, second = Toy(), _Accelerate(), _HookRegistry(_Diffusers)
+    first.put_on(model)
+    before = model.__dict__["forward"]
+    with tread.attach(model, CONFIG, family=FAMILY) as handle:
+        second.put_on(model)
+        handle.set_step(0)
+        assert model(**inputs()).equal(routed)
+        second.take_off(model)
+        assert model.__dict__["forward"] is before
+        first.take_off(model)
+        assert "forward" not in model.__dict__
+    assert model(**inputs()).equal(Toy()(**inputs()))
+
+
 def test_forward_with_cfg(routed: Tensor):
     """A method of the model that calls `self.forward`, as the DiT's of others does."""
 
