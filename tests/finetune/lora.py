@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from tread.train.finetune.family import TuneFamily
+from tread.finetune.family import TuneFamily
 
 
 def assert_lora_loads(family: TuneFamily, pipeline: Any, folder: Path) -> None:

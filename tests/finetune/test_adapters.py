@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import tread
-from tread.routing.errors import ConfigError
-from tread.train.finetune.adapters import adapter_metadata, adapter_state, add_adapter, find_linears
+from tread.errors import ConfigError
+from tread.finetune.adapters import adapter_metadata, adapter_state, add_adapter, find_linears
 
 from .stock import STOCK, TARGETS, call_flux, flux
 

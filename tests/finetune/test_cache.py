@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from tread.routing.errors import ConfigError
-from tread.train.finetune.cache import Cache, Tensors
+from tread.errors import ConfigError
+from tread.finetune.data.cache import Cache, Tensors
 
 from .encoded import RNG, Encoder, encode, files
 

@@ -19,10 +19,10 @@ from torch.testing import assert_close
 
 import tread
 from tread.attach.registry import family_of
-from tread.train.finetune.families import open_family
-from tread.train.finetune.family import Batch, TuneFamily
-from tread.train.finetune.objective import FlowTarget, Target
-from tread.train.finetune.source import Source
+from tread.finetune.families import open_family
+from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.source import Source
+from tread.finetune.target import FlowTarget, Target
 
 from .tiny import TINY
 from .tiny.parts import Tiny

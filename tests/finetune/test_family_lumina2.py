@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tread.train.finetune.families.lumina2 import Lumina2
+from tread.finetune.families.lumina2 import Lumina2
 
 from .trained import PROMPTS, drawn, opened, save_lora, text_of
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tread.train.finetune.families.qwen_image import QwenImage
+from tread.finetune.families.qwen_image import QwenImage
 
 from .trained import PROMPTS, drawn, opened, save_lora, text_of
 

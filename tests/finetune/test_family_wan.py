@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import tread
-from tread.data.base import DataError
-from tread.data.buckets import Bucket, Crop
-from tread.data.pixels import read_pixels
-from tread.routing.errors import ConfigError
-from tread.train.finetune.families import open_family
-from tread.train.finetune.families.wan import SECOND_FILE, Wan
-from tread.train.finetune.source import Source
+from tread.data.captioned.buckets import Bucket, Crop
+from tread.data.captioned.pixels import read_pixels
+from tread.errors import ConfigError, DataError
+from tread.finetune.families import open_family
+from tread.finetune.families.wan import SECOND_FILE, Wan
+from tread.finetune.source import Source
 
 from .trained import PROMPTS, drawn, opened, save_lora, text_of
 

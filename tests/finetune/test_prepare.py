@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from tread.train.finetune.source import Source
+from tread.finetune.source import Source
 
 from .conftest import PipelineFolder
 from .test_task import make_config, make_task, write_images

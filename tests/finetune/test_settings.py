@@ -6,10 +6,10 @@ from typing import Any, get_args
 
 import pytest
 
-from tread.report.finetune import updated
-from tread.routing.errors import ConfigError
-from tread.train.finetune.quantize import METHODS
-from tread.train.finetune.settings import (
+from tread.config.schema import parse
+from tread.errors import ConfigError
+from tread.finetune.quantize import METHODS
+from tread.finetune.settings import (
     SCHEDULE,
     UNQUANTIZED,
     FinetuneConfig,
@@ -17,8 +17,8 @@ from tread.train.finetune.settings import (
     Precision,
     field_docs,
 )
-from tread.train.optimizers import OPTIMIZERS
-from tread.train.schema import parse
+from tread.report.finetune import updated
+from tread.training.optimizers import OPTIMIZERS
 
 from .test_recipes import ROOT
 

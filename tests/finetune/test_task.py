@@ -11,16 +11,16 @@ from PIL import Image, ImageDraw
 
 import tread
 from tread.attach.registry import layers_of
-from tread.models.recompute import Checkpointing
+from tread.finetune.data.prepare import prepare
+from tread.finetune.families import open_family
+from tread.finetune.run import load_models
+from tread.finetune.settings import FinetuneConfig
+from tread.finetune.source import Source
+from tread.finetune.task import LATENT, NOISE, TIME, Finetuning, memory_advice
+from tread.kernels.checkpointing import Checkpointing
+from tread.kernels.compiling import Compiled
 from tread.routing import noise
 from tread.sampling.generate import sample_noise
-from tread.train.compiling import Compiled
-from tread.train.finetune.families import open_family
-from tread.train.finetune.finetune import load_models
-from tread.train.finetune.prepare import prepare
-from tread.train.finetune.settings import FinetuneConfig
-from tread.train.finetune.source import Source
-from tread.train.finetune.task import LATENT, NOISE, TIME, Finetuning, memory_advice
 
 from .conftest import PipelineFolder
 

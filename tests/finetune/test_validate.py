@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tread.train.finetune.source import Source
-from tread.train.finetune.task import Finetuning
-from tread.train.finetune.validate import Previews
+from tread.finetune.previews import Previews
+from tread.finetune.source import Source
+from tread.finetune.task import Finetuning
 
 from .conftest import PipelineFolder
 from .test_task import make_config, make_task, write_images

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import save_file
 
 from tread.cli import main
-from tread.train.finetune.source import Source
+from tread.finetune.source import Source
 
 from .tiny import TINY
 
