@@ -6,13 +6,13 @@ the plan of one model: routes sorted, disjoint and in range. Nothing is silently
 written or is refused by name.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tread.config.documents import parse_json, read_document, settled
 from tread.errors import ConfigError, check_choice, check_fraction, check_int, check_keys
 from tread.routing.route import Route
 from tread.routing.schedule import Schedule
@@ -145,32 +145,14 @@ def read_mapping(config: object) -> Mapping[str, Any]:
     if isinstance(config, str) and config in PRESETS:
         return {"preset": config}
     if isinstance(config, str) and config.lstrip().startswith("{"):
-        try:
-            config = json.loads(config)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"tread_config is not valid JSON: {error}.") from None
+        config = parse_json(config, "tread_config")
     elif isinstance(config, str | Path):
-        config = _read_file(Path(config))
+        if not Path(config).is_file():
+            raise ConfigError(f"tread_config is {str(config)!r}: no preset ({', '.join(PRESETS)}) and no such file.")
+        config = settled(read_document(Path(config), "tread_config"))
     if not isinstance(config, Mapping):
         raise ConfigError(f"tread_config is {config!r}; it must be a mapping, a preset, a JSON string or a path.")
     return config
-
-
-def _read_file(path: Path) -> object:
-    if not path.is_file():
-        raise ConfigError(f"tread_config is {str(path)!r}: no preset ({', '.join(PRESETS)}) and no file that exists.")
-    text = path.read_text(encoding="utf-8")
-    if path.suffix.lower() in {".yaml", ".yml"}:
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not valid YAML: {error}.") from None
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}.") from None
 
 
 def _routes(config: Mapping[str, Any]) -> tuple[Route, ...]:
