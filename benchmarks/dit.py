@@ -27,7 +27,6 @@ from tread.kernels.compiling import Attempt, compile_layers, lengths
 from tread.models import DiT, preset
 from tread.objectives import build as build_objective
 from tread.routing import noise
-from tread.sampling.generate import sample_noise
 
 CLASSES, DROPPED = 1000, 0.1
 ENDS = {"XL/2": 24, "B/2": 8, "tiny": 8}
@@ -115,7 +114,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         x, labels = given
         where = (torch.arange(batch) + step * batch).to(device, non_blocking=True)  # (B,)
         labels = labels.masked_fill(noise.uniform(0, 1, where) < DROPPED, CLASSES)
-        drawn, u = sample_noise(0, where, shape, 2), noise.uniform(0, 3, where)
+        drawn, u = noise.per_sample_normal(0, where, shape, 2), noise.uniform(0, 3, where)
         return objective.loss(net, x, labels, noise=drawn, u=u).mean()
 
     data = torch.randn(batch, *shape, device=device), torch.randint(CLASSES, (batch,), device=device)

@@ -36,7 +36,6 @@ from tread.finetune.settings import FinetuneConfig
 from tread.kernels.compiling import Attempt, compile_layers, lengths
 from tread.routing import noise
 from tread.routing.handle import Handle
-from tread.sampling.generate import sample_noise
 from tread.training.checkpoint import read_manifest
 
 LATENT, NOISE, TIME, EXPERT, VALIDATION = (
@@ -204,8 +203,8 @@ class Finetuning:
         family, target = self.family, self.target
         x = batch["mean"].float()  # (B, C, [F,] H, W)
         if "std" in batch:
-            x = x + batch["std"].float() * sample_noise(seed, where, x.shape[1:], LATENT)
-        drawn = sample_noise(seed, where, x.shape[1:], NOISE)
+            x = x + batch["std"].float() * noise.per_sample_normal(seed, where, x.shape[1:], LATENT)
+        drawn = noise.per_sample_normal(seed, where, x.shape[1:], NOISE)
         time = target.times(u, family.tokens(x))
         noisy = target.mix(x, drawn, time)
         own = family.weight(batch)
