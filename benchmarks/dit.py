@@ -24,7 +24,7 @@ from benchmarks.steps import Steps, Work, compile_options, job_config, stepping,
 from tread.kernels import adaln
 from tread.kernels.attention import Attention
 from tread.kernels.compiling import Attempt, compile_layers, lengths
-from tread.models import DiT, preset
+from tread.models import DiT, model_size
 from tread.objectives import build as build_objective
 from tread.routing import noise
 
@@ -88,10 +88,10 @@ VARIANTS = (
 
 @contextmanager
 def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, depth: int | None) -> Iterator[Steps]:
-    """Steps of a fresh model; `depth` replaces the preset's."""
+    """Steps of a fresh model; `depth` replaces the size's."""
     torch.manual_seed(0)
     shape = (4, 8, 8) if name == "tiny" else (4, 32, 32)
-    settings: dict[str, Any] = preset(name) | ({} if depth is None else {"depth": depth})
+    settings: dict[str, Any] = model_size(name) | ({} if depth is None else {"depth": depth})
     with torch.device(device):
         model = DiT(input_size=shape[1:], in_channels=shape[0], num_classes=CLASSES, **settings).train()
         for parameter in model.parameters():

@@ -21,7 +21,7 @@ from tread.errors import ConfigError, check_choice
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Attempt, compile_layers, compiles, lengths
 from tread.kernels.float8 import SMALLEST, Float8, check_float8, train_in_float8
-from tread.models import DiT, load_published_dit, preset
+from tread.models import DiT, load_published_dit, model_size
 from tread.objectives import Objective, build
 from tread.pretrain.config import Composed
 from tread.pretrain.decode import make_decode
@@ -60,7 +60,7 @@ def build_model(
         in_channels=channels,
         num_classes=num_classes,
         checkpointing=checkpointing,
-        **(preset(config.preset) | config.overrides()),
+        **(model_size(config.preset) | config.overrides()),
     )
 
 
