@@ -177,7 +177,7 @@ def test_a_published_config_runs_with_its_data_list(tmp_path: Path, monkeypatch:
     assert (read.lora_type, read.lora_rank, read.lora_alpha, read.lokr_factor) == ("lokr", 10000, 10000.0, 16)
     assert (read.optimizer, read.learning_rate, read.lr_scheduler) == ("adamw", 1e-4, "constant")
     assert (read.validation_steps, read.max_grad_norm, read.flow_schedule_shift) == (25, 1.0, 1.0)
-    assert (read.base_model_precision, read.compile, read.report_to) == ("int8-torchao", True, "none")
+    assert (read.base_model_precision, read.compile, read.report_to) == ("int8", True, "none")
     (entry,) = read.data_entries()
     dropped = {"metadata_backend", "cache_dir_vae"}
     assert entry == {key: value for key, value in entries[0].items() if key not in dropped}
@@ -242,7 +242,7 @@ def test_values_in_other_words(given: dict[str, Any], became: dict[str, Any]) ->
         ({"data": [{"type": "local"}]}, "data[0]", "has no instance_data_dir"),
         ({"data": [{"dataset_type": "text_embeds"}]}, "data", "no entry has images or videos"),
         ({"data": 3}, "data", "it must be a path or a mapping"),
-        ({"model_type": "full", "base_model_precision": "nf4-bnb"}, "base_model_precision", "cannot be trained"),
+        ({"model_type": "full", "base_model_precision": "nf4"}, "base_model_precision", "cannot be trained"),
     ],
 )
 def test_what_is_not_supported_says_what_to_write(given: dict[str, Any], key: str, text: str) -> None:
@@ -320,3 +320,21 @@ def test_every_family_is_known_by_name() -> None:
         assert verdict({**BASE, "model_family": name}, "model_family").verdict == "runs"
     with pytest.raises(ConfigError):
         family_class("ltxvideo2")
+
+
+@pytest.mark.parametrize(
+    ("given", "precision", "text"),
+    [
+        ("int8-torchao", "int8", "base_model_precision: int8 (our own int8; torchao is not used)"),
+        ("int4-quanto", "int4", "base_model_precision: int4 (our own int4; quanto is not used)"),
+        ("fp8wo-torchao", "fp8", "base_model_precision: fp8 (our own fp8; torchao is not used)"),
+        ("fp8-torchao", "fp8-forward", "base_model_precision: fp8-forward (our own fp8-forward; torchao is not used)"),
+        ("fp8-both-ways", "fp8-matmul", "base_model_precision: fp8-matmul"),
+        ("nf4-bnb", "nf4", "base_model_precision: nf4"),
+        ("int8-bnb", "int8-bnb", ""),
+    ],
+)
+def test_precisions_of_other_trainers_and_of_earlier_runs(given: str, precision: str, text: str) -> None:
+    translated = translate({**BASE, "base_model_precision": given})
+    assert parse(FinetuneConfig, translated.settings).base_model_precision == precision
+    assert verdict({**BASE, "base_model_precision": given}, "base_model_precision").text == text

@@ -35,8 +35,7 @@ from tread.finetune.compat.rules import (
 _CACHED = ignored("images and captions are always encoded first, once, and kept in cache_dir")
 _UPLOAD = ignored("nothing is uploaded; `hf upload NAME OUTPUT_DIR` does it")
 _MEMORY = (
-    "quantize the base instead (base_model_precision: int8-torchao or nf4-bnb), with gradient_checkpointing and an "
-    "8-bit optimizer"
+    "quantize the base instead (base_model_precision: int8 or nf4), with gradient_checkpointing and an 8-bit optimizer"
 )
 _RAMTORCH = ignored("a setting of ramtorch")
 _SDNQ = ignored("a setting of sdnq; base_model_precision chooses the library")
@@ -81,7 +80,7 @@ RULES: dict[str, Rule] = {
     "apply_preset": _LYCORIS,
     "base_model_precision": precision,
     "base_model_default_dtype": unless_off("write base_model_precision: fp32", off=("bf16", *OFF)),
-    "quantize_activations": unless_off("write base_model_precision: fp8-torchao, which does"),
+    "quantize_activations": unless_off("write base_model_precision: fp8-forward, which does"),
     "text_encoder_1_precision": _ENCODER,
     "text_encoder_2_precision": _ENCODER,
     "text_encoder_3_precision": _ENCODER,

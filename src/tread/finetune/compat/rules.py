@@ -146,16 +146,18 @@ def optimizer(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def precision(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Libraries by what they store; weights that adamw_bf16 trains are bf16."""
+    """Precisions by the bits that are stored, whichever library other trainers use; adamw_bf16 trains bf16 weights."""
     if value in ("int2-quanto", "int2-sdnq"):
-        return Outcome(kind="unsupported", text="write int4-torchao, or nf4-bnb")
+        return Outcome(kind="unsupported", text="write int4 or nf4; nothing here stores fewer bits")
     new = PRECISIONS.get(value, value)
     if new == "no_change" and config.get("model_type") == "full" and config.get("optimizer") == "adamw_bf16":
         new = "bf16"
-    if new == value:
-        return Outcome(kind="runs", settings={"base_model_precision": value})
     settings = {"base_model_precision": new}
-    return Outcome(kind="translated", text=settings_text(settings), settings=settings)
+    if new == value:
+        return Outcome(kind="runs", settings=settings)
+    library = str(value).rpartition("-")[2]
+    why = f" (our own {new}; {library} is not used)" if library in ("torchao", "quanto", "sdnq") else ""
+    return Outcome(kind="translated", text=settings_text(settings) + why, settings=settings)
 
 
 OPTIMIZERS = {
@@ -175,15 +177,25 @@ OPTIMIZERS = {
     "bnb-lion8bit-paged": "lion-8bit",
 }
 PRECISIONS = {
-    "int8-sdnq": "int8-torchao",
-    "int4-sdnq": "int4-torchao",
-    "uint4-sdnq": "int4-torchao",
-    "fp8-sdnq": "fp8wo-torchao",
-    "fp4-bnb": "nf4-bnb",
-    "fp8uz-quanto": "fp8-quanto",
+    "int8-torchao": "int8",
+    "int8-quanto": "int8",
+    "int8-sdnq": "int8",
+    "int4-torchao": "int4",
+    "int4-quanto": "int4",
+    "int4-sdnq": "int4",
+    "uint4-sdnq": "int4",
+    "fp8wo-torchao": "fp8",
+    "fp8-quanto": "fp8",
+    "fp8uz-quanto": "fp8",
+    "fp8-sdnq": "fp8",
+    "fp8-torchao": "fp8-forward",
+    "fp8-both-ways": "fp8-matmul",
+    "nf4-bnb": "nf4",
+    "fp4-bnb": "nf4",
     "no": "no_change",
     "none": "no_change",
 }
+"""Names of precisions in other trainers, and `fp8-both-ways`, our own earlier name -> `base_model_precision`."""
 
 
 def clipping(value: Any, config: Mapping[str, Any]) -> Outcome:
