@@ -9,7 +9,7 @@ import pytest
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
-from tread.finetune.compat.translate import Verdict, check, translate
+from tread.finetune.compat.translate import KeyVerdict, translate
 from tread.finetune.config import read_config
 from tread.finetune.families import FAMILIES, family_class
 from tread.finetune.settings import FinetuneConfig
@@ -46,8 +46,8 @@ UNSUPPORTED = {
 """Of the published values, those that cannot be honoured."""
 
 
-def verdict(config: dict[str, Any], key: str) -> Verdict:
-    (found,) = (one for one in check(config) if one.key == key)
+def verdict(config: dict[str, Any], key: str) -> KeyVerdict:
+    (found,) = (one for one in translate(config).verdicts if one.key == key)
     return found
 
 
@@ -100,7 +100,7 @@ def test_every_published_key_of_lycoris_and_of_data_has_one() -> None:
     for key, values in KEYS["data"].items():
         for value in given.get(key, values) or ["x"]:
             kind = {"type": "huggingface"} if value == "huggingface" else {}
-            found = check({**BASE, "data": [{**place, **kind, key: value}]})
+            found = translate({**BASE, "data": [{**place, **kind, key: value}]}).verdicts
             name = "data[0]" if value == "text_embeds" else f"data[0].{key}"
             (told,) = (one for one in found if one.key == name)
             assert "unknown" not in told.text
@@ -111,7 +111,7 @@ def test_a_rule_is_for_a_key_that_needs_one() -> None:
     """A field with a rule has values of other names; every prefix has an end that makes it no field."""
     assert not any(name.startswith(tuple(PREFIXES)) for name in FinetuneConfig.__dataclass_fields__)
     assert all(verdict({**BASE, key: None}, key).verdict for key in RULES if key not in BASE and key != "lora_type")
-    assert all(check({**BASE, "data": [{"instance_data_dir": "a", key: None}]}) for key in DATA_RULES)
+    assert all(translate({**BASE, "data": [{"instance_data_dir": "a", key: None}]}).verdicts for key in DATA_RULES)
 
 
 def test_a_published_config_runs_with_its_data_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,10 +252,10 @@ def test_what_is_not_supported_says_what_to_write(given: dict[str, Any], key: st
 
 
 def test_what_is_missing_is_named_with_an_example() -> None:
-    told = {one.key: one.text for one in check({"model_family": "sd3"}) if one.verdict == "unsupported"}
+    told = {one.key: one.text for one in translate({"model_family": "sd3"}).verdicts if one.verdict == "unsupported"}
     assert list(told) == ["pretrained_model_name_or_path", "data"]
     assert told["pretrained_model_name_or_path"].endswith("e.g. stabilityai/stable-diffusion-3.5-medium")
-    assert [one.key for one in check({})] == ["model_family", "pretrained_model_name_or_path", "data"]
+    assert [one.key for one in translate({}).verdicts] == ["model_family", "pretrained_model_name_or_path", "data"]
 
 
 def test_flavours_name_models_and_experts() -> None:
