@@ -17,7 +17,6 @@ from tread.finetune.quantize import (
     METHODS,
     FrozenLinear,
     check_precision,
-    footprint,
     layer_linears,
     quantize,
     unpack,
@@ -28,21 +27,18 @@ from .stock import STOCK, TARGETS, call_flux, flux
 pytestmark = pytest.mark.filterwarnings("ignore")
 #                 how far off   bytes per weight
 EXPECTED = {
-    "int8-torchao":  (0.02, 1.1),
-    "int4-torchao":  (0.3,  0.7),
-    "fp8wo-torchao": (0.08, 1.1),
-    "int8-quanto":   (0.02, 1.1),
-    "int4-quanto":   (0.3,  0.7),
-    "fp8-quanto":    (0.08, 1.1),
-    "int8-bnb":      (0.04, 1.1),
-    "nf4-bnb":       (0.3,  0.6),
+    "int8":     (0.02, 1.1),
+    "int4":     (0.3,  0.7),
+    "fp8":      (0.08, 1.1),
+    "int8-bnb": (0.04, 1.1),
+    "nf4":      (0.3,  0.6),
 }  # fmt: skip
 on_cpu = pytest.mark.parametrize("precision", EXPECTED)
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]}
 
 
 def test_the_table_covers_what_a_cpu_can_do():
-    assert set(METHODS) == {*EXPECTED, "fp8-torchao", "fp8-both-ways"}
+    assert set(METHODS) == {*EXPECTED, "fp8-forward", "fp8-matmul"}
 
 
 @on_cpu
@@ -85,10 +81,18 @@ def test_near_the_model_and_small(precision: str, stock: str):
         assert type(model.get_submodule(name)) is nn.Linear
 
 
+def footprint(model: nn.Module) -> int:
+    """Bytes of the weights and buffers, with the scales that bitsandbytes keeps beside them."""
+    tensors: list[Any] = [*model.parameters(), *model.buffers()]
+    scales = [getattr(getattr(tensor, "quant_state", None), "absmax", None) for tensor in tensors]
+    scales += [getattr(tensor, "SCB", None) for tensor in tensors]
+    return sum(tensor.nbytes for tensor in (*tensors, *scales) if tensor is not None)
+
+
 PAIRS = [(precision, kind) for precision in EXPECTED for kind in ("standard", "lokr", "lycoris")]
 
 
-@pytest.mark.parametrize(("precision", "kind"), [pair for pair in PAIRS if pair != ("nf4-bnb", "lokr")])
+@pytest.mark.parametrize(("precision", "kind"), [pair for pair in PAIRS if pair != ("nf4", "lokr")])
 def test_an_adapter_learns_on_top(precision: str, kind: Any):
     """In bfloat16 under autocast, as a run has it, routed."""
     model = flux().to(torch.bfloat16)
@@ -115,7 +119,7 @@ def test_an_adapter_learns_on_top(precision: str, kind: Any):
 @pytest.mark.parametrize("kind", ["standard", "lokr", "lycoris"])
 def test_nothing_is_unpacked_to_put_an_adapter_on(kind: Any, monkeypatch: pytest.MonkeyPatch):
     model = flux()
-    quantize(model, "int8-torchao", "cpu")
+    quantize(model, "int8", "cpu")
     linear = model.get_submodule("transformer_blocks.0.attn.to_q")
     weight, unpacked = linear.weight, Mock(wraps=unpack)
     monkeypatch.setattr("tread.finetune.quantize.unpack", unpacked)
@@ -127,12 +131,12 @@ def test_nothing_is_unpacked_to_put_an_adapter_on(kind: Any, monkeypatch: pytest
 
 def test_lokr_does_not_go_with_packed_bytes():
     model = flux()
-    quantize(model, "nf4-bnb", "cpu")
-    with pytest.raises(ConfigError, match="peft cannot combine: set base_model_precision to 'int4-torchao'"):
+    quantize(model, "nf4", "cpu")
+    with pytest.raises(ConfigError, match="peft cannot combine: set base_model_precision to 'int4'"):
         add_adapter(model, kind="lokr", rank=4, alpha=4, targets=TARGETS, seed=0)
 
 
-@pytest.mark.parametrize("precision", ["int8-quanto", "int8-torchao", "nf4-bnb"])
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
 def test_float32_from_autocast_is_taken(precision: str):
     """Layer norms give float32 under autocast; the output is the base's precision again."""
     model = flux().to(torch.bfloat16)
@@ -169,8 +173,8 @@ def quanto_weight(weights: str) -> Tensor:
     [
         ("int8", quanto_weight, "qint8", True),
         ("int8", torchao_weight, "Int8WeightOnlyConfig", False),  # it has one level more below than above
-        ("float8", quanto_weight, "qfloat8", True),
-        ("float8", torchao_weight, "Float8WeightOnlyConfig", True),
+        ("fp8", quanto_weight, "qfloat8", True),
+        ("fp8", torchao_weight, "Float8WeightOnlyConfig", True),
     ],
 )
 def test_as_good_as_the_librarys(form: str, library: Any, name: str, same: bool):
@@ -192,7 +196,7 @@ def test_four_bits_are_the_nearest_of_sixteen_levels():
     assert frozen.codes.shape == (96, 64)
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "float8"])
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
 def test_a_frozen_linear_is_the_linear_of_its_weight(form: str):
     """Output and gradient, and what is kept for the gradient: the stored weight, not the unpacked one."""
     linear = linear_of()
@@ -208,7 +212,7 @@ def test_a_frozen_linear_is_the_linear_of_its_weight(form: str):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_float8_both_ways_is_exact_where_rounding_is(device: str):
+def test_fp8_matmul_is_exact_where_rounding_is(device: str):
     """-1, 0 and 1 in rows of their own scale: output and gradient are the plain linear's."""
     generator = torch.Generator().manual_seed(0)
 
@@ -220,7 +224,7 @@ def test_float8_both_ways_is_exact_where_rounding_is(device: str):
         ones(96, 128) * torch.tensor(2.0, device=device) ** (torch.arange(96, device=device) % 4)[:, None]
     )
     linear.bias.copy_(ones(96))
-    frozen = FrozenLinear(linear, "float8-both-ways")
+    frozen = FrozenLinear(linear, "fp8-matmul")
     x, gradient = ones(2, 5, 128).requires_grad_(), ones(2, 5, 96)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
@@ -234,18 +238,18 @@ def test_float8_both_ways_is_exact_where_rounding_is(device: str):
     assert sum(buffer.nbytes for buffer in frozen.buffers()) == 96 * 128 + 4 * 96, "the weight is stored once"
 
 
-def test_float8_both_ways_is_as_near_as_rounding_allows():
+def test_fp8_matmul_is_as_near_as_rounding_allows():
     """3.7 %: each operand of a product is off by 2.6 % on average."""
     linear = linear_of()
     x, gradient = torch.randn(2, 64, 128, requires_grad=True), torch.randn(2, 64, 96)
-    found, expected = FrozenLinear(linear, "float8-both-ways")(x), linear(x)
+    found, expected = FrozenLinear(linear, "fp8-matmul")(x), linear(x)
     off = [(found - expected).norm() / expected.norm()]
     found, expected = (torch.autograd.grad(y, x, gradient)[0] for y in (found, expected))
     off.append((found - expected).norm() / expected.norm())
     assert all(0.025 < one < 0.045 for one in off)
 
 
-@pytest.mark.parametrize("precision", ["int8-torchao", "int4-torchao", "fp8-both-ways"])
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8-matmul"])
 def test_layers_compile_without_a_break(precision: str):
     """FLUX's layers return views of one tensor, which no tensor subclass may be an input beside."""
     model = flux()
@@ -263,7 +267,7 @@ def test_layers_compile_without_a_break(precision: str):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model.single_transformer_blocks[0].compile(dynamic=False, backend="aot_eager")
-    rounded = precision == "fp8-both-ways"  # a last bit that differs may fall on the other side of a rounding
+    rounded = precision == "fp8-matmul"  # a last bit that differs may fall on the other side of a rounding
     for expected, found in zip(eager, gradients(), strict=True):
         if rounded:
             assert (found - expected).norm() <= 0.05 * expected.norm()
@@ -273,7 +277,7 @@ def test_layers_compile_without_a_break(precision: str):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("precision", ["int8-torchao", "int4-torchao", "fp8wo-torchao"])
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
 def test_compiled_layers_do_not_keep_what_they_unpacked(precision: str):
     def kept(precision: str | None) -> set[tuple[int, ...]]:
         """The shapes that the backward pass of a layer is given, its weights aside."""
@@ -310,33 +314,33 @@ def test_a_copy_is_a_copy(precision: str):
 
 
 def test_float8_compute_needs_its_gpu():
-    with pytest.raises(ConfigError, match=r"'fp8-torchao', which computes in float8 .* on cpu. Use 'fp8wo-torchao'"):
-        check_precision("fp8-torchao", torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"'fp8-forward', which multiplies in float8 .* on cpu. Set it to 'fp8'"):
+        check_precision("fp8-forward", torch.device("cpu"))
 
 
 def test_an_unknown_precision():
-    with pytest.raises(ConfigError, match=r"base_model_precision is 'int8-torchoa'. Did you mean 'int8-torchao'\?"):
-        quantize(flux(), "int8-torchoa", "cpu")
+    with pytest.raises(ConfigError, match=r"base_model_precision is 'fp8-matmull'. Did you mean 'fp8-matmul'\?"):
+        quantize(flux(), "fp8-matmull", "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("form", ["int8", "int4", "float8", "float8-compute", "float8-both-ways"])
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "fp8-forward", "fp8-matmul"])
 def test_a_frozen_linear_on_a_gpu(form: str, compiled: bool):
     frozen = FrozenLinear(nn.Linear(1024, 512).to("cuda", torch.bfloat16).requires_grad_(False), form)
     x = torch.randn(2, 77, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(2, 77, 512, device="cuda", dtype=torch.bfloat16)
     expected = nn.functional.linear(x, frozen.weight, frozen.bias)
     output = torch.compile(frozen)(x) if compiled else frozen(x)
-    assert (output - expected).norm() / expected.norm() < (0.06 if form.startswith("float8-") else 0.01)
+    assert (output - expected).norm() / expected.norm() < (0.06 if form.startswith("fp8-") else 0.01)
     found, known = (torch.autograd.grad(y, x, gradient)[0] for y in (output, expected))
-    assert (found - known).norm() / known.norm() < (0.06 if form == "float8-both-ways" else 0.01)
+    assert (found - known).norm() / known.norm() < (0.06 if form == "fp8-matmul" else 0.01)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", METHODS)
 def test_on_a_gpu(precision: str):
-    if precision.endswith("bnb"):
+    if METHODS[precision].package:
         pytest.importorskip("bitsandbytes")
     model = flux().to(torch.bfloat16)
     with torch.no_grad():
