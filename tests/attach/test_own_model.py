@@ -12,9 +12,9 @@ import torch
 from selected import route
 
 import tread
+from tread.errors import RiskWarning
 from tread.finetune.starter import RATIO
 from tread.routing.plan import PRESETS
-from tread.routing.risks import RiskWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

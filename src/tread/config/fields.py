@@ -46,7 +46,7 @@ def fields_of(owner: Callable[..., Any]) -> dict[str, Field]:
     docs = _attribute_docs(owner) if dataclasses.is_dataclass(owner) and is_class else {}
     hints = get_type_hints(owner.__init__ if is_class else owner, include_extras=True)
     made = {}
-    for name, parameter in inspect.signature(owner).parameters.items():
+    for name, parameter in inspect.signature(owner).parameters.items():  # pyright: ignore[reportArgumentType]
         hint, doc = hints[name], docs.get(name, "")
         if get_origin(hint) is Annotated:
             hint, doc = hint.__origin__, hint.__metadata__[0]

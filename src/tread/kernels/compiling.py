@@ -20,8 +20,8 @@ from torch import nn
 
 from tread.kernels.checkpointing import Checkpointing, recomputing
 from tread.routing import noise
+from tread.routing.budget import SHAPE_LEVELS
 from tread.routing.plan import RoutePlan
-from tread.routing.selection import SHAPE_LEVELS
 
 Switch = Literal["auto"] | bool
 

@@ -17,14 +17,14 @@ from tread.config.fields import MISSING, fields_of
 from tread.config.layers import Settings, assigned, check_names, merged, settings_of, split_assignment
 from tread.config.schema import arguments, parse
 from tread.data import DATASETS
-from tread.errors import ConfigError, check_choice
+from tread.errors import ConfigError
 from tread.objectives import OBJECTIVES
 from tread.pretrain.settings import AUTO, MODELS, ModelConfig, PretrainConfig
+from tread.training.job import CONFIG_FILE, saved_settings
 
-CONFIG_FILE = "config.yaml"
 COMMAND = "tread train"
 GROUPS: dict[str, tuple[str, Mapping[str, Any]]] = {
-    "model": ("tread", {name: ModelConfig for name in MODELS}),
+    "model": ("tread", dict.fromkeys(MODELS, ModelConfig)),
     "data": ("digits", DATASETS),
     "objective": ("flow", OBJECTIVES),
 }
@@ -41,6 +41,11 @@ def config_folder() -> Path | None:
 
 def compose(given: Sequence[str], folder: Path | None = None) -> PretrainConfig:
     """The config of `tread train`; `folder` is a `configs/` to read, by default that of the clone."""
+    return typed(layered(given, folder))
+
+
+def layered(given: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
+    """All layers of a config in one mapping, names checked; values may be missing, and are not in their types yet."""
     file, texts = _split(given)
     texts = [_current(text) for text in texts]
     names = dict(split_assignment(text) for text in texts)
@@ -68,15 +73,14 @@ def from_run(folder: Path) -> PretrainConfig:
 
 def saved(folder: Path) -> dict[str, Any]:
     """The settings that a run folder keeps."""
-    if not (folder / CONFIG_FILE).is_file():
-        raise ConfigError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}.")
+    saved_settings(folder)  # refuses what is not the folder of a run
     return read_layer(folder / CONFIG_FILE)
 
 
-def typed(config: Mapping[str, Any], source: str = "") -> PretrainConfig:
-    """The config of a mapping, groups and all; `source` is the file that a message names."""
+def typed(config: Mapping[str, Any]) -> PretrainConfig:
+    """The config of a mapping with every layer in it."""
     chosen = _options(config)
-    check_names(config, known(chosen), COMMAND, source)
+    check_names(config, known(chosen), COMMAND)
     settings: dict[str, Any] = {**config}
     for group in ("data", "objective"):
         section = {name: value for name, value in config.get(group, {}).items() if name != "name"}
@@ -133,7 +137,7 @@ def _current(text: str) -> str:
     return f"{name}.name={value}" if name in GROUPS else f"{name}={value}"
 
 
-def _resumed(run: Path, texts: Sequence[str]) -> PretrainConfig:
+def _resumed(run: Path, texts: Sequence[str]) -> dict[str, Any]:
     """The saved settings of the run that is resumed, with what the command line sets on top."""
     config, names = saved(run), dict(split_assignment(text) for text in texts)
     for group in GROUPS:
@@ -144,13 +148,13 @@ def _resumed(run: Path, texts: Sequence[str]) -> PretrainConfig:
     return _assigned(config, texts)
 
 
-def _assigned(config: Mapping[str, Any], texts: Sequence[str], source: str = "") -> PretrainConfig:
-    """The config after the settings of the command line."""
+def _assigned(config: dict[str, Any], texts: Sequence[str], source: str = "") -> dict[str, Any]:
+    """A config after the settings of the command line; `source` is the file that a message names."""
     names = known(_options(config))
     check_names(config, names, COMMAND, source)
     for text in texts:
         config = assigned(config, text, names, COMMAND)
-    return typed(config)
+    return config
 
 
 def _group(group: str, name: str, folder: Path | None) -> dict[str, Any]:

@@ -8,8 +8,8 @@ of forward FLOPs are ratios of training FLOPs.
 from dataclasses import dataclass
 
 from tread.errors import ConfigError, check_int
+from tread.routing.budget import kept_count
 from tread.routing.plan import RoutePlan
-from tread.routing.selection import kept_count
 
 
 @dataclass(frozen=True, kw_only=True)

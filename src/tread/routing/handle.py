@@ -18,11 +18,12 @@ from torch import Tensor
 
 from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise, recompute
+from tread.routing.budget import kept_count
 from tread.routing.forced import NONE_FORCED, Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.route import Route
-from tread.routing.selection import check_mask, check_selection, kept_count, l1_rank, mixed_score, select
+from tread.routing.selection import check_mask, check_selection, l1_rank, mixed_score, select
 from tread.routing.state import Select, State
 
 

@@ -2,16 +2,13 @@
 
 import warnings
 
+from tread.errors import RiskWarning
 from tread.routing.plan import PRESETS, RoutePlan
 
 FEW_TOKENS = 256
 HIGH_RATIO = 0.5
 LITTLE_GAIN = 0.75
 ADAPTER_RATIO = PRESETS["lora"].selection_ratio
-
-
-class RiskWarning(UserWarning):
-    """A setting that runs, but that is known to cost quality or to gain no speed."""
 
 
 def layer_risks(plan: RoutePlan) -> list[str]:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise
+from tread.routing.budget import kept_count
 from tread.routing.ops import gather, restore
 from tread.routing.plan import DEFAULT_SEED
-from tread.routing.selection import check_mask, kept_count, l1_rank, mixed_score, select
+from tread.routing.selection import check_mask, l1_rank, mixed_score, select
 
 
 @dataclass(frozen=True)

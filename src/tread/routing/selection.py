@@ -1,20 +1,15 @@
-"""Which tokens a route keeps: the budget, the scores, and the kept indices.
+"""The tokens that a route keeps: their scores and the kept indices.
 
-- One K for the whole batch, so that tensors stay dense. Forced tokens come on top of the budget instead of eating
-  it: the ratio applies to the tokens that may be dropped.
 - Scores are 64-bit integers. Ranking integers has no rounding, so eager, compiled, CPU and GPU agree on every
   index, and a stable sort settles ties by token position.
 - Nothing here reads a tensor on the host but `check_selection`, which runs where selections enter.
 """
-
-import math
 
 import torch
 from torch import Tensor
 
 from tread.errors import ConfigError
 
-SHAPE_LEVELS = 16  # with a force mask, K takes at most this many values, so that few shapes are compiled
 _FORCED = 1 << 62  # above every score
 
 
@@ -39,22 +34,6 @@ def check_selection(ids: object, name: str) -> int:
     if low < 0:
         raise ConfigError(f"{name} has the index {low}; tokens count from 0.")
     return high
-
-
-def kept_count(tokens: int, ratio: float, forced: int | None = None, always: int = 0) -> int:
-    """How many of `tokens` stay: K = S - int((S - F) * ratio).
-
-    `forced` is the largest number of tokens a force mask names in the batch, or None where there is no mask. With a
-    mask, K is rounded up to a multiple of ceil(S / 16), capped at S. `always` others are forced in every sample.
-
-    >>> kept_count(256, 0.5), kept_count(256, 0.5, forced=100)
-    (128, 192)
-    """
-    kept = tokens - int((tokens - always - (forced or 0)) * ratio)
-    if forced is None:
-        return kept
-    level = math.ceil(tokens / SHAPE_LEVELS)
-    return min(tokens, math.ceil(kept / level) * level)
 
 
 def l1_rank(x: Tensor) -> Tensor:

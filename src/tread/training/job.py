@@ -61,7 +61,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
     folder = Path(config.output_dir)
     source = _resumed_from(config, folder)
     if source is not None and config.resume != "latest":
-        _check_run(source)
+        saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
         newest(source / CHECKPOINTS, _say_nothing)  # refuses broken ones
@@ -102,7 +102,9 @@ def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, s
         session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
         accelerator.wait_for_everyone()
     if accelerator.log_with:
-        flat = {name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()}
+        flat = {
+            name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()
+        }
         names = {"wandb": {"name": config.log.run or folder.name}}
         accelerator.init_trackers(config.log.project, config=flat, init_kwargs=names)
     accelerator.print(task.summary())
@@ -153,18 +155,21 @@ def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
     return folder if config.resume == "latest" else Path(config.resume)
 
 
-def _check_run(folder: Path) -> None:
-    """Refuse a folder to resume from that holds no run."""
+def saved_settings(folder: Path) -> dict[str, Any]:
+    """The settings that a run folder keeps; refuses a folder that holds no run."""
     if not (folder / CONFIG_FILE).is_file():
         raise ConfigError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}.")
+    settings = settled(read_document(folder / CONFIG_FILE))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{folder / CONFIG_FILE} is not the config of a run; restore it.")
+    return settings
 
 
 def _write_config(folder: Path, source: Path | None, settings: dict[str, Any], accelerator: Accelerator) -> None:
     import yaml
 
     if source is not None and (source / CONFIG_FILE).is_file():
-        before: Any = settled(read_document(source / CONFIG_FILE))
-        for change in changes(before, settings):
+        for change in changes(saved_settings(source), settings):
             if not change.startswith(("resume", "output_dir")):
                 accelerator.print(f"changed since the run was started: {change}")
     with atomic_write(folder / CONFIG_FILE) as file:

@@ -73,14 +73,15 @@ class Session:
         """The model as a step calls it: as it is, or through CUDA graphs."""
         if config.train.graphs:
             if accelerator.device.type == "cuda" and accelerator.num_processes == 1:
-                self.network = Graphs(self.model, task.handles, accelerator.print)
+                self.network = Graphs(self.model, task.routing, accelerator.print)
             else:
                 accelerator.print(f"{config.called('train.graphs')} needs exactly one CUDA GPU; continuing without.")
 
     @property
     def kept_share(self) -> float:
         """The share of tokens kept by the routed layers of the last forward; 1 if it was dense."""
-        return self.task.handles[0].kept_share if self.task.handles else 1.0
+        routing = self.task.routing
+        return routing[0].kept_share if routing else 1.0
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -99,7 +100,7 @@ class Session:
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Tensor]:
         """One optimizer step; returns its loss and gradient norm, still on the device."""
         config, accelerator = self.config, self.accelerator
-        for handle in self.task.handles:
+        for handle in self.task.routing:
             handle.set_step(step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, step, config.train.steps)

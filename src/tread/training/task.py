@@ -25,7 +25,7 @@ class Task(Protocol):
         ...
 
     @property
-    def handles(self) -> Sequence[Handle]:
+    def routing(self) -> Sequence[Handle]:
         """The routing of the network, that of the last forward first; empty if it is dense."""
         ...
 

@@ -121,8 +121,8 @@ def family(value: Any, config: Mapping[str, Any]) -> Outcome:
     if value in TUNE_FAMILIES:
         return Outcome.runs(model_family=value)
     return Outcome.unsupported(
-        f"tread finetune has {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with tread.attach "
-        "(docs/attach.md; `tread families` lists them)"
+        f"tread finetune has {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
+        "tread.attach (docs/attach.md; `tread families` lists them)"
     )
 
 
