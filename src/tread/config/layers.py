@@ -117,28 +117,30 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _put(config: Mapping[str, Any], name: str, value: object) -> dict[str, Any]:
+def _put(config: Mapping[str, Any], name: str, value: object, where: str = "") -> dict[str, Any]:
     """`config` with one value set, by its dotted name; lists are entered by index."""
     head, _, rest = name.partition(".")
     if not rest:
         return {**config, head: value}
-    below = config.get(head, {})
+    below, here = config.get(head, {}), f"{where}{head}"
     if isinstance(below, list | tuple):
-        return {**config, head: _put_item(list(below), rest, value, head)}
+        return {**config, head: _put_item(list(below), rest, value, here)}
     if not isinstance(below, Mapping):
-        raise ConfigError(f"{name} cannot be set: {head} is {settled(below)!r}, which has no parts; replace it whole.")
-    return {**config, head: _put(below, rest, value)}
+        raise ConfigError(f"{here}.{rest} cannot be set: {here} is {settled(below)!r}, which has no parts.")
+    return {**config, head: _put(below, rest, value, f"{here}.")}
 
 
 def _put_item(items: list[Any], name: str, value: object, where: str) -> list[Any]:
     index, _, rest = name.partition(".")
     if not index.isdigit() or int(index) >= len(items):
         raise ConfigError(
-            f"{where}.{name} cannot be set: {where} has {len(items)} item(s), so write {where}.0 to "
-            f"{where}.{len(items) - 1}; to make it longer, give the whole list."
+            f"{where}.{index} cannot be set: {where} has {len(items)} item(s), counted from 0; to make it longer, give "
+            "the whole list."
         )
     item = items[int(index)]
-    items[int(index)] = value if not rest else _put(item if isinstance(item, Mapping) else {}, rest, value)
+    items[int(index)] = (
+        value if not rest else _put(item if isinstance(item, Mapping) else {}, rest, value, f"{where}.{index}.")
+    )
     return items
 
 
