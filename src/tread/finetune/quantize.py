@@ -197,7 +197,7 @@ def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias:
 def _float8_gradient(gradient: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """gradient @ weight, both sides in float8, one scale per row of the gradient times the weight's scales."""
     packed, spread = float8.round_rows(gradient.flatten(0, -2), scale.flatten())  # (M, N), (M, 1)
-    back = float8.turn_bytes(codes).view(FLOAT8)  # (K, N)
+    back = float8.transpose_bytes(codes).view(FLOAT8)  # (K, N)
     product = float8.product(packed, back, spread, scale.new_ones(codes.shape[1], 1))  # (M, K)
     return product.to(gradient.dtype).view(*gradient.shape[:-1], -1)
 
