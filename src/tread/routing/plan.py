@@ -2,8 +2,8 @@
 
 `RoutePlan.from_config` takes what users write: a mapping, a JSON string, the path of a JSON or YAML file, or just the
 name of a preset; with or without the outer key `tread_config`, with `routes` or a `preset`. `plan.resolve(depth)` gives
-the plan of one model: routes sorted, disjoint and in range. Nothing is silently dropped: a route either runs as
-written or is refused by name.
+the plan of one model: routes sorted, disjoint and in range. A route either runs as written or is
+refused by name.
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ class RoutePlan:
 
     @classmethod
     def from_config(cls, config: "RoutePlan | Mapping[str, Any] | str | Path") -> "RoutePlan":
-        """A plan from any form a user may write it in.
+        """A plan from a mapping, a JSON string, a path or the name of a preset.
 
         >>> RoutePlan.from_config("paper").resolve(12).routes[0].end_layer_idx
         8
@@ -78,7 +78,7 @@ class RoutePlan:
         if isinstance(config, RoutePlan):
             return config
         config = tread_mapping(config)
-        config = {key: value for key, value in config.items() if value is not None}  # YAML's null: not set
+        config = {key: value for key, value in config.items() if value is not None}  # null in YAML: not set
         selector = check_choice(config.get("selector", "random"), "selector", SELECTORS)
         schedule = config.get("schedule")
         return cls(
@@ -104,7 +104,7 @@ class RoutePlan:
         return replace(self, routes=tuple(route for route, _ in resolved), depth=depth)
 
     def with_total_steps(self, total_steps: int) -> "RoutePlan":
-        """The plan with the schedule's `total_steps` filled in where it was left open."""
+        """The plan with the schedule's `total_steps` filled in if it is not set."""
         if self.schedule is None or self.schedule.total_steps is not None:
             return self
         return replace(self, schedule=replace(self.schedule, total_steps=total_steps))
@@ -125,7 +125,7 @@ class RoutePlan:
 
 
 def tread_mapping(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    """What a user wrote, as the mapping inside `tread_config`, keys checked; values are left as they are."""
+    """The mapping inside `tread_config`, its keys checked and its values not."""
     mapping = read_mapping(config)
     if "tread_config" in mapping:
         check_keys(mapping, ["tread_config"], "around tread_config")

@@ -2,7 +2,7 @@
 
 - Scores are 64-bit integers. Ranking integers has no rounding, so eager, compiled, CPU and GPU agree on every
   index, and a stable sort settles ties by token position.
-- Nothing here reads a tensor on the host but `check_selection`, which runs where selections enter.
+- Only `check_selection`, which runs outside the forward, synchronises with the device.
 """
 
 import torch
@@ -22,13 +22,13 @@ def check_mask(mask: object) -> None:
 
 
 def check_selection(ids: object, name: str) -> int:
-    """The largest index of a given selection; refuses what is not ascending int64 (B, K) from 0. Waits for a GPU."""
+    """The largest index of a given selection, which must be int64 (B, K) and ascending from 0. Synchronises once."""
     if not isinstance(ids, Tensor):
         raise ConfigError(f"{name} is a {type(ids).__name__}; it must be a tensor, int64 (B, K).")
     if ids.dtype != torch.int64 or ids.ndim != 2 or not ids.numel():
         raise ConfigError(f"{name} is {ids.dtype} of shape {tuple(ids.shape)}; it must be int64 (B, K), K at least 1.")
     ascends = (ids.diff(dim=1) > 0).all()
-    low, high, ascending = torch.stack((ids.min(), ids.max(), ascends)).tolist()  # one wait for all three
+    low, high, ascending = torch.stack((ids.min(), ids.max(), ascends)).tolist()  # one synchronisation
     if not ascending:
         raise ConfigError(f"{name} is not ascending; sort each sample's indices, each of them once.")
     if low < 0:
