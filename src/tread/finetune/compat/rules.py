@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
-from tread.finetune.families import FAMILIES
+from tread.finetune.families import TUNE_FAMILIES
 
 Verdict = Literal["runs", "translated", "ignored", "unsupported"]
 OFF = (None, False, 0, "", "none", "no", [], {})
@@ -118,11 +118,11 @@ MODELS: dict[str, dict[str, str]] = {
 
 def family(value: Any, config: Mapping[str, Any]) -> Outcome:
     """A family that `tread finetune` has, or where else to train it."""
-    if value in FAMILIES:
+    if value in TUNE_FAMILIES:
         return Outcome.runs(model_family=value)
     return Outcome.unsupported(
-        f"tread finetune has {', '.join(FAMILIES)}; other transformers train in a script of yours with tread.attach "
-        "(docs/attach.md; `tread families` lists them)"
+        f"tread finetune has {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
+        "tread.attach (docs/attach.md; `tread families` lists them)"
     )
 
 

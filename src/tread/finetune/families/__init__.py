@@ -1,10 +1,10 @@
 """The model families that can be fine-tuned.
 
-One module per family, each with one subclass of `finetune.family.TuneFamily` and one line in `FAMILIES` below; beside
-them `autoencoders` (pixels to latents) and `ragged_text` (texts of different lengths), which several families share.
-A family knows its stock pipeline and nothing of runs: modules here may import `finetune.family`, `finetune.source`
-and `finetune.target`, no other part of fine-tuning. This file imports none of them, so that reading a config needs
-neither torch nor diffusers.
+One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
+them are `autoencoders` (pixels to latents) and `ragged_text` (texts of different lengths), which several families
+share. A family knows its stock pipeline and nothing of runs: modules here may import `finetune.family`,
+`finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports none of them, so that reading
+a config loads neither torch nor diffusers.
 """
 
 import importlib
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tread.finetune.family import TuneFamily
     from tread.finetune.source import Source
 
-FAMILIES: dict[str, str] = {
+TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
     "flux": "Flux",
     "lumina2": "Lumina2",
@@ -30,11 +30,12 @@ FAMILIES: dict[str, str] = {
 
 def family_class(name: str) -> "type[TuneFamily]":
     """The class of a `model_family`; its module is imported here."""
-    if name not in FAMILIES:
+    if name not in TUNE_FAMILIES:
         raise ConfigError(
-            f"model_family is {name!r}; it must be one of {', '.join(FAMILIES)}{nearest(name, list(FAMILIES))}"
+            f"model_family is {name!r}; it must be one of {', '.join(TUNE_FAMILIES)}"
+            f"{nearest(name, list(TUNE_FAMILIES))}"
         )
-    return getattr(importlib.import_module(f"{__name__}.{name}"), FAMILIES[name])
+    return getattr(importlib.import_module(f"{__name__}.{name}"), TUNE_FAMILIES[name])
 
 
 def open_family(name: str, source: "Source", text_length: int | None = None) -> "TuneFamily":
@@ -44,7 +45,7 @@ def open_family(name: str, source: "Source", text_length: int | None = None) -> 
     """
     cls = family_class(name)
     if source.pipeline_name not in cls.pipelines:
-        fits = next((other for other in FAMILIES if source.pipeline_name in family_class(other).pipelines), None)
+        fits = next((other for other in TUNE_FAMILIES if source.pipeline_name in family_class(other).pipelines), None)
         advice = f"set model_family to {fits!r}" if fits else "no family of tread finetune fits it (tread.attach may)"
         raise ConfigError(
             f"model_family is {name!r}, but {source.place!r} is a {source.pipeline_name}: {advice}, or name a model of "
