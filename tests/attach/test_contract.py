@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from case import Case, one_sample
-from cases import CASES
-from oracle import oracle
-from outside import OUTSIDE
 from torch import Tensor, nn
 
 import tread
+from tests.attach.oracle import oracle
+from tests.tiny.case import Case, one_sample
+from tests.tiny.outside import OUTSIDE
+from tests.tiny.stock import CASES
 from tread import ConfigError
 
 TOLERANCE: Any = {"rtol": 1e-5, "atol": 1e-5}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.profile import host_waits, profile_routing, ranges, warned_waits
-from benchmarks.targets import ROWS, best, table, verdict
 
 from benchmarks import all as runner
 from benchmarks import curve, dit, flux, hooks, plot, sd3, wan
+from benchmarks.profile import host_waits, profile_routing, ranges, warned_waits
+from benchmarks.targets import ROWS, best, table, verdict
 from tread.routing.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -4,16 +4,16 @@ import json
 
 import pytest
 import torch
-from benchmarks.curve import RATIOS, SMOKE, Layers
-from benchmarks.flops import count_flops
-from benchmarks.kinds import kind_of
-from benchmarks.record import Record, compared, options
-from benchmarks.timing import Timing, alternate, timed
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.curve import RATIOS, SMOKE, Layers
+from benchmarks.flops import count_flops
+from benchmarks.kinds import kind_of
+from benchmarks.record import Record, compared, options
+from benchmarks.timing import Timing, alternate, timed
 from tread.kernels.cudnn import attend
 from tread.routing.cost import LayerShape, plan_cost
 

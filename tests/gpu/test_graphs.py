@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
-from gpu.test_waits import write_images
+from tests.gpu.test_waits import write_images
 from tread.kernels import graphs
 from tread.training.metrics import read_metrics
 

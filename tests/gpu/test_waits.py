@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from benchmarks.profile import STEPS, host_waits, warned_waits
 from PIL import Image
 
+from benchmarks.profile import STEPS, host_waits, warned_waits
 from tread.training.loop import Session
 from tread.training.metrics import Metrics, read_metrics
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from benchmarks.quality.__main__ import main
 from benchmarks.quality.images import mosaic
 from benchmarks.quality.judge import Judge, load_judge_network
 from benchmarks.quality.results import Results
 from benchmarks.quality.run import blank, work
-from PIL import Image
-
-from quality.tiny import CPU, SECONDS, SMOKE, job_of, pictures, spec_of
+from tests.tiny.quality import CPU, SECONDS, SMOKE, job_of, pictures, spec_of
 
 
 @pytest.fixture(scope="package")

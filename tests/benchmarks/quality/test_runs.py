@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from benchmarks.quality import run as running
 from benchmarks.quality.__main__ import main
 from benchmarks.quality.arms import BY_NAME, ENDLESS, config_of
 from benchmarks.quality.jobs import Spec, plan
@@ -15,15 +17,11 @@ from benchmarks.quality.judge import Judge
 from benchmarks.quality.results import GRIDS, RESULTS, Results, read_grids, run_name, snapshot
 from benchmarks.quality.run import blank, check_compiled, make_run, run, work
 from benchmarks.quality.training import Trial
-
-from benchmarks.quality import run as running
-from quality.tiny import SECONDS, SMOKE, job_of, spec_of
+from tests.tiny.quality import SECONDS, SMOKE, job_of, spec_of
 from tread.kernels.compiling import Attempt, Compiled
 from tread.routing import noise
 from tread.training.job import make_accelerator
 from tread.training.loop import Session
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_looking_does_not_disturb_the_run(prepared: Path, found: Results) -> None:
