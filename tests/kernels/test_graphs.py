@@ -199,19 +199,42 @@ def test_a_forward_beside_another_runs_as_it_is(captures: list[Stand], monkeypat
 
 
 class Replayed:
+    """A graph that holds nothing: its memory is what the recording left."""
+
     def replay(self) -> None: ...
 
 
+@pytest.fixture
+def without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network is recorded by running it on the CPU."""
+    for name in ("synchronize", "empty_cache", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Replayed)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(graphs, "_put_back", nullcontext)
+
+
+class Weighted(nn.Module):
+    """Returns a product with its weight, and something that has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.weight * x, x[:2]]
+
+
+@pytest.mark.usefixtures("without_a_device")
 def test_a_forward_waits_for_its_backward_or_its_end() -> None:
-    capture = object.__new__(Capture)
-    weight, out = nn.Parameter(torch.ones(3)), torch.ones(3)
-    capture.trained, capture.gradients = [weight], (torch.full((3,), 2.0),)
-    capture._forward = capture._backward = Replayed()  # pyright: ignore[reportAttributeAccessIssue]
-    capture._inputs, capture._outputs, capture._given = [], [out, torch.zeros(2)], [torch.empty(3)]
-    capture._differentiable, capture._call = [True, False], None
-    _, capture._tree = graphs.pytree.tree_flatten([0, 0])
-    answer, constant = capture([])
+    leaves, tree = graphs.pytree.tree_flatten(((torch.full((3,), 2.0),), {}))
+    capture = Capture(model := Weighted(), leaves, tree)
+    weight = model.weight
+    assert capture.gradients[0] is not None
+    capture.gradients[0].fill_(2.0)  # as a replay leaves it
+    answer, constant = capture(leaves)
     assert capture.is_running
+    assert answer.tolist() == [2, 2, 2]
     assert answer.requires_grad
     assert not constant.requires_grad
     answer.sum().backward()
@@ -222,7 +245,7 @@ def test_a_forward_waits_for_its_backward_or_its_end() -> None:
     assert weight.grad.data_ptr() != capture.gradients[0].data_ptr(), "the next backward would write over it"
     assert weight.grad.tolist() == [2, 2, 2]
     assert capture._given[0].tolist() == [1, 1, 1]
-    answer = capture([])[0]
+    answer = capture(leaves)[0]
     assert capture.is_running
     del answer, constant
     assert not capture.is_running, "nobody can ask for its backward any more"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,26 +86,43 @@ def test_a_run_that_died_goes_on_bit_for_bit(tmp_path: Path, variant: str, monke
     assert_same_run(straight, go_on(tmp_path / "died"))
 
 
-def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """SIGKILL from outside, in the middle of whatever the process is doing; checkpoints after every step."""
-    folder = tmp_path / "killed"
-    settings = [*TINY, "train.steps=40", "checkpoint.every=1", "log.every=7"]
+def started(folder: Path, checkpoints: int, *settings: str) -> subprocess.Popen[str]:
+    """A run without end in a process group of its own, which has written so many checkpoints."""
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *settings, f"output_dir={folder}"],
+        [sys.executable, str(ROOT / "train.py"), *TINY, "train.steps=1000000", *settings, f"output_dir={folder}"],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
     )
-    while len(list_checkpoints(folder / CHECKPOINTS)) < 3:
-        assert process.poll() is None, process.communicate()[0].decode()
+    while len(list_checkpoints(folder / CHECKPOINTS)) < checkpoints:
+        assert process.poll() is None, process.communicate()[0]
         time.sleep(0.003)
+    return process
+
+
+def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL from outside, in the middle of whatever the process is doing; checkpoints after every step."""
+    folder, settings = tmp_path / "killed", ["checkpoint.every=1", "log.every=7"]
+    process = started(folder, 3, *settings)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert list_checkpoints(folder / CHECKPOINTS)[-1].name < "step-00000040"
-    assert_same_run(train(tmp_path / "straight", *settings[len(TINY) :]), go_on(folder))
+    last = int(list_checkpoints(folder / CHECKPOINTS)[-1].name.removeprefix("step-"))
+    some_more = f"train.steps={last + 9}"
+    assert_same_run(train(tmp_path / "straight", *settings, some_more), go_on(folder, some_more))
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as in a terminal: a shell lets the jobs that it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -120,6 +137,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
     assert_same_run(train(tmp_path / "straight", *EIGHT), go_on(folder))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -131,23 +149,13 @@ def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list_checkpoints(tmp_path / "run" / CHECKPOINTS) == []
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_reaches_the_data_workers_too_and_still_ends_well(tmp_path: Path) -> None:
     """A terminal sends SIGINT to the whole process group."""
     folder = tmp_path / "run"
-    settings = [*TINY, "train.steps=100000", "train.workers=1", "checkpoint.every=5", f"output_dir={folder}"]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "train.py"), *settings],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        text=True,
-    )
-    while not list_checkpoints(folder / CHECKPOINTS):
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.003)
+    process = started(folder, 1, "train.workers=1", "checkpoint.every=5")
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate()
     assert process.returncode == 0, output
     assert "Traceback" not in output
     assert f"continue with: tread train resume={folder}" in output
