@@ -12,14 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from tests.finetune.encoded import RNG, Encoder, TextEncoder, encode, pad
 from tread.data.buckets import Bucket, BucketOrder
 from tread.data.captioned import collect
 from tread.data.entries import DataConfig
 from tread.train.finetune.cache import Cache, CachedSamples, Tensors
 from tread.train.finetune.encode import encode_samples, encode_texts
 from tread.train.finetune.picks import Pick, PickSampler
-
-from .encoded import RNG, Encoder, TextEncoder, encode, pad
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.finetune.encoded import Encoder, TextEncoder, encode, files, samples_in
 from tread.data.base import DataError
 from tread.data.buckets import Bucket
 from tread.routing.errors import ConfigError
@@ -20,8 +21,6 @@ from tread.train.finetune.encode import encode_samples, encode_texts
 from tread.train.finetune.families import open_family
 from tread.train.finetune.hashes import identity
 from tread.train.finetune.source import Source
-
-from .encoded import Encoder, TextEncoder, encode, files, samples_in
 
 
 def test_latents_are_those_of_the_pixels(pictures: Path, tmp_path: Path) -> None:
@@ -111,7 +110,6 @@ def test_text_that_is_no_number_stops(tmp_path: Path) -> None:
         encode_texts(Cache(tmp_path / "cache"), ["cat"], encode=broken, identity="t", progress=False)
 
 
-@pytest.mark.realdata
 def test_a_family_encodes_through_the_cache(pipeline_folder: Any, pictures: Path, tmp_path: Path) -> None:
     family = open_family("flux", Source(str(pipeline_folder("flux"))))
     pipeline = family.source.pipeline(*family.pixel_parts, *family.text_parts)

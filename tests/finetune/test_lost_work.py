@@ -10,21 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 from safetensors.torch import load_file
 
+from tests.finetune.tasks import ROUTES
+from tests.tiny.pictures import write_noise
 from tread.cli import main
 from tread.train.checkpoint import list_checkpoints, read_manifest
 from tread.train.finetune.output import has_result
 from tread.train.job import LOCK_FILE, locked
 
-from .encoded import RNG
-
-pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]
-ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
 LORA, FULL = "pytorch_lora_weights.safetensors", "transformer"
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {"learning_rate": 0.02, "use_ema": True, "validation_prompt": "a cat", "tread_config": ROUTES},
@@ -71,10 +68,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(pipeline_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     folder = tmp_path_factory.mktemp("lab")
-    (folder / "data").mkdir()
-    for n in range(4):
-        Image.fromarray(RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(folder / "data" / f"{n}.png")
-        (folder / "data" / f"{n}.txt").write_text(f"picture {n}")
+    write_noise(folder / "data", [(64, 64)] * 4)
     return Lab(folder, pipeline_folder("flux"))
 
 

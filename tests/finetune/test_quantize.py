@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tread
+from tests.tiny.transformers import STOCK, TARGETS, call_flux, flux
 from tread.routing.errors import ConfigError
 from tread.train.finetune.adapters import add_adapter
 from tread.train.finetune.quantize import (
@@ -22,8 +23,6 @@ from tread.train.finetune.quantize import (
     quantize,
     unpack,
 )
-
-from .stock import STOCK, TARGETS, call_flux, flux
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 #                 how far off   bytes per weight

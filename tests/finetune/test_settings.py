@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.finetune.test_recipes import ROOT
 from tread.report.finetune import updated
 from tread.routing.errors import ConfigError
 from tread.train.finetune.quantize import METHODS
@@ -19,8 +20,6 @@ from tread.train.finetune.settings import (
 )
 from tread.train.optimizers import OPTIMIZERS
 from tread.train.schema import parse
-
-from .test_recipes import ROOT
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}

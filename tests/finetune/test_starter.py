@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 
 import tread
+from tests.tiny.pipelines import TINY
 from tread.routing.errors import ConfigError
 from tread.routing.risks import adapter_risks, layer_risks
 from tread.train.finetune.config import read_config
@@ -18,8 +19,6 @@ from tread.train.finetune.families import FAMILIES, open_family
 from tread.train.finetune.settings import FinetuneConfig, field_docs
 from tread.train.finetune.source import Source
 from tread.train.finetune.starter import starter_config
-
-from .tiny import TINY
 
 
 @pytest.fixture
@@ -50,7 +49,6 @@ def read_back(text: str, tmp_path: Path, *settings: str) -> FinetuneConfig:
         return read_config(path, settings)
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("name", TINY)
 def test_a_starter_fits_its_model_and_data(
     name: str, pipeline_folder: Callable[[str], Path], photos: Path, tmp_path: Path
@@ -111,7 +109,6 @@ def test_masks_beside_the_data_are_used(photos: Path, tmp_path: Path) -> None:
     assert (entry["conditioning_data_dir"], entry["conditioning_type"]) == (str(masks), "mask")
 
 
-@pytest.mark.realdata
 def test_a_model_of_another_family_is_told(
     pipeline_folder: Callable[[str], Path], photos: Path, tmp_path: Path
 ) -> None:
