@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from benchmarks.record import Facts, Record, compared, options
 from benchmarks.steps import uncompile
 from benchmarks.timing import alternate, clocks
+from tread.kernels.attention import use_attention
 from tread.models.layers import Block
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
-from tread.train.attention import use_attention
 
 RATIOS = (0.25, 0.5, 0.75)
 

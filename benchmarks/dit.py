@@ -21,12 +21,13 @@ from benchmarks.float8 import train_in_float8
 from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
 from benchmarks.steps import Steps, Work, compile_options, job_config, stepping, uncompile
-from tread.models import DiT, adaln, preset
+from tread.kernels import adaln
+from tread.kernels.attention import Attention
+from tread.kernels.compiling import Attempt, compile_layers, lengths
+from tread.models import DiT, preset
 from tread.objectives import build as build_objective
 from tread.routing import noise
 from tread.sampling.generate import sample_noise
-from tread.train.attention import Attention
-from tread.train.compiling import Attempt, compile_layers, lengths
 
 CLASSES, DROPPED = 1000, 0.1
 ENDS = {"XL/2": 24, "B/2": 8, "tiny": 8}

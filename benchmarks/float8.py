@@ -1,4 +1,4 @@
-"""Other ways to multiply in float8, measured beside the product's (`tread.train.float8`, `fp8-both-ways`).
+"""Other ways to multiply in float8, measured beside the product's (`tread.kernels.float8`, `fp8-both-ways`).
 
 - `FrozenFloat8Linear` is a base under LoRA that stores its weight twice, with one scale per row of each product's own
   operand, so that both products take it as it lies: no turning in the backward pass, and the memory of bfloat16.
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tread.finetune.quantize import layer_linears
+from tread.kernels import float8
+from tread.kernels.float8 import FORWARD, product, round_rows, to_float8
 from tread.models import DiT
-from tread.train import float8
-from tread.train.finetune.quantize import layer_linears
-from tread.train.float8 import FORWARD, product, round_rows, to_float8
 
 
 class _Frozen(torch.autograd.Function):

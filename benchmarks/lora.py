@@ -24,10 +24,10 @@ from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
 from benchmarks.steps import WARM_STEPS, Steps, Work, compile_options, job_config, stepping, uncompile
 from tread.attach.registry import layers_of
-from tread.train.attention import Attention
-from tread.train.compiling import compile_layers, lengths
-from tread.train.finetune.adapters import add_adapter
-from tread.train.finetune.quantize import METHODS, check_precision, quantize
+from tread.finetune.adapters import add_adapter
+from tread.finetune.quantize import METHODS, check_precision, quantize
+from tread.kernels.attention import Attention
+from tread.kernels.compiling import compile_layers, lengths
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")

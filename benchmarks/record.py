@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import GIB, ceilings
-from tread.data.base import written_whole
+from tread.files import atomic_write
 
 RESULTS = Path("benchmarks/results")
 LIBRARIES = ("torch", "triton", "diffusers", "transformers", "peft", "torchao", "accelerate")
@@ -174,5 +174,5 @@ def device_slug() -> str:
 def write_json(path: Path, content: Any) -> None:
     """Whole or not at all: a benchmark may be killed at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())

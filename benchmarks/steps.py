@@ -1,4 +1,4 @@
-"""A training step as the product makes it: `tread.train.loop.Session` over a task that has its data on the device.
+"""A training step as the product makes it: `tread.training.loop.Session` over a task that has its data on the device.
 
 - The step is the loop's own: the schedule, autocast, backward, the gradient norm, fused AdamW, the moving average where
   the work has one. Only reading data and logging are left out.
@@ -21,12 +21,10 @@ from torch import Tensor, nn
 from benchmarks.flops import Flops, count_flops
 from benchmarks.record import Facts, compared
 from benchmarks.timing import alternate, clocks, watched
-from tread.routing.handle import Handle
-from tread.train.attention import Attention
-from tread.train.compiling import Attempt
-from tread.train.graphs import CALLS
-from tread.train.loop import Session, settling
-from tread.train.settings import (
+from tread.kernels.attention import Attention
+from tread.kernels.compiling import Attempt
+from tread.kernels.graphs import CALLS
+from tread.pretrain.settings import (
     CheckpointConfig,
     EMAConfig,
     JobConfig,
@@ -36,6 +34,8 @@ from tread.train.settings import (
     PreviewConfig,
     ValidationConfig,
 )
+from tread.routing.handle import Handle
+from tread.training.loop import Session, settling
 
 WARM_STEPS = 2 + CALLS
 

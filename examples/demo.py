@@ -24,13 +24,13 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from tread.data import Digits
+from tread.pretrain.config import compose
+from tread.pretrain.task import Pretraining
 from tread.report.figures import Curve, save_curves, save_kept_tokens
 from tread.routing.cost import LayerShape, plan_cost
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
-from tread.train.config import compose
-from tread.train.loop import Session
-from tread.train.pretrain import Pretraining
+from tread.training.loop import Session
 
 VALIDATE_EVERY = 50  # steps
 PER_CLASS = 16

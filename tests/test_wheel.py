@@ -13,7 +13,7 @@ PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 TRAIN = """
 import sys, tread
 from tread.cli import main
-from tread.train.config import config_folder
+from tread.pretrain.config import config_folder
 print(tread.__file__, config_folder())
 main(["train", *sys.argv[1:]])
 """

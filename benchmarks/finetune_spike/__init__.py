@@ -1,7 +1,7 @@
 """What routing costs a fine-tune: the loss spike, its length, the dense loss at the end, the time.
 
 A small model of FLUX's architecture is trained from scratch on captioned emoji, then tuned on two groups of emoji that
-it never saw, by LoRA and with all weights, dense and routed. Everything is trained by `tread.train.finetune` itself.
+it never saw, by LoRA and with all weights, dense and routed. Everything is trained by `tread.finetune` itself.
 
     python -m benchmarks.finetune_spike prepare DATA OUT      # the pipeline without its transformer, and the images
     python -m benchmarks.finetune_spike run OUT               # repeat until it says that all arms are done

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tread.train.finetune.settings import SCHEDULE, FinetuneConfig
+from tread.finetune.settings import SCHEDULE, FinetuneConfig
 
 WARMUP, COOLDOWN = SHIPPED = SCHEDULE.warmup_fraction, SCHEDULE.cooldown_fraction
 BALANCED = (2, -2)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tread.train.metrics import read_metrics
+from tread.training.metrics import read_metrics
 
 NOTE = "run.json"
 """In the results of a run that is done."""

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from benchmarks.record import machine, write_json
-from tread.train.finetune.finetune import finetune
-from tread.train.finetune.settings import FinetuneConfig
-from tread.train.metrics import FILE, read_metrics
+from tread.finetune.run import finetune
+from tread.finetune.settings import FinetuneConfig
+from tread.training.metrics import FILE, read_metrics
 
 from .arms import ARMS, PICTURED, Arm, Scale, arm_config, base_config
 from .measure import NOTE

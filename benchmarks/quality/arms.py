@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tread.config.schema import parse
+from tread.pretrain.config import config_folder
+from tread.pretrain.settings import PretrainConfig
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.plan import RoutePlan
 from tread.sampling.guidance import Branches
-from tread.train.config import config_folder
-from tread.train.schema import parse
-from tread.train.settings import PretrainConfig
 
 PAPER = (2, 8)
 """The paper's 2..B-4 on 12 layers."""

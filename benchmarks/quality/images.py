@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from tread.data import ImageFolder
-from tread.data.base import DataError
+from tread.errors import DataError
 
 SIDE, COLUMNS, PART, CLASSES = 32, 100, 5000, 10
 SPLITS = ("train", "test")

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from benchmarks.record import Facts
-from tread.data.base import DataError, to_uint8
+from tread.data.dataset import to_uint8
+from tread.errors import DataError
 from tread.evaluate.features import Extractor, load_efflite0
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.metrics import kernel_distance, precision_recall

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.record import Facts, write_json
-from tread.data.base import written_whole
+from tread.files import atomic_write
 
 RESULTS, GRIDS = "results.json", "grids.npz"
 
@@ -83,7 +83,7 @@ class Results:
         """Put down 100 samples (100, H, W, 3)."""
         self.grids[name] = images
         self.folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(self.folder / GRIDS) as file:
+        with atomic_write(self.folder / GRIDS) as file:
             np.savez_compressed(file, allow_pickle=False, **self.grids)
 
 

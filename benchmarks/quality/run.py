@@ -26,13 +26,13 @@ from safetensors.torch import load_file
 
 from benchmarks.record import Facts, machine
 from benchmarks.timing import GIB
+from tread.kernels.compiling import Compiled, compile_layers
+from tread.kernels.graphs import Graphs
 from tread.models import DiT
+from tread.pretrain.task import build_model
 from tread.routing import noise
-from tread.train.compiling import Compiled, compile_layers
-from tread.train.graphs import Graphs
-from tread.train.job import make_accelerator
-from tread.train.loop import Session, settling
-from tread.train.pretrain import build_model
+from tread.training.job import make_accelerator
+from tread.training.loop import Session, settling
 
 from .arms import BY_NAME, ENDLESS, SCALES, UNGUIDED, Arm, Scale, config_of
 from .jobs import (

@@ -22,9 +22,9 @@ from torch.utils.data import Subset
 
 from benchmarks.steps import WARM_STEPS
 from tread.data import DATASETS, Order, StepSampler
-from tread.train.loop import Session
-from tread.train.pretrain import Pretraining
-from tread.train.settings import PretrainConfig
+from tread.pretrain.settings import PretrainConfig
+from tread.pretrain.task import Pretraining
+from tread.training.loop import Session
 
 from .arms import Scale
 from .images import Cifar10, centred

@@ -5,7 +5,7 @@
 
 from tread.attach.attach import Attachment, attach
 from tread.attach.family import Family, Rotary, Side, Stack
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import RiskWarning

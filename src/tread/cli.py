@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tread import __version__
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 from tread.routing.risks import RiskWarning
 
 
 def train(arguments: list[str]) -> None:
     """train a model from scratch, dense or routed"""
-    from tread.train.config import compose, config_folder
-    from tread.train.pretrain import pretrain
+    from tread.pretrain.config import compose, config_folder
+    from tread.pretrain.task import pretrain
 
     if {"-h", "--help"} & set(arguments):
         print("usage: tread train [FILE.yaml] [setting=value ...]\n\nSettings and their defaults:\n")
@@ -42,7 +42,7 @@ def finetune(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="with --check: as JSON, for scripts")
     parser.epilog = "docs/finetune.md lists every key with its default."
     options = parser.parse_args(arguments)
-    from tread.train.finetune import config
+    from tread.finetune import config
 
     if options.check:
         sys.exit(config.check(options.config, options.json, options.settings))
@@ -50,15 +50,15 @@ def finetune(arguments: list[str]) -> None:
         parser.error("--json goes with --check")
     settings = config.read_config(options.config, options.settings)
     _no_loading_bars()
-    from tread.train.finetune.finetune import finetune as run
+    from tread.finetune.run import finetune as run
 
     run(settings)
 
 
 def init(arguments: list[str]) -> None:
     """write a config to start fine-tuning with"""
-    from tread.train.finetune.families import FAMILIES
-    from tread.train.finetune.starter import starter_config
+    from tread.finetune.families import FAMILIES
+    from tread.finetune.starter import starter_config
 
     parser = _parser("init", init)
     parser.add_argument("family", choices=list(FAMILIES))
@@ -77,7 +77,7 @@ def export(arguments: list[str]) -> None:
     )
     options = parser.parse_args(arguments)
     _no_loading_bars()
-    from tread.train.finetune.export import export as run
+    from tread.finetune.result.export import export as run
 
     for path in run(**vars(options)):
         print(path)
@@ -114,7 +114,7 @@ def sample(arguments: list[str]) -> None:
         "--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples (default: the run's)"
     )
     parser.add_argument("--out", type=Path, help="folder for the PNGs and grid.png (default: RUN/generated)")
-    from tread.train.run import sample_run
+    from tread.pretrain.sample import sample_run
 
     grid = sample_run(**vars(parser.parse_args(arguments)))
     print(f"grid: {grid}")
@@ -139,7 +139,7 @@ def evaluate(arguments: list[str]) -> None:
     options = vars(parser.parse_args(arguments))
     if options["ref"] is None and options["save"] is None:
         parser.error("give --ref, or --save to write a reference")
-    from tread.report.evaluate import run_evaluation
+    from tread.report.scores import run_evaluation
 
     run_evaluation(**options)
 
@@ -161,7 +161,7 @@ def encode(arguments: list[str]) -> None:
         help="precision of the VAE (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of --kind sample (default: %(default)s)")
-    from tread.data.encode import encode as run
+    from tread.data.shards import encode as run
 
     print(run(**vars(parser.parse_args(arguments))))
 
@@ -258,10 +258,7 @@ def _parser(name: str, function: Callable[[list[str]], None]) -> argparse.Argume
 
 def _user_errors() -> tuple[type[Exception], ...]:
     """What is reported as a sentence: everything else is a defect of ours and keeps its traceback."""
-    from tread.data.base import DataError
-    from tread.train.checkpoint import CheckpointError
-    from tread.train.memory import OutOfMemory
-    from tread.train.metrics import TrainingDiverged
+    from tread.errors import CheckpointError, DataError, OutOfMemory, TrainingDiverged
 
     return ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfMemory, ImportError, OSError
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from tread.attach.families import FAMILIES, REFUSED
 from tread.cli import main
+from tread.errors import ConfigError
 from tread.report.families import updated
-from tread.routing.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIGNATURES = Path(__file__).with_name("signatures.json")

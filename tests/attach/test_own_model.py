@@ -12,9 +12,9 @@ import torch
 from selected import route
 
 import tread
+from tread.finetune.starter import RATIO
 from tread.routing.plan import PRESETS
 from tread.routing.risks import RiskWarning
-from tread.train.finetune.starter import RATIO
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -7,9 +7,9 @@ from benchmarks.flux import SHAPES
 from benchmarks.lora import adapt, build
 from torch import nn
 
+from tread.finetune.quantize import FrozenLinear
+from tread.kernels.float8 import Float8Linear
 from tread.models import DiT
-from tread.train.finetune.quantize import FrozenLinear
-from tread.train.float8 import Float8Linear
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FINE = 0.05  # what rounding both operands of a product to e4m3 is off by, 3.7 %, and some room

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from tread.kernels.cudnn import attend
 from tread.routing.cost import LayerShape, plan_cost
-from tread.train.cudnn import attend
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch._utils import ExceptionWrapper
 
-from tread.data.base import DataError, to_uint8, written_whole
+from tread.data.dataset import to_uint8
+from tread.errors import DataError
+from tread.files import atomic_write
 
 
 def test_an_error_in_a_worker_arrives_as_its_sentence() -> None:
@@ -29,12 +31,12 @@ def test_to_uint8_reaches_both_ends_and_clips() -> None:
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), written_whole(path) as file:
+    with pytest.raises(KeyboardInterrupt), atomic_write(path) as file:
         file.write(b"half")
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == ["file"]
     assert path.read_bytes() == b"old"
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
@@ -43,6 +45,6 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_path
 
 def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"")
-    with written_whole(tmp_path / "whole"):
+    with atomic_write(tmp_path / "whole"):
         pass
     assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tread.data.buckets import Bucket, BucketOrder, bucket_of, crop_of, enlargement, measure
-from tread.data.entries import DataConfig, VideoConfig
-from tread.routing.errors import ConfigError
+from tread.data.captioned.buckets import Bucket, BucketOrder, bucket_of, crop_of, enlargement, measure
+from tread.data.captioned.entries import DataConfig, VideoConfig
+from tread.errors import ConfigError
 
 SIDES = st.integers(16, 8000)
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tread.data.base import DataError
-from tread.data.captioned import Collected, Sample, collect, tell_skipped
-from tread.data.entries import DataConfig, VideoConfig
-from tread.data.finding import Skipped
-from tread.routing.errors import ConfigError
+from tread.data.captioned.entries import DataConfig, VideoConfig
+from tread.data.captioned.finding import Skipped
+from tread.data.captioned.samples import Collected, Sample, collect, tell_skipped
+from tread.errors import ConfigError, DataError
 
 
 def picture(path: Path, size: tuple[int, int] = (8, 6), caption: str | None = None) -> Path:

@@ -15,12 +15,11 @@ import torch
 import webdataset
 from safetensors.torch import load_file
 
-from tread.data.base import DataError
-from tread.data.encode import encode
 from tread.data.images import ImageFolder
 from tread.data.latents import Latents, sample_moments
+from tread.data.shards import encode
 from tread.data.vae import load_vae
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError, DataError
 
 SETTINGS: dict[str, Any] = {"size": 16, "batch_size": 2, "shard_size": 4, "device": "cpu"}
 
@@ -83,7 +82,7 @@ def test_samples_are_one_draw_from_the_moments(image_folder: Path, tiny_vae: str
 
 KILLED = """
 import os, signal, sys
-from tread.data.encode import encode
+from tread.data.shards import encode
 
 replace = os.replace
 def killed_at_the_second_shard(source, target):

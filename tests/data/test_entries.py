@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tread.data.entries import DataConfig, VideoConfig, data_configs
-from tread.routing.errors import ConfigError
-from tread.train.schema import parse
+from tread.config.schema import parse
+from tread.data.captioned.entries import DataConfig, VideoConfig, data_configs
+from tread.errors import ConfigError
 
 
 def test_a_place_a_mapping_and_a_list_of_both_are_entries(tmp_path: Path) -> None:

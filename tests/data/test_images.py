@@ -7,9 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tread.data.base import DataError
 from tread.data.images import ImageFolder, list_images, read_image
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError, DataError
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import webdataset
 
-from tread.data.base import DataError
 from tread.data.index import ShardIndex, expand_shards, index_shards
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError, DataError
 
 
 def read(index: ShardIndex, i: int) -> np.ndarray:

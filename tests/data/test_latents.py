@@ -11,10 +11,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from tread.data import latents as latents_file
-from tread.data.base import DataError
 from tread.data.latents import VAES, Latents, decide_kind, sample_moments
 from tread.data.order import Order, StepSampler
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError, DataError
 
 
 def test_samples_come_back_as_written_and_scaled(tmp_path: Path, write_tar: Callable, samples: Callable) -> None:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tread.data.base import DataError
-from tread.data.buckets import Bucket, Crop, bucket_of, crop_of
-from tread.data.entries import DataConfig
-from tread.data.masks import MaskKind, latent_weight, read_mask
-from tread.data.pixels import read_pixels
+from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of
+from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.masks import MaskKind, latent_weight, read_mask
+from tread.data.captioned.pixels import read_pixels
+from tread.errors import DataError
 
 WHOLE = Crop(Bucket(16, 16), 0.0, 0.0, 1.0, 1.0)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tread.data.order import Order, StepSampler, positions, split
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 
 
 def sampler(order: Order, **changes: Any) -> StepSampler:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from tread.data.base import DataError
-from tread.data.buckets import Bucket, Crop, bucket_of, crop_of
-from tread.data.entries import DataConfig, VideoConfig
-from tread.data.pixels import probe, read_pixels
-from tread.data.tables import Cell
+from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of
+from tread.data.captioned.entries import DataConfig, VideoConfig
+from tread.data.captioned.pixels import probe, read_pixels
+from tread.data.captioned.tables import Cell
+from tread.errors import DataError
 
 RNG = np.random.default_rng(0)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tread.data.stock import check_tokenizer, check_weights
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 State = dict[str, Tensor]

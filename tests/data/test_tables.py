@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tread.data.base import DataError
-from tread.data.buckets import Bucket, Crop
-from tread.data.captioned import Collected, collect
-from tread.data.entries import DataConfig, data_configs
-from tread.data.pixels import read_pixels
-from tread.data.tables import read_table
-from tread.routing.errors import ConfigError
+from tread.data.captioned.buckets import Bucket, Crop
+from tread.data.captioned.entries import DataConfig, data_configs
+from tread.data.captioned.pixels import read_pixels
+from tread.data.captioned.samples import Collected, collect
+from tread.data.captioned.tables import read_table
+from tread.errors import ConfigError, DataError
 
 datasets: Any = pytest.importorskip("datasets")
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tread.data.vae import load_vae
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 
 
 def pixels() -> torch.Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 
-from tread.evaluate.evaluate import measure
+from tread.evaluate.compare import measure
 from tread.evaluate.features import Extractor
 from tread.evaluate.images import open_images
 

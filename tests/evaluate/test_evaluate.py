@@ -12,12 +12,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tread.cli import main
-from tread.data.base import DataError
-from tread.evaluate.evaluate import compare, evaluate, measure, measure_place, save_reference
+from tread.errors import ConfigError, DataError
+from tread.evaluate.compare import compare, evaluate, measure, measure_place, save_reference
 from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ArrayImages
-from tread.routing.errors import ConfigError
 from tread.routing.risks import RiskWarning
 
 RNG = np.random.default_rng(0)
@@ -70,7 +69,7 @@ class Counting(ArrayImages):
 
 
 def test_an_interrupted_pass_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tread.evaluate.evaluate.SAVE_SECONDS", -1)
+    monkeypatch.setattr("tread.evaluate.compare.SAVE_SECONDS", -1)
     with pytest.raises(Stop):
         measure(Counting(BRIGHT, 24), corner(), batch_size=8, work=tmp_path, progress=False)
     rest = Counting(BRIGHT, 40)

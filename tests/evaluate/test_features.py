@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tread.errors import ConfigError
 from tread.evaluate.efficientnet import MEAN, STD, EfficientNetLite0, SameConv, imagenet_pixels
 from tread.evaluate.features import load_extractor
-from tread.routing.errors import ConfigError
 
 # breeds of Oxford-IIIT Pet that are classes of ImageNet under one name in both
 BREEDS = {"pug": 254, "beagle": 162, "samoyed": 258, "Siamese": 284, "keeshond": 261, "boxer": 242, "leonberger": 255}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tread.errors import ConfigError
 from tread.evaluate.frechet import frechet_distance
-from tread.routing.errors import ConfigError
 
 
 def covariance(rng: np.random.Generator, width: int, rank: int) -> np.ndarray:

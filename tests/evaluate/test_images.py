@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tread.data.base import DataError
+from tread.errors import DataError
 from tread.evaluate.images import ArrayImages, arrays_of, has_images, open_images, write_batch
 
 PIXELS = np.random.default_rng(0).integers(0, 256, size=(7, 5, 6, 3), dtype=np.uint8)

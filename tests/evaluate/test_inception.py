@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from tread.errors import ConfigError
 from tread.evaluate.features import INCEPTION_FILE, Extractor, load_extractor
 from tread.evaluate.inception import InceptionV3, MixedE, inception_pixels
-from tread.routing.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

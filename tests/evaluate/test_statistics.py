@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tread.data.base import DataError
+from tread.errors import DataError
 from tread.evaluate import statistics
 from tread.evaluate.activations import Activations
 from tread.evaluate.metrics import inception_score

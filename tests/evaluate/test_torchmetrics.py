@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.evaluate.activations import Activations
-from tread.evaluate.evaluate import compare, measure
+from tread.evaluate.compare import compare, measure
 from tread.evaluate.features import Extractor
 from tread.evaluate.images import ArrayImages
 from tread.evaluate.statistics import Tally

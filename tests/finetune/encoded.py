@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tread.data.captioned import Sample, collect
-from tread.data.entries import DataConfig, data_configs
-from tread.data.finding import Skipped
-from tread.train.finetune.cache import Cache, Entry, Tensors
-from tread.train.finetune.encode import encode_samples
-from tread.train.schema import parse
+from tread.config.schema import parse
+from tread.data.captioned.entries import DataConfig, data_configs
+from tread.data.captioned.finding import Skipped
+from tread.data.captioned.samples import Sample, collect
+from tread.finetune.data.cache import Cache, Entry, Tensors
+from tread.finetune.data.encode import encode_samples
 
 RNG = np.random.default_rng(1)
 

@@ -6,12 +6,12 @@ from typing import Any
 from accelerate import Accelerator
 
 import tread
-from tread.train.finetune.families import open_family
-from tread.train.finetune.finetune import load_models
-from tread.train.finetune.prepare import prepare
-from tread.train.finetune.settings import FinetuneConfig
-from tread.train.finetune.source import Source
-from tread.train.finetune.task import Finetuning
+from tread.finetune.data.prepare import prepare
+from tread.finetune.families import open_family
+from tread.finetune.run import load_models
+from tread.finetune.settings import FinetuneConfig
+from tread.finetune.source import Source
+from tread.finetune.task import Finetuning
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
 

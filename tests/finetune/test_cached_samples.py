@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from tests.finetune.encoded import RNG, Encoder, TextEncoder, encode, pad
-from tread.data.buckets import Bucket, BucketOrder
-from tread.data.captioned import collect
-from tread.data.entries import DataConfig
-from tread.train.finetune.cache import Cache, CachedSamples, Tensors
-from tread.train.finetune.encode import encode_samples, encode_texts
-from tread.train.finetune.picks import Pick, PickSampler
+from tread.data.captioned.buckets import Bucket, BucketOrder
+from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.samples import collect
+from tread.finetune.data.cache import Cache, CachedSamples, Tensors
+from tread.finetune.data.encode import encode_samples, encode_texts
+from tread.finetune.data.picks import Pick, PickSampler
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tread.routing.errors import ConfigError
-from tread.train.finetune.compat import Verdict, check, translate
-from tread.train.finetune.compat_keys import DATA_RULES, PREFIXES, RULES
-from tread.train.finetune.config import read_config
-from tread.train.finetune.families import FAMILIES, family_class
-from tread.train.finetune.settings import FinetuneConfig
-from tread.train.schema import parse
+from tread.config.schema import parse
+from tread.errors import ConfigError
+from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
+from tread.finetune.compat.translate import Verdict, check, translate
+from tread.finetune.config import read_config
+from tread.finetune.families import FAMILIES, family_class
+from tread.finetune.settings import FinetuneConfig
 
 BASE: dict[str, Any] = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 KEYS = json.loads((Path(__file__).parent / "existing_keys.json").read_text())

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tread.routing.errors import ConfigError
-from tread.train.finetune.config import check, read_config, read_mapping
+from tread.errors import ConfigError
+from tread.finetune.config import check, read_config, read_mapping
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 

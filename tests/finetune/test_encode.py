@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.finetune.encoded import Encoder, TextEncoder, encode, files, samples_in
-from tread.data.base import DataError
-from tread.data.buckets import Bucket
-from tread.routing.errors import ConfigError
-from tread.train.finetune.cache import Cache, CachedSamples, Tensors
-from tread.train.finetune.encode import encode_samples, encode_texts
-from tread.train.finetune.families import open_family
-from tread.train.finetune.hashes import identity
-from tread.train.finetune.source import Source
+from tread.data.captioned.buckets import Bucket
+from tread.errors import ConfigError, DataError
+from tread.finetune.data.cache import Cache, CachedSamples, Tensors
+from tread.finetune.data.encode import encode_samples, encode_texts
+from tread.finetune.data.hashes import identity
+from tread.finetune.families import open_family
+from tread.finetune.source import Source
 
 
 def test_latents_are_those_of_the_pixels(pictures: Path, tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.tiny.pipelines import PipelineFolder
+from tread.finetune.experts import Range, choose, ranges
+from tread.finetune.families import open_family
+from tread.finetune.source import Source
+from tread.finetune.target import FlowTarget
 from tread.routing import noise
-from tread.train.finetune.experts import Range, choose, ranges
-from tread.train.finetune.families import open_family
-from tread.train.finetune.objective import FlowTarget
-from tread.train.finetune.source import Source
 
 BOTH = ("transformer", "transformer_2")
 

@@ -24,11 +24,11 @@ from tests.finetune.waits import seen_waits
 from tests.tiny.pipelines import TINY
 from tests.tiny.pipelines.case import Tiny
 from tread.attach.registry import family_of
-from tread.train.finetune.families import open_family
-from tread.train.finetune.families.wan import SECOND_FILE
-from tread.train.finetune.family import Batch, TuneFamily
-from tread.train.finetune.objective import FlowTarget, Target
-from tread.train.finetune.source import Source
+from tread.finetune.families import open_family
+from tread.finetune.families.wan import SECOND_FILE
+from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.source import Source
+from tread.finetune.target import FlowTarget, Target
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
 

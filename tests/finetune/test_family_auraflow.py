@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tread.train.finetune.families.auraflow import AuraFlow
-from tread.train.finetune.source import Source
+from tread.finetune.families.auraflow import AuraFlow
+from tread.finetune.source import Source
 
 
 @pytest.fixture

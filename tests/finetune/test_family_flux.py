@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import tread
-from tread.train.finetune.families.flux import Flux
-from tread.train.finetune.source import Source
+from tread.finetune.families.flux import Flux
+from tread.finetune.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.finetune.trained import PROMPTS, drawn, opened
-from tread.train.finetune.families.lumina2 import Lumina2
+from tread.finetune.families.lumina2 import Lumina2
 
 
 @pytest.fixture

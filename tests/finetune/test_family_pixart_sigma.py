@@ -13,10 +13,10 @@ from torch.testing import assert_close
 
 import tread
 from tests.finetune.trained import PROMPTS, drawn, opened, text_of
-from tread.routing.errors import ConfigError
-from tread.train.finetune.families.pixart_sigma import PixArtSigma
-from tread.train.finetune.objective import EpsilonTarget
-from tread.train.finetune.source import Source
+from tread.errors import ConfigError
+from tread.finetune.families.pixart_sigma import PixArtSigma
+from tread.finetune.source import Source
+from tread.finetune.target import EpsilonTarget
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.finetune.trained import PROMPTS, drawn, opened, text_of
-from tread.train.finetune.families.qwen_image import QwenImage
+from tread.finetune.families.qwen_image import QwenImage
 
 
 @pytest.fixture

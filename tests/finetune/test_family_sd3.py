@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tread.routing.errors import ConfigError
-from tread.train.finetune.families.sd3 import SD3
-from tread.train.finetune.source import Source
+from tread.errors import ConfigError
+from tread.finetune.families.sd3 import SD3
+from tread.finetune.source import Source
 
 
 def test_texts_without_a_t5_end_in_zeros(pipeline_folder: Callable[[str], Path]) -> None:

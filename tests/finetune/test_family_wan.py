@@ -14,11 +14,10 @@ from torch.testing import assert_close
 
 import tread
 from tests.finetune.trained import PROMPTS, drawn, opened, text_of
-from tread.data.base import DataError
-from tread.routing.errors import ConfigError
-from tread.train.finetune.families import open_family
-from tread.train.finetune.families.wan import Wan
-from tread.train.finetune.source import Source
+from tread.errors import ConfigError, DataError
+from tread.finetune.families import open_family
+from tread.finetune.families.wan import Wan
+from tread.finetune.source import Source
 
 Open = Callable[[str], tuple[Wan, Any]]
 

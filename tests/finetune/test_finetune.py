@@ -18,14 +18,14 @@ from tests.finetune.tasks import ROUTES
 from tests.tiny.pictures import write_clips, write_shapes
 from tests.tiny.pipelines import TINY
 from tread.cli import main
-from tread.models import recompute
-from tread.routing.errors import ConfigError
-from tread.train.finetune.config import read_config
-from tread.train.finetune.finetune import finetune
-from tread.train.finetune.settings import FinetuneConfig
-from tread.train.finetune.task import Finetuning
-from tread.train.metrics import read_metrics
-from tread.train.schema import parse
+from tread.config.schema import parse
+from tread.errors import ConfigError
+from tread.finetune.config import read_config
+from tread.finetune.run import finetune
+from tread.finetune.settings import FinetuneConfig
+from tread.finetune.task import Finetuning
+from tread.kernels import checkpointing
+from tread.training.metrics import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]
@@ -164,7 +164,7 @@ def test_resume_is_exact_with(config: Any, tmp_path: Path, changes: dict[str, An
 
 @pytest.mark.parametrize("how", [True, "selective"])
 def test_checkpointing_changes_nothing(config: Any, tmp_path: Path, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "LEAST", 1)  # the products of so small a model are dear too
+    monkeypatch.setattr(checkpointing, "LEAST", 1)  # the products of so small a model are dear too
     runs = (
         finetune(config("flux", tmp_path / str(setting), max_train_steps=3, gradient_checkpointing=setting))
         for setting in (False, how)

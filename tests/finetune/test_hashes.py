@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tread.data.tables import Cell, Place
-from tread.train.finetune import hashes
-from tread.train.finetune.hashes import Alone, ContentHashes, digest, identity
-from tread.train.finetune.source import Source
+from tread.data.captioned.tables import Cell, Place
+from tread.finetune.data import hashes
+from tread.finetune.data.hashes import Alone, ContentHashes, digest, identity
+from tread.finetune.source import Source
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tread.train.finetune.latents import encode_images, pixels_per_latent
+from tread.finetune.families.autoencoders import encode_images, pixels_per_latent
 
 PIXELS = torch.rand(2, 3, 1, 16, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
 SCALING: dict[str, Any] = {"latent_channels": 4, "scaling_factor": 0.5, "shift_factor": 0.25}

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tests.finetune.tasks import ROUTES
 from tests.tiny.pictures import write_noise
 from tread.cli import main
-from tread.train.checkpoint import list_checkpoints, read_manifest
-from tread.train.finetune.output import has_result
-from tread.train.job import LOCK_FILE, locked
+from tread.finetune.result.write import has_result
+from tread.training.checkpoint import list_checkpoints, read_manifest
+from tread.training.job import LOCK_FILE, locked
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]
@@ -204,7 +204,7 @@ def test_export_of_both_experts(lab: Lab, pipeline_folder: Folder, tmp_path: Pat
 
 def test_export_needs_no_quantized_base(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = lab.train("int8", "lora", "base_model_precision=int8-torchao")
-    monkeypatch.setattr("tread.train.finetune.finetune.quantize", pytest.fail)
+    monkeypatch.setattr("tread.finetune.run.quantize", pytest.fail)
     main(["export", str(folder), "--out", str(tmp_path / "out")])
     assert files(tmp_path / "out")[LORA] == files(folder)[LORA]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
-from tread.train.finetune.objective import EpsilonTarget, FlowTarget
+from tread.finetune.target import EpsilonTarget, FlowTarget
 
 diffusers = pytest.importorskip("diffusers")
 

@@ -17,14 +17,14 @@ from safetensors import safe_open
 from torch import nn
 
 from tests.tiny.pipelines import TINY
-from tread.train.finetune import output
-from tread.train.finetune.adapters import add_adapter
-from tread.train.finetune.card import Facts, card, loader_table
-from tread.train.finetune.families import open_family
-from tread.train.finetune.family import TuneFamily
-from tread.train.finetune.output import has_result, write_result
-from tread.train.finetune.settings import FinetuneConfig
-from tread.train.finetune.source import Source
+from tread.finetune.adapters import add_adapter
+from tread.finetune.families import open_family
+from tread.finetune.family import TuneFamily
+from tread.finetune.result import write as output
+from tread.finetune.result.card import Facts, card, loader_table
+from tread.finetune.result.write import has_result, write_result
+from tread.finetune.settings import FinetuneConfig
+from tread.finetune.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PLAN = {

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from tread.data.buckets import BucketOrder
+from tread.data.captioned.buckets import BucketOrder
 from tread.data.order import positions
-from tread.routing.errors import ConfigError
-from tread.train.finetune.picks import Pick, PickSampler
+from tread.errors import ConfigError
+from tread.finetune.data.picks import Pick, PickSampler
 
 GROUPS = ["wide"] * 9 + ["tall"] * 5
 

@@ -10,7 +10,7 @@ from torch import nn
 from tests.finetune.tasks import make_config, make_task
 from tests.tiny.pictures import write_gradients
 from tests.tiny.pipelines import TINY, PipelineFolder
-from tread.train.finetune.source import Source
+from tread.finetune.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

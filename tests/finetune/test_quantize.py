@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import tread
 from tests.tiny.transformers import STOCK, TARGETS, call_flux, flux
-from tread.routing.errors import ConfigError
-from tread.train.finetune.adapters import add_adapter
-from tread.train.finetune.quantize import (
+from tread.errors import ConfigError
+from tread.finetune.adapters import add_adapter
+from tread.finetune.quantize import (
     METHODS,
     FrozenLinear,
     check_precision,
@@ -117,7 +117,7 @@ def test_nothing_is_unpacked_to_put_an_adapter_on(kind: Any, monkeypatch: pytest
     quantize(model, "int8-torchao", "cpu")
     linear = model.get_submodule("transformer_blocks.0.attn.to_q")
     weight, unpacked = linear.weight, Mock(wraps=unpack)
-    monkeypatch.setattr("tread.train.finetune.quantize.unpack", unpacked)
+    monkeypatch.setattr("tread.finetune.quantize.unpack", unpacked)
     config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
     add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
     assert unpacked.call_count == 0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tread.finetune.config import check, read_config
+from tread.finetune.families import FAMILIES
 from tread.routing.risks import adapter_risks, layer_risks
-from tread.train.finetune.config import check, read_config
-from tread.train.finetune.families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes" / "finetune").glob("*.yaml"))

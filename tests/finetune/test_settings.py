@@ -7,10 +7,10 @@ from typing import Any, get_args
 import pytest
 
 from tests.finetune.test_recipes import ROOT
-from tread.report.finetune import updated
-from tread.routing.errors import ConfigError
-from tread.train.finetune.quantize import METHODS
-from tread.train.finetune.settings import (
+from tread.config.schema import parse
+from tread.errors import ConfigError
+from tread.finetune.quantize import METHODS
+from tread.finetune.settings import (
     SCHEDULE,
     UNQUANTIZED,
     FinetuneConfig,
@@ -18,8 +18,8 @@ from tread.train.finetune.settings import (
     Precision,
     field_docs,
 )
-from tread.train.optimizers import OPTIMIZERS
-from tread.train.schema import parse
+from tread.report.finetune import updated
+from tread.training.optimizers import OPTIMIZERS
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}

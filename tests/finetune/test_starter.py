@@ -12,13 +12,13 @@ from PIL import Image
 
 import tread
 from tests.tiny.pipelines import TINY
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
+from tread.finetune.config import read_config
+from tread.finetune.families import FAMILIES, open_family
+from tread.finetune.settings import FinetuneConfig, field_docs
+from tread.finetune.source import Source
+from tread.finetune.starter import starter_config
 from tread.routing.risks import adapter_risks, layer_risks
-from tread.train.finetune.config import read_config
-from tread.train.finetune.families import FAMILIES, open_family
-from tread.train.finetune.settings import FinetuneConfig, field_docs
-from tread.train.finetune.source import Source
-from tread.train.finetune.starter import starter_config
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from tests.finetune.tasks import make_config, make_task
 from tests.tiny.pictures import write_gradients
 from tests.tiny.pipelines import PipelineFolder
 from tread.attach.registry import layers_of
-from tread.models.recompute import Checkpointing
+from tread.finetune.task import LATENT, NOISE, TIME, memory_advice
+from tread.kernels.checkpointing import Checkpointing
+from tread.kernels.compiling import Compiled
 from tread.routing import noise
 from tread.sampling.generate import sample_noise
-from tread.train.compiling import Compiled
-from tread.train.finetune.task import LATENT, NOISE, TIME, memory_advice
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

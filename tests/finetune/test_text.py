@@ -2,7 +2,7 @@
 
 import torch
 
-from tread.train.finetune.text import cut, masked_prompt, padded
+from tread.finetune.families.ragged_text import cut, masked_prompt, padded
 
 
 def test_what_is_cut_and_padded_again_is_the_same_but_for_the_padding() -> None:

@@ -16,9 +16,9 @@ from torch import nn
 from tests.finetune.tasks import make_config, make_task
 from tests.tiny.pictures import write_gradients
 from tests.tiny.pipelines import TINY, PipelineFolder
-from tread.train.finetune.source import Source
-from tread.train.finetune.task import Finetuning
-from tread.train.finetune.validate import Previews
+from tread.finetune.previews import Previews
+from tread.finetune.source import Source
+from tread.finetune.task import Finetuning
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

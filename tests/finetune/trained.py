@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.train.finetune.adapters import adapter_metadata, adapter_state, add_adapter
-from tread.train.finetune.families import open_family
-from tread.train.finetune.family import Batch, TuneFamily
-from tread.train.finetune.source import Source
+from tread.finetune.adapters import adapter_metadata, adapter_state, add_adapter
+from tread.finetune.families import open_family
+from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.source import Source
 
 PROMPTS = ["a photo of a small orange cat, sitting on a red sofa", "two dogs"]
 

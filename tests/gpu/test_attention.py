@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tread.train import cudnn
-from tread.train.attention import use_attention
+from tread.kernels import cudnn
+from tread.kernels.attention import use_attention
 
 pytestmark = pytest.mark.gpu
 LAYOUTS = {

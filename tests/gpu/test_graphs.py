@@ -9,8 +9,8 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from gpu.test_waits import write_images
-from tread.train import graphs
-from tread.train.metrics import read_metrics
+from tread.kernels import graphs
+from tread.training.metrics import read_metrics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 ROUTE = {"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}
@@ -23,10 +23,10 @@ PLANS = {
 
 def pretrained(folder: Path, *settings: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     pytest.importorskip("hydra")
-    from tread.train.checkpoint import load_part, newest
-    from tread.train.config import compose
-    from tread.train.loop import CHECKPOINTS
-    from tread.train.pretrain import pretrain
+    from tread.pretrain.config import compose
+    from tread.pretrain.task import pretrain
+    from tread.training.checkpoint import load_part, newest
+    from tread.training.loop import CHECKPOINTS
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -111,8 +111,8 @@ def test_selections_follow_the_step(tmp_path: Path) -> None:
 def test_a_lora_is_the_same(tmp_path: Path, real_data: Path) -> None:
     import importlib
 
-    from tread.train.finetune.finetune import finetune
-    from tread.train.finetune.settings import FinetuneConfig
+    from tread.finetune.run import finetune
+    from tread.finetune.settings import FinetuneConfig
 
     pytest.importorskip("transformers")
     pipelines: Any = importlib.import_module("finetune.tiny")

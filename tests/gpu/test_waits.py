@@ -17,8 +17,8 @@ from accelerate.state import AcceleratorState, GradientState
 from benchmarks.profile import STEPS, host_waits, warned_waits
 from PIL import Image
 
-from tread.train.loop import Session
-from tread.train.metrics import Metrics, read_metrics
+from tread.training.loop import Session
+from tread.training.metrics import Metrics, read_metrics
 
 WARM = 3
 """Steps before anything is counted: memory is claimed, layers are compiled, counts are read once."""
@@ -86,8 +86,8 @@ def write_images(folder: Path) -> Path:
 
 def pretraining(folder: Path, device: str, *settings: str) -> Session:
     pytest.importorskip("hydra")
-    from tread.train.config import compose
-    from tread.train.pretrain import Pretraining
+    from tread.pretrain.config import compose
+    from tread.pretrain.task import Pretraining
 
     config = compose(
         [
@@ -104,12 +104,12 @@ def pretraining(folder: Path, device: str, *settings: str) -> Session:
 def finetuning(folder: Path, real_data: Path, device: str, *, masked: bool, workers: int = 0) -> Session:
     """A LoRA on a tiny FLUX."""
     import tread
-    from tread.train.finetune.families import open_family
-    from tread.train.finetune.finetune import job_config, load_models
-    from tread.train.finetune.prepare import prepare
-    from tread.train.finetune.settings import FinetuneConfig
-    from tread.train.finetune.source import Source
-    from tread.train.finetune.task import Finetuning
+    from tread.finetune.data.prepare import prepare
+    from tread.finetune.families import open_family
+    from tread.finetune.run import job_config, load_models
+    from tread.finetune.settings import FinetuneConfig
+    from tread.finetune.source import Source
+    from tread.finetune.task import Finetuning
 
     pytest.importorskip("transformers")
     pipelines: Any = importlib.import_module("finetune.tiny")

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tread.models import DiT, kernels
-from tread.models.adaln import AdaNorm, NormName
+from tread.kernels import triton_support
+from tread.kernels.adaln import AdaNorm, NormName
+from tread.models import DiT
 from tread.models.layers import Block
 
 SHAPES = [(1, 1, 8), (2, 5, 48), (3, 70, 100)]
@@ -29,7 +30,7 @@ Compiled = Callable[[Any], Any]
 
 @contextmanager
 def with_kernels(on: bool) -> Iterator[None]:
-    with patch.object(kernels, "run_on", lambda device: on):
+    with patch.object(triton_support, "run_on", lambda device: on):
         yield
 
 

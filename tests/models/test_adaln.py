@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tread.models import kernels
-from tread.models.adaln import WIDEST, AdaNorm
+from tread.kernels import triton_support
+from tread.kernels.adaln import WIDEST, AdaNorm
 
 
 @pytest.mark.parametrize("what", ["norms", "block", "routed model", "derivatives"])
@@ -40,26 +40,26 @@ def test_kernels_need_triton_and_a_compiler(monkeypatch: pytest.MonkeyPatch) -> 
         ({"triton"}, False),
         ({"gcc"}, False),
     ):
-        monkeypatch.setattr(kernels, "which", lambda name, found=found: name if name in found else None)
-        monkeypatch.setattr(kernels, "find_spec", lambda name, found=found: name if name in found else None)
-        assert kernels._can_be_built() is expected
+        monkeypatch.setattr(triton_support, "which", lambda name, found=found: name if name in found else None)
+        monkeypatch.setattr(triton_support, "find_spec", lambda name, found=found: name if name in found else None)
+        assert triton_support._can_be_built() is expected
     monkeypatch.setenv("CC", "cc")
-    monkeypatch.setattr(kernels, "find_spec", lambda name: name)
-    assert kernels._can_be_built() is True
+    monkeypatch.setattr(triton_support, "find_spec", lambda name: name)
+    assert triton_support._can_be_built() is True
     monkeypatch.setenv("TREAD_KERNELS", "0")
-    assert kernels._can_be_built() is False
+    assert triton_support._can_be_built() is False
 
 
 def test_kernels_need_a_gpu_that_triton_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(kernels, "CAN_BE_BUILT", True)
+    monkeypatch.setattr(triton_support, "CAN_BE_BUILT", True)
     monkeypatch.setattr(torch.version, "hip", None)
     for capability, expected in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
-        assert kernels.run_on(gpu) is expected
-        assert kernels.run_on(torch.device("cpu")) is False
-    monkeypatch.setattr(kernels, "CAN_BE_BUILT", False)
-    assert kernels.run_on(gpu) is False
+        assert triton_support.run_on(gpu) is expected
+        assert triton_support.run_on(torch.device("cpu")) is False
+    monkeypatch.setattr(triton_support, "CAN_BE_BUILT", False)
+    assert triton_support.run_on(gpu) is False
 
 
 GPU_SHAPES = [(1, 1, 8), (3, 70, 100), (4, 256, 768), (4, 128, 1152), (2, 33, 4096)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.models import DiT, preset
-from tread.routing.errors import ConfigError
 
 DIGITS: dict[str, Any] = {"input_size": 8, "in_channels": 1, "num_classes": 10}
 

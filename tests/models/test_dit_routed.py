@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tread.models import DiT, recompute
+from tread.errors import ConfigError
+from tread.kernels import checkpointing
+from tread.models import DiT
 from tread.models.layers import patchify, unpatchify
-from tread.routing.errors import ConfigError
 
 MODERN: dict[str, Any] = {"rope": True, "qk_norm": True, "norm": "rms", "mlp": "swiglu"}
 # Two windows that touch: tokens return after layer 3 and others leave before layer 4.
@@ -126,7 +127,7 @@ def test_a_batch_equals_its_samples_one_by_one(small_dit, batch, options):
 @plain_and_modern
 @pytest.mark.parametrize("how", [True, "selective"])
 def test_checkpointed_equals_not_bit_for_bit(small_dit, batch, options, how, monkeypatch):
-    monkeypatch.setattr(recompute, "LEAST", 1)  # the products of so small a model are dear too
+    monkeypatch.setattr(checkpointing, "LEAST", 1)  # the products of so small a model are dear too
     plain, checkpointed = small_dit(**options), small_dit(**options, checkpointing=how)
     runs: list[int] = []
     for layer, block in enumerate(checkpointed.blocks):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tread.errors import ConfigError
 from tread.models import PRESETS, DiT, preset
-from tread.routing.errors import ConfigError
 
 
 def _on_meta(name: str) -> DiT:

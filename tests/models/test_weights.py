@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.models import DiT, load_published_dit
-from tread.routing.errors import ConfigError
 
 CHANNELS, WIDTH, DEPTH, PATCH, SIZE, CLASSES = 4, 32, 3, 2, 8, 7
 SHAPE: dict[str, Any] = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.objectives.edm import EDM
-from tread.routing.errors import ConfigError
 
 SIGMAS = [0.01, 0.2, 1.0, 7.0, 60.0]
 

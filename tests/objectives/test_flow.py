@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.objectives.flow import Flow
-from tread.routing.errors import ConfigError
 
 GRID = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.objectives import EDM, OBJECTIVES, Flow, build
-from tread.routing.errors import ConfigError
 from tread.sampling.solvers import SOLVERS
 
 

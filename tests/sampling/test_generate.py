@@ -7,8 +7,8 @@ import torch
 from gaussian import three_classes
 from torch import Tensor, nn
 
+from tread.errors import ConfigError
 from tread.objectives import EDM, Flow, Net, Objective
-from tread.routing.errors import ConfigError
 from tread.routing.risks import RiskWarning
 from tread.sampling.generate import generate, sample_noise
 from tread.sampling.solvers import Churn

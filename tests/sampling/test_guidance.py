@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 from tread.sampling.guidance import classifier_free
 
 NULL = 9

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import tread
+from tread.errors import ConfigError
 from tread.routing import noise
-from tread.routing.errors import ConfigError
 from tread.sampling.guidance import guide
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "guidance.py"))

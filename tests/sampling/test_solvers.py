@@ -10,9 +10,9 @@ import torch
 from gaussian import three_classes
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.objectives import EDM, Flow
 from tread.objectives.objective import Field
-from tread.routing.errors import ConfigError
 from tread.sampling.solvers import Churn, Solver, edm_heun, euler, heun
 
 DATA = three_classes()

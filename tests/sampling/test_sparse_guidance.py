@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tread.errors import ConfigError
 from tread.models import DiT
 from tread.objectives import EDM, Flow, Objective
-from tread.routing.errors import ConfigError
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import flops_per_sample, generate

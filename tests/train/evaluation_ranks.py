@@ -9,9 +9,9 @@ from accelerate import Accelerator
 from corner import register
 from torch import nn
 
-from tread.train.config import compose
-from tread.train.job import end
-from tread.train.pretrain import Pretraining
+from tread.pretrain.config import compose
+from tread.pretrain.task import Pretraining
+from tread.training.job import end
 
 
 def evaluate(arguments: list[str]) -> Path:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tread.train import float8_kernels
-from tread.train.float8 import FORWARD, to_float8, turned
+from tread.kernels import float8_triton
+from tread.kernels.float8 import FORWARD, to_float8, turned
 
 SHAPES = [(1, 16), (5, 48), (7, 1000), (4, 3072)]
 DTYPES = [torch.bfloat16, torch.float32]
@@ -33,7 +33,7 @@ def same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
 
 def check_rows() -> None:
     """Up to the last rounding, which the interpreter does not get right: the result is stored in float32."""
-    kernel: Any = float8_kernels._round_row
+    kernel: Any = float8_triton._round_row
     torch.manual_seed(0)
     for shape in SHAPES:
         for dtype in DTYPES:
@@ -57,7 +57,7 @@ def check_rows() -> None:
 def check_turning() -> None:
     for shape in ((1, 1), (64, 128), (130, 300), (16, 512)):
         x = torch.randint(256, shape, dtype=torch.uint8)
-        assert float8_kernels.turn(x).equal(turned(x)), shape
+        assert float8_triton.turn(x).equal(turned(x)), shape
 
 
 if __name__ == "__main__":

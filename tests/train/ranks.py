@@ -10,12 +10,12 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from tread.train.checkpoint import trained
-from tread.train.config import compose
-from tread.train.job import end, make_accelerator
-from tread.train.loop import Session, fit
-from tread.train.pretrain import Pretraining
-from tread.train.settings import PretrainConfig
+from tread.pretrain.config import compose
+from tread.pretrain.settings import PretrainConfig
+from tread.pretrain.task import Pretraining
+from tread.training.checkpoint import trained
+from tread.training.job import end, make_accelerator
+from tread.training.loop import Session, fit
 
 
 def digest(weights: dict[str, Tensor]) -> str:

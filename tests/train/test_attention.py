@@ -17,12 +17,12 @@ from torch._subclasses import FakeTensorMode
 from torch.backends import cuda
 from torch.nn import functional as F
 
+from tread.errors import ConfigError
+from tread.kernels import attention, cudnn
+from tread.kernels.attention import KERNELS, SAFE, check_attention, explained, relaxed, use_attention
 from tread.models import DiT
-from tread.routing.errors import ConfigError
-from tread.train import attention, cudnn
-from tread.train.attention import KERNELS, SAFE, check_attention, explained, relaxed, use_attention
-from tread.train.config import compose
-from tread.train.job import make_accelerator
+from tread.pretrain.config import compose
+from tread.training.job import make_accelerator
 
 GPU = torch.device("cuda")  # the switches are torch's own and need no GPU to be set
 TORCH = attention._TORCH

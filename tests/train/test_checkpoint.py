@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tread.routing.errors import ConfigError
-from tread.train import checkpoint
-from tread.train.checkpoint import MANIFEST, CheckpointError, list_checkpoints, load_part, newest, read_manifest, save
+from tread.errors import CheckpointError, ConfigError
+from tread.training import checkpoint
+from tread.training.checkpoint import MANIFEST, list_checkpoints, load_part, newest, read_manifest, save
 
 Break = Callable[[Path], object]
 
@@ -243,7 +243,7 @@ def test_a_save_killed_in_its_files_leaves_the_one_that_it_would_replace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 1)
-    killed_in(lambda: save(tmp_path, 1, parts(7.0), {}, keep=1), monkeypatch, checkpoint, "sync")
+    killed_in(lambda: save(tmp_path, 1, parts(7.0), {}, keep=1), monkeypatch, checkpoint, "fsync")
     checkpoint.recover(tmp_path)
     assert load_part(tmp_path / "step-00000001", "model")["weight"][0, 0] == 1
     killed_in(lambda: save(tmp_path, 1, parts(7.0), {}, keep=1), monkeypatch, os, "replace")

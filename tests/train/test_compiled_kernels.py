@@ -41,7 +41,7 @@ def shared(kernel: Any, types: dict[str, str], constants: dict[str, Any], capabi
 @pytest.mark.parametrize("width", [768, 1152, 4096])
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_adaln(capability: int, width: int, dtype: str, gated: bool) -> None:
-    from tread.models import adaln_kernels
+    from tread.kernels import adaln_triton
 
     length = 1 << (width - 1).bit_length()
     pointers = dict.fromkeys(
@@ -51,28 +51,28 @@ def test_adaln(capability: int, width: int, dtype: str, gated: bool) -> None:
     types = pointers | dict.fromkeys(["tokens", "width", "gate_stride", "shift_stride", "scale_stride"], "i32")
     constants = {
         "EPS": 1e-6,
-        "ROWS": adaln_kernels.ROWS,
+        "ROWS": adaln_triton.ROWS,
         "LENGTH": length,
-        "STAGES": adaln_kernels.stages(length, 4 * SIZES[dtype]),
+        "STAGES": adaln_triton.stages(length, 4 * SIZES[dtype]),
         "CENTRED": True,
         "GATED": gated,
     }
-    for kernel in (adaln_kernels._norm_row, adaln_kernels._back_rows):
+    for kernel in (adaln_triton._norm_row, adaln_triton._back_rows):
         its_types, its_constants = (
             {name: value for name, value in every.items() if name in kernel.arg_names} for every in (types, constants)
         )
-        assert shared(kernel, its_types, its_constants, capability, adaln_kernels.warps(length)) <= SMALLEST
+        assert shared(kernel, its_types, its_constants, capability, adaln_triton.warps(length)) <= SMALLEST
 
 
 @pytest.mark.parametrize("size", [1152, 15360])
 @pytest.mark.parametrize("capability", [89, 90, 100])
 def test_float8(capability: int, size: int) -> None:
-    from tread.train import float8_kernels
+    from tread.kernels import float8_triton
 
     length = 1 << (size - 1).bit_length()
     types = {"x": "*bf16", "columns": "*fp32", "out": "*fp8e4nv", "scale": "*fp32", "size": "i32"}
     constants = {"LARGEST": 448.0, "LENGTH": length, "SCALED": True}
-    assert shared(float8_kernels._round_row, types, constants, capability, float8_kernels.warps(length)) <= SMALLEST
+    assert shared(float8_triton._round_row, types, constants, capability, float8_triton.warps(length)) <= SMALLEST
     types = {"x": "*i8", "out": "*i8", "rows": "i32", "columns": "i32"}
-    height, wide = float8_kernels.TILE
-    assert shared(float8_kernels._turn_tile, types, {"HEIGHT": height, "WIDTH": wide}, capability, 8) <= SMALLEST
+    height, wide = float8_triton.TILE
+    assert shared(float8_triton._turn_tile, types, {"HEIGHT": height, "WIDTH": wide}, capability, 8) <= SMALLEST

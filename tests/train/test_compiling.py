@@ -24,13 +24,13 @@ from torch._functorch import config as lowering
 from torch.nn import functional as F
 
 import tread
+from tread.kernels import cudnn
+from tread.kernels.attention import use_attention
+from tread.kernels.compiling import Attempt, Compiled, compile_layers, compile_noise, compiles, lengths
 from tread.models import DiT
 from tread.routing import noise
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import sample_noise
-from tread.train import cudnn
-from tread.train.attention import use_attention
-from tread.train.compiling import Attempt, Compiled, compile_layers, compile_noise, compiles, lengths
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tiny import ROOT
 
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
+from tread.pretrain.config import CONFIG_FILE, changes, compose, config_folder, flatten, from_run
+from tread.pretrain.task import build_model
 from tread.routing.plan import RoutePlan
-from tread.train.config import CONFIG_FILE, changes, compose, config_folder, flatten, from_run
-from tread.train.pretrain import build_model
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 GROUPS = [

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from tiny import TINY, assert_same_run, forget, losses
 from torch import Tensor, nn
 
-from tread.train.config import compose
-from tread.train.loop import CHECKPOINTS, Session, fit
+from tread.pretrain.config import compose
+from tread.training.loop import CHECKPOINTS, Session, fit
 
 
 class WithDropout:

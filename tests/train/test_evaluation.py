@@ -28,15 +28,15 @@ from tiny import (
 from torch._dynamo.utils import counters
 
 from tread.data import Digits
-from tread.evaluate.evaluate import evaluate
+from tread.errors import ConfigError
+from tread.evaluate.compare import evaluate
 from tread.evaluate.features import FEATURES
-from tread.routing.errors import ConfigError
+from tread.pretrain.evaluation import DataImages, ModelImages
+from tread.pretrain.sample import open_run, sample_run
 from tread.routing.risks import RiskWarning
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
-from tread.train.evaluation import DataImages, ModelImages
-from tread.train.run import open_run, sample_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
 

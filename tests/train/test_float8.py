@@ -8,10 +8,9 @@ import torch
 from tiny import final_state, forget, losses, make_session, train
 from torch import Tensor, nn
 
-from tread.models import DiT
-from tread.routing.errors import ConfigError
-from tread.train import float8, pretrain
-from tread.train.float8 import (
+from tread.errors import ConfigError
+from tread.kernels import float8
+from tread.kernels.float8 import (
     BACKWARD,
     FORWARD,
     Float8,
@@ -22,6 +21,8 @@ from tread.train.float8 import (
     train_in_float8,
     turned,
 )
+from tread.models import DiT
+from tread.pretrain import task as pretrain
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # rounding to e4m3 is off by 2.6 % of the values on average (root mean square), to e5m2 by 5.1 %; of random numbers a

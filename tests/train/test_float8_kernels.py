@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tread.train import float8
-from tread.train.float8 import FORWARD, round_rows, to_float8, turn_bytes, turned
+from tread.kernels import float8
+from tread.kernels.float8 import FORWARD, round_rows, to_float8, turn_bytes, turned
 
 
 @pytest.mark.parametrize("what", ["rows", "turning"])

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tread.kernels import graphs
+from tread.kernels.graphs import CALLS, Capture, Graphs
 from tread.models import DiT
 from tread.routing.handle import Handle
-from tread.train import graphs
-from tread.train.ema import EMA
-from tread.train.graphs import CALLS, Capture, Graphs
+from tread.training.ema import EMA
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 from tiny import go_on, losses, make_session, metrics, train
 
-from tread.routing.errors import ConfigError
-from tread.train.checkpoint import CheckpointError
-from tread.train.config import changes, from_run
-from tread.train.job import LOCK_FILE, claimed_folder
-from tread.train.loop import CHECKPOINTS
+from tread.errors import CheckpointError, ConfigError
+from tread.pretrain.config import changes, from_run
+from tread.training.job import LOCK_FILE, claimed_folder
+from tread.training.loop import CHECKPOINTS
 
 
 def test_a_folder_that_holds_a_run_is_never_overwritten(tmp_path: Path, trained: Path) -> None:

@@ -28,14 +28,14 @@ from tiny import (
 )
 from torch import Tensor, nn
 
-from tread.models import recompute
-from tread.train.checkpoint import list_checkpoints
-from tread.train.config import compose
-from tread.train.job import make_accelerator
-from tread.train.loop import CHECKPOINTS, learning_rate
-from tread.train.metrics import TrainingDiverged
-from tread.train.pretrain import Pretraining
-from tread.train.settings import OptimizerConfig
+from tread.errors import TrainingDiverged
+from tread.kernels import checkpointing
+from tread.pretrain.config import compose
+from tread.pretrain.settings import OptimizerConfig
+from tread.pretrain.task import Pretraining
+from tread.training.checkpoint import list_checkpoints
+from tread.training.job import make_accelerator
+from tread.training.loop import CHECKPOINTS, learning_rate
 
 PLAN = {
     "routes": [ROUTE],
@@ -210,7 +210,7 @@ def test_accumulation_changes_nothing_but_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["true", "selective"])
 def test_checkpointed_equals_not_bit_for_bit(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "LEAST", 1)  # the products of so small a model are dear too
+    monkeypatch.setattr(checkpointing, "LEAST", 1)  # the products of so small a model are dear too
     assert str(make_session(tmp_path, f"train.checkpointing={how}")[0].model.checkpointing).lower() == how
     assert_same_run(
         train(tmp_path / "plain", "train.steps=4"),

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tread.train.memory import OutOfMemory, out_of_memory
+from tread.errors import OutOfMemory
+from tread.training.memory import out_of_memory
 
 
 def test_an_allocator_that_fails_ends_in_advice() -> None:

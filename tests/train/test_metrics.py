@@ -9,8 +9,8 @@ import torch
 from accelerate import Accelerator
 from tiny import train
 
-from tread.routing.errors import ConfigError
-from tread.train.metrics import FILE, Metrics, TrainingDiverged, read_metrics, tracker_of
+from tread.errors import ConfigError, TrainingDiverged
+from tread.training.metrics import FILE, Metrics, read_metrics, tracker_of
 
 
 def make(folder: Path, start_step: int = 0) -> Metrics:

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tread.routing.errors import ConfigError
-from tread.train.checkpoint import load_optimizer, optimizer_tensors
-from tread.train.optimizers import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
-from tread.train.settings import OptimizerConfig
+from tread.errors import ConfigError
+from tread.pretrain.settings import OptimizerConfig
+from tread.training.checkpoint import load_optimizer, optimizer_tensors
+from tread.training.optimizers import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 

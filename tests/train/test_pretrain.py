@@ -19,11 +19,11 @@ from tiny import (
 from torch import Tensor, nn
 
 from tread.data import Digits
+from tread.errors import ConfigError
 from tread.objectives import EDM, Flow
-from tread.routing.errors import ConfigError
+from tread.pretrain.task import VALIDATION, Pretraining
 from tread.sampling.generate import sample_noise
 from tread.sampling.grid import make_grid
-from tread.train.pretrain import VALIDATION, Pretraining
 
 
 def zero(x: Tensor, time: Tensor, labels: Tensor) -> Tensor:

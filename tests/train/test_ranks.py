@@ -14,10 +14,10 @@ from tiny import ROOT, TINY, final_state, forget, make_session, metrics, train, 
 
 from tread.data.images import ImageFolder
 from tread.data.order import Order
-from tread.train.checkpoint import list_checkpoints
-from tread.train.config import compose
-from tread.train.loop import CHECKPOINTS
-from tread.train.pretrain import Pretraining
+from tread.pretrain.config import compose
+from tread.pretrain.task import Pretraining
+from tread.training.checkpoint import list_checkpoints
+from tread.training.loop import CHECKPOINTS
 
 LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"]
 # validation.samples is odd and smaller than a micro-batch: the ranks share it unevenly

@@ -9,14 +9,14 @@ import torch
 from test_loop import EIGHT, before_step
 from tiny import assert_same_run, go_on, losses, make_session, metrics, train, write_images
 
-from tread.data.base import DataError
 from tread.data.images import ImageFolder
 from tread.data.order import Order
-from tread.train.checkpoint import list_checkpoints
-from tread.train.ema import EMA
-from tread.train.loop import CHECKPOINTS
-from tread.train.metrics import Metrics
-from tread.train.pretrain import Pretraining
+from tread.errors import DataError
+from tread.pretrain.task import Pretraining
+from tread.training.checkpoint import list_checkpoints
+from tread.training.ema import EMA
+from tread.training.loop import CHECKPOINTS
+from tread.training.metrics import Metrics
 
 
 def fail_once(patch: pytest.MonkeyPatch, owner: type, method: str, call: int) -> None:

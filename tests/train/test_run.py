@@ -12,14 +12,14 @@ from tiny import train, write_latents
 
 from tread.cli import main
 from tread.data import Digits
-from tread.data.base import to_uint8
+from tread.data.dataset import to_uint8
 from tread.data.vae import load_vae
-from tread.routing.errors import ConfigError
+from tread.errors import CheckpointError, ConfigError
+from tread.pretrain.sample import open_run, parse_classes, sample_run
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
-from tread.train.checkpoint import CheckpointError, load_part
-from tread.train.run import open_run, parse_classes, sample_run
+from tread.training.checkpoint import load_part
 
 
 def pixels(folder: Path) -> dict[str, np.ndarray]:

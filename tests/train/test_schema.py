@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from tread.routing.errors import ConfigError
-from tread.train.schema import arguments, at_least, parse
+from tread.config.schema import arguments, at_least, parse
+from tread.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tread.routing.errors import ConfigError
-from tread.train.config import compose
+from tread.errors import ConfigError
+from tread.pretrain.config import compose
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tiny import TINY, forget
 
-from tread.train.config import compose
-from tread.train.loop import SETTLED
-from tread.train.pretrain import Pretraining, pretrain
+from tread.pretrain.config import compose
+from tread.pretrain.task import Pretraining, pretrain
+from tread.training.loop import SETTLED
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -32,12 +32,11 @@ def test_the_compiler_knows_what_is_written(name: str) -> None:
 def test_no_argument_is_called_as_one_of_the_launcher() -> None:
     """The compiler's launcher appends its own `stream` to a kernel's arguments, and would not compile."""
     pytest.importorskip("triton")
-    from tread.models import adaln_kernels
-    from tread.train import float8_kernels
+    from tread.kernels import adaln_triton, float8_triton
 
     kernels = [
         kernel
-        for module in (adaln_kernels, float8_kernels)
+        for module in (adaln_triton, float8_triton)
         for kernel in vars(module).values()
         if hasattr(kernel, "arg_names")
     ]
@@ -77,9 +76,9 @@ def main(name: str) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from tread.models import kernels
-    from tread.models.adaln import AdaNorm
-    from tread.train.float8 import round_rows, turn_bytes
+    from tread.kernels import triton_support
+    from tread.kernels.adaln import AdaNorm
+    from tread.kernels.float8 import round_rows, turn_bytes
 
     driver: Any = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
     triton.runtime.driver.set_active(driver)
@@ -91,7 +90,7 @@ def main(name: str) -> None:
         "norm": (AdaNorm("layer"), x, shift, scale),
         "gated norm": (AdaNorm("rms").after, x, branch, gate, shift, scale),
     }
-    with patch.object(kernels, "run_on", lambda device: True):
+    with patch.object(triton_support, "run_on", lambda device: True):
         found = traced(*cases[name])
     assert found == WRITTEN[name], found
 

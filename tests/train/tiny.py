@@ -15,11 +15,11 @@ from PIL import Image
 from torch import Tensor
 from webdataset.writer import TarWriter
 
-from tread.train.checkpoint import list_checkpoints, load_part
-from tread.train.config import compose
-from tread.train.loop import CHECKPOINTS, Session
-from tread.train.metrics import read_metrics
-from tread.train.pretrain import Pretraining, pretrain
+from tread.pretrain.config import compose
+from tread.pretrain.task import Pretraining, pretrain
+from tread.training.checkpoint import list_checkpoints, load_part
+from tread.training.loop import CHECKPOINTS, Session
+from tread.training.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUTE = {"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 3}

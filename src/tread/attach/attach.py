@@ -23,8 +23,8 @@ from tread.attach.family import Arguments, Family
 from tread.attach.layer import CheckpointCall, Layer
 from tread.attach.registry import family_for
 from tread.attach.wrappers import unwrapped
+from tread.errors import ConfigError
 from tread.routing import recompute
-from tread.routing.errors import ConfigError
 from tread.routing.forced import Forced
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan

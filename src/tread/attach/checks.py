@@ -16,7 +16,7 @@ from torch import nn
 
 from tread.attach.family import Family, Rotary, Side, Stack
 from tread.attach.wrappers import unwrapped
-from tread.routing.errors import ConfigError, nearest
+from tread.errors import ConfigError, nearest
 
 
 def check_family(model: nn.Module, family: Family) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from tread.attach.checks import check_family, located
 from tread.attach.families import ELSEWHERE, FAMILIES, REFUSED
 from tread.attach.family import Family
-from tread.routing.errors import ConfigError, nearest
+from tread.errors import ConfigError, nearest
 
 HOW_TO = "docs/own-model.md says how to declare one with tread.Family."
 _OWN = "tread.models.dit"

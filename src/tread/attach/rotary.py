@@ -23,7 +23,7 @@ from weakref import WeakSet
 from torch import Tensor
 
 from tread.attach.family import Rotary
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 from tread.routing.ops import gather
 
 _users: dict[str, WeakSet[object]] = {}

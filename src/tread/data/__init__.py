@@ -17,11 +17,12 @@ A dataset is added by writing one file with these members and one line in DATASE
 tests/data/test_datasets.py picks it up. Its constructor's arguments are the settings of its config.
 """
 
-from tread.data.base import DataError, Dataset
+from tread.data.dataset import Dataset
 from tread.data.digits import Digits
 from tread.data.images import ImageFolder
 from tread.data.latents import Latents
 from tread.data.order import Order, StepSampler, positions, split
+from tread.errors import DataError
 
 DATASETS: dict[str, type[Dataset]] = {
     "digits": Digits,

@@ -8,7 +8,7 @@
 import torch
 from torch import Tensor
 
-from tread.data.base import Dataset, to_uint8
+from tread.data.dataset import Dataset, to_uint8
 
 
 class Digits(Dataset):

@@ -17,9 +17,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from tread.data.base import DataError, Dataset, to_uint8
+from tread.data.dataset import Dataset, to_uint8
+from tread.errors import ConfigError, DataError
 from tread.routing import noise
-from tread.routing.errors import ConfigError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 

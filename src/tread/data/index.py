@@ -29,8 +29,8 @@ from braceexpand import braceexpand
 from tqdm import tqdm
 from webdataset.tariterators import base_plus_ext
 
-from tread.data.base import DataError, written_whole
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError, DataError
+from tread.files import atomic_write
 
 _FORMAT = 1
 _BLOCK = 512
@@ -118,7 +118,7 @@ def _cached(shard: Path) -> dict[str, np.ndarray]:
     try:
         cache = _cache_file(shard)
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(cache) as file:
+        with atomic_write(cache) as file:
             np.savez(file, allow_pickle=False, **columns)
     except (OSError, RuntimeError) as error:
         # The same text for every shard, so that Python shows it once.

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tread.data.base import DataError, Dataset
+from tread.data.dataset import Dataset
 from tread.data.index import ShardIndex, index_shards, open_shard
+from tread.errors import ConfigError, DataError
 from tread.routing import noise
-from tread.routing.errors import ConfigError
 
 StoredKind = Literal["sample", "moments"]
 Kind = Literal["auto", "sample", "moments"]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from tread.errors import ConfigError
 from tread.routing import noise
-from tread.routing.errors import ConfigError
 
 _ORDER_WORD = int.from_bytes(b"orde")
 _SPLIT_WORD = int.from_bytes(b"spli")

@@ -19,8 +19,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from tread.data.base import opens
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
+from tread.files import is_safetensors
 
 SHOWN = 3
 """Tensors that a message names."""
@@ -80,7 +80,9 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
                 raise
             loaded = cls.from_pretrained(place, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        damaged = [] if folder is None else [file.name for file in folder.glob("*.safetensors") if not opens(file)]
+        damaged = (
+            [] if folder is None else [file.name for file in folder.glob("*.safetensors") if not is_safetensors(file)]
+        )
         reason = " ".join(str(error).partition("If you want")[0].split())[:300].rstrip(".")  # no advice for programmers
         advice = f"{', '.join(sorted(damaged))} is cut or damaged: get it again." if damaged else ""
         raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error

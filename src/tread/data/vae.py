@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tread.data.latents import VAES
 from tread.data.stock import check_loaded
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from tread.data.stock import check_loaded
+from tread.errors import ConfigError
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
-from tread.routing.errors import ConfigError
 
 INCEPTION = "Inception"
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"

@@ -6,7 +6,7 @@
 
 import numpy as np
 
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 
 
 # Dowson and Landau 1982 Eq. 4; as FID: Heusel et al. 2017 (arXiv 1706.08500) Eq. 6

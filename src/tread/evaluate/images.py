@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tread.data.base import DataError, written_whole
+from tread.data.captioned.pixels import reading
 from tread.data.images import SUFFIXES, upright_rgb
-from tread.data.pixels import reading
-from tread.routing.errors import ConfigError, check_int
+from tread.errors import ConfigError, DataError, check_int
+from tread.files import atomic_write
 
 GRID = "grid.png"
 IMAGES_KEY = "arr_0"
@@ -197,7 +197,7 @@ def has_images(path: Path) -> bool:
 
 def write_batch(path: Path, source: ImageSource, arrays: Mapping[str, np.ndarray], *, batch_size: int = 256) -> None:
     """An ADM reference batch: the images as `arr_0`, and arrays beside them (mu, sigma, mu_s, sigma_s)."""
-    with written_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open(f"{IMAGES_KEY}.npy", "w", force_zip64=True) as member:
             shape = source.read(0, 1)[0].shape
             header = {"descr": "|u1", "fortran_order": False, "shape": (len(source), *shape)}

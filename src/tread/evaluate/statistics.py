@@ -14,12 +14,13 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from tread.data.base import DataError, written_whole
-from tread.data.pixels import reading
+from tread.data.captioned.pixels import reading
+from tread.errors import DataError
 from tread.evaluate.activations import Activations
 from tread.evaluate.features import INCEPTION
 from tread.evaluate.images import arrays_of
 from tread.evaluate.metrics import inception_score
+from tread.files import atomic_write
 
 SPLIT = 5000  # images of one split of the Inception Score
 
@@ -182,7 +183,7 @@ class Tally:
         arrays |= {f"score.{name}": values for name, values in self.score.items()}
         if self.vectors:
             arrays["vectors"] = np.concatenate(self.vectors)  # (N, D)
-        with written_whole(path) as file:
+        with atomic_write(path) as file:
             np.savez(file, allow_pickle=False, **arrays)
 
     @classmethod

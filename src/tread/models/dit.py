@@ -19,6 +19,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from tread.errors import ConfigError, check_choice, check_int
+from tread.kernels.checkpointing import Checkpointing, recomputing
 from tread.models.layers import (
     Block,
     FinalLayer,
@@ -30,8 +32,6 @@ from tread.models.layers import (
     sincos_positions,
     unpatchify,
 )
-from tread.models.recompute import Checkpointing, recomputing
-from tread.routing.errors import ConfigError, check_choice, check_int
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.routing.state import State

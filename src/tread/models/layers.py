@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tread.models.adaln import EPS, AdaNorm, NormName
+from tread.kernels.adaln import EPS, AdaNorm, NormName
 
 MlpName = Literal["gelu", "swiglu"]
 

@@ -9,7 +9,7 @@
 
 from typing import Any
 
-from tread.routing.errors import check_choice
+from tread.errors import check_choice
 
 #             depth width heads
 _SIZES = {

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.models.dit import DiT
-from tread.routing.errors import ConfigError
 
 _OUTSIDE = {
     "x_embedder.proj": "patch_embed",

@@ -6,10 +6,10 @@ A new one is a file with a frozen dataclass that follows `objective.Objective`, 
 from collections.abc import Mapping
 from dataclasses import fields
 
+from tread.errors import ConfigError
 from tread.objectives.edm import EDM
 from tread.objectives.flow import Flow
 from tread.objectives.objective import Field, Net, Objective
-from tread.routing.errors import ConfigError
 
 __all__ = ["EDM", "OBJECTIVES", "Field", "Flow", "Net", "Objective", "build"]
 

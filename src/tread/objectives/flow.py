@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.objectives.objective import (
     TIME_SCALE,
     Field,
@@ -23,7 +24,6 @@ from tread.objectives.objective import (
     check_steps,
     mean_square,
 )
-from tread.routing.errors import ConfigError
 
 Time = Literal["uniform", "logit-normal"]
 T = TypeVar("T", float, Tensor)

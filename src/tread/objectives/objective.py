@@ -18,7 +18,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 
 Net = Callable[[Tensor, Tensor, Tensor], Tensor]
 """x (B, C, H, W), time (B,), labels (B,) -> (B, C, H, W)."""

@@ -19,8 +19,8 @@ import torch
 
 from tread.attach.families import ELSEWHERE, FAMILIES, REFUSED
 from tread.attach.family import Family
+from tread.errors import ConfigError
 from tread.report.pages import markdown_table, with_tables
-from tread.routing.errors import ConfigError
 
 # diffusers' pipelines read LoKr for these alone; the transformer's own loader reads it everywhere
 _LOKR_PIPELINES = ("Flux2Transformer2DModel", "ZImageTransformer2DModel")

@@ -8,11 +8,11 @@ import json
 import sys
 from pathlib import Path
 
+from tread.finetune.compat.rules import MODELS
+from tread.finetune.result.card import loader_table
+from tread.finetune.settings import FinetuneConfig, field_docs
 from tread.report.pages import markdown_table, with_tables
 from tread.routing.plan import PRESETS
-from tread.train.finetune.card import loader_table
-from tread.train.finetune.compat_rules import MODELS
-from tread.train.finetune.settings import FinetuneConfig, field_docs
 
 
 def key_table() -> str:

@@ -4,12 +4,12 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from tread.errors import check_int
+from tread.pretrain.config import compose_file
 from tread.routing.cost import LayerShape, plan_cost
-from tread.routing.errors import check_int
 from tread.routing.plan import PRESETS, RoutePlan, read_mapping
 from tread.routing.risks import RiskWarning, layer_risks, token_risks
 from tread.routing.selection import kept_count
-from tread.train.config import compose_file
 
 
 def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: int = 0) -> str:

@@ -7,7 +7,7 @@ of forward FLOPs are ratios of training FLOPs.
 
 from dataclasses import dataclass
 
-from tread.routing.errors import ConfigError, check_int
+from tread.errors import ConfigError, check_int
 from tread.routing.plan import RoutePlan
 from tread.routing.selection import kept_count
 

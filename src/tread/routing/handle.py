@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise, recompute
-from tread.routing.errors import ConfigError, check_fraction, check_int
 from tread.routing.forced import NONE_FORCED, Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once

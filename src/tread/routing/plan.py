@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tread.routing.errors import ConfigError, check_choice, check_fraction, check_int, check_keys
+from tread.errors import ConfigError, check_choice, check_fraction, check_int, check_keys
 from tread.routing.route import Route
 from tread.routing.schedule import Schedule
 

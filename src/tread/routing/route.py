@@ -8,7 +8,7 @@ route is made, the rest by `Route.resolve(depth)`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tread.routing.errors import ConfigError, check_fraction, check_int, check_keys
+from tread.errors import ConfigError, check_fraction, check_int, check_keys
 
 ROUTE_KEYS = ("selection_ratio", "start_layer_idx", "end_layer_idx")
 

@@ -10,8 +10,8 @@ from typing import Any, SupportsFloat
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise
-from tread.routing.errors import ConfigError, check_fraction, check_int
 from tread.routing.ops import gather, restore
 from tread.routing.plan import DEFAULT_SEED
 from tread.routing.selection import check_mask, kept_count, l1_rank, mixed_score, select

@@ -9,7 +9,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from tread.routing.errors import ConfigError, check_fraction, check_int, check_keys
+from tread.errors import ConfigError, check_fraction, check_int, check_keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 
 SHAPE_LEVELS = 16  # with a force mask, K takes at most this many values, so that few shapes are compiled
 _FORCED = 1 << 62  # above every score

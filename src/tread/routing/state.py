@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _CachingTorchDispatchMode
 
-from tread.routing.errors import ConfigError
+from tread.errors import ConfigError
 from tread.routing.ops import gather, restore
 from tread.routing.route import Route
 

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
+from tread.errors import ConfigError
 from tread.objectives.objective import Net, Objective
 from tread.routing import noise
-from tread.routing.errors import ConfigError
 from tread.routing.handle import Handle
 from tread.routing.risks import RiskWarning
 from tread.sampling.guidance import Branches

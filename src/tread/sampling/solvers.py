@@ -16,8 +16,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.objectives.objective import Field, check_number
-from tread.routing.errors import ConfigError
 
 
 class Solver(Protocol):

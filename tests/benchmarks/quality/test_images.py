@@ -16,7 +16,7 @@ from benchmarks.quality.run import run, work
 from PIL import Image
 
 from quality.tiny import job_of, pictures, spec_of
-from tread.data.base import DataError
+from tread.errors import DataError
 
 
 def test_images_survive_packing(tmp_path: Path) -> None:

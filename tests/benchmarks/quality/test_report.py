@@ -15,7 +15,7 @@ from benchmarks.quality.report import averaged, guidance_table, placements, repo
 from benchmarks.quality.results import RESULTS, Results, run_name, snapshot
 
 from quality.tiny import SECONDS, SMOKE, spec_of
-from tread.evaluate.evaluate import compare
+from tread.evaluate.compare import compare
 from tread.evaluate.statistics import Tally
 
 ROOT = Path(__file__).resolve().parents[3]

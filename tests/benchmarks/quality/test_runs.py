@@ -18,10 +18,10 @@ from benchmarks.quality.training import Trial
 
 from benchmarks.quality import run as running
 from quality.tiny import SECONDS, SMOKE, job_of, spec_of
+from tread.kernels.compiling import Attempt, Compiled
 from tread.routing import noise
-from tread.train.compiling import Attempt, Compiled
-from tread.train.job import make_accelerator
-from tread.train.loop import Session
+from tread.training.job import make_accelerator
+from tread.training.loop import Session
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tread.errors import ConfigError, check_choice, check_fraction
 from tread.objectives.objective import Field, Net, Objective
-from tread.routing.errors import ConfigError, check_choice, check_fraction
 from tread.routing.handle import Handle
 from tread.sampling.guidance.fields import (
     Ratio,

@@ -20,9 +20,9 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from tread.errors import ConfigError
 from tread.objectives.objective import Field, check_number
 from tread.routing import noise
-from tread.routing.errors import ConfigError
 from tread.routing.handle import Handle
 
 Ratio = Callable[[float], float]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.attach.attach import Attachment
-from tread.routing.errors import ConfigError, check_fraction
+from tread.errors import ConfigError, check_fraction
 from tread.sampling.guidance.fields import Ratio, check_nested, check_scale, constant, dropping, within
 
 

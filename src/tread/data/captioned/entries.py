@@ -1,0 +1,172 @@
+"""The settings of captioned data: one entry per folder, table or dataset.
+
+- The names are those that users of the existing trainers know; every setting but the place of the data has a default,
+  so that a folder of images with `.txt` captions needs nothing else.
+- An entry is checked when it is made, as far as that goes without looking at the files.
+- The dataclasses are parsed by `tread.config.schema`; this file only says what an entry is.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tread.errors import ConfigError
+
+TABLES = (".csv", ".jsonl", ".parquet")
+"""What a `metadata_file` may end with."""
+
+CaptionStrategy = Literal["textfile", "filename", "instanceprompt", "csv", "jsonl", "parquet", "huggingface"]
+ConditioningType = Literal["mask", "segmentation", "reference"]
+ResolutionType = Literal["pixel", "pixel_area", "area"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoConfig:
+    """How clips are read."""
+
+    num_frames: int = 81
+    """The most frames that are read of a clip, from its start and at its own rate; shorter clips give fewer."""
+    min_frames: int = 1
+    """Clips with fewer frames are left out."""
+    max_frames: int | None = None
+    """Clips with more frames are left out; null takes the beginning of any."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_frames", "min_frames", "max_frames"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"video.{name} is {value}; it must be at least 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """One entry of `data`."""
+
+    id: str = ""
+    """What messages and `conditioning_data` call this entry; by default the last part of its path."""
+    type: Literal["local", "csv", "huggingface"] = "local"
+    """Where it lies: a folder, a table that names files, or a Hugging Face dataset."""
+    dataset_type: Literal["image", "video", "conditioning", "eval"] | None = None
+    """What it is for; null takes images, and clips too where the model is a video model. `eval` is never trained on;
+    `conditioning` holds masks or references of another entry."""
+    instance_data_dir: str | None = None
+    """The folder of images or clips, searched with its subfolders."""
+    metadata_file: str | None = None
+    """A CSV, JSONL or Parquet table with one row per sample; files are relative to `instance_data_dir`, or to the
+    table where that is not given."""
+    dataset_name: str | None = None
+    """A Hugging Face dataset: a folder (save_to_disk, Parquet or an image folder) or an id on the hub."""
+    split: str = "train"
+    """The part of a Hugging Face dataset that is read."""
+    image_column: str | None = None
+    """The column of the files; null looks for file_name, file, filename, path, image or video."""
+    caption_column: str | None = None
+    """The column of the captions; null looks for text, caption, captions or prompt."""
+    mask_column: str | None = None
+    """The column of the masks; null looks for mask or mask_file_name."""
+    reference_column: str | None = None
+    """The column of the reference images; null looks for reference or reference_file_name."""
+    caption_strategy: CaptionStrategy | None = None
+    """Where captions come from; null takes the table where there is one, else `.txt` files."""
+    instance_prompt: str | None = None
+    """The caption of all samples (`instanceprompt`), or of those that have none of their own."""
+    repeats: int = 1
+    """How often an epoch visits each sample."""
+    resolution: float = 1024
+    """The size that samples are scaled to, in the unit of `resolution_type`."""
+    resolution_type: ResolutionType = "pixel_area"
+    """`pixel`: the shorter side; `pixel_area`: the side of the square of equal area; `area`: megapixels of 1024 x
+    1024."""
+    crop: bool = False
+    """Whether samples are cut to the shape of `crop_aspect`; where not, only what the nearest bucket asks for."""
+    crop_style: Literal["center", "random"] = "center"
+    """Where cuts are made; `random` is fixed by the content of the file, so that the cache stays valid."""
+    crop_aspect: Literal["square", "preserve"] = "square"
+    """The shape that `crop` cuts to."""
+    minimum_image_size: float | None = None
+    """Smaller samples are left out; in the unit of `resolution_type`."""
+    maximum_image_size: float | None = None
+    """With `crop`, larger samples are first scaled down to `target_downsample_size`, smaller ones not at all."""
+    target_downsample_size: float | None = None
+    """With `crop`, the size that the cut is taken from; null takes the largest possible cut."""
+    conditioning_data_dir: str | None = None
+    """A folder with a file of the same name for each sample: its mask or its reference image."""
+    conditioning_type: ConditioningType | None = None
+    """What `conditioning_data_dir` holds (null: mask), and how masks that lie beside the images are read."""
+    conditioning_data: str | tuple[str, ...] | None = None
+    """The id, or ids, of `conditioning` entries that belong to this one."""
+    video: VideoConfig = field(default_factory=VideoConfig)
+    """How clips are read."""
+
+    def __post_init__(self) -> None:
+        place = {"local": "instance_data_dir", "csv": "metadata_file", "huggingface": "dataset_name"}[self.type]
+        has_table = self.type == "local" and self.metadata_file is not None
+        if getattr(self, place) is None and not has_table:
+            raise ConfigError(f"data entry {self.name!r} of type {self.type!r} has no {place}; name its place there.")
+        if self.metadata_file is not None and not self.metadata_file.lower().endswith(TABLES):
+            raise self._wrong("metadata_file", f"it must end with {', '.join(TABLES)}")
+        if self.caption_strategy in ("csv", "jsonl", "parquet") and self.metadata_file is None:
+            raise self._wrong("caption_strategy", "that needs metadata_file, the table of captions")
+        if (self.caption_strategy == "huggingface") and self.type != "huggingface":
+            raise self._wrong("caption_strategy", "that needs type 'huggingface'; write 'textfile' for .txt files")
+        if self.caption_strategy == "textfile" and self.type == "huggingface":
+            raise self._wrong("caption_strategy", "a Hugging Face dataset has no .txt files; write 'huggingface'")
+        if self.caption_strategy == "instanceprompt" and not self.instance_prompt:
+            raise self._wrong("caption_strategy", "that needs instance_prompt, the caption of all samples")
+        if self.repeats < 1:
+            raise self._wrong("repeats", "it must be at least 1; remove the entry to leave its samples out")
+        for name in ("resolution", "minimum_image_size", "maximum_image_size", "target_downsample_size"):
+            value, lowest = getattr(self, name), 0 if name != "resolution" else math.ulp(0.0)
+            if value is not None and value < lowest:
+                raise self._wrong(name, "it must be above 0")
+        if self.resolution_type == "area" and self.resolution > 64:
+            raise self._wrong("resolution", "with resolution_type 'area' it counts megapixels; for pixels, use 'pixel'")
+        if self.resolution_type != "area" and self.resolution < 16:
+            raise self._wrong("resolution", "it counts pixels; for megapixels, use resolution_type 'area'")
+
+    @property
+    def name(self) -> str:
+        """What messages call this entry."""
+        place = self.instance_data_dir or self.metadata_file or self.dataset_name or "data"
+        return self.id or Path(place).name or place
+
+    @property
+    def place(self) -> str:
+        """Where it lies, as it was given."""
+        local = self.metadata_file or self.instance_data_dir
+        return (self.dataset_name if self.type == "huggingface" else local) or ""
+
+    def _wrong(self, name: str, allowed: str) -> ConfigError:
+        return ConfigError(f"{name} of data entry {self.name!r} is {getattr(self, name)!r}; {allowed}.")
+
+
+def data_configs(value: object) -> list[dict[str, Any]]:
+    """The entries of `data`, which may be a place, one mapping, or a list of either.
+
+    >>> data_configs("photos")
+    [{'instance_data_dir': 'photos'}]
+    """
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if not values:
+        raise ConfigError("data is an empty list; it must name at least one folder, table or dataset.")
+    entries: list[dict[str, Any]] = []
+    for entry in values:
+        if isinstance(entry, Mapping):
+            entries.append(dict(entry))
+        elif isinstance(entry, str | Path):
+            entries.append(_entry_at(str(entry)))
+        else:
+            raise ConfigError(f"data has the entry {entry!r}; it must be a path or a mapping of settings.")
+    return entries
+
+
+def _entry_at(place: str) -> dict[str, Any]:
+    path = Path(place)
+    if path.suffix.lower() in TABLES:
+        return {"metadata_file": place}
+    saved = any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+    if saved or any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")):
+        return {"type": "huggingface", "dataset_name": place}
+    return {"instance_data_dir": place}

@@ -1,0 +1,176 @@
+"""Where samples and their captions are: folders, tables, datasets.
+
+- A folder is searched with its subfolders, in sorted order; a table and a dataset are read row by row.
+- A sample is found with its captions, or with the reason why it has none. Whether its file is any good is seen later.
+- `photo_mask.png` (or `.mask`, `-mask`) beside `photo.jpg` is its mask and no sample. Any other pairing of files is
+  by folders, and not made here.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tread.data.captioned.entries import TABLES, DataConfig
+from tread.data.captioned.pixels import is_clip, is_image
+from tread.data.captioned.tables import (
+    CAPTION_COLUMNS,
+    FILE_COLUMNS,
+    MASK_COLUMNS,
+    REFERENCE_COLUMNS,
+    Place,
+    cell_place,
+    choose_column,
+    load_dataset,
+    read_table,
+)
+from tread.errors import ConfigError
+
+MASK_ENDINGS = (".mask", "_mask", "-mask")
+"""What the name of a mask has between its picture's name and its own suffix."""
+TABLE_STRATEGIES = ("csv", "jsonl", "parquet", "huggingface")
+"""The caption strategies that need a column of captions."""
+
+
+class Skipped(NamedTuple):
+    """A file that was left out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A sample before anything is known to be right about it."""
+
+    place: Place
+    captions: tuple[str, ...] | Skipped
+    mask: Place | None = None
+    reference: Place | None = None
+
+
+def find(config: DataConfig) -> Iterator[Found]:
+    """Everything in an entry that may be a sample."""
+    if config.type == "huggingface":
+        yield from _in_dataset(config)
+        return
+    folder = root_of(config)
+    if not folder.is_dir():
+        raise ConfigError(f"instance_data_dir of data entry {config.name!r} is {str(folder)!r}, which is no folder.")
+    table = Path(config.metadata_file) if config.metadata_file else None
+    if table is None and config.caption_strategy is None:
+        table = next((path for ending in TABLES if (path := folder / f"metadata{ending}").is_file()), None)
+    yield from _in_folder(config, folder) if table is None else _in_table(config, table, folder)
+
+
+def root_of(config: DataConfig) -> Path:
+    """The folder that names are relative to."""
+    return Path(config.instance_data_dir) if config.instance_data_dir else Path(config.place).parent
+
+
+def _in_folder(config: DataConfig, folder: Path) -> Iterator[Found]:
+    files = [path for path in files_below(folder) if is_image(path) or is_clip(path)]
+    pictures = {path.with_suffix("") for path in files}
+    masks: dict[Path, Path] = {}
+    for path in files:
+        stem = path.with_suffix("")
+        bases = [stem.with_name(stem.name.removesuffix(end)) for end in MASK_ENDINGS if stem.name.endswith(end)]
+        if is_image(path) and bases and bases[0] in pictures:
+            masks[bases[0]] = path
+    beside = set(masks.values())
+    for path in files:
+        if path not in beside:
+            yield Found(place=path, captions=_captions(config, path, None), mask=masks.get(path.with_suffix("")))
+
+
+def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
+    rows = read_table(table)
+    columns = list(dict.fromkeys(name for row in rows for name in row if isinstance(name, str)))
+    file_column, caption_column, mask_column, reference_column = _choose(config, columns, str(table))
+    for number, row in enumerate(rows, start=1):
+        name = row.get(file_column)
+        if not name:
+            yield Found(place=table, captions=Skipped(f"{table} row {number}", f"column {file_column} is empty"))
+            continue
+        path = folder / str(name)
+        mask, reference = (row.get(column) if column else None for column in (mask_column, reference_column))
+        yield Found(
+            place=path,
+            captions=_captions(config, path, row.get(caption_column, "") if caption_column else None),
+            mask=folder / str(mask) if mask else None,
+            reference=folder / str(reference) if reference else None,
+        )
+
+
+def _in_dataset(config: DataConfig) -> Iterator[Found]:
+    table = load_dataset(config)
+    # an image folder names the file itself `image`, whatever the table called it
+    file_column, caption_column, mask_column, reference_column = _choose(config, table.column_names, config.place)
+    for number in range(len(table)):
+        row = table[number]
+        places: list[Place | None] = [
+            None if column is None else cell_place(table, column, number, row[column], f"{config.place}/{column}")
+            for column in (file_column, mask_column, reference_column)
+        ]
+        place, mask, reference = places
+        if place is None:
+            name = f"{config.place}[{number}]"
+            yield Found(place=Path(name), captions=Skipped(name, f"column {file_column} is empty"))
+            continue
+        path = place if isinstance(place, Path) else Path(str(place))
+        captions = _captions(config, path, row[caption_column] if caption_column else "")
+        yield Found(place=place, captions=captions, mask=mask, reference=reference)
+
+
+def _choose(config: DataConfig, columns: list[str], where: str) -> tuple[str, str | None, str | None, str | None]:
+    """The columns of files, captions, masks and references."""
+    file_column = choose_column(columns, config.image_column, FILE_COLUMNS, "image_column", where)
+    if file_column is None:
+        raise ConfigError(
+            f"no column of files in {where}, which has {', '.join(columns) or 'no columns'}; name it in image_column."
+        )
+    caption_column = choose_column(columns, config.caption_column, CAPTION_COLUMNS, "caption_column", where)
+    needed = config.caption_strategy in TABLE_STRATEGIES or (config.caption_strategy is None and config.dataset_name)
+    if caption_column is None and needed and not config.instance_prompt:
+        raise ConfigError(
+            f"no column of captions in {where}, which has {', '.join(columns)}; name it in caption_column."
+        )
+    return (
+        file_column,
+        caption_column,
+        choose_column(columns, config.mask_column, MASK_COLUMNS, "mask_column", where),
+        choose_column(columns, config.reference_column, REFERENCE_COLUMNS, "reference_column", where),
+    )
+
+
+def _captions(config: DataConfig, path: Path, cell: Any) -> tuple[str, ...] | Skipped:
+    """The captions of a sample; `cell` is the table's, None where there is no table."""
+    strategy = config.caption_strategy or ("textfile" if cell is None else "csv")
+    if strategy == "instanceprompt":
+        found, lack = [config.instance_prompt], ""
+    elif strategy == "filename":
+        found, lack = [path.stem.replace("_", " ")], "its name has no words"
+    elif strategy == "textfile":
+        text = path.with_suffix(".txt")
+        lack = f"it has no caption: there is no text in {text.name}"
+        try:
+            found = [text.read_text(encoding="utf-8-sig")] if text.is_file() else []
+        except (OSError, UnicodeDecodeError) as error:
+            return Skipped(str(path), f"its caption {text.name} cannot be read ({error})")
+    else:
+        found, lack = (cell if isinstance(cell, list | tuple) else [cell]), "it has no caption in the table"
+    captions = [" ".join(str(text).split()) for text in found if text is not None]
+    captions = [text for text in captions if text]
+    if not captions and config.instance_prompt:
+        captions = [config.instance_prompt]
+    return tuple(captions) or Skipped(str(path), lack)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its subfolders, sorted, hidden ones left out."""
+    found: list[Path] = []
+    for at, subfolders, names in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        found += [Path(at) / name for name in names if not name.startswith(".")]
+    return sorted(found)

@@ -1,0 +1,88 @@
+"""Pixels of one sample in its bucket: images, animations and clips alike.
+
+- Upright by EXIF or the container's rotation, RGB, transparency over white: `images.py` reads a file in the same way.
+- Scaling and cutting are one resampling with Pillow's antialiased bicubic filter, from the file's own pixels.
+- An animation (GIF, WebP, PNG) is a clip where more than one frame is asked for, and its first frame where not.
+- A file that cannot be read raises a DataError that names it; who reads many lists them.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageSequence
+from torch import Tensor
+
+from tread.data import images
+from tread.data.captioned import clips
+from tread.data.captioned.buckets import Crop
+from tread.data.captioned.tables import Place, opened
+from tread.errors import DataError
+
+_ANIMATED = ("GIF", "PNG", "WEBP")
+_ORIENTATION = 0x0112
+
+
+def is_image(path: Path) -> bool:
+    """Whether the suffix is one of an image; animations count as images."""
+    return path.suffix.lower() in images.SUFFIXES
+
+
+def is_clip(path: Path) -> bool:
+    """Whether the suffix is one of a video container."""
+    return path.suffix.lower() in clips.SUFFIXES
+
+
+def probe(place: Place) -> tuple[int, int, int]:
+    """Width and height as shown, and the number of frames; images are not decoded for it."""
+    with reading(place):
+        if isinstance(place, Path) and is_clip(place):
+            return clips.probe_clip(place)
+        with Image.open(opened(place)) as image:
+            width, height = image.size
+            # the base class's: a PNG's own decodes the whole picture to look for a tag behind it
+            if Image.Image.getexif(image).get(_ORIENTATION, 1) >= 5:  # these orientations lie on their side
+                width, height = height, width
+            # the other formats keep thumbnails or pages where these keep frames
+            return width, height, getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
+
+
+def read_pixels(place: Place, crop: Crop) -> Tensor:
+    """The picture in its bucket: uint8 (F, H, W, 3)."""
+    bucket = crop.bucket
+    frames: list[np.ndarray] = []
+    with reading(place):
+        for frame in itertools.islice(_frames(place), bucket.frames):
+            left, top, right, bottom = box = crop.box(frame.size)
+            if not math.isclose((right - left) * bucket.height, (bottom - top) * bucket.width, rel_tol=1e-3):
+                raise ValueError(f"its {frame.width}x{frame.height} pixels have another shape than its header says")
+            fitted = frame.resize((bucket.width, bucket.height), Image.Resampling.BICUBIC, box=box)
+            frames.append(np.asarray(fitted))  # (H, W, 3)
+        if len(frames) < bucket.frames:
+            raise ValueError(f"it ends after {len(frames)} of {bucket.frames} frames")
+    return torch.from_numpy(np.stack(frames))  # (F, H, W, 3)
+
+
+def _frames(place: Place) -> Iterator[Image.Image]:
+    if isinstance(place, Path) and is_clip(place):
+        yield from clips.read_clip(place)
+        return
+    with Image.open(opened(place)) as image:
+        for frame in ImageSequence.Iterator(image):
+            yield images.upright_rgb(frame)
+
+
+@contextmanager
+def reading(place: Place) -> Iterator[None]:
+    """Whatever a decoder raises on a broken file becomes a DataError that names the file."""
+    try:
+        yield
+    except (ImportError, DataError):
+        raise
+    except Exception as error:  # OSError, SyntaxError, struct.error, FFmpeg's own, ...
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"cannot read {place} ({reason}): remove it or save it again") from error

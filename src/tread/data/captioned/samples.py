@@ -1,0 +1,221 @@
+"""From data entries to a list of captioned samples.
+
+- Nothing is decoded here but headers: the list is there in seconds, and what can be seen without pixels is checked
+  before a model is loaded.
+- What cannot be used (no caption, unreadable, too small, the wrong kind) is left out and listed with its reason; it
+  stops nothing, and nothing is left out in silence. An entry of which nothing is left is an error.
+- The order is that of the entries, then of sorted paths or of a table's rows: an index means the same sample on every
+  machine and in every process.
+- Masks and references are found by name: `photo.jpg` has the mask `photo_mask.png` beside it, or `photo.*` in a folder
+  of masks.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tread.data.captioned.buckets import Size, measure
+from tread.data.captioned.entries import ConditioningType, DataConfig
+from tread.data.captioned.finding import Found, Skipped, files_below, find, root_of
+from tread.data.captioned.masks import MaskKind
+from tread.data.captioned.pixels import is_clip, is_image, probe
+from tread.data.captioned.tables import Place
+from tread.errors import ConfigError, DataError, nearest
+from tread.files import atomic_write
+
+Pairs = dict[ConditioningType, dict[str, Path]]
+"""Masks and references by the name that they share with their picture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One picture or clip with its caption."""
+
+    place: Place
+    captions: tuple[str, ...]
+    """One or more; a visit draws one of them."""
+    size: Size
+    """Width and height as shown."""
+    frames: int = 1
+    mask: Place | None = None
+    mask_kind: MaskKind = "mask"
+    reference: Place | None = None
+    reference_size: Size | None = None
+    dataset: int = 0
+    """Which entry it is of."""
+    repeats: int = 1
+    held_out: bool = False
+    """Whether it is of an `eval` entry, never to be trained on."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What there is to train on, and what was left out."""
+
+    samples: list[Sample]
+    skipped: list[Skipped]
+
+
+def collect(
+    configs: Sequence[DataConfig], *, video: bool, say: Callable[[str], None] = print, progress: bool = True
+) -> Collected:
+    """All usable samples of the entries; `video` tells whether the model trains on clips.
+
+    `say` is told what a person should know; `skipped` is for `tell_skipped`.
+    """
+    samples: list[Sample] = []
+    skipped: list[Skipped] = []
+    for index, config in enumerate(configs):
+        if config.dataset_type == "conditioning":
+            continue
+        if config.dataset_type == "video" and not video:
+            raise ConfigError(
+                f"dataset_type of data entry {config.name!r} is 'video', but the model trains on images: choose a "
+                "video model, or entries of images."
+            )
+        found, pairs = list(find(config)), _conditioning(config, configs)
+        describe = partial(_describe, config=config, dataset=index, pairs=pairs, video=video)
+        described = _each(describe, found, config.name, progress)
+        kept = [one for one in described if isinstance(one, Sample)]
+        left_out = [one for one in described if isinstance(one, Skipped)]
+        if not kept:
+            raise _nothing(config, left_out)
+        samples += kept
+        skipped += left_out
+        _say_masks(config, kept, pairs, say)
+    if not samples:
+        raise ConfigError("data has no entry to train on, only conditioning entries; add one of images or clips.")
+    return Collected(samples, skipped)
+
+
+def tell_skipped(skipped: Sequence[Skipped], file: Path, say: Callable[[str], None]) -> None:
+    """Write the whole list to `file`, and say how many there are with a few examples."""
+    if not skipped:
+        file.unlink(missing_ok=True)
+        return
+    with atomic_write(file) as out:
+        out.write("".join(f"{name}\t{reason}\n" for name, reason in skipped).encode())
+    say(f"{len(skipped)} file(s) left out, all listed in {file}:")
+    for name, reason in islice(skipped, 5):
+        say(f"  {name}: {reason}")
+
+
+def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
+    """Per kind, the files of this entry's masks and references by the name that they share with their picture."""
+    known = {other.name: other for other in configs if other.dataset_type == "conditioning"}
+    pairs: Pairs = {}
+    names = (config.conditioning_data,) if isinstance(config.conditioning_data, str) else config.conditioning_data
+    for name in names or ():
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise ConfigError(
+                f"conditioning_data of data entry {config.name!r} is {name!r}{nearest(name, known)} "
+                f"The entries with dataset_type 'conditioning' are: {listed}."
+            )
+        entry = known[name]
+        pairs.setdefault(entry.conditioning_type or "mask", {}).update(_by_name(root_of(entry), "instance_data_dir"))
+    if config.conditioning_data_dir is not None:
+        folder = Path(config.conditioning_data_dir)
+        pairs.setdefault(config.conditioning_type or "mask", {}).update(_by_name(folder, "conditioning_data_dir"))
+    return pairs
+
+
+def _by_name(folder: Path, setting: str) -> dict[str, Path]:
+    if not folder.is_dir():
+        raise ConfigError(f"{setting} names {str(folder)!r}, which is no folder.")
+    # the first of several files with one name counts
+    return {_shared_name(path, folder): path for path in reversed(files_below(folder)) if is_image(path)}
+
+
+def _shared_name(place: Place, root: Path) -> str:
+    path = place if isinstance(place, Path) else Path(str(place))
+    return (path.relative_to(root) if path.is_relative_to(root) else path).with_suffix("").as_posix()
+
+
+def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, video: bool) -> Sample | Skipped:
+    """A sample with its size, or why there is none."""
+    if isinstance(found.captions, Skipped):
+        return found.captions
+    name, shared = str(found.place), _shared_name(found.place, root_of(config))
+    if isinstance(found.place, Path) and not found.place.is_file():
+        return Skipped(name, "there is no such file")
+    moves = isinstance(found.place, Path) and is_clip(found.place)
+    if moves and (not video or config.dataset_type == "image"):
+        return Skipped(
+            name, "it is a clip, and " + ("dataset_type is image" if video else "the model trains on images")
+        )
+    kind: MaskKind = "segmentation" if config.conditioning_type == "segmentation" else "mask"
+    mask, reference = found.mask, found.reference or pairs.get("reference", {}).get(shared)
+    for other in ("mask", "segmentation"):
+        if shared in pairs.get(other, {}):
+            mask, kind = pairs[other][shared], other
+    if "reference" in pairs and reference is None:
+        return Skipped(name, "it has no reference image of the same name")
+    try:
+        width, height, frames = probe(found.place)
+        reference_size = None if reference is None else probe(reference)[:2]
+    except DataError as error:
+        return Skipped(name, str(error))
+    frames = frames if video and config.dataset_type != "image" else 1
+    if config.dataset_type == "video" and frames == 1:
+        return Skipped(name, "it has one frame, and dataset_type is video")
+    if (moves or frames > 1) and not config.video.min_frames <= frames <= (config.video.max_frames or frames):
+        return Skipped(name, f"it has {frames} frames, outside video.min_frames and video.max_frames")
+    smallest = config.minimum_image_size
+    if smallest is not None and measure((width, height), config.resolution_type) < smallest:
+        return Skipped(name, f"its {width}x{height} pixels are below minimum_image_size {smallest:g}")
+    return Sample(
+        place=found.place,
+        captions=found.captions,
+        size=(width, height),
+        frames=frames,
+        mask=mask,
+        mask_kind=kind,
+        reference=reference,
+        reference_size=reference_size,
+        dataset=dataset,
+        repeats=config.repeats,
+        held_out=config.dataset_type == "eval",
+    )
+
+
+def _each(
+    function: Callable[[Found], Sample | Skipped], found: list[Found], name: str, progress: bool
+) -> list[Sample | Skipped]:
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        results = pool.map(function, found)
+        return list(tqdm(results, total=len(found), desc=name, unit="file", disable=not progress, leave=False))
+
+
+def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
+    where = f"nothing to train on in {config.place} (data entry {config.name!r})"
+    if skipped:
+        reason = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
+        fix = ""
+        if all("no caption" in why for _, why in skipped):
+            fix = ". Write captions, or set caption_strategy: filename, or one instance_prompt for all"
+        return DataError(f"{where}: all {len(skipped)} file(s) were left out, the first because {reason}{fix}")
+    root = root_of(config)
+    counts = Counter(path.suffix.lower() or path.name for path in files_below(root)) if root.is_dir() else Counter()
+    found = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5)) or "no files at all"
+    return DataError(f"{where}: found {found}; put images or clips with .txt captions there, or name another place")
+
+
+def _say_masks(
+    config: DataConfig,
+    samples: list[Sample],
+    pairs: Pairs,
+    say: Callable[[str], None],
+) -> None:
+    masked = sum(sample.mask is not None for sample in samples)
+    if masked or "mask" in pairs or "segmentation" in pairs:
+        rest = len(samples) - masked
+        without = f"; in the other {rest} every pixel counts" if rest else ""
+        say(f"{config.name}: {masked} of {len(samples)} samples have a mask{without}")

@@ -1,0 +1,147 @@
+"""Tables of samples: CSV, JSONL and Parquet files, and Hugging Face datasets.
+
+- A table gives one mapping per sample; which column is what is asked for by name or found among the usual names.
+- A picture is a `Place`: a file, or a cell of a dataset that holds the file's bytes. Cells are read when they are
+  needed and not kept.
+- `datasets` and `pyarrow` are imported only where a dataset or a Parquet file is read.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tread.data.captioned.entries import DataConfig
+from tread.errors import ConfigError, DataError
+
+FILE_COLUMNS = ("file_name", "file", "filename", "path", "image", "video")
+CAPTION_COLUMNS = ("text", "caption", "captions", "prompt")
+MASK_COLUMNS = ("mask", "mask_file_name")
+REFERENCE_COLUMNS = ("reference", "reference_file_name")
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """The bytes of a file in a row of a dataset."""
+
+    table: Any
+    column: str
+    row: int
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def identity(self) -> str:
+        """The same for the same content: a dataset's fingerprint changes with its data."""
+        return f"{self.table._fingerprint}/{self.column}/{self.row}"
+
+    def read(self) -> bytes:
+        """The file's content."""
+        return self.table[self.row][self.column]["bytes"]
+
+
+Place = Path | Cell
+
+
+def opened(place: Place) -> Path | io.BytesIO:
+    """What Pillow and PyAV open."""
+    return place if isinstance(place, Path) else io.BytesIO(place.read())
+
+
+def choose_column(
+    columns: Iterable[str], asked: str | None, usual: Sequence[str], setting: str, where: str
+) -> str | None:
+    """The column that was asked for, else the first of the usual names that is there, else None."""
+    columns = list(columns)
+    if asked is not None and asked not in columns:
+        raise ConfigError(
+            f"{setting} is {asked!r}, but {where} has the columns {', '.join(columns)}; name one of them."
+        )
+    return asked or next((name for name in usual if name in columns), None)
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV (with a header line), JSONL or Parquet file."""
+    if not path.is_file():
+        raise ConfigError(f"metadata_file {str(path)!r} does not exist.")
+    try:
+        if path.suffix.lower() == ".parquet":
+            return _parquet(path)
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".csv":
+                return [dict(row) for row in csv.DictReader(file, strict=True)]
+            return list(_json_lines(file, path))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"table {path} cannot be read ({error}): save it again as UTF-8 text") from error
+
+
+def _json_lines(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"line {number} of {path} is not valid JSON ({error}): correct it") from error
+        if not isinstance(row, dict):
+            raise DataError(f"line {number} of {path} is not a JSON object: write one {{...}} per line")
+        yield row
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ImportError("a Parquet table needs pyarrow: pip install 'tread-diffusion[data]'") from error
+    try:
+        return parquet.read_table(path).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise DataError(f"table {path} cannot be read ({error}): write it again") from error
+
+
+def load_dataset(config: DataConfig) -> Any:
+    """The dataset of a `huggingface` entry, its pictures left as bytes or paths."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError("a Hugging Face dataset needs datasets: pip install 'tread-diffusion[data]'") from error
+    place = config.place
+    # the bars of this library are ours; datasets would add one per file it looks at
+    quiet = not datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        saved = any((Path(place) / name).is_file() for name in ("state.json", "dataset_dict.json"))
+        found: Any = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
+    except Exception as error:  # builders raise whatever the files make them raise
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise DataError(
+            f"dataset_name {place!r} cannot be loaded ({reason}): give a folder or the id of a dataset in reach"
+        ) from error
+    finally:
+        if not quiet:
+            datasets.enable_progress_bars()
+    if isinstance(found, Mapping):
+        if config.split not in found:
+            raise ConfigError(f"split is {config.split!r}; {place!r} has {', '.join(found)}.")
+        found = found[config.split]
+    for column, feature in found.features.items():
+        if isinstance(feature, datasets.Image | datasets.Video):
+            found = found.cast_column(column, type(feature)(decode=False))
+    return found
+
+
+def cell_place(table: Any, column: str, row: int, value: object, where: str) -> Place | None:
+    """Where the picture in a cell lies; None where the cell is empty."""
+    if isinstance(value, str):
+        return Path(value)
+    if isinstance(value, Mapping):
+        if value.get("bytes") is not None:
+            return Cell(table, column, row, f"{where}[{row}]")
+        if value.get("path") is not None:
+            return Path(value["path"])
+    return None

@@ -1,0 +1,41 @@
+"""The interface that every dataset has, and preview pixels.
+
+`Dataset` is torch's map-style dataset and three members more. It holds no code: the datasets have an interface in
+common and nothing else.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+
+class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
+    """A map from an index to one sample, and the random part of reading it, batched and stateless."""
+
+    shape: tuple[int, int, int]
+    """(C, H, W) of what the model sees, after `prepare`."""
+    num_classes: int
+    """Labels are 0..num_classes-1."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """One sample, float32, and its label; the same every time."""
+
+    @abstractmethod
+    def prepare(self, x: Tensor, seed: int, positions: Tensor) -> Tensor:
+        """(B, ...) as collated -> (B, C, H, W) on x's device; random only by `seed` and `positions` (B,)."""
+
+    @staticmethod
+    @abstractmethod
+    def to_images(x: Tensor) -> Tensor:
+        """(B, C, H, W) as the model sees it -> uint8 (B, H, W, 3 or 1) for a preview."""
+
+
+def to_uint8(x: Tensor) -> Tensor:
+    """Pixels in [-1, 1], (B, C, H, W) -> uint8 (B, H, W, C); values outside are clipped."""
+    pixels = ((x.float().clamp(-1, 1) + 1) * 127.5).round()
+    return pixels.to(torch.uint8).permute(0, 2, 3, 1).contiguous()  # (B, H, W, C)

@@ -1,0 +1,213 @@
+"""Images to latents: writes the tars that `latents.py` reads.
+
+- What a shard holds is a pure function of the sorted file list and the settings: shard k is files
+  k * shard_size .. (k + 1) * shard_size - 1, in fixed batches, with fixed tar headers. A file that cannot
+  be read leaves a hole in its shard and moves nothing else. So a run killed at any moment and started
+  again keeps the finished shards and gives the bytes of a run never killed.
+- `manifest.json` says what the shards were made from, and settings that differ from it are refused: a
+  folder never holds two kinds of latents. The batch size is free to change: it is what one lowers when
+  memory runs out.
+- Latents are stored as the VAE gives them, unscaled, in float16; scaling happens at load, by VAE name.
+- Sample keys count the files: key N is line N + 1 of `files.txt`. Labels index `classes.json`.
+- Pillow decodes in threads, one batch ahead of the VAE.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from webdataset.writer import TarWriter
+
+from tread.data.images import list_images, read_image
+from tread.data.latents import StoredKind, sample_moments
+from tread.data.vae import Autoencoder, Dtype, load_vae
+from tread.errors import ConfigError, DataError
+from tread.files import atomic_write
+
+_ENCODE_WORD = int.from_bytes(b"enco")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What `encode` wrote, and the settings to train on it; `str()` is the summary line."""
+
+    out: Path
+    shards: int
+    written: int
+    skipped: int
+    settings: dict[str, str | int]
+
+    def __str__(self) -> str:
+        skipped = f", {self.skipped} unreadable and listed in {self.out / 'skipped.txt'}" if self.skipped else ""
+        settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
+        return f"{self.written} images in {self.shards} shard(s) at {self.out}{skipped}; train with {settings}"
+
+
+def encode(
+    images: str | Path,
+    vae: str | Path,
+    out: str | Path,
+    *,
+    size: int = 256,
+    kind: StoredKind = "moments",
+    batch_size: int = 16,
+    shard_size: int = 1000,
+    dtype: Dtype = "float32",
+    device: str | torch.device | None = None,
+    seed: int = 0,
+) -> Encoded:
+    """Encode a folder of images (class = subfolder) into tar shards of `latent.npy` and `cls`.
+
+    `vae` is a folder or a hub id of an AutoencoderKL or AutoencoderTiny, or of a pipeline that has one.
+    `kind="moments"` stores mean and logvar, so that every epoch draws new latents; `"sample"` stores one
+    draw, seeded by `seed`, at half the size. An AutoencoderTiny has no moments. `dtype` is what the VAE
+    computes in. Called again with the same arguments, it goes on where it was stopped.
+    """
+    for name, value in (("size", size), ("batch_size", batch_size), ("shard_size", shard_size)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    if kind not in get_args(StoredKind):
+        raise ConfigError(f"kind is {kind!r}; known are {', '.join(get_args(StoredKind))}")
+    images, out = Path(images), Path(out)
+    if out.resolve().is_relative_to(images.resolve()):
+        raise ConfigError(f"the shards at {out} would lie among the images in {images}: choose another folder")
+    files, labels, classes = list_images(images)
+    model = load_vae(vae, dtype=dtype, device=device)
+    if kind == "moments" and not model.has_moments:
+        raise ConfigError(f"{vae} is an AutoencoderTiny, which has no moments: use --kind sample")
+    if size % model.factor:
+        raise ConfigError(f"size is {size}; it must be a multiple of {model.factor}, by which {vae} shrinks images")
+    manifest = {
+        "vae": str(Path(vae).resolve()) if Path(vae).exists() else str(vae),
+        "size": size,
+        "kind": kind,
+        "dtype": dtype,
+        "seed": seed,
+        "shard_size": shard_size,
+        "images": len(files),
+        "files_sha256": hashlib.sha256("\0".join(files).encode()).hexdigest(),
+    }
+    _claim(out, manifest, files, classes)
+
+    def read(place: int) -> np.ndarray | DataError:
+        try:
+            return read_image(images / files[place], size)
+        except DataError as error:
+            if not (images / files[place]).exists():  # a lost disk must not pass for a folder of bad images
+                raise DataError(f"image {images / files[place]} has disappeared: restore it and resume") from error
+            return error
+
+    spans = [range(first, min(first + shard_size, len(files))) for first in range(0, len(files), shard_size)]
+    todo = {shard: span for n, span in enumerate(spans) if not (shard := out / f"shard-{n:06d}.tar").exists()}
+    unfinished = {files[place] for span in todo.values() for place in span}
+    skipped = {file: why for file, why in _read_skipped(out).items() if file not in unfinished}
+    with (
+        ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool,
+        tqdm(total=len(files), initial=len(files) - len(unfinished), desc="encoding", unit="image") as bar,
+    ):
+        for shard, span in todo.items():
+            with atomic_write(shard) as file, TarWriter(file, mtime=0) as tar:
+                for batch, results in _read_ahead(pool, read, span, batch_size):
+                    pixels = {p: r for p, r in zip(batch, results, strict=True) if isinstance(r, np.ndarray)}
+                    skipped |= {files[p]: str(r) for p, r in zip(batch, results, strict=True) if p not in pixels}
+                    for place, latent in _latents(model, pixels, kind, seed).items():
+                        if not np.isfinite(latent).all():
+                            raise DataError(
+                                f"the VAE gives NaN or infinite latents for {images / files[place]} in {dtype}: "
+                                "encode with dtype float32, or remove the image"
+                            )
+                        tar.write({"__key__": f"{place:08d}", "latent.npy": latent, "cls": labels[place]})
+                    bar.update(len(batch))
+                _write_skipped(out, skipped)  # before the shard gets its name, or a kill here would lose them
+    if len(skipped) == len(files):
+        raise DataError(f"none of the {len(files)} images in {images} could be read: see {out / 'skipped.txt'}")
+    return Encoded(
+        out=out,
+        shards=len(spans),
+        written=len(files) - len(skipped),
+        skipped=len(skipped),
+        settings={
+            "data.path": str(out),
+            "data.vae": model.name,
+            "data.kind": kind,
+            "data.num_classes": len(classes),
+        },
+    )
+
+
+def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[str]) -> None:
+    """Make `out` this job's folder, or find that it is already, or refuse."""
+    path = out / "manifest.json"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            there = json.loads(path.read_text())
+            differ = [f"{k} {there.get(k)} there, {v} here" for k, v in manifest.items() if there.get(k) != v]
+            if differ:
+                raise ConfigError(
+                    f"{out} holds shards of another job ({'; '.join(differ)}): choose another folder or delete it"
+                )
+        elif any(out.glob("*.tar")):
+            raise ConfigError(f"{out} holds shards that tread encode did not write: choose another folder")
+        for left_over in out.glob(".*.tmp"):  # of a run that was killed
+            left_over.unlink()
+        _write_text(out / "files.txt", "".join(f"{file}\n" for file in files))
+        _write_text(out / "classes.json", json.dumps(classes, indent=2, ensure_ascii=False) + "\n")
+        _write_text(path, json.dumps(manifest, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another folder") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is damaged ({error}): delete {out} and encode again") from error
+
+
+def _read_ahead(
+    pool: ThreadPoolExecutor, read: Callable[[int], np.ndarray | DataError], span: range, batch_size: int
+) -> Iterator[tuple[range, list[np.ndarray | DataError]]]:
+    """Batches of a shard with what `read` gives for each place, the next batch under way meanwhile.
+
+    The batches are cut from the span, not from what is readable: a bad file changes only its own batch.
+    """
+    batches = [span[first : first + batch_size] for first in range(0, len(span), batch_size)]
+    following = [pool.submit(read, place) for place in batches[0]]
+    for n, batch in enumerate(batches):
+        current = following
+        following = [pool.submit(read, place) for place in (batches[n + 1] if n + 1 < len(batches) else ())]
+        yield batch, [future.result() for future in current]
+
+
+def _latents(model: Autoencoder, pixels: dict[int, np.ndarray], kind: StoredKind, seed: int) -> dict[int, np.ndarray]:
+    """uint8 (H, W, 3) by place in the file list -> float16 (C or 2C, h, w) by place."""
+    if not pixels:
+        return {}
+    x = torch.from_numpy(np.stack(list(pixels.values()))).permute(0, 3, 1, 2)  # (B, 3, H, W)
+    latents: Tensor = model.encode(x.float() / 127.5 - 1)  # (B, C or 2C, h, w)
+    if kind == "sample" and model.has_moments:
+        latents = sample_moments(latents, seed, _ENCODE_WORD, torch.tensor(list(pixels)))  # (B, C, h, w)
+    return dict(zip(pixels, latents.half().cpu().numpy(), strict=True))
+
+
+def _read_skipped(out: Path) -> dict[str, str]:
+    path = out / "skipped.txt"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return {file: why for file, _, why in (line.partition("\t") for line in lines)}
+
+
+def _write_skipped(out: Path, skipped: dict[str, str]) -> None:
+    if skipped:
+        _write_text(out / "skipped.txt", "".join(f"{file}\t{skipped[file]}\n" for file in sorted(skipped)))
+    else:
+        (out / "skipped.txt").unlink(missing_ok=True)
+
+
+def _write_text(path: Path, text: str) -> None:
+    with atomic_write(path) as file:
+        file.write(text.encode())

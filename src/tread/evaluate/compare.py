@@ -1,0 +1,283 @@
+"""Two sets of images in, figures out: what `tread eval` and the trainer run.
+
+- `measure` looks at one set, `compare` at two sets that were measured, `evaluate` does both for two places on disk.
+- Processes take contiguous parts of a set and join their tallies in order: the figures do not depend on their number.
+- With a work folder a pass is saved as it goes: an interrupted one goes on, and a reference is measured once.
+- A figure that cannot be had is left out and the reason is a note; a figure that is biased comes with a warning.
+"""
+
+import hashlib
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TypedDict, Unpack
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from tread.errors import ConfigError, check_int
+from tread.evaluate.features import INCEPTION, Extractor
+from tread.evaluate.frechet import frechet_distance
+from tread.evaluate.images import ImageSource, has_images, open_images, write_batch
+from tread.evaluate.metrics import kernel_distance, precision_recall
+from tread.evaluate.statistics import Statistics, Tally, read_statistics
+from tread.routing.risks import RiskWarning
+
+USUAL_COUNT = 10_000
+SAVE_SECONDS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The figures of one comparison."""
+
+    features: str
+    samples: int | None
+    reference: int | None
+    metrics: dict[str, float]
+    notes: list[str] = field(default_factory=list)
+    """Why a figure is missing or to be read with care."""
+
+    def table(self) -> str:
+        """Two columns for people."""
+        counts = {"samples": self.samples, "reference": self.reference}
+        rows = [(name, "unknown" if count is None else f"{count:,}") for name, count in counts.items()]
+        rows += [("features", self.features), *((name, f"{value:.5g}") for name, value in self.metrics.items())]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value:>12}" for name, value in rows)
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `measure`."""
+
+    batch_size: int
+    keep_vectors: bool
+    work: Path | None
+    progress: bool
+
+
+def measure(
+    source: ImageSource,
+    extractor: Extractor,
+    label: str = "images",
+    *,
+    batch_size: int = 64,
+    keep_vectors: bool = True,
+    work: Path | None = None,
+    progress: bool = True,
+) -> Statistics:
+    """Run the extractor over all images; every process of a group must call it, and all get the same."""
+    check_int(batch_size, "--batch-size", 1)
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    first, stop = (len(source) * part // world for part in (rank, rank + 1))
+    tally = Tally(extractor.name, len(source), keep_vectors=keep_vectors)
+    saved = whole = None
+    if work is not None:
+        words = f"{source.identity()} {extractor.fingerprint()} {keep_vectors}"
+        stem = f"{extractor.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+        whole, saved = work / f"{stem}.npz", work / f"{stem}.part-{rank}-of-{world}.npz"
+        work.mkdir(parents=True, exist_ok=True)
+        if _all_have(whole):
+            return Tally.load(whole).statistics()
+        if saved.exists():
+            tally = Tally.load(saved)
+    fresh, since = False, time.monotonic()
+    hidden = not progress or rank > 0
+    # leave=None: a bar below another one, such as the trainer's, goes when it is full
+    with tqdm(total=stop - first, initial=tally.count, desc=label, unit="img", disable=hidden, leave=None) as bar:
+        for index, images in _batches(source, first + tally.count, stop, batch_size):
+            tally.add(extractor(images), index)
+            bar.update(len(images))
+            fresh = True
+            if saved is not None and time.monotonic() - since > SAVE_SECONDS:
+                tally.save(saved)
+                fresh, since = False, time.monotonic()
+    if saved is not None and fresh:
+        tally.save(saved)
+    joined = _joined(tally)
+    if whole is not None and saved is not None:
+        if rank == 0:
+            joined.save(whole)
+        _all_have(whole)  # no part goes before the whole is there
+        saved.unlink(missing_ok=True)
+    return joined.statistics()
+
+
+def _all_have(path: Path) -> bool:
+    """Whether every process sees the file; they wait for each other."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return path.exists()
+    seen: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(seen, path.exists())
+    return all(seen)
+
+
+def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """Index of the first image, and images; the next batch is read while the caller works on this one."""
+    starts = list(range(first, stop, size))
+    if not source.read_ahead:
+        for start in starts:
+            yield start, source.read(start, min(start + size, stop))
+        return
+    with ThreadPoolExecutor(1) as pool:
+        coming = [pool.submit(source.read, start, min(start + size, stop)) for start in starts[:1]]
+        for place, start in enumerate(starts):
+            images = coming.pop().result()
+            if place + 1 < len(starts):
+                after = starts[place + 1]
+                coming.append(pool.submit(source.read, after, min(after + size, stop)))
+            yield start, images
+
+
+def _joined(tally: Tally) -> Tally:
+    """The tallies of all processes, in order."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return tally
+    parts: list[Tally] = [tally] * dist.get_world_size()
+    dist.all_gather_object(parts, tally)
+    whole = Tally(tally.features, tally.total, keep_vectors=tally.keep_vectors)
+    for part in parts:
+        whole.merge(part)
+    return whole
+
+
+def measure_place(
+    place: Path, extractor: Extractor, label: str = "images", count: int | None = None, **options: Unpack[Options]
+) -> Statistics:
+    """`measure` for a place on disk; statistics that an `.npz` of this extractor brings along are used as they are.
+
+    With `count` only the first images are looked at, and statistics of all of them are of no use.
+    """
+    published = _published(place, extractor)
+    if count is not None:
+        if not has_images(place):
+            raise ConfigError(f"{place} holds statistics and no images to count; leave --count out.")
+        return measure(open_images(place, count), extractor, label, **options)
+    if published is None:
+        return measure(open_images(place), extractor, label, **options)
+    if not has_images(place) or not options.get("keep_vectors", True):
+        return published
+    measured = measure(open_images(place), extractor, label, **options)
+    # ADM's files have statistics of the whole data beside some of its images, so the count is not that of the images
+    return replace(measured, count=published.count, pool=published.pool, spatial=published.spatial or measured.spatial)
+
+
+def _published(place: Path, extractor: Extractor) -> Statistics | None:
+    """What a place says of its images for this extractor; refused where it says something else and has no images."""
+    found = read_statistics(place)
+    if found is not None and found.features == extractor.name:
+        return found
+    if not has_images(place):
+        held = "neither images nor mu and sigma" if found is None else f"statistics of {found.features}"
+        raise ConfigError(f"{place} holds {held}; with --features of {extractor.name} give images.")
+    return None
+
+
+def compare(samples: Statistics, reference: Statistics, *, device: torch.device | str = "cpu") -> Report:
+    """Every figure that the two sides allow."""
+    if samples.features != reference.features:
+        raise ConfigError(
+            f"the samples have features of {samples.features} and the reference of {reference.features}; "
+            "take both with the same --features."
+        )
+    fid = samples.features == INCEPTION
+    suffix = "" if fid else f"-{samples.features}"
+    metrics = {"FID" if fid else f"FD{suffix}": frechet_distance(*samples.pool, *reference.pool)}
+    notes = _count_notes(samples, reference)
+    if samples.spatial is not None and reference.spatial is not None:
+        metrics["sFID" if fid else f"sFD{suffix}"] = frechet_distance(*samples.spatial, *reference.spatial)
+    if samples.score is not None and fid:
+        metrics["IS"], metrics["IS std"] = samples.score
+    if samples.vectors is not None and reference.vectors is not None:
+        a, b = (torch.from_numpy(side.vectors).to(device) for side in (samples, reference))
+        metrics[f"precision{suffix}"], metrics[f"recall{suffix}"] = precision_recall(a, b)
+        kernel = "KID" if fid else f"KD{suffix}"
+        metrics[kernel], metrics[f"{kernel} std"] = kernel_distance(a, b)
+    elif (samples.vectors is None) != (reference.vectors is None):  # not where both were left out on purpose
+        notes.append("precision, recall and the kernel distance were not taken: they need the images of both sides.")
+    return Report(
+        features=samples.features, samples=samples.count, reference=reference.count, metrics=metrics, notes=notes
+    )
+
+
+def _count_notes(samples: Statistics, reference: Statistics) -> list[str]:
+    """What is known of the bias of Frechet distances: Chong and Forsyth 2020 (arXiv 1911.07023)."""
+    notes, width = [], samples.pool.mean.shape[0]
+    for name, count in (("samples", samples.count), ("the reference", reference.count)):
+        if count is None or count >= USUAL_COUNT:
+            continue
+        why = f"fewer than the {width} features: its covariance is singular" if count <= width else "few"
+        notes.append(
+            f"{name}: {count:,} images are {why}. The Frechet distance falls as the count grows: compare it only with "
+            f"figures from the same counts, and take {USUAL_COUNT:,} or more."
+        )
+    if samples.count is not None and reference.count is not None and samples.count != reference.count:
+        notes.append(
+            f"{samples.count:,} samples against {reference.count:,}: unequal counts shift the Frechet distance, "
+            "precision and recall; compare only with figures from the same two counts."
+        )
+    return notes
+
+
+def evaluate(
+    samples: Path,
+    reference: Path | None,
+    extractor: Extractor,
+    *,
+    batch_size: int = 64,
+    frechet_only: bool = False,
+    count: int | None = None,
+    work: Path | None = None,
+    save: Path | None = None,
+    progress: bool = True,
+) -> Report | None:
+    """`tread eval`: the figures, or None where there is no reference and the samples are only saved."""
+    if save is not None and save.suffix != ".npz":
+        raise ConfigError(f"--save is {str(save)!r}; the name must end with .npz.")
+    if work is not None and work.exists() and not work.is_dir():
+        raise ConfigError(f"--work is {str(work)!r}, which is a file; name a folder.")
+    if save is not None and not has_images(samples):
+        raise ConfigError(f"--save writes images, and {samples} holds none; give it to --ref as it is.")
+    for place in (samples, reference):  # before the first image is measured
+        if place is not None:
+            _check_place(place, extractor)
+    if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
+    options = Options(batch_size=batch_size, keep_vectors=not frechet_only, work=work, progress=progress)
+    ours = measure_place(samples, extractor, "samples", count, **options)
+    if save is not None and (not dist.is_initialized() or dist.get_rank() == 0):
+        save_reference(save, open_images(samples, count), ours)
+    if reference is None:
+        return None
+    theirs = measure_place(reference, extractor, "reference", **options)
+    report = compare(ours, theirs, device=extractor.device)
+    for note in report.notes:
+        warnings.warn(note, RiskWarning, stacklevel=2)
+    return report
+
+
+def _check_place(place: Path, extractor: Extractor) -> None:
+    """Refuse a place that has nothing to compare."""
+    _published(place, extractor)
+    if has_images(place) and (count := len(open_images(place))) < 2:
+        raise ConfigError(
+            f"{place} has {count} image(s) and so no covariance; give at least 2, and thousands for a figure."
+        )
+
+
+def save_reference(path: Path, source: ImageSource, statistics: Statistics) -> None:
+    """An ADM reference batch: images, mu and sigma, and whose features they are."""
+    arrays = {"mu": statistics.pool.mean, "sigma": statistics.pool.covariance}
+    if statistics.spatial is not None:
+        arrays |= {"mu_s": statistics.spatial.mean, "sigma_s": statistics.spatial.covariance}
+    if statistics.count is not None:
+        arrays["count"] = np.array(statistics.count)
+    write_batch(path, source, arrays | {"features": np.array(statistics.features)})

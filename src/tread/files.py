@@ -1,0 +1,48 @@
+"""Files that are whole or absent.
+
+- `atomic_write` gives a file its name only when it is complete and on the disk: a temporary name beside it, fsync,
+  rename. Several processes may write the same file at once; the last to finish wins.
+- `is_safetensors` tells whether a file of tensors that came from elsewhere is as long as its header says.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the name `path` only when it is complete and on the disk."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # the rename itself lives in the folder
+        fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a safetensors file is there and as long as its header says; its values are not read."""
+    from safetensors import SafetensorError, safe_open
+
+    with suppress(OSError, SafetensorError), safe_open(path, framework="pt"):
+        return True
+    return False

@@ -1,0 +1,173 @@
+"""Adapters on a frozen transformer: LoRA and LoKr through peft, everything else through lycoris.
+
+- The base is frozen; what is trained is float32 whatever the base is, because steps are small and bfloat16 loses them.
+- A target is the end of a linear's name, as in peft: `to_q` is every `to_q`, `attn.to_q` fewer. One that names no
+  linear is an error: an adapter that silently trains half of what was asked for is worse than none.
+- The start is a function of the seed alone, whatever was drawn before and whatever the device, and changes no output.
+- Lycoris keeps its parameters in a network of its own beside the model. It becomes a submodule, so that optimizer,
+  checkpoints and moving average see them as the model's.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tread.errors import ConfigError, nearest
+from tread.finetune.quantize import not_unpacked
+
+AdapterKind = Literal["standard", "lokr", "lycoris"]
+ADAPTER = "default"
+"""The name that peft files the adapter under."""
+NETWORK = "lycoris_network"
+"""The submodule that holds a lycoris adapter."""
+
+
+def add_adapter(
+    model: nn.Module,
+    *,
+    kind: AdapterKind,
+    rank: int,
+    alpha: float,
+    targets: Sequence[str],
+    seed: int,
+    dropout: float = 0.0,
+    factor: int = -1,
+    lycoris_config: Mapping[str, Any] | None = None,
+) -> None:
+    """Freeze the model and put a new adapter on its linears.
+
+    `factor` is LoKr's: the size of the smaller Kronecker factor, -1 for nearly square ones. `dropout` acts on LoRA's
+    input, on the rows of a LoKr's update. `lycoris_config` is the library's own: `algo`, `linear_dim`, `linear_alpha`
+    and further arguments, or `apply_preset` to choose the linears by class, then `targets` are not read.
+    """
+    model.requires_grad_(False)
+    preset = (lycoris_config or {}).get("apply_preset")
+    linears = {} if preset else find_linears(model, targets)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if kind == "standard":
+            _add_lora(model, targets, rank, alpha, dropout)
+        elif kind == "lokr":
+            _add_lokr(model, linears, targets, rank, alpha, dropout, factor)
+        else:
+            _add_lycoris(model, linears, {"linear_dim": rank, "linear_alpha": alpha, **(lycoris_config or {})})
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def find_linears(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Linear]:
+    """The linears that `targets` name, by their full names."""
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    found: dict[str, nn.Linear] = {}
+    for target in targets:
+        named = {name: linear for name, linear in linears.items() if name == target or name.endswith(f".{target}")}
+        if not named:
+            # the last two words, without layer numbers that stand alone before them
+            ends = sorted({re.sub(r"^\d+\.", "", ".".join(name.split(".")[-2:])) for name in linears})
+            raise ConfigError(
+                f"lora_targets names {target!r}, which is no linear of {type(model).__name__}"
+                f"{nearest(target, [*ends, *linears])} It has: {', '.join(ends)}."
+            )
+        found |= named
+    return found
+
+
+def adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """The adapter's tensors under the names that its loader reads."""
+    network = getattr(model, NETWORK, None)
+    if network is not None:
+        return {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    from peft import get_peft_model_state_dict
+
+    return {name: tensor.detach() for name, tensor in get_peft_model_state_dict(model).items()}
+
+
+def adapter_metadata(model: nn.Module) -> dict[str, Any]:
+    """Peft's config of the adapter as JSON; empty for lycoris, whose file says everything itself."""
+    configs: Any = getattr(model, "peft_config", {})
+    if ADAPTER not in configs:
+        return {}
+    values = configs[ADAPTER].to_dict() | {"inference_mode": True}
+    return {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
+
+
+@not_unpacked()
+def _add_lora(model: nn.Module, targets: Sequence[str], rank: int, alpha: float, dropout: float) -> None:
+    peft = _peft()
+    # an alpha of 16.0 would be written so into the file, and some loaders want a whole number
+    whole = int(alpha) if float(alpha).is_integer() else alpha
+    _inject(model, peft.LoraConfig(r=rank, lora_alpha=whole, lora_dropout=dropout, target_modules=list(targets)), peft)
+
+
+@not_unpacked()
+def _add_lokr(
+    model: nn.Module,
+    linears: Mapping[str, nn.Linear],
+    targets: Sequence[str],
+    rank: int,
+    alpha: float,
+    dropout: float,
+    factor: int,
+) -> None:
+    peft = _peft()
+    from peft.tuners.lokr.layer import factorization
+
+    if any(linear.weight.shape != (linear.out_features, linear.in_features) for linear in linears.values()):
+        # peft gives LoKr's update the shape of the weight, which bitsandbytes packs into bytes (peft 0.21)
+        raise ConfigError(
+            "lora_type is 'lokr' and base_model_precision 'nf4-bnb', which peft cannot combine: set "
+            "base_model_precision to 'int4-torchao' or 'int4-quanto', or lora_type to 'standard'."
+        )
+    sides = [side for linear in linears.values() for side in (linear.in_features, linear.out_features)]
+    largest = max(factorization(side, factor)[1] for side in sides)
+    if rank >= largest / 2:
+        alpha = rank  # nothing is decomposed, so there is no rank to scale by: scale 1, as lycoris has it
+    config = peft.LoKrConfig(
+        r=rank, alpha=alpha, rank_dropout=dropout, target_modules=list(targets), decompose_factor=factor
+    )
+    _inject(model, config, peft)
+
+
+def _inject(model: Any, config: Any, peft: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*get_apply_tensor_subclass.*")  # for merging, which is not done
+        if hasattr(model, "add_adapter"):
+            model.add_adapter(config, ADAPTER)
+        else:  # PixArt's class has no loaders for adapters
+            peft.inject_adapter_in_model(config, model, ADAPTER)
+
+
+def _add_lycoris(model: nn.Module, linears: Mapping[str, nn.Linear], config: dict[str, Any]) -> None:
+    try:
+        from lycoris import create_lycoris
+        from lycoris.config import PRESET
+    except ImportError as error:
+        raise ImportError("lora_type lycoris needs lycoris-lora: pip install 'tread-diffusion[lycoris]'") from error
+    by_name = {"target_name": [f"{re.escape(name)}$" for name in linears], "target_module": []}
+    chosen = config.pop("apply_preset", None) or by_name
+    every = {"enable_conv": False, "target_name": [], "target_module": [], "module_algo_map": {}, "name_algo_map": {}}
+    # the library reads presets by name and keeps the last one for the whole process: this one sets every field
+    PRESET["tread"] = {**every, "use_fnmatch": False, "exclude_name": [], **chosen}
+    if any(type(linear) is not nn.Linear or type(linear.weight.data) is not Tensor for linear in linears.values()):
+        config["bypass_mode"] = True  # otherwise it adds its update to the weight, which is not a plain tensor
+    multiplier = config.pop("multiplier", 1.0)
+    network = create_lycoris(model, multiplier, warn_on_unmatched=False, preset="tread", **config)
+    if not network.loras:
+        raise ConfigError(f"lycoris_config chooses no linear of {type(model).__name__}: {chosen}. Change apply_preset.")
+    network.apply_to()
+    network.requires_grad_(True)
+    device = next(model.parameters()).device
+    setattr(model, NETWORK, network.to(device))
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ImportError("LoRA and LoKr need peft: pip install 'tread-diffusion[diffusers]'") from error
+    return peft

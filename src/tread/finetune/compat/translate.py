@@ -1,0 +1,251 @@
+"""What becomes of every key of a config: it runs, is translated, is ignored for a reason, or is not supported.
+
+- `translate` turns a config written for the existing trainer, or for this one, into settings of `FinetuneConfig`, with
+  a verdict on each key: none is lost. The rules are in `compat_keys.py` and `compat_rules.py`.
+- Values are judged as well: one of the wrong type, or one that does not go with another, is unsupported.
+- Text that says a number or a truth value is taken as such, since command lines and flat JSON write "1e-4" and "true".
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, get_type_hints
+
+from tread.config.schema import convert, parse
+from tread.data.captioned.entries import DataConfig, data_configs
+from tread.errors import ConfigError, nearest
+from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
+from tread.finetune.compat.rules import MODELS, Kind, Outcome, Rule
+from tread.finetune.settings import ENTRY_DEFAULTS, FinetuneConfig
+from tread.routing.plan import RoutePlan
+
+FULL_MATRIX = 10000
+"""A LoKr rank that no layer reaches, so that its matrices are full."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What becomes of one key."""
+
+    key: str
+    value: Any
+    verdict: Kind
+    text: str
+
+
+@dataclass(kw_only=True)
+class Translated:
+    """Settings of ours, and what was said on the way."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def add(self, key: str, value: Any, outcome: Outcome) -> None:
+        """Note the outcome of a key."""
+        self.settings |= outcome.settings
+        self.verdicts.append(Verdict(key=key, value=value, verdict=outcome.kind, text=outcome.text))
+
+    @property
+    def unsupported(self) -> list[Verdict]:
+        """What keeps the config from running."""
+        return [verdict for verdict in self.verdicts if verdict.verdict == "unsupported"]
+
+
+def check(config: Mapping[str, Any]) -> list[Verdict]:
+    """The verdict on every key of a config, and on required ones that are missing.
+
+    >>> check({"model_family": "flux", "optimizer": "optimi-lion"})[1].text
+    'optimizer: lion'
+    """
+    return translate(config).verdicts
+
+
+def translate(config: Mapping[str, Any]) -> Translated:
+    """Our settings of a config; where nothing is unsupported, `parse(FinetuneConfig, settings)` will do."""
+    hints = get_type_hints(FinetuneConfig)
+    config = {key: scalar(value) if key not in hints else value for key, value in config.items()}
+    done = Translated()
+    for key, value in config.items():
+        if key == "data":
+            _data(value, done)
+        elif key == "lycoris_config":
+            _lycoris(value, config, done)
+        elif key == "lora_type" and _is_lokr(config):
+            outcome = Outcome(kind="translated", text="lora_type: lokr", settings={"lora_type": "lokr"})
+            done.add(key, value, outcome)
+        else:
+            done.add(key, value, _typed(_outcome(key, value, config, RULES, hints), hints))
+    _missing(config, done)
+    if not done.unsupported:
+        _together(done)
+    return done
+
+
+def scalar(value: Any) -> Any:
+    """A number or a truth value where a text says one.
+
+    >>> [scalar(text) for text in ("1e-4", "8", "True", "flux")]
+    [0.0001, 8, True, 'flux']
+    """
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for number in (int, float):
+        try:
+            return number(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _outcome(
+    key: str, value: Any, config: Mapping[str, Any], rules: Mapping[str, Rule], fields: Mapping[str, Any]
+) -> Outcome:
+    rule = rules.get(key)
+    if rule is None and rules is RULES and key not in fields:
+        rule = next((rule for start, rule in PREFIXES.items() if key.startswith(start)), None)
+    if rule is not None:
+        return rule(value, config)
+    if key in fields:
+        return Outcome(kind="runs", settings={key: value})
+    return Outcome(kind="unsupported", text=f"unknown key{nearest(key, [*fields, *rules])}")
+
+
+def _typed(outcome: Outcome, hints: Mapping[str, Any]) -> Outcome:
+    """The outcome with its settings in their types, or why they do not fit."""
+    settings = {}
+    for name, value in outcome.settings.items():
+        try:
+            settings[name] = _converted(hints[name], value, name)
+        except ConfigError as error:
+            if value is None:  # null where there is no such value: not set
+                continue
+            return Outcome(kind="unsupported", text=str(error))
+    return Outcome(kind=outcome.kind, text=outcome.text, settings=settings)
+
+
+def _converted(hint: Any, value: Any, name: str) -> Any:
+    try:
+        return convert(hint, value, name)
+    except ConfigError:
+        if scalar(value) is value:
+            raise
+        return convert(hint, scalar(value), name)
+
+
+def _data(value: Any, done: Translated) -> None:
+    """The entries, each key by itself."""
+    try:
+        entries = data_configs(value)
+    except ConfigError as error:
+        done.add("data", value, Outcome(kind="unsupported", text=str(error)))
+        return
+    if not any(isinstance(entry, Mapping) for entry in (value if isinstance(value, list | tuple) else [value])):
+        done.add("data", value, Outcome(kind="runs", settings={"data": value}))
+        return
+    kept: list[dict[str, Any]] = []
+    for index, entry in enumerate(entries):
+        where = f"data[{index}]"
+        why = _left_out(entry)
+        if why:
+            done.add(where, entry.get("id"), Outcome(kind="ignored", text=why))
+            continue
+        inner = Translated()
+        for key, item in entry.items():
+            outcome = _outcome(key, item, entry, DATA_RULES, get_type_hints(DataConfig))
+            if item is None and outcome.kind == "runs":  # not set
+                outcome = Outcome(kind="runs")
+            inner.add(f"{where}.{key}", item, outcome)
+        _attempt(lambda inner=inner, where=where: parse(DataConfig, inner.settings, where), where, inner)
+        done.verdicts += inner.verdicts
+        kept.append(inner.settings)
+    done.settings["data"] = kept
+    if not kept:
+        done.add("data", value, Outcome(kind="unsupported", text="no entry has images or videos; add one"))
+
+
+def _left_out(entry: Mapping[str, Any]) -> str:
+    """Why an entry holds nothing to train on; empty if it does."""
+    if entry.get("dataset_type") in ("text_embeds", "image_embeds"):
+        return f"an entry of {entry['dataset_type']}; what is encoded is kept in cache_dir"
+    return "the entry is disabled" if entry.get("disabled") or entry.get("disable") else ""
+
+
+def _is_lokr(config: Mapping[str, Any]) -> bool:
+    lycoris = config.get("lycoris_config")
+    return config.get("lora_type") == "lycoris" and isinstance(lycoris, Mapping) and lycoris.get("algo") == "lokr"
+
+
+def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
+    """LoKr by peft, whose files diffusers reads; other algorithms stay with the lycoris library."""
+    if value is None or config.get("lora_type") != "lycoris":
+        text = f"lora_type is {config.get('lora_type', 'standard')}"
+        done.add("lycoris_config", value, Outcome(kind="ignored", text=text))
+        return
+    if not _is_lokr(config):
+        runs = Outcome(kind="runs", settings={"lycoris_config": value})
+        done.add("lycoris_config", value, _typed(runs, get_type_hints(FinetuneConfig)))
+        return
+    rank = FULL_MATRIX if value.get("full_matrix") else value.get("linear_dim", 4)
+    full = rank >= FULL_MATRIX
+    alpha = rank if full else value.get("linear_alpha") or rank
+    rules: dict[str, Outcome] = {
+        "algo": Outcome(kind="translated", text="lora_type: lokr"),
+        "factor": Outcome(kind="translated", text=f"lokr_factor: {value.get('factor')}"),
+        "linear_dim": Outcome(kind="translated", text=f"lora_rank: {rank}"),
+        "full_matrix": Outcome(kind="translated", text=f"lora_rank: {rank}"),
+        "linear_alpha": Outcome(kind="translated", text=f"lora_alpha: {alpha}" + (" (full matrices)" if full else "")),
+        "bypass_mode": Outcome(kind="ignored", text="how the product is computed, not what it is"),
+        "multiplier": Outcome(kind="ignored", text="an adapter is trained at full strength")
+        if value.get("multiplier") == 1
+        else Outcome(kind="unsupported", text="write 1, and scale the adapter when you load it"),
+        "apply_preset": Outcome(kind="translated", text="lora_targets: the family's own layers; name others there"),
+    }
+    for key, item in value.items():
+        unknown = Outcome(kind="unsupported", text="leave it out; LoKr is peft's here")
+        done.add(f"lycoris_config.{key}", item, rules.get(key, unknown))
+    done.settings |= {"lora_rank": rank, "lora_alpha": float(alpha), "lokr_factor": value.get("factor", -1)}
+
+
+def _missing(config: Mapping[str, Any], done: Translated) -> None:
+    examples = {
+        "model_family": f"one of {', '.join(MODELS)}",
+        "pretrained_model_name_or_path": "a folder in diffusers format, or an id on the hub",
+        "data": "a folder of images or videos with captions, or a list of entries (docs/data.md)",
+    }
+    if config.get("model_family") in MODELS:
+        usual = next(iter(MODELS[config["model_family"]].values()))
+        examples["pretrained_model_name_or_path"] += f", e.g. {usual}"
+    told = {verdict.key for verdict in done.unsupported}
+    for name, example in examples.items():
+        answered = name in done.settings or name in told
+        if not answered and not (name == "pretrained_model_name_or_path" and "model_flavour" in told):
+            done.add(name, None, Outcome(kind="unsupported", text=f"missing; it must be {example}"))
+
+
+def _together(done: Translated) -> None:
+    """Checks within the routes and across keys."""
+    plan = done.settings.get("tread_config")
+    if plan is not None:
+        _attempt(lambda: RoutePlan.from_config(plan), "tread_config", done)
+    if not done.unsupported:
+        _attempt(lambda: parse(FinetuneConfig, done.settings), "", done)
+    entries = data_configs(done.settings["data"])
+    for place, verdict in enumerate(done.verdicts):
+        given = verdict.key in ENTRY_DEFAULTS and verdict.verdict == "runs" and verdict.value is not None
+        if given and all(verdict.key in entry for entry in entries):
+            done.verdicts[place] = replace(verdict, verdict="ignored", text="every data entry sets its own")
+
+
+def _attempt(build: Callable[[], object], where: str, done: Translated) -> None:
+    """Build something; what it refuses becomes a verdict on the key that the message begins with."""
+    try:
+        build()
+    except ConfigError as error:
+        word = str(error).split()[0].rstrip(":,")
+        known = word.startswith(f"{where}.") if where else word in FinetuneConfig.__dataclass_fields__
+        key = word if known else where or "config"
+        given = [verdict for verdict in done.verdicts if verdict.key == key]
+        done.verdicts = [verdict for verdict in done.verdicts if verdict.key != key]
+        value = given[0].value if given else None
+        done.add(key, value, Outcome(kind="unsupported", text=str(error)))

@@ -1,0 +1,1 @@
+"""Data of a fine-tune."""

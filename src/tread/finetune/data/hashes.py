@@ -1,0 +1,149 @@
+"""What cached tensors are named after: the content of files, and what encoded them.
+
+- A file is hashed once: its path, size and modification time are remembered with the hash, so that a second start
+  looks at no content. Each process remembers what it hashed in a file of its own, and all read all of them.
+- Weights of encoders are too big to hash whole at every start: their sizes and a few evenly spaced pieces tell two
+  models apart. A model on the hub is told by its commit.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from tread.data.captioned.finding import files_below
+from tread.data.captioned.tables import Place
+from tread.files import atomic_write
+from tread.finetune.source import Source
+
+_PIECE, _PIECES, _DIGEST = 65536, 8, 20
+
+
+class Ranks(Protocol):
+    """The processes of a run, as `accelerate.Accelerator` knows them."""
+
+    @property
+    def process_index(self) -> int: ...
+
+    @property
+    def num_processes(self) -> int: ...
+
+    def wait_for_everyone(self) -> None: ...
+
+
+class Alone:
+    """One process."""
+
+    process_index, num_processes = 0, 1
+
+    def wait_for_everyone(self) -> None:
+        """There is nobody to wait for."""
+
+
+def digest(*words: object) -> str:
+    """A name for a sequence of words, 40 hex digits.
+
+    >>> digest("a", "bc") == digest("ab", "c")
+    False
+    """
+    return hashlib.blake2b(json.dumps([str(word) for word in words]).encode(), digest_size=_DIGEST).hexdigest()
+
+
+class ContentHashes:
+    """Hashes of files, remembered in `folder`; `of(places)` is called by all processes together."""
+
+    def __init__(self, folder: Path, ranks: Ranks) -> None:
+        self.folder, self.ranks = folder, ranks
+
+    def of(self, places: Iterable[Place], *, progress: bool = True) -> dict[Place, str]:
+        """The hash of each place's content; a place that cannot be read has none."""
+        unique = list(dict.fromkeys(places))
+        rank, known = self.ranks.process_index, self._remembered()
+        share = unique[rank :: self.ranks.num_processes]
+        new = [place for place in share if _state(place) not in known]
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            results = pool.map(_hash, new)
+            shown = tqdm(results, total=len(new), desc="hashing", unit="file", disable=not progress or not new)
+            found = {_state(place): value for place, value in zip(new, shown, strict=True) if value is not None}
+        if found:
+            self._remember(found)
+        self.ranks.wait_for_everyone()
+        known = self._remembered()
+        return {place: known[state] for place in unique if (state := _state(place)) in known}
+
+    def _file(self, rank: int | str) -> str:
+        return f"hashes-{rank}.json"
+
+    def _remembered(self) -> dict[tuple[str, int, int], str]:
+        known: dict[tuple[str, int, int], str] = {}
+        for file in self.folder.glob(self._file("*")):
+            known |= {(path, size, time): value for path, (size, time, value) in _read(file).items()}
+        return known
+
+    def _remember(self, found: dict[tuple[str, int, int], str]) -> None:
+        file = self.folder / self._file(self.ranks.process_index)
+        entries = _read(file) | {path: [size, time, value] for (path, size, time), value in found.items()}
+        with atomic_write(file) as out:
+            out.write(json.dumps(entries).encode())
+
+
+def identity(source: Source, parts: Sequence[str], *words: object) -> str:
+    """What the parts of a pipeline are, whatever their place is called; `words` are settings that matter too."""
+    folder = Path(source.place)
+    if folder.is_dir():
+        files = [path for part in parts for path in files_below(folder / part)]
+        weights = [f"{path.relative_to(folder).as_posix()} {_hash_pieces(path)}" for path in files]
+    else:
+        weights = [source.place, _commit(source) or source.revision]
+    return digest(source.pipeline_name, *parts, *words, *weights)
+
+
+def _commit(source: Source) -> str | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(source.place, "model_index.json", revision=source.revision)
+    return Path(path).parent.name if isinstance(path, str) else None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """What was remembered; nothing where the file is damaged, which costs time only."""
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def _state(place: Place) -> tuple[str, int, int]:
+    """What a file or cell is remembered by."""
+    if not isinstance(place, Path):
+        return place.identity, 0, 0
+    try:
+        stat = place.stat()
+    except OSError:
+        return str(place.absolute()), -1, -1
+    return str(place.absolute()), stat.st_size, stat.st_mtime_ns
+
+
+def _hash(place: Place) -> str | None:
+    if not isinstance(place, Path):
+        return hashlib.blake2b(place.read(), digest_size=_DIGEST).hexdigest()
+    try:
+        with open(place, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST)).hexdigest()
+    except OSError:
+        return None
+
+
+def _hash_pieces(path: Path) -> str:
+    size = path.stat().st_size
+    content = hashlib.blake2b(str(size).encode(), digest_size=_DIGEST)
+    with open(path, "rb") as file:
+        for piece in range(_PIECES):
+            file.seek(piece * max(0, size - _PIECE) // (_PIECES - 1))
+            content.update(file.read(_PIECE))
+    return content.hexdigest()

@@ -1,0 +1,65 @@
+"""Which samples, with which captions, each micro-step visits.
+
+Everything about a visit is a hash of the seed and of the sample's global position in the run: whether the caption is
+dropped, and which of several captions it is. There is nothing to save, and any number of processes sees the same run.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch.utils.data import Sampler
+
+from tread.data.captioned.buckets import BucketOrder
+from tread.data.order import positions
+from tread.errors import ConfigError
+from tread.routing import noise
+
+_DROP_WORD, _CAPTION_WORD = (int.from_bytes(word) for word in (b"drop", b"capt"))
+
+
+class Pick(NamedTuple):
+    """One visit of a sample."""
+
+    sample: int
+    dropped: bool = False
+    """Whether the empty caption takes the place of its own."""
+    caption: int = 0
+    """Which of the sample's captions; counts modulo their number."""
+
+
+class PickSampler(Sampler[list[Pick]]):
+    """A DataLoader's `batch_sampler`: one list of picks per micro-step, for one rank; see `order.StepSampler`."""
+
+    def __init__(
+        self,
+        order: BucketOrder,
+        *,
+        batch: int,
+        micro_steps: int,
+        rank: int,
+        world: int,
+        start_step: int,
+        steps: int,
+        caption_dropout: float,
+        seed: int,
+    ) -> None:
+        if order.size * micro_steps != batch:
+            raise ConfigError(
+                f"the order has batches of {order.size} samples; {micro_steps} micro-step(s) of them are not {batch}."
+            )
+        self.order, self.caption_dropout, self.seed = order, caption_dropout, seed
+        self.start_step, self.steps, self.micro_steps = start_step, steps, micro_steps
+        self._slices = {"batch": batch, "micro_steps": micro_steps, "rank": rank, "world": world}
+
+    def __len__(self) -> int:
+        return max(0, self.steps - self.start_step) * self.micro_steps
+
+    def __iter__(self) -> Iterator[list[Pick]]:
+        for step in range(self.start_step, self.steps):
+            for micro_step in range(self.micro_steps):
+                where = positions(step, micro_step, **self._slices)  # (B,)
+                index = step * self.micro_steps + micro_step
+                samples = self.order.batch(index)[where - index * self.order.size]  # (B,)
+                dropped = noise.uniform(self.seed, _DROP_WORD, where) < self.caption_dropout  # (B,)
+                captions = noise.bits(self.seed, _CAPTION_WORD, where)  # (B,)
+                yield list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist()))

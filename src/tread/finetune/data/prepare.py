@@ -1,0 +1,144 @@
+"""From a config's data to samples in the cache, with one encoder in memory at a time.
+
+- Encoders load when something is missing and leave before the next stage; a second run loads none. Before the first
+  encodes anything, the files of all of them are checked.
+- The validation loss is taken on `eval` entries; where there are none, on evenly spread training samples.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from tread.config.schema import parse
+from tread.data.captioned.buckets import Bucket
+from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.samples import Sample, collect, tell_skipped
+from tread.errors import ConfigError
+from tread.finetune.data.cache import Cache, CachedSamples, Entry, Texts
+from tread.finetune.data.encode import encode_samples, encode_texts
+from tread.finetune.data.hashes import identity
+from tread.finetune.family import TuneFamily
+from tread.finetune.settings import FinetuneConfig
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything about the data that training needs."""
+
+    train: CachedSamples
+    held_out: CachedSamples
+    texts: Texts
+
+    @property
+    def bucket(self) -> Bucket:
+        """The most frequent size."""
+        buckets = [entry.bucket for entry in self.train.entries]
+        return max(sorted(set(buckets)), key=buckets.count)
+
+
+def prepare(config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, folder: Path) -> Prepared:
+    """Collect and encode; all processes call it together."""
+    say, show = accelerator.print, accelerator.is_main_process
+    configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
+    collected = collect(configs, video=family.video, say=say, progress=show)
+    _check_references(family, collected.samples)
+    cache = Cache(config.cache_dir, accelerator)
+
+    captions = [caption for sample in collected.samples for caption in sample.captions]
+    device = accelerator.device
+    text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
+    text = _Encoder(
+        lambda: family.source.pipeline(*family.text_parts, dtype=text_dtype),
+        lambda: family.source.check(*family.text_parts, *family.pixel_parts),
+        device,
+    )
+    texts = encode_texts(
+        cache,
+        [*captions, "", config.validation_negative_prompt, *config.prompts],
+        encode=lambda batch: family.encode_text(text.pipeline, batch),
+        identity=identity(family.source, family.text_parts, text_dtype, family.text_length),
+        batch_size=config.text_encoder_batch_size,
+        progress=show,
+    )
+    text.free()
+
+    pixels = _Encoder(lambda: _autoencoder(config, family), lambda: family.source.check(*family.pixel_parts), device)
+    entries, skipped = encode_samples(
+        cache,
+        collected.samples,
+        configs,
+        encode=lambda batch: family.encode_pixels(pixels.pipeline, batch.to(device)),
+        identity=identity(family.source, family.pixel_parts, config.vae_dtype, config.vae_enable_tiling),
+        multiple=family.multiple,
+        frame_factor=family.frame_factor,
+        batch_size=config.vae_batch_size,
+        say=say,
+        progress=show,
+    )
+    pixels.free()
+    if show:
+        tell_skipped([*collected.skipped, *skipped], folder / "skipped.txt", say)
+    return _split(cache, entries, texts, config.num_eval_images)
+
+
+def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int) -> Prepared:
+    train = [entry for entry in entries if not entry.sample.held_out]
+    held_out = [entry for entry in entries if entry.sample.held_out] or train
+    if not train:
+        raise ConfigError("data has entries of dataset_type eval alone; add one to train on.")
+    spread = torch.linspace(0, len(held_out) - 1, min(count, len(held_out))).round().int().tolist()
+    chosen = [held_out[i] for i in spread]
+    return Prepared(train=CachedSamples(cache, train, texts), held_out=CachedSamples(cache, chosen, texts), texts=texts)
+
+
+def _check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
+    count = sum(sample.reference is not None for sample in samples)
+    name = family.source.pipeline_name
+    if count and not family.takes_references:
+        raise ConfigError(
+            f"{count} samples have a reference image, but a {name} takes none: name a Kontext model in "
+            "pretrained_model_name_or_path, or remove the references from data."
+        )
+    if family.takes_references and count < len(samples):
+        raise ConfigError(
+            f"a {name} learns from pairs, but {len(samples) - count} of {len(samples)} samples have no reference "
+            "image: give conditioning_data_dir with conditioning_type 'reference' in data (docs/data.md)."
+        )
+
+
+def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:
+    pipeline = family.source.pipeline(*family.pixel_parts, dtype=DTYPES[config.vae_dtype])
+    if config.vae_enable_tiling:
+        pipeline.vae.enable_tiling()
+    return pipeline
+
+
+class _Encoder:
+    """A pipeline with a few parts, checked and loaded at its first use."""
+
+    def __init__(self, load: Callable[[], Any], check: Callable[[], None], device: torch.device) -> None:
+        self._load, self._check, self._device = load, check, device
+        self._pipeline: Any = None
+
+    @property
+    def pipeline(self) -> Any:
+        """With its models on the device."""
+        if self._pipeline is None:
+            self._check()
+            self._pipeline = self._load()
+            self._pipeline.to(self._device)
+        return self._pipeline
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._pipeline = None
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,90 @@
+"""FLUX.1 dev, schnell and Kontext.
+
+- Text is CLIP's pooled vector and 512 tokens of T5, padding included: the model has no text mask.
+- Latents go in as 2 x 2 patches, each with the ids (image, row, column).
+- Guidance is an input. It is 1 in training: the data is what guidance 1 should give, whatever previews are drawn with.
+- Kontext: the source image's patches follow the target's, with image id 1, and the prediction is cut to the target's.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
+
+
+class Flux(TuneFamily):
+    """FLUX.1."""
+
+    name = "flux"
+    pipelines = ("FluxPipeline", "FluxKontextPipeline")
+    text_parts = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2")
+    longest_text = 512
+    lora_targets = (*JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+    guidance = 3.5
+    steps = 28
+
+    @property
+    def takes_references(self) -> bool:
+        return self.source.pipeline_name == "FluxKontextPipeline"
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        embeds, pooled, _ = pipeline.encode_prompt(list(captions), max_sequence_length=self.text_length)
+        return [{"embeds": e, "pooled": p} for e, p in zip(embeds, pooled, strict=True)]  # (512, D), (P,)
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
+
+        stream, ids = _tokens(noisy, image=0)  # (B, S, 4C), (S, 3)
+        count = stream.shape[1]
+        if "reference.mean" in batch:
+            source, source_ids = _tokens(batch["reference.mean"].to(noisy.dtype), image=1)
+            stream, ids = torch.cat([stream, source], dim=1), torch.cat([ids, source_ids])  # (B, S + R, 4C)
+        text = batch["text.embeds"]
+        guided = self.source.config("transformer").get("guidance_embeds", False)
+        (prediction,) = model(
+            hidden_states=stream,
+            timestep=time,
+            guidance=torch.ones_like(time) if guided else None,
+            pooled_projections=batch["text.pooled"],
+            encoder_hidden_states=text,
+            txt_ids=ids.new_zeros(text.shape[1], 3),
+            img_ids=ids,
+            return_dict=False,
+        )
+        rows, columns = noisy.shape[2:]
+        return FluxPipeline._unpack_latents(prediction[:, :count], rows, columns, vae_scale_factor=1)  # (B, C, H, W)
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        arguments = {"prompt_embeds": text["embeds"][None], "pooled_prompt_embeds": text["pooled"][None]}
+        if negative is not None:  # read only where true_cfg_scale is above 1
+            arguments["negative_prompt_embeds"] = negative["embeds"][None]
+            arguments["negative_pooled_prompt_embeds"] = negative["pooled"][None]
+        return arguments
+
+    def exact_size(self, width: int, height: int) -> dict[str, Any]:
+        return {"max_area": width * height, "_auto_resize": False} if self.takes_references else {}
+
+
+def _tokens(latents: Tensor, *, image: int) -> tuple[Tensor, Tensor]:
+    """The patches of latents (B, C, H, W), and their ids."""
+    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
+
+    batch, channels, rows, columns = latents.shape
+    packed = FluxPipeline._pack_latents(latents, batch, channels, rows, columns)  # (B, S, 4C)
+    return packed, _ids(rows // 2, columns // 2, image, latents.device)
+
+
+@lru_cache
+def _ids(rows: int, columns: int, image: int, device: torch.device) -> Tensor:
+    """The ids of a grid of patches, (S, 3); kept, and not to be written to."""
+    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
+
+    with device:  # the stock function would build on the host, and the step would wait for the copy
+        ids = FluxPipeline._prepare_latent_image_ids(1, rows, columns, device, torch.float32)
+        ids[:, 0] = image
+    return ids

@@ -1,0 +1,52 @@
+"""Lumina-Image 2.0.
+
+- The model's time runs from the noise at 0 to the data at 1, and its velocity with it: both are turned round here.
+- A caption follows the pipeline's system prompt. An empty one, which stands for no caption, is encoded alone, as the
+  pipeline encodes what guidance leads away from.
+- The model cuts each caption at its mask, so texts are stored without padding. In every forward it
+  reads their lengths from the device, a wait that no caller can avoid.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.finetune.families.ragged_text import cut, masked_prompt, padded
+from tread.finetune.family import Batch, Text, TuneFamily
+
+
+class Lumina2(TuneFamily):
+    """Lumina-Image 2.0."""
+
+    name = "lumina2"
+    pipelines = ("Lumina2Pipeline",)
+    text_parts = ("tokenizer", "text_encoder")
+    longest_text = 256
+    texts_differ = True
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    guidance = 4.0
+    steps = 30
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        prompts = [f"{pipeline.system_prompt} <Prompt Start> {caption}" if caption else "" for caption in captions]
+        embeds, mask = pipeline._get_gemma_prompt_embeds(prompts, max_sequence_length=self.text_length)
+        return [{"embeds": text} for text in cut(embeds, mask)]
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
+        return {"embeds": embeds, "mask": mask}
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        return -model(
+            hidden_states=noisy,
+            timestep=1 - time,
+            encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
+            encoder_attention_mask=batch["text.mask"],
+            return_dict=False,
+        )[0]
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        return masked_prompt(text["embeds"], None if negative is None else negative["embeds"])

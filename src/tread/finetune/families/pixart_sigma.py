@@ -1,0 +1,98 @@
+"""PixArt sigma, and alpha, its elder: the noise and its variance are predicted, not a velocity.
+
+- Captions are cleaned as the pipeline cleans them by default (by beautifulsoup4 and ftfy where installed).
+- Alpha at 1024 pixels is told the size of its image; sigma is not.
+- `predict` gives the variance behind the noise, twice the channels, where the model has it.
+- Stock diffusers has no LoRA loader for it. The LoRA is a peft folder:
+  `pipeline.transformer = PeftModel.from_pretrained(pipeline.transformer, folder)`.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tread.errors import ConfigError
+from tread.finetune.families.ragged_text import cut, masked_prompt, padded
+from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.source import Source
+from tread.finetune.target import Distance, EpsilonTarget
+
+ALPHA_TEXT = 120
+"""Tokens of a caption that alpha reads."""
+
+
+class PixArtSigma(TuneFamily):
+    """PixArt sigma and alpha."""
+
+    name = "pixart_sigma"
+    pipelines = ("PixArtSigmaPipeline", "PixArtAlphaPipeline")
+    text_parts = ("tokenizer", "text_encoder")
+    longest_text = 300
+    texts_differ = True
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
+    guidance = 4.5
+    steps = 20
+
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        alpha = source.pipeline_name == "PixArtAlphaPipeline"
+        super().__init__(source, text_length or (ALPHA_TEXT if alpha else None))
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        from diffusers.utils.import_utils import is_bs4_available, is_ftfy_available
+
+        # asked in vain, the pipeline warns at every call
+        clean = is_bs4_available() and is_ftfy_available()
+        embeds, mask, _, _ = pipeline.encode_prompt(
+            list(captions),
+            do_classifier_free_guidance=False,
+            clean_caption=clean,
+            max_sequence_length=self.text_length,
+        )  # (B, L, D), (B, L)
+        return [{"embeds": text} for text in cut(embeds, mask)]
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
+        return {"embeds": embeds, "mask": mask}
+
+    def target(self, *, shift: float | None, distance: Distance) -> EpsilonTarget:
+        if shift is not None:
+            raise ConfigError(
+                f"flow_schedule_shift is {shift}, but {self.name} is no flow: its times are drawn evenly; leave it out."
+            )
+        return EpsilonTarget.from_scheduler(self.source.config("scheduler"), distance=distance)
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        return model(
+            noisy,
+            encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
+            encoder_attention_mask=batch["text.mask"],
+            timestep=time,
+            added_cond_kwargs=self._size(noisy),
+            return_dict=False,
+        )[0]  # (B, C or 2 C, h, w)
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        # binning would draw another size than the one asked for; the default negative prompt is refused beside embeds
+        plain = {"use_resolution_binning": False, "negative_prompt": None}
+        return plain | masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
+
+    def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in layers["transformer"].items()}
+        save_file(tensors, Path(folder) / "adapter_model.safetensors", metadata={"format": "pt"})
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(metadata["transformer"], indent=2))
+
+    def _size(self, noisy: Tensor) -> dict[str, Tensor | None]:
+        config = self.source.config("transformer")
+        told = config.get("use_additional_conditions")
+        if not (config["sample_size"] == 128 if told is None else told):
+            return {"resolution": None, "aspect_ratio": None}
+        # filled on the device: a tensor made of a list would be copied there, and the step would wait
+        rows, columns = (noisy.new_full((len(noisy), 1), self.factor * size) for size in noisy.shape[-2:])  # (B, 1)
+        return {"resolution": torch.cat([rows, columns], dim=1), "aspect_ratio": rows / columns}  # (B, 2), (B, 1)

@@ -1,0 +1,67 @@
+"""Qwen-Image, text to image.
+
+- The autoencoder is one of videos; an image is its only frame, and latents here have no frame axis.
+- Texts have no fixed length. The pipeline makes no mask where all of a batch are equally long, nor does a batch here;
+  given one, the stock model copies a number to the device in every forward, and waits for it.
+- Guidance is the classifier-free one, under the name `true_cfg_scale`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.finetune.families.autoencoders import encode_videos
+from tread.finetune.families.ragged_text import cut, padded
+from tread.finetune.family import Batch, Text, TuneFamily
+
+
+class QwenImage(TuneFamily):
+    """Qwen-Image."""
+
+    name = "qwen_image"
+    pipelines = ("QwenImagePipeline",)
+    text_parts = ("tokenizer", "text_encoder")
+    longest_text = 1024
+    texts_differ = True
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    guidance = 4.0
+    guidance_argument = "true_cfg_scale"
+    steps = 50
+
+    @property
+    def factor(self) -> int:
+        return 2 ** len(self.source.config("vae")["temperal_downsample"])
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        embeds, mask = pipeline.encode_prompt(list(captions), max_sequence_length=self.text_length)  # (B, L, D), (B, L)
+        return [{"embeds": text} for text in (embeds if mask is None else cut(embeds, mask))]
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
+        return {"embeds": embeds} if mask.all() else {"embeds": embeds, "mask": mask}
+
+    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
+        return {name: values[:, :, 0] for name, values in encode_videos(pipeline.vae, pixels).items()}
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline as stock
+
+        count, _, rows, columns = noisy.shape
+        velocity = model(
+            hidden_states=stock._pack_latents(noisy, *noisy.shape),  # (B, S, 4 C)
+            timestep=time,
+            encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
+            encoder_hidden_states_mask=batch.get("text.mask"),
+            img_shapes=[[(1, rows // 2, columns // 2)]] * count,
+            return_dict=False,
+        )[0]
+        return stock._unpack_latents(velocity, rows, columns, 1)[:, :, 0]  # (B, C, h, w)
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        arguments = {"prompt_embeds": text["embeds"][None]}
+        if negative is not None:
+            arguments["negative_prompt_embeds"] = negative["embeds"][None]
+        return arguments

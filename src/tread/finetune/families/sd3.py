@@ -1,0 +1,67 @@
+"""Stable Diffusion 3 and 3.5.
+
+- Text is 77 tokens of two CLIPs side by side, then 256 tokens of T5, and both CLIPs' pooled vectors; no mask.
+- A folder may lack its T5: zeros take its place, as in the stock pipeline and as the model was trained.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tread.errors import ConfigError
+from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
+
+
+class SD3(TuneFamily):
+    """Stable Diffusion 3 and 3.5."""
+
+    name = "sd3"
+    pipelines = ("StableDiffusion3Pipeline",)
+    text_parts = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2", "tokenizer_3", "text_encoder_3")
+    longest_text = 256
+    lora_targets = JOINT_ATTENTION
+    guidance = 7.0
+    steps = 28
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        size = self.source.config("transformer")["patch_size"]
+        return 1, size, size
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        captions = list(captions)
+        for part in ("text_encoder", "text_encoder_2"):
+            if getattr(pipeline, part) is None:
+                raise ConfigError(f"{self.source.place!r} has no {part}; an SD3 pipeline can lack text_encoder_3 only.")
+        # encode_prompt cannot be asked: without T5 it needs the transformer, which is not in memory yet
+        encoded = [pipeline._get_clip_prompt_embeds(captions, clip_model_index=index) for index in (0, 1)]
+        clip = torch.cat([embeds for embeds, _ in encoded], dim=-1)  # (B, 77, D1 + D2)
+        pooled = torch.cat([vector for _, vector in encoded], dim=-1)  # (B, P)
+        width = self.source.config("transformer")["joint_attention_dim"]
+        if pipeline.text_encoder_3 is None:
+            t5 = clip.new_zeros(len(captions), self.text_length, width)
+        else:
+            t5 = pipeline._get_t5_prompt_embeds(captions, max_sequence_length=self.text_length)  # (B, 256, D)
+        embeds = torch.cat([F.pad(clip, (0, width - clip.shape[-1])), t5], dim=1)  # (B, 333, D)
+        return [{"embeds": e, "pooled": p} for e, p in zip(embeds, pooled, strict=True)]
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        (prediction,) = model(
+            hidden_states=noisy,
+            timestep=time * 1000,
+            encoder_hidden_states=batch["text.embeds"],
+            pooled_projections=batch["text.pooled"],
+            return_dict=False,
+        )
+        return prediction
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        arguments = {"prompt_embeds": text["embeds"][None], "pooled_prompt_embeds": text["pooled"][None]}
+        if negative is not None:
+            arguments["negative_prompt_embeds"] = negative["embeds"][None]
+            arguments["negative_pooled_prompt_embeds"] = negative["pooled"][None]
+        return arguments

@@ -1,0 +1,163 @@
+"""Wan 2.1 and 2.2: text to video, image to video, the two experts of A14B and the per-token times of TI2V.
+
+- Text is padded with zeros to 512 tokens, which the model reads without a mask: stored without them, padded in a batch.
+- Image to video has two forms. 2.1 and A14B see the first frame's latents beside the noisy ones (`condition`), the mask
+  that marks them, and in 2.1 what CLIP sees in it (`image_embeds`). TI2V is given the first latent frame clean, at 0.
+- TI2V's pipeline gives every token a time even where all are the same. One time per sample computes the same and saves
+  the modulation of every token in every layer: tokens have their own only where a first frame is given.
+- Stock LoRA files know one transformer. The low-noise expert's is a second file, `SECOND_FILE`, and loads by
+  `pipeline.load_lora_weights(folder, weight_name=SECOND_FILE, load_into_transformer_2=True)`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.errors import ConfigError, DataError
+from tread.finetune.families.autoencoders import encode_videos
+from tread.finetune.families.ragged_text import cut
+from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.source import Source
+
+SECOND_FILE = "pytorch_lora_weights_2.safetensors"
+
+
+class Wan(TuneFamily):
+    """Wan 2.1 and 2.2."""
+
+    name = "wan"
+    pipelines = ("WanPipeline", "WanImageToVideoPipeline")
+    text_parts = ("tokenizer", "text_encoder")
+    pixel_parts = ("vae", "image_encoder", "image_processor")
+    longest_text = 512
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    video = True
+    guidance = 5.0
+    steps = 50
+
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        super().__init__(source, text_length)
+        if self._conditioned and self._transformer.get("pos_embed_seq_len") is not None:
+            raise ConfigError(
+                f"{source.place!r} draws a video between a first and a last frame, which cannot be trained here: set "
+                "pretrained_model_name_or_path to a text-to-video model, or to one that is given the first frame alone."
+            )
+
+    @property
+    def factor(self) -> int:
+        return self.source.config("vae").get("scale_factor_spatial") or 8
+
+    @property
+    def frame_factor(self) -> int:
+        return self.source.config("vae").get("scale_factor_temporal") or 4
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        frames, rows, columns = self._transformer["patch_size"]
+        return frames, rows, columns
+
+    @property
+    def experts(self) -> tuple[tuple[str, float, float], ...]:
+        boundary = self.source.index.get("boundary_ratio")
+        if boundary is None:
+            return super().experts
+        both = (("transformer", boundary, 1.0), ("transformer_2", 0.0, boundary))
+        return tuple(expert for expert in both if expert[0] in self.source.parts)
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        from diffusers.pipelines.wan.pipeline_wan import WanPipeline
+
+        # the image-to-video pipeline's own cannot run without ftfy; this one is the same and can
+        embeds = WanPipeline._get_t5_prompt_embeds(
+            pipeline, list(captions), max_sequence_length=self.text_length
+        )  # (B, 512, D)
+        return [{"embeds": text} for text in cut(embeds, embeds.ne(0).any(-1))]
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        return {"embeds": torch.stack([self._padded(text["embeds"]) for text in texts])}  # (B, 512, D)
+
+    @torch.no_grad()
+    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
+        batch = encode_videos(pipeline.vae, pixels)
+        if not self._conditioned:
+            return batch
+        if pixels.shape[2] == 1:
+            raise DataError(
+                "an image was given to an image-to-video model, which would learn to copy it; train it on videos, or "
+                "set pretrained_model_name_or_path to a text-to-video model."
+            )
+        first = torch.cat([pixels[:, :, :1], torch.zeros_like(pixels[:, :, 1:])], dim=2)
+        batch["condition"] = encode_videos(pipeline.vae, first)["mean"]
+        if self._transformer.get("image_dim") is not None:
+            frames = (pixels[:, :, 0].float() * 127.5 + 127.5).round().clamp(0, 255).byte()  # (B, 3, H, W)
+            batch["image_embeds"] = pipeline.encode_image(list(frames.cpu()), device=pipeline.vae.device)
+        return batch
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        timestep = time * 1000
+        inputs = noisy
+        if self._conditioned:
+            known = torch.zeros_like(noisy[:, : self.frame_factor])
+            known[:, :, 0] = 1
+            inputs = torch.cat([noisy, known, batch["condition"].to(noisy.dtype)], dim=1)
+        elif self._starts_clean(noisy):
+            inputs = torch.cat([batch["mean"][:, :, :1].to(noisy.dtype), noisy[:, :, 1:]], dim=2)
+            timestep = timestep[:, None] * self.any_in_token(self._later(noisy))  # (B, S)
+        images = {"encoder_hidden_states_image": batch["image_embeds"]} if "image_embeds" in batch else {}
+        return model(
+            hidden_states=inputs,
+            timestep=timestep,
+            encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
+            **images,
+            return_dict=False,
+        )[0]
+
+    def weight(self, batch: Batch) -> Tensor | None:
+        return self._later(batch["mean"]) if self._starts_clean(batch["mean"]) else None
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        arguments = {"prompt_embeds": self._padded(text["embeds"])[None]}
+        if negative is not None:
+            arguments["negative_prompt_embeds"] = self._padded(negative["embeds"])[None]
+        return arguments
+
+    def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
+        import diffusers
+
+        cls: Any = getattr(diffusers, self.source.pipeline_name)
+        for part, tensors in layers.items():
+            cls.save_lora_weights(
+                folder,
+                transformer_lora_layers=tensors,
+                transformer_lora_adapter_metadata=metadata.get(part),
+                weight_name=SECOND_FILE if part == "transformer_2" else None,
+            )
+
+    @property
+    def _transformer(self) -> dict[str, Any]:
+        return self.source.config(self.experts[0][0])
+
+    @property
+    def _image_to_video(self) -> bool:
+        return self.source.pipeline_name == "WanImageToVideoPipeline"
+
+    @property
+    def _conditioned(self) -> bool:
+        """Whether the first frame is given beside the noisy latents."""
+        return self._image_to_video and not self.source.index.get("expand_timesteps")
+
+    def _starts_clean(self, latents: Tensor) -> bool:
+        """Whether the first frame is given in place of its noisy latents; an image alone is drawn from text."""
+        return self._image_to_video and not self._conditioned and latents.shape[2] > 1
+
+    def _later(self, latents: Tensor) -> Tensor:
+        """1 after the first frame, 0 in it, (B, 1, f, h, w)."""
+        later = torch.ones_like(latents[:, :1])
+        later[:, :, 0] = 0
+        return later
+
+    def _padded(self, embeds: Tensor) -> Tensor:
+        return nn.functional.pad(embeds, (0, 0, 0, self.text_length - len(embeds)))  # (L, D) -> (512, D)

@@ -1,0 +1,161 @@
+"""Previews: the validation prompts drawn by the stock pipeline, all tokens in all layers, with what was trained.
+
+- The prompts were encoded with the captions, so no text encoder is in memory; the autoencoder is loaded for the
+  pictures and goes with them.
+- An expert that is not trained is loaded for them too. Its layers wait on the CPU and visit the device one by one:
+  beside the expert that trains there need be no room for it.
+- Noise is the same at every step, so that pictures of different steps can be compared.
+- Images are PNGs; a video is an animated WebP and a strip of its frames.
+"""
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from torch import nn
+
+from tread.errors import ConfigError
+from tread.finetune.data.prepare import Prepared
+from tread.finetune.family import Text, TuneFamily
+from tread.finetune.settings import FinetuneConfig
+
+STRIP = 8
+"""Frames in the strip of a video."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Previews:
+    """`draw` writes to FOLDER/previews and to the trackers."""
+
+    folder: Path
+    family: TuneFamily
+    prompts: Sequence[tuple[str, Text]]
+    negative: Text
+    width: int
+    height: int
+    frames: int
+    steps: int
+    guidance: float
+    seed: int
+    framerate: int
+    image: Path | None
+    accelerator: Accelerator
+    dtype: torch.dtype
+    tiling: bool
+
+    @torch.no_grad()
+    def draw(self, models: Mapping[str, nn.Module], step: int) -> list[tuple[str, str]]:
+        """One picture per prompt; returns the prompts with the pictures' paths from the folder."""
+        device = self.accelerator.device
+        parts = [part for part in self.family.pixel_parts if part in self.family.source.parts]
+        others = [part for part in ("transformer", "transformer_2") if part in self.family.source.parts]
+        missing = [part for part in others if part not in models]
+        pipeline = self.family.source.pipeline(*parts, *missing, dtype=self.dtype, given=models)
+        pipeline.set_progress_bar_config(disable=True)
+        for part in parts:
+            if isinstance(model := getattr(pipeline, part), nn.Module):  # a processor has no device
+                model.to(device)
+        if self.tiling:
+            pipeline.vae.enable_tiling()
+        for part in missing:
+            getattr(pipeline, part).enable_group_offload(device, num_blocks_per_group=1)
+        drawn: list[tuple[str, str]] = []
+        (self.folder / "previews").mkdir(exist_ok=True)
+        for index, (prompt, text) in enumerate(self.prompts):
+            picture = self._call(pipeline, text, device)
+            stem = self.folder / "previews" / f"step-{step:08d}-{index}"
+            path = _save(picture, stem, self.framerate)
+            drawn.append((prompt, path.relative_to(self.folder).as_posix()))
+            self._track(f"preview {index}: {prompt[:60]}", path, step)
+        del pipeline
+        if missing:
+            gc.collect()  # hooks of an expert know it: the one of the next previews would join it in memory
+        return drawn
+
+    def _call(self, pipeline: Any, text: Text, device: torch.device) -> Any:
+        def moved(entry: Text) -> Text:
+            return {name: tensor.to(device) for name, tensor in entry.items()}
+
+        family = self.family
+        arguments = family.prompt_arguments(moved(text), moved(self.negative) if self.guidance > 1 else None)
+        arguments |= {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
+        arguments |= {"num_inference_steps": self.steps, family.guidance_argument: self.guidance}
+        arguments |= {"generator": torch.Generator("cpu").manual_seed(self.seed)}
+        if family.video:
+            arguments["num_frames"] = self.frames
+        if self.image is not None:
+            with Image.open(self.image) as image:
+                arguments["image"] = image.convert("RGB").resize((self.width, self.height))
+        output = pipeline(**arguments, output_type="pil")
+        return output.frames[0] if family.video else output.images[0]
+
+    def _track(self, name: str, path: Path, step: int) -> None:
+        with Image.open(path) as image:
+            pixels = np.array(image.convert("RGB"))[None]  # (1, H, W, 3)
+        for tracker in self.accelerator.trackers:
+            layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+            if hasattr(tracker, "log_images"):
+                tracker.log_images({name: pixels}, step=step, **layout)
+
+
+def make_previews(
+    config: FinetuneConfig, family: TuneFamily, data: Prepared, folder: Path, accelerator: Accelerator
+) -> Previews:
+    """As a config asks for them; the size is that of the data unless it says otherwise."""
+    width, height = config.validation_size or (data.bucket.width, data.bucket.height)
+    longest = max(entry.bucket.frames for entry in data.train.entries)
+    _check_image(config, family)
+    return Previews(
+        folder=folder,
+        family=family,
+        prompts=[(prompt, data.texts[prompt]) for prompt in config.prompts],
+        negative=data.texts[config.validation_negative_prompt],
+        width=max(1, round(width / family.multiple)) * family.multiple,
+        height=max(1, round(height / family.multiple)) * family.multiple,
+        frames=config.validation_num_video_frames or longest,
+        steps=config.validation_num_inference_steps or family.steps,
+        guidance=family.guidance if config.validation_guidance is None else config.validation_guidance,
+        seed=config.validation_seed,
+        framerate=config.framerate,
+        image=None if config.validation_image is None else Path(config.validation_image),
+        accelerator=accelerator,
+        dtype=torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32,
+        tiling=config.vae_enable_tiling,
+    )
+
+
+def _check_image(config: FinetuneConfig, family: TuneFamily) -> None:
+    image, name = config.validation_image, family.source.pipeline_name
+    if image is not None and not Path(image).is_file():
+        raise ConfigError(f"validation_image names {image!r}, which does not exist.")
+    if image is not None and not family.takes_image:
+        raise ConfigError(f"validation_image is {image!r}, but a {name} starts from text alone; leave it out.")
+    if image is None and family.takes_image and config.prompts:
+        raise ConfigError(
+            f"a {name} starts from an image: name one in validation_image, or leave validation_prompt out."
+        )
+
+
+def _save(picture: Any, stem: Path, framerate: int) -> Path:
+    """An image, or the frames of a video, in files whose names begin with `stem`; returns the still one."""
+    still = stem.with_suffix(".png")
+    if isinstance(picture, Image.Image):
+        picture.save(still)
+        return still
+    frames: list[Image.Image] = list(picture)
+    moving = stem.with_suffix(".webp")
+    frames[0].save(moving, save_all=True, append_images=frames[1:], duration=round(1000 / framerate), loop=0)
+    chosen = [frames[round(i)] for i in np.linspace(0, len(frames) - 1, min(STRIP, len(frames)))]
+    strip = Image.new("RGB", (sum(frame.width for frame in chosen), chosen[0].height))
+    left = 0
+    for frame in chosen:
+        strip.paste(frame, (left, 0))
+        left += frame.width
+    strip.save(still)
+    return still

@@ -1,0 +1,251 @@
+"""The model card of a result, and the lines that load it: in the card, in the docs and in the tests the same ones.
+
+- A result is ordinary: routing leaves no trace in it, so the code of a card knows nothing of this package.
+- Which loader reads an adapter is what the pipeline's class offers: its own (`load_lora_weights`), else its
+  transformer's (`load_lora_adapter`; pipelines refuse LoKr), else peft's; lycoris' files are read by lycoris.
+- The card says what a person asks first: what it was trained from, how to use it, how, and how good it is.
+"""
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import yaml
+
+import tread
+from tread.finetune.families import FAMILIES, family_class
+from tread.finetune.families.wan import SECOND_FILE
+from tread.finetune.family import TuneFamily
+from tread.finetune.settings import FinetuneConfig
+
+Kind = Literal["standard", "lokr", "lycoris", "full"]
+KINDS: dict[Kind, str] = {"standard": "LoRA", "lokr": "LoKr", "lycoris": "lycoris", "full": "all weights"}
+LORA_FILES = {"transformer": "pytorch_lora_weights.safetensors", "transformer_2": SECOND_FILE}
+LYCORIS_FILES = {"transformer": "lycoris.safetensors", "transformer_2": "lycoris_2.safetensors"}
+TWO_EXPERTS: tuple[str, ...] = ("transformer", "transformer_2")
+DTYPE = "torch_dtype=torch.bfloat16"
+HELPERS = (
+    ("diffusers.utils", "load_image"),
+    ("lycoris", "create_lycoris_from_weights"),
+    ("peft", "PeftModel"),
+)
+ROUTED = (
+    "[TREAD](https://arxiv.org/abs/2501.04765) token routing was used in training, and in training alone: nothing of "
+    "it is needed here."
+)
+
+
+class Facts(TypedDict, total=False):
+    """What is known of a run beside its config."""
+
+    step: int
+    """Optimizer steps so far."""
+    id: str
+    """Which save of the step it is."""
+    tread_config: Mapping[str, Any] | None
+    """The plan; None: dense."""
+    val_loss: float
+    """The dense validation loss."""
+    tokens_kept: float
+    """The share of tokens that the routed layers saw, without warm-up and cool-down."""
+    speedup: float
+    """Steps per second over a dense run's, as the FLOPs have it."""
+    size: tuple[int, int, int]
+    """Width, height and frames of a typical sample."""
+    previews: Sequence[tuple[str, str]]
+    """Prompts with the pictures drawn for them, paths from the folder."""
+
+
+def kind_of(config: FinetuneConfig) -> Kind:
+    """What a run trains."""
+    return config.lora_type if config.adapts else "full"
+
+
+def loading_lines(pipeline_name: str, kind: Kind, parts: Sequence[str] = ("transformer",)) -> list[str]:
+    """Python that puts an adapter from `folder` into a stock `pipeline`."""
+    import diffusers
+
+    has_loader = hasattr(getattr(diffusers, pipeline_name), "load_lora_weights")
+    lines = []
+    for part in parts:
+        file = LORA_FILES[part]
+        if kind == "lycoris":
+            given = f'1.0, f"{{folder}}/{LYCORIS_FILES[part]}", pipeline.{part}'
+            lines.append(f"network, _ = create_lycoris_from_weights({given})")
+            lines.append("network.apply_to()")
+            lines.append("network.to(pipeline.device)")
+        elif not has_loader:
+            lines.append(f"PeftModel.from_pretrained(pipeline.{part}, folder)")
+        elif kind == "lokr":
+            lines.append(f'pipeline.{part}.load_lora_adapter(folder, weight_name="{file}")')
+        else:
+            second = ", load_into_transformer_2=True" if part == "transformer_2" else ""
+            lines.append(f'pipeline.load_lora_weights(folder, weight_name="{file}"{second})')
+    return lines
+
+
+def loader_table() -> str:
+    """How stock code loads the adapters of every pipeline that can be tuned, as Markdown."""
+    pipelines = [(name, pipeline) for name in sorted(FAMILIES) for pipeline in family_class(name).pipelines]
+    entries = [(name, pipeline, TWO_EXPERTS[:1]) for name, pipeline in pipelines]
+    entries.append(("wan, both experts", "WanPipeline", TWO_EXPERTS))
+    rows = ["| family | pipeline | LoRA | LoKr |", "|---|---|---|---|"]
+    for name, pipeline, parts in entries:
+        lora, lokr = (
+            "<br>".join(f"`{line}`" for line in loading_lines(pipeline, kind, parts)) for kind in ("standard", "lokr")
+        )
+        rows.append(f"| {name} | `{pipeline}` | {lora} | {lokr} |")
+    return "\n".join(rows)
+
+
+def card(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts: Facts) -> str:
+    """README.md of a result: front matter for the hub, how to load it, how it was made."""
+    kind, base = kind_of(config), config.pretrained_model_name_or_path
+    front = yaml.safe_dump(_front_matter(family, kind, config, facts), sort_keys=False, allow_unicode=True)
+    what = "Fine-tuned weights" if kind == "full" else f"A {KINDS[kind]}"
+    sections = [
+        f"---\n{front}---",
+        f"# {Path(config.output_dir).name}",
+        f"{what} for `{base}`. {ROUTED if facts.get('tread_config') else ''}".strip(),
+        f"## Use\n\n`pip install {' '.join(_packages(family, kind))}`",
+        f"```python\n{example(family, parts, config, facts)}\n```",
+        f"## Training\n\n{_table(config, kind, facts)}",
+    ]
+    pictures = [f"![{prompt}]({path})\n\n{prompt}" for prompt, path in facts.get("previews", ())]
+    if pictures:
+        sections.append("## Samples\n\n" + "\n\n".join(pictures))
+    return "\n\n".join(sections) + "\n"
+
+
+def example(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts: Facts) -> str:
+    """A program that draws one sample with the result; it runs in the result's folder."""
+    import diffusers
+
+    kind, name, base = kind_of(config), family.source.pipeline_name, config.pretrained_model_name_or_path
+    call = inspect.signature(getattr(diffusers, name).__call__).parameters
+    models = {part: family.source.index[part][1] for part in parts} if kind == "full" else {}
+    given = [_literal(str(Path(base).resolve()) if Path(base).is_dir() else base)]
+    given += [f"{part}={part}" for part in models]
+    given += [f"{key}={_literal(getattr(config, key))}" for key in ("revision", "variant") if getattr(config, key)]
+    body = [
+        *(f'{p} = {cls}.from_pretrained(folder, subfolder="{p}", {DTYPE})' for p, cls in models.items()),
+        f"pipeline = {name}.from_pretrained({', '.join(given)}, {DTYPE})",
+        'pipeline.to("cuda" if torch.cuda.is_available() else "cpu")',
+        *([] if kind == "full" else loading_lines(name, kind, parts)),
+        *_drawing(family, config, facts, call),
+    ]
+    imports = ["import torch", f"from diffusers import {', '.join(sorted({name, *models.values()}))}"]
+    used = "\n".join(body)
+    imports += [f"from {module} import {word}" for module, word in HELPERS if word in used]
+    where = 'folder = "."' if kind == "lycoris" else 'folder = "."  # or its id on the hub'
+    return "\n".join([*imports, "", where, *body])
+
+
+def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Mapping[str, Any]) -> list[str]:
+    """The call of the pipeline, and saving what it gives."""
+    width, height, frames = facts.get("size", (None, None, None))
+    width, height = config.validation_size or (width, height)
+    guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
+    arguments = {
+        "image": _Code('load_image("input.png")') if "image" in call else None,
+        "prompt": config.prompts[0] if config.prompts else "your prompt",
+        "negative_prompt": config.validation_negative_prompt or " " if _guides_by_prompt(family) else None,
+        "width": width,
+        "height": height,
+        "num_frames": config.validation_num_video_frames or frames if family.video else None,
+        "num_inference_steps": config.validation_num_inference_steps or family.steps,
+        family.guidance_argument: guidance,
+        # PixArt and Kontext would draw another size than the one asked for
+        "use_resolution_binning": False if "use_resolution_binning" in call else None,
+        "max_area": width * height if "max_area" in call and width and height else None,
+        "output_type": "pil" if family.video else None,
+    }
+    lines = [f"    {name}={_literal(value)}," for name, value in arguments.items() if value is not None]
+    if not family.video:
+        return ["image = pipeline(", *lines, ").images[0]", 'image.save("sample.png")']
+    duration = round(1000 / config.framerate)
+    saving = f'frames[0].save("sample.webp", save_all=True, append_images=frames[1:], duration={duration}, loop=0)'
+    return ["frames = pipeline(", *lines, ").frames[0]", saving]
+
+
+class _Code(str):
+    """Text that stands in a program as it is."""
+
+
+def _literal(value: Any) -> str:
+    """As a formatter would write it."""
+    if isinstance(value, str) and not isinstance(value, _Code):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def _guides_by_prompt(family: TuneFamily) -> bool:
+    """Qwen-Image is guided only where it is told what to lead away from."""
+    return family.guidance_argument == "true_cfg_scale"
+
+
+def _packages(family: TuneFamily, kind: Kind) -> list[str]:
+    """What the example imports; Wan's image-to-video pipeline cannot clean a prompt without ftfy."""
+    adapter = {"standard": ["peft"], "lokr": ["peft"], "lycoris": ["lycoris-lora"], "full": []}[kind]
+    return ["diffusers", "transformers", "accelerate", *adapter, *(["ftfy"] if family.name == "wan" else [])]
+
+
+def _front_matter(family: TuneFamily, kind: Kind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
+    source = "image" if _takes_image(family) else "text"
+    front: dict[str, Any] = {
+        "base_model": config.pretrained_model_name_or_path,
+        "library_name": "diffusers",
+        "pipeline_tag": f"{source}-to-{'video' if family.video else 'image'}",
+        "tags": [
+            "diffusers",
+            "tread",
+            {"standard": "lora", "full": "full-finetune"}.get(kind, kind),
+            config.model_family,
+        ],
+    }
+    if config.prompts:
+        front["instance_prompt"] = config.prompts[0]
+    previews = [{"text": prompt, "output": {"url": path}} for prompt, path in facts.get("previews", ())]
+    return front | ({"widget": previews} if previews else {})
+
+
+def _takes_image(family: TuneFamily) -> bool:
+    import diffusers
+
+    return "image" in inspect.signature(getattr(diffusers, family.source.pipeline_name).__call__).parameters
+
+
+def _table(config: FinetuneConfig, kind: Kind, facts: Facts) -> str:
+    """How it was trained, and the dense validation loss."""
+    batch = config.train_batch_size * config.gradient_accumulation_steps
+    rows = {"trained": KINDS[kind], "steps": facts.get("step"), "batch size per process": batch}
+    if kind in ("standard", "lokr"):
+        rows["rank, alpha"] = f"{config.lora_rank}, {config.lora_alpha or config.lora_rank:g}"
+    rows |= {
+        "optimizer": f"{config.optimizer}, rate {config.learning_rate:g}, {config.lr_scheduler}",
+        "precision of the base": config.base_model_precision.replace("no_change", config.mixed_precision),
+        "seed": config.seed,
+        "routes": _routes(facts.get("tread_config")),
+    }
+    kept, speedup, loss = facts.get("tokens_kept"), facts.get("speedup"), facts.get("val_loss")
+    if kept is not None:
+        rows["tokens kept in routed layers"] = f"{kept:.0%}"
+    if speedup is not None:
+        rows["speed-up over dense by FLOPs"] = f"{speedup:.2f}"
+    if loss is not None:
+        rows["dense validation loss"] = f"{loss:.4f}"
+    rows["tread"] = tread.__version__
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _routes(config: Mapping[str, Any] | None) -> str:
+    if not config:
+        return "none: dense"
+    ranges = [
+        f"{route['selection_ratio']:g} dropped in layers {route['start_layer_idx']} to {route['end_layer_idx']}"
+        for route in config["routes"]
+    ]
+    schedule = config.get("schedule")
+    return "; ".join(ranges) + (f"; schedule `{json.dumps(schedule)}`" if schedule else "")

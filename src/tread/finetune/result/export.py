@@ -1,0 +1,85 @@
+"""`tread export`: the result of a fine-tune, made again from any of its checkpoints.
+
+- It needs the run's folder and the base model: no data, no encoders, no GPU.
+- The base is not quantized: an adapter has the same names and numbers on any base.
+- Weights are the average's where the run keeps one, as in the results that training writes.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tread.errors import CheckpointError, ConfigError
+from tread.finetune.config import read_config
+from tread.finetune.experts import joined
+from tread.finetune.families import open_family
+from tread.finetune.result.write import RECORD, write_result
+from tread.finetune.run import load_models, trained_experts
+from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.source import Source
+from tread.pretrain.config import CONFIG_FILE, read_saved
+from tread.training.checkpoint import (
+    checkpoint_path,
+    list_checkpoints,
+    load_part,
+    load_tensors,
+    newest,
+    read_manifest,
+    trained,
+)
+from tread.training.job import LOCK_FILE, locked
+from tread.training.loop import CHECKPOINTS
+
+
+def export(run: Path, *, step: int | None = None, out: Path | None = None) -> list[Path]:
+    """Write the result of the checkpoint after `step` steps, the newest by default; returns the paths.
+
+    It replaces the result in the run's folder, or is put into the folder `out`, which may hold an earlier one.
+    """
+    config = _config(run)
+    path, manifest = _checkpoint(run, step)
+    if out is not None and out.resolve() != run.resolve():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / RECORD).is_file():
+            raise ConfigError(f"--out {out} holds something else than a result; name a new or an empty folder.")
+        return _write(out, config, path, manifest)
+    with locked(run / LOCK_FILE) as held:
+        if not held:
+            raise ConfigError(f"another job is training in {run}: wait for its end, or name another folder with --out.")
+        return _write(run, config, path, manifest)
+
+
+def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> list[Path]:
+    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
+    family = open_family(config.model_family, source, config.tokenizer_max_length)
+    source.check(*(part for part, _, _ in trained_experts(config, family)))
+    quantized = config.base_model_precision not in UNQUANTIZED
+    plain = replace(config, base_model_precision="no_change") if quantized else config
+    models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))
+    part = "ema" if config.use_ema and "ema.safetensors" in manifest["files"] else "model"
+    load_tensors(trained(joined(models)), load_part(path, part), path)
+    return write_result(folder, family, models, config, manifest)
+
+
+def _config(run: Path) -> FinetuneConfig:
+    if "model_family" not in read_saved(run):
+        raise ConfigError(
+            f"{run} is a run of `tread train`, whose checkpoints are its result: draw from it with `tread sample {run}`"
+            f", or from one checkpoint with `tread sample {run / CHECKPOINTS}/STEP`."
+        )
+    return read_config(run / CONFIG_FILE)
+
+
+def _checkpoint(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
+    folder = run / CHECKPOINTS
+    if step is None:
+        found = newest(folder)
+        if found is None:
+            raise CheckpointError(f"{run} has no checkpoint yet; train it first.")
+        return found
+    path = checkpoint_path(folder, step)
+    if not path.is_dir():
+        steps = ", ".join(str(int(each.name.removeprefix("step-"))) for each in list_checkpoints(folder))
+        raise ConfigError(f"{run} has no checkpoint of step {step}; there are: {steps or 'none'}.")
+    return path, read_manifest(path)

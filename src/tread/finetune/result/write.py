@@ -1,0 +1,132 @@
+"""What a run leaves behind for others: the adapter or the weights, and a model card.
+
+- A result is a function of a checkpoint, its manifest included, and the run's config. `result.json` is written last and
+  says which checkpoint it is of; a result that is not the checkpoint's, or not whole, is made again on resume.
+- Adapters are written by the family's saver, so that stock code loads them. The file's header also says what it was
+  trained from, by which plan and for how long; loaders skip what they do not know.
+- A result is written beside its place, synced and renamed. A folder cannot replace another in one step: the old one is
+  renamed first and removed when the new one stands. What a kill left over, the next result sweeps.
+- The caller gives models that hold the weights to keep, the average's where there is one.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import tread
+from tread.files import atomic_write, fsync, is_safetensors
+from tread.finetune.adapters import adapter_metadata, adapter_state
+from tread.finetune.family import TuneFamily
+from tread.finetune.result.card import LYCORIS_FILES, Facts, card, kind_of
+from tread.finetune.settings import FinetuneConfig
+
+RECORD = "result.json"
+CARD = "README.md"
+
+
+def write_result(
+    folder: Path,
+    family: TuneFamily,
+    models: Mapping[str, nn.Module],
+    config: FinetuneConfig,
+    manifest: Mapping[str, Any],
+) -> list[Path]:
+    """Write the transformers `models`, by part, or their adapters, and the card into `folder`; returns the paths.
+
+    `manifest` is that of the checkpoint whose weights the models hold.
+    """
+    facts = cast("Facts", {name: manifest[name] for name in Facts.__annotations__ if name in manifest})
+    facts["previews"] = [(text, path) for text, path in facts.get("previews", ()) if (folder / path).is_file()]
+    folder.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    with tempfile.TemporaryDirectory(prefix=".result-", dir=folder) as name:
+        temporary = Path(name)
+        if config.adapts:
+            _write_adapters(temporary, family, models, config, facts)
+        else:
+            for part, model in models.items():
+                model.save_pretrained(temporary / part)  # pyright: ignore[reportCallIssue]
+        written = sorted(path for path in temporary.rglob("*") if path.is_file())
+        sizes = {path.relative_to(temporary).as_posix(): path.stat().st_size for path in written}
+        for path in written:
+            fsync(path)
+        (folder / RECORD).unlink(missing_ok=True)  # files of two checkpoints are no one's result
+        paths = [_replace(path, folder / path.name) for path in sorted(temporary.iterdir())]
+    with atomic_write(folder / CARD) as file:
+        file.write(card(family, list(models), config, facts).encode())
+    with atomic_write(folder / RECORD) as file:
+        known = {"step": facts.get("step"), "checkpoint": facts.get("id"), "files": sizes}
+        file.write((json.dumps(known, indent=2) + "\n").encode())
+    return [*paths, folder / CARD, folder / RECORD]
+
+
+def has_result(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether the result in a folder is whole and of the checkpoint with this manifest; a card may have been edited."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        same = (record["step"], record["checkpoint"]) == (manifest["step"], manifest.get("id"))
+        whole = all((folder / name).stat().st_size == size for name, size in record["files"].items())
+        opened = all(is_safetensors(folder / name) for name in record["files"] if name.endswith(".safetensors"))
+        return same and whole and opened and (folder / CARD).is_file()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def header(config: FinetuneConfig, facts: Facts) -> dict[str, str]:
+    """What the header of an adapter's file says of the run."""
+    return {
+        "base_model": config.pretrained_model_name_or_path,
+        "model_family": config.model_family,
+        "adapter": kind_of(config),
+        "rank": str(config.lora_rank),
+        "steps": str(facts.get("step", 0)),
+        "tread_config": json.dumps(facts.get("tread_config")),
+        "tread_version": tread.__version__,
+    }
+
+
+def _write_adapters(
+    folder: Path, family: TuneFamily, models: Mapping[str, nn.Module], config: FinetuneConfig, facts: Facts
+) -> None:
+    states: dict[str, dict[str, Tensor]] = {
+        part: {name: tensor.cpu().contiguous() for name, tensor in adapter_state(model).items()}
+        for part, model in models.items()
+    }
+    if config.lora_type == "lycoris":
+        for part, state in states.items():
+            save_file(state, folder / LYCORIS_FILES[part], metadata={"format": "pt"})
+    else:
+        family.save_lora(folder, states, {part: adapter_metadata(model) for part, model in models.items()})
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            written: dict[str, str] = file.metadata() or {}
+        save_file(load_file(path), path, metadata={**written, **header(config, facts)})
+
+
+def _replace(path: Path, place: Path) -> Path:
+    """Give a finished file or folder its place."""
+    old = place.with_name(f".{place.name}.old")
+    if path.is_dir() and place.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        place.rename(old)
+    os.replace(path, place)
+    fsync(place.parent)
+    shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed results left; an old folder stays until a new one stands in its place."""
+    for path in folder.glob(".result-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for name in (CARD, RECORD):
+        for path in folder.glob(f".{name}.*.tmp"):
+            path.unlink(missing_ok=True)

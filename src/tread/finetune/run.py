@@ -1,0 +1,162 @@
+"""`tread finetune`: from a config to a tuned model, one stage after the other.
+
+Each stage has in memory what it needs and no more: the list of samples, then the text encoders, then the autoencoder,
+then the transformer. Encoded text and latents are on disk, so a second run starts at the transformer.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import tread
+from tread.finetune.adapters import add_adapter
+from tread.finetune.data.prepare import DTYPES, prepare
+from tread.finetune.families import open_family
+from tread.finetune.family import TuneFamily
+from tread.finetune.quantize import check_precision, quantize
+from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.source import Source
+from tread.finetune.task import Finetuning, memory_advice
+from tread.kernels.checkpointing import recomputing
+from tread.kernels.compiling import compiles
+from tread.pretrain.settings import (
+    CheckpointConfig,
+    EMAConfig,
+    JobConfig,
+    LogConfig,
+    LoopConfig,
+    OptimizerConfig,
+    PreviewConfig,
+    ValidationConfig,
+)
+from tread.routing import noise
+from tread.routing.handle import Handle
+from tread.routing.risks import adapter_risks, warn_once
+from tread.training.job import claimed_folder, end, make_accelerator, run
+from tread.training.memory import out_of_memory
+
+EMA_WARMUP = 10
+
+
+def job_config(config: FinetuneConfig, processes: int = 1) -> JobConfig:
+    """What the loop reads of a config."""
+    return JobConfig(
+        output_dir=config.output_dir,
+        resume=config.resume_from_checkpoint,
+        train=LoopConfig(
+            steps=config.max_train_steps,
+            batch_size=config.train_batch_size * config.gradient_accumulation_steps * processes,
+            micro_steps=config.gradient_accumulation_steps,
+            seed=config.seed,
+            precision="bf16" if config.mixed_precision == "bf16" else "float32",
+            compile=config.compile,
+            attention=config.attention,
+            graphs=config.graphs,
+        ),
+        optimizer=OptimizerConfig(
+            name=config.optimizer,
+            learning_rate=config.learning_rate,
+            schedule=config.lr_scheduler,
+            warmup_steps=config.lr_warmup_steps,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.adam_weight_decay,
+            clip=config.max_grad_norm or None,
+        ),
+        ema=EMAConfig(decay=config.ema_decay, warmup=EMA_WARMUP) if config.use_ema else None,
+        checkpoint=CheckpointConfig(every=config.checkpoint_step_interval, keep=config.checkpoints_total_limit),
+        validation=ValidationConfig(every=config.eval_steps_interval),
+        sample=PreviewConfig(every=config.validation_steps if config.prompts else 0),
+        log=LogConfig(
+            every=config.logging_steps,
+            trackers=config.report_to,
+            project=config.tracker_project_name,
+            run=config.tracker_run_name,
+        ),
+    )
+
+
+def finetune(config: FinetuneConfig) -> Path:
+    """Run (or go on with) the fine-tuning of a config; returns the run's folder."""
+    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
+    family = open_family(config.model_family, source, config.tokenizer_max_length)
+    if (plan := config.plan()) is not None and source.depth:
+        plan.resolve(source.depth)  # refuses windows outside the model before anything is encoded
+    accelerator = make_accelerator(job_config(config), attention_setting=Finetuning.attention_setting, find_unused=True)
+    if config.base_model_precision not in UNQUANTIZED:
+        check_precision(config.base_model_precision, accelerator.device)
+    claimed = claimed_folder(job_config(config), accelerator, resume_setting="resume_from_checkpoint")
+    with claimed as folder, out_of_memory(memory_advice(config)):
+        # previews draw with an expert that is not trained too
+        source.check(*(part for part, _, _ in (family.experts if config.prompts else trained_experts(config, family))))
+        data = prepare(config, family, accelerator, folder)
+        per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
+        config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
+        models = load_models(config, family, accelerator.device)
+        handles = {part: _attach(config, model) for part, model in models.items()}
+        task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
+        if task.routing:  # now, so that every checkpoint can say it
+            task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
+        run(task, job_config(config, accelerator.num_processes), accelerator, folder, _plain(config))
+    del task, models, handles
+    end(accelerator)
+    accelerator.print(f"run: {folder}")
+    return folder
+
+
+def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[str, float, float], ...]:
+    """Those of the family's transformers that a config trains."""
+    return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
+
+
+def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> dict[str, nn.Module]:
+    """The transformers to train, by part, on the device: quantized, with an adapter, or all weights."""
+    models: dict[str, nn.Module] = {}
+    for part, _, _ in trained_experts(config, family):
+        model: Any = family.source.transformer(part, dtype=_dtype(config))
+        if config.base_model_precision not in UNQUANTIZED:
+            # bitsandbytes' scales do not move with the weights
+            stays = config.quantize_via == "cpu" and not config.base_model_precision.endswith("bnb")
+            quantize(model, config.base_model_precision, "cpu" if stays else device)
+        if config.adapts:
+            add_adapter(
+                model,
+                kind=config.lora_type,
+                rank=config.lora_rank,
+                alpha=config.lora_rank if config.lora_alpha is None else config.lora_alpha,
+                targets=config.lora_targets or family.lora_targets,
+                seed=int(noise.bits(config.seed, *part.encode())),
+                dropout=config.lora_dropout,
+                factor=config.lokr_factor,
+                lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]  (a file is read in by then)
+            )
+        else:
+            model.requires_grad_(True)
+        # compiled layers do it themselves
+        if config.gradient_checkpointing and not compiles(config.compile, device):
+            model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
+        models[part] = model.to(device).train()
+    return models
+
+
+def _dtype(config: FinetuneConfig) -> torch.dtype:
+    """Frozen weights as they are computed with; trained ones in float32, because small steps are lost in bfloat16."""
+    if config.base_model_precision in DTYPES:
+        return DTYPES[config.base_model_precision]
+    return torch.bfloat16 if config.adapts and config.mixed_precision == "bf16" else torch.float32
+
+
+def _attach(config: FinetuneConfig, model: nn.Module) -> Handle | None:
+    plan = config.plan()
+    if plan is None:
+        return None
+    if config.adapts:
+        warn_once(adapter_risks(plan), set())
+    return tread.attach(model, plan, seed=int(noise.bits(plan.seed, config.seed)))
+
+
+def _plain(config: FinetuneConfig) -> dict[str, Any]:
+    """The config as a run keeps it: JSON types alone."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}

@@ -1,0 +1,338 @@
+"""The settings of `tread finetune`: one flat dataclass, with the key names that people know.
+
+- Defaults stand here and nowhere else; the text under a field is what docs/finetune.md and `tread init` say about it.
+- Fields mean one thing each: what other trainers call differently is turned into these by `compat.py` when it is read.
+- Checks across fields are in `__post_init__` and name the setting to change; those that need the model or the data
+  are made where these are opened.
+- `plan()` is the routing with the schedule that fine-tunes get unless the config says `schedule: null`.
+"""
+
+import ast
+import inspect
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tread.config.schema import at_least
+from tread.data.captioned.entries import data_configs
+from tread.errors import ConfigError, nearest
+from tread.finetune.families import FAMILIES
+from tread.kernels.attention import Attention
+from tread.kernels.checkpointing import Checkpointing
+from tread.kernels.compiling import Switch
+from tread.routing.plan import RoutePlan, tread_mapping
+from tread.routing.schedule import Schedule
+
+Precision = Literal[
+    "no_change",
+    "bf16",
+    "fp32",
+    "int8-torchao",
+    "int4-torchao",
+    "fp8-torchao",
+    "fp8-both-ways",
+    "fp8wo-torchao",
+    "int8-quanto",
+    "int4-quanto",
+    "fp8-quanto",
+    "int8-bnb",
+    "nf4-bnb",
+]
+OptimizerName = Literal["adamw", "adamw-8bit", "adamw-bf16", "lion", "lion-8bit", "adafactor"]
+UNQUANTIZED = ("no_change", "bf16", "fp32")
+ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
+"""Settings of a config that hold for the data entries without one of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefaultSchedule:
+    """The schedule of a fine-tune whose tread_config has none; docs/log.md has the measurement."""
+
+    warmup_fraction: float
+    warmup_most: int
+    cooldown_fraction: float
+
+    def of(self, steps: int) -> Schedule:
+        """For a run of `steps` optimizer steps."""
+        warmup = min(self.warmup_most, round(steps * self.warmup_fraction))
+        return Schedule(warmup_steps=warmup, cooldown_fraction=self.cooldown_fraction)
+
+
+SCHEDULE = DefaultSchedule(warmup_fraction=0.1, warmup_most=200, cooldown_fraction=0.15)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """Everything `tread finetune` reads; `config.read_config` makes it from a file."""
+
+    model_family: str
+    """The family: auraflow, flux, lumina2, pixart_sigma, qwen_image, sd3 or wan."""
+    pretrained_model_name_or_path: str
+    """The base model in diffusers format: a folder, or an id on the hub."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub."""
+    variant: str | None = None
+    """Variant of the weight files, e.g. fp16."""
+    experts: Literal["both", "high", "low"] = "both"
+    """Which transformers of Wan 2.2 A14B are trained: both, or that of high or of low noise."""
+
+    data: str | dict[str, Any] | tuple[str | dict[str, Any], ...]
+    """What to train on: a folder or table, a mapping, or a list of these; docs/data.md lists the keys."""
+    resolution: float | None = None
+    """For data entries that set none: pixels, or megapixels where resolution_type is area."""
+    resolution_type: Literal["pixel", "pixel_area", "area"] | None = None
+    """For data entries that set none: resolution is the shorter side, the square root of the area, or the area."""
+    minimum_image_size: float | None = None
+    """For data entries that set none: smaller images are skipped, and listed."""
+    caption_dropout_probability: float = 0.1
+    """The share of captions replaced by the empty one, which guidance needs."""
+    cache_dir: str = "cache"
+    """Where encoded images and captions are kept, for all runs."""
+    vae_batch_size: int = 4
+    """Images encoded at once."""
+    vae_dtype: Literal["bf16", "fp32"] = "fp32"
+    """Precision of the autoencoder, which runs once per image."""
+    vae_enable_tiling: bool = False
+    """Encode and decode in tiles: less memory, seams that are barely visible."""
+    tokenizer_max_length: int | None = None
+    """Tokens of a caption that are read; null: as many as the family's pipeline reads. FLUX, SD3, AuraFlow and Wan \
+compute all of them in every step, so fewer are faster where captions are short."""
+    text_encoder_batch_size: int = 4
+    """Captions encoded at once."""
+    dataloader_num_workers: int = 0
+    """Processes that read the cache ahead of training, per GPU."""
+
+    tread_config: dict[str, Any] | str | None = None
+    """The routes: a mapping, a preset (balanced, max-speed, high-res, lora, masked, paper, video), or the path of a \
+JSON or YAML file; null trains dense."""
+
+    model_type: Literal["lora", "full"] = "lora"
+    """Train an adapter, or all weights of the transformer."""
+    lora_type: Literal["standard", "lokr", "lycoris"] = "standard"
+    """The adapter: LoRA, LoKr, or what lycoris_config says through the lycoris library."""
+    lora_rank: int = 16
+    """Rank of the adapter; for LoKr, a large one (10000) means full matrices."""
+    lora_alpha: float | None = None
+    """The adapter is scaled by lora_alpha / lora_rank; null: as lora_rank."""
+    lora_dropout: float = 0.0
+    """The share of the adapter's inputs set to 0 in training."""
+    lora_targets: tuple[str, ...] | None = None
+    """Names of the linear layers that get an adapter; null: the family's own."""
+    lokr_factor: int = -1
+    """Size of LoKr's small matrix; -1: as square as possible."""
+    lycoris_config: dict[str, Any] | None = None
+    """Settings of the lycoris library for lora_type lycoris; a config may name their JSON file."""
+    base_model_precision: Precision = "no_change"
+    """Precision of the base's weights: bf16, fp32, or 8 or 4 bits as torchao, quanto or bitsandbytes do it; \
+fp8-both-ways multiplies in float8 forward and backward, on Ada and Hopper GPUs; no_change: as \
+mixed_precision, but float32 where all weights are trained."""
+    quantize_via: Literal["cpu", "accelerator"] = "accelerator"
+    """Where the base is quantized; cpu is slower, and needs no more GPU memory than the quantized model."""
+
+    max_train_steps: int = 1000
+    """Optimizer steps."""
+    num_train_epochs: int = 0
+    """Passes over the data; above 0 it takes the place of max_train_steps."""
+    train_batch_size: int = 1
+    """Samples per GPU and forward."""
+    gradient_accumulation_steps: int = 1
+    """Forwards per optimizer step."""
+    gradient_checkpointing: Checkpointing = True
+    """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
+what is cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time."""
+    mixed_precision: Literal["bf16", "no"] = "bf16"
+    """Precision of the computation; no: float32."""
+    compile: Switch = "auto"
+    """Compile the layers, which takes minutes at the start; auto: on a GPU."""
+    attention: Attention = "auto"
+    """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, and what takes masks \
+where they do not; flash, efficient and math are that one alone; default leaves it to torch."""
+    graphs: bool = False
+    """Run the network as CUDA graphs, on one GPU: for steps that wait for the host."""
+    seed: int = 42
+    """The same seed gives the same run."""
+
+    optimizer: OptimizerName = "adamw"
+    """The optimizer; the 8-bit ones keep their moments in a quarter of the memory. Lion wants a tenth of AdamW's \
+rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-bf16 is for all weights in bf16."""
+    learning_rate: float = 1e-4
+    """The highest learning rate."""
+    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate goes on after its warm-up: it stays, or falls to 0 at the last step."""
+    lr_warmup_steps: int = 0
+    """Steps over which the rate climbs from 0, with every lr_scheduler."""
+    adam_beta1: float = 0.9
+    """Decay of the optimizer's first moment."""
+    adam_beta2: float = 0.999
+    """Decay of its second moment."""
+    adam_weight_decay: float = 0.01
+    """Decoupled weight decay."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0: never."""
+    use_ema: bool = False
+    """Keep a moving average of the trained weights; previews, validation and the result then use it."""
+    ema_decay: float = 0.999
+    """The share of the average that each step keeps."""
+    routed_loss: Literal["all", "kept"] = "kept"
+    """Which tokens of a routed step carry loss: those that no route dropped, or all. A model that was trained dense \
+unlearns while it is taught to answer for dropped tokens; from scratch, all is right."""
+    loss_type: Literal["l2", "huber"] = "l2"
+    """Distance of prediction and target; huber forgives outliers."""
+    flow_schedule_shift: float | None = None
+    """Shift of the training times towards noise (1: none); null: as the model's own sampler shifts them."""
+
+    output_dir: str = "runs/finetune"
+    """The folder of the run: checkpoints, previews, metrics and the result."""
+    checkpoint_step_interval: int = 500
+    """Steps between checkpoints."""
+    checkpoints_total_limit: int = 3
+    """Checkpoints that are kept."""
+    resume_from_checkpoint: str | None = None
+    """Go on with a run: latest (that of output_dir, if there is one), or the folder of a run."""
+
+    num_eval_images: int = 16
+    """Samples of the dense validation loss: from data entries of dataset_type eval, else from the training data."""
+    eval_steps_interval: int = 100
+    """Steps between validation losses; 0: none."""
+    validation_prompt: str | tuple[str, ...] | None = None
+    """The prompt or prompts that previews are drawn for."""
+    validation_negative_prompt: str = ""
+    """What previews are guided away from."""
+    validation_steps: int = 500
+    """Steps between previews; 0: none."""
+    validation_num_inference_steps: int | None = None
+    """Solver steps of a preview; null: the family's."""
+    validation_guidance: float | None = None
+    """Guidance scale of previews; null: the family's."""
+    validation_seed: int = 42
+    """Seed of previews, the same at every step."""
+    validation_resolution: str | int | None = None
+    """Size of previews as WIDTHxHEIGHT, or one number for a square; null: that of the data."""
+    validation_num_video_frames: int | None = None
+    """Frames of a preview video; null: as many as the longest clip of the data has."""
+    validation_image: str | None = None
+    """The image that previews start from: Kontext's source, the first frame of image-to-video."""
+    framerate: int = 16
+    """Frames per second of preview videos."""
+
+    logging_steps: int = 10
+    """Steps between lines of metrics."""
+    report_to: Literal["auto", "none", "tensorboard", "wandb"] = "auto"
+    """Where metrics go besides metrics.jsonl; auto: the trackers that are installed."""
+    tracker_project_name: str = "tread-finetune"
+    """Name of the project in a tracker."""
+    tracker_run_name: str | None = None
+    """Name of the run in a tracker; null: that of output_dir."""
+
+    def __post_init__(self) -> None:
+        if self.model_family not in FAMILIES:
+            raise ConfigError(
+                f"model_family is {self.model_family!r}{nearest(self.model_family, FAMILIES)} "
+                f"Choose one of: {', '.join(FAMILIES)}; other transformers train in a script of yours with "
+                "tread.attach (docs/attach.md)."
+            )
+        self._check_bounds()
+        self._check_adapter()
+        if self.max_train_steps == 0 and self.num_train_epochs == 0:
+            raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
+        if self.experts != "both" and self.model_family != "wan":
+            raise ConfigError(f"experts is {self.experts!r}, but only wan has two transformers; leave it out.")
+        if not self.data:
+            raise ConfigError("data is empty; give a folder of images or videos with captions (docs/data.md).")
+        if self.validation_size is not None and min(self.validation_size) < 1:
+            raise ConfigError(f"validation_resolution is {self.validation_resolution!r}; both sides must be positive.")
+        self.plan()
+
+    @property
+    def adapts(self) -> bool:
+        """Whether an adapter is trained, not all weights."""
+        return self.model_type == "lora"
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The validation prompts."""
+        prompts = self.validation_prompt or ()
+        return (prompts,) if isinstance(prompts, str) else prompts
+
+    @property
+    def validation_size(self) -> tuple[int, int] | None:
+        """Width and height of previews."""
+        value = self.validation_resolution
+        if value is None:
+            return None
+        found = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value).replace(" ", ""))
+        if found is None:
+            raise ConfigError(
+                f"validation_resolution is {value!r}; write WIDTHxHEIGHT, e.g. 1024x768, or one number for a square."
+            )
+        width, height = found[1], found[2] or found[1]
+        return int(width), int(height)
+
+    def with_steps(self, steps_per_epoch: int) -> "FinetuneConfig":
+        """The config with num_train_epochs turned into max_train_steps."""
+        if self.num_train_epochs == 0:
+            return self
+        return replace(self, max_train_steps=self.num_train_epochs * steps_per_epoch, num_train_epochs=0)
+
+    def plan(self) -> RoutePlan | None:
+        """The routing, with the default schedule where tread_config leaves it out; None: dense."""
+        if self.tread_config is None:
+            return None
+        mapping = tread_mapping(self.tread_config)
+        plan = RoutePlan.from_config(mapping)
+        if "schedule" not in mapping:
+            plan = replace(plan, schedule=SCHEDULE.of(self.max_train_steps))
+        return plan.with_total_steps(self.max_train_steps) if self.max_train_steps else plan
+
+    def data_entries(self) -> list[dict[str, Any]]:
+        """The data as a list of mappings, with the config's own resolution and size where an entry has none."""
+        defaults = {name: getattr(self, name) for name in ENTRY_DEFAULTS if getattr(self, name) is not None}
+        return [{**defaults, **entry} for entry in data_configs(self.data)]
+
+    def _check_bounds(self) -> None:
+        at_least(
+            self, "", lora_rank=1, lora_alpha=0, max_train_steps=0, num_train_epochs=0, train_batch_size=1,
+            gradient_accumulation_steps=1, seed=0, learning_rate=0, lr_warmup_steps=0, adam_weight_decay=0,
+            max_grad_norm=0, vae_batch_size=1, text_encoder_batch_size=1, tokenizer_max_length=1,
+            dataloader_num_workers=0, checkpoint_step_interval=1, checkpoints_total_limit=1,
+            num_eval_images=0, eval_steps_interval=0,
+            validation_steps=0, validation_num_inference_steps=1, validation_guidance=0, validation_seed=0,
+            validation_num_video_frames=1, framerate=1, logging_steps=1, minimum_image_size=0,
+        )  # fmt: skip
+        for name in ("caption_dropout_probability", "lora_dropout", "adam_beta1", "adam_beta2", "ema_decay"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0 <= value < 1.")
+        for name in ("flow_schedule_shift", "resolution"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
+
+    def _check_adapter(self) -> None:
+        if not self.adapts and self.base_model_precision not in UNQUANTIZED:
+            raise ConfigError(
+                f"base_model_precision is {self.base_model_precision!r}, but model_type is 'full', and quantized "
+                "weights cannot be trained: set base_model_precision to 'no_change', or model_type to 'lora'."
+            )
+        if (self.lora_type == "lycoris") != (self.lycoris_config is not None):
+            raise ConfigError(
+                f"lora_type is {self.lora_type!r} and lycoris_config is {self.lycoris_config!r}: lora_type 'lycoris' "
+                "needs a lycoris_config, and nothing else reads one. For LoKr, set lora_type to 'lokr' and lokr_factor."
+            )
+        if self.lora_type == "lokr" and self.base_model_precision == "nf4-bnb":
+            raise ConfigError(
+                "base_model_precision is 'nf4-bnb' and lora_type is 'lokr', which peft cannot put on it: set "
+                "base_model_precision to 'int4-torchao', or lora_type to 'standard'."
+            )
+        if self.lora_targets == ():
+            raise ConfigError("lora_targets is empty, so nothing would be trained; name layers, or leave it out.")
+
+
+def field_docs() -> dict[str, str]:
+    """The text under each field."""
+    tree = ast.parse(inspect.getsource(FinetuneConfig)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    docs = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            docs[field.target.id] = ast.literal_eval(text.value)
+    return docs

@@ -1,0 +1,121 @@
+"""The pretrained model: a stock diffusers pipeline, in a local folder or on the hub.
+
+- `model_index.json` says which pipeline it is, so nothing is guessed from names.
+- Parts are loaded when they are needed and no sooner: text encoders first, then the autoencoder, then the transformer.
+- A part that was not asked for is None in the pipeline, as diffusers allows.
+- `check` refuses parts with missing tensors, which stock loaders would fill with random numbers (`data/stock.py`).
+"""
+
+import importlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from tread.data.stock import check_tokenizer, check_weights
+from tread.errors import ConfigError
+
+DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
+"""The keys of a transformer's config that count layers, one or two of them in each family."""
+
+STOCK = ("diffusers", "transformers")
+"""The libraries that parts come from."""
+
+
+class Source:
+    """`Source("folder-or-hub-id")`; raises ConfigError where there is no pipeline."""
+
+    def __init__(self, place: str, *, revision: str | None = None, variant: str | None = None) -> None:
+        self.place, self.revision, self.variant = place, revision, variant
+        self.index: dict[str, Any] = self._load_config(None)
+        self._configs: dict[str, dict[str, Any]] = {}
+
+    @property
+    def pipeline_name(self) -> str:
+        """The class of the pipeline, e.g. "FluxPipeline"."""
+        return self.index["_class_name"]
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of the parts that are there, e.g. "vae", "transformer_2"."""
+        return [name for name, value in self.index.items() if isinstance(value, list) and value[0] is not None]
+
+    def config(self, part: str) -> dict[str, Any]:
+        """The config of a part, e.g. of "vae", "transformer" or "scheduler"."""
+        if part not in self._configs:
+            self._configs[part] = self._load_config(part)
+        return self._configs[part]
+
+    @property
+    def depth(self) -> int:
+        """The layers of a transformer, by its config; 0 where that does not say."""
+        return sum(self.config("transformer").get(name) or 0 for name in DEPTHS)
+
+    def pipeline(
+        self, *parts: str, dtype: torch.dtype = torch.float32, given: Mapping[str, Any] | None = None, name: str = ""
+    ) -> Any:
+        """The stock pipeline with the parts named, and those `given`, in place; all others are None.
+
+        `name` asks for another pipeline class than the index says.
+        """
+        import diffusers
+
+        cls = getattr(diffusers, name or self.pipeline_name)
+        given = dict(given or {})
+        listed = (part for part, value in self.index.items() if isinstance(value, list))
+        wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
+        absent = dict.fromkeys(part for part in listed if part not in wanted)
+        try:
+            return cls.from_pretrained(self.place, dtype=dtype, **self._where, **absent, **given)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"{', '.join(parts)} of {self.place} cannot be loaded: {reason}") from error
+
+    def check(self, *parts: str) -> None:
+        """Refuse those of the parts that are not whole, before anything is made with them; weights are not read."""
+        for part in parts:
+            cls = self._class_of(part) if part in self.parts else None
+            if hasattr(cls, "vocab_files_names"):
+                check_tokenizer(cls, self.place, part, revision=self.revision)
+            elif isinstance(cls, type) and issubclass(cls, nn.Module):
+                quantized = "quantization_config" in self.config(part)
+                check_weights(cls, self.place, part, quantized=quantized, **self._where)
+
+    def transformer(self, part: str, *, dtype: torch.dtype, **options: Any) -> nn.Module:
+        """A transformer alone, on the CPU or where `options` (of `from_pretrained`) put it."""
+        cls = self._class_of(part)
+        try:
+            return cls.from_pretrained(self.place, subfolder=part, dtype=dtype, **self._where, **options)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(f"{part} of {self.place} cannot be loaded: {reason}") from error
+
+    def _class_of(self, part: str) -> Any:
+        """The stock class of a part; None where it comes from elsewhere."""
+        library, name = self.index[part]
+        return getattr(importlib.import_module(library), name, None) if library in STOCK else None
+
+    @cached_property
+    def _where(self) -> dict[str, Any]:
+        given = {"revision": self.revision, "variant": self.variant}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _load_config(self, part: str | None) -> dict[str, Any]:
+        try:
+            from diffusers.configuration_utils import ConfigMixin
+        except ImportError as error:
+            raise ImportError("tread finetune needs diffusers: pip install 'tread-diffusion[diffusers]'") from error
+        file = {None: "model_index.json", "scheduler": "scheduler_config.json"}.get(part, "config.json")
+        loader: Any = type("Loader", (ConfigMixin,), {"config_name": file})
+        where = {"revision": self.revision} if self.revision else {}
+        try:
+            return loader.load_config(self.place, subfolder=part, **where)
+        except (OSError, ValueError) as error:
+            if part is None:
+                raise ConfigError(
+                    f"no model at pretrained_model_name_or_path {self.place!r}: give a folder in diffusers format (it "
+                    "has model_index.json) or the id of one on the hub that this machine can reach."
+                ) from error
+            raise ConfigError(f"{self.place!r} has no {part}, which its pipeline needs; get it again.") from error

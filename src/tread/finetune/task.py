@@ -1,0 +1,335 @@
+"""Fine-tuning as a task of the loop: cached latents and text in, a loss out, previews and a dense validation loss.
+
+- Everything random is a hash of (seed, purpose, global sample position): the noise, the time, the dropped caption, the
+  latent drawn from its moments. A run is the same whatever the number of processes, and resumes exactly.
+- Masked loss: the mean of the error under the weights. Every token that carries any weight is forced, by the very
+  weights the loss uses; the count is taken on the host, before the batch moves to the device.
+- The validation loss is dense, on fixed noise and evenly spread times: the routed training loss shows the missing
+  tokens, this one shows the quality.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
+
+from tread.attach.attach import Attachment
+from tread.attach.registry import layers_of
+from tread.data.captioned.buckets import BucketOrder
+from tread.data.order import positions
+from tread.finetune.data.picks import PickSampler
+from tread.finetune.data.prepare import Prepared
+from tread.finetune.experts import Range, caller, choose, joined, ranges
+from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.previews import make_previews
+from tread.finetune.result.write import has_result, write_result
+from tread.finetune.settings import FinetuneConfig
+from tread.kernels.compiling import Attempt, compile_layers, lengths
+from tread.routing import noise
+from tread.routing.handle import Handle
+from tread.sampling.generate import sample_noise
+from tread.training.checkpoint import read_manifest
+
+LATENT, NOISE, TIME, EXPERT, VALIDATION = (
+    int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali")
+)
+
+
+COMPILED_TEXT = 64
+"""Compiled layers see texts whose length is a multiple of this."""
+
+
+@dataclass(frozen=True)
+class TuneBatch:
+    """One micro-batch: tensors on the device, and on the host the tokens that may not drop, (B, S)."""
+
+    tensors: Batch
+    forced: Tensor | None
+
+
+class Finetuning:
+    """The task; `models` are the transformers by part, `handles` their routing, None where dense."""
+
+    steps_setting = "max_train_steps"
+    attention_setting = "attention"
+
+    def __init__(
+        self,
+        config: FinetuneConfig,
+        accelerator: Accelerator,
+        folder: Path,
+        *,
+        family: TuneFamily,
+        models: dict[str, nn.Module],
+        handles: dict[str, Handle | None],
+        data: Prepared,
+    ) -> None:
+        self.config, self.accelerator, self.folder, self.family = config, accelerator, folder, family
+        self.models, self.handles = models, handles
+        self._several = len(models) > 1
+        self.model = joined(models)
+        self.data, self.train_set, self.held_out = data, data.train, data.held_out
+        self.target = family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
+        micro_steps, world = config.gradient_accumulation_steps, accelerator.num_processes
+        size = config.train_batch_size * world
+        self.order = BucketOrder(data.train.groups, data.train.repeats, batch=size, seed=config.seed)
+        self._slices = {"batch": size * micro_steps, "micro_steps": micro_steps, "world": world}
+        self._slices["rank"] = accelerator.process_index
+        self._previews = make_previews(config, family, data, folder, accelerator)
+        self._last = next(iter(models))
+        plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
+        sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
+        self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
+        self.memory_advice = memory_advice(config)
+        self.divergence_advice = (
+            "Lower learning_rate or max_grad_norm, or set mixed_precision to 'no', and continue with "
+            "resume_from_checkpoint=latest."
+        )
+
+    def summary(self) -> str:
+        """What is trained, on what, with which routes."""
+        size = sum(p.numel() for p in self.model.parameters())
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        handle = next(iter(self.handles.values()))
+        routes = "dense" if handle is None else ", ".join(str(route) for route in handle.plan.routes)
+        config, accelerator = self.config, self.accelerator
+        kind = {"full": "all weights"}.get(config.model_type, config.lora_type.replace("standard", "lora"))
+        return (
+            f"{config.model_family}, {kind}: {trained / 1e6:.1f} M of {size / 1e6:.1f} M parameters train, {routes}; "
+            f"{len(self.train_set)} samples in {len(set(self.train_set.groups))} bucket(s), "
+            f"{accelerator.num_processes} process(es) on {accelerator.device}"
+        )
+
+    @property
+    def routing(self) -> list[Handle]:
+        """Of every expert."""
+        return [handle for handle in self.handles.values() if handle is not None]
+
+    @property
+    def kept_share(self) -> float:
+        """Of the last forward; 1 where it was dense."""
+        handle = self.handles[self._last]
+        return 1.0 if handle is None else handle.kept_share
+
+    def set_step(self, step: int) -> None:
+        """Selections follow the step."""
+        for handle in self.handles.values():
+            if handle is not None:
+                handle.set_step(step)
+
+    def compile(self) -> Attempt:
+        """Compile each layer, at the lengths that buckets, texts and the ratio's levels give."""
+        self.family.text_multiple = COMPILED_TEXT
+        texts = math.ceil(self.family.text_length / COMPILED_TEXT) if self.family.texts_differ else 1
+        plan = next((handle.plan for handle in self.handles.values() if handle is not None), None)
+        masked = any(entry.weight is not None for entry in self.train_set.entries)
+        masked |= type(self.family).weight is not TuneFamily.weight  # clean latents are forced too
+        shapes = len(set(self.train_set.groups)) * texts * lengths(plan, masked=masked)
+        layers = [layer for model in self.models.values() for layer in layers_of(model)]
+        checkpointed = self.config.gradient_checkpointing
+        return compile_layers(layers, shapes=shapes, checkpointed=checkpointed, say=self.accelerator.print)
+
+    def batches(self, start_step: int) -> Iterator[TuneBatch]:
+        """From the cache, captions dropped."""
+        config, device = self.config, self.accelerator.device
+        sampler = PickSampler(
+            self.order,
+            **self._slices,
+            start_step=start_step,
+            steps=config.max_train_steps,
+            caption_dropout=config.caption_dropout_probability,
+            seed=config.seed,
+        )
+        loader = DataLoader(
+            self.train_set,
+            batch_sampler=sampler,
+            collate_fn=self._collate,
+            num_workers=config.dataloader_num_workers,
+            pin_memory=device.type == "cuda",
+        )
+        for batch in loader:
+            yield self._on_device(batch)
+
+    def _collate(self, items: Sequence[Any]) -> Batch:
+        return self.train_set.collate(items, self.family.collate_text)
+
+    def _on_device(self, batch: Batch) -> TuneBatch:
+        forced = self._forced(batch)  # on the host: its count must not wait for the device
+        device = self.accelerator.device
+        return TuneBatch({name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}, forced)
+
+    def _forced(self, batch: Batch) -> Tensor | None:
+        """Tokens with any loss weight, and those of clean latents; (B, S)."""
+        forced = None
+        if "weight" in batch:
+            weight = batch["weight"]
+            rows = weight.flatten(1)
+            masked = rows.amax(1) != rows.amin(1)  # (B,); a sample without a mask weighs the same everywhere
+            forced = self.family.any_in_token(weight > 0) & masked[:, None]
+        own = self.family.weight(batch)
+        if own is not None:
+            clean = self.family.any_in_token(own == 0)
+            forced = clean if forced is None else forced | clean
+        return forced
+
+    def loss(self, model: nn.Module, batch: TuneBatch, step: int, micro_step: int) -> Tensor:
+        """The mean loss of one micro-batch."""
+        seed, index = self.config.seed, step * self.config.gradient_accumulation_steps + micro_step
+        where = positions(step, micro_step, **self._slices).to(self.accelerator.device, non_blocking=True)  # (B,)
+        tokens = self.family.tokens(batch.tensors["mean"])
+        part = choose(self._ranges(tokens), float(noise.uniform(seed, EXPERT, index)))
+        u = part.spread(noise.uniform(seed, TIME, where))
+        handle, self._last = self.handles[part.part], part.part
+        if isinstance(handle, Attachment):
+            # buckets of as many tokens may have other references: said, it need not be read from the device
+            references = batch.tensors.get("reference.mean")
+            handle.references = 0 if references is None else self.family.tokens(references)
+        with _forcing(handle, batch.forced):
+            return self._losses(model, part, batch.tensors, u, where, seed).mean()
+
+    def _ranges(self, tokens: int) -> list[Range]:
+        return ranges(self.family, self.target, list(self.models), tokens)
+
+    def _losses(self, model: nn.Module, part: Range, batch: Batch, u: Tensor, where: Tensor, seed: int) -> Tensor:
+        """The loss of each sample, (B,)."""
+        family, target = self.family, self.target
+        x = batch["mean"].float()  # (B, C, [F,] H, W)
+        if "std" in batch:
+            x = x + batch["std"].float() * sample_noise(seed, where, x.shape[1:], LATENT)
+        drawn = sample_noise(seed, where, x.shape[1:], NOISE)
+        time = target.times(u, family.tokens(x))
+        noisy = target.mix(x, drawn, time)
+        own = family.weight(batch)
+        if own is not None:
+            noisy = torch.where(own > 0, noisy, x)
+        prediction = family.predict(caller(model, part.part, self._several), noisy, time, batch)  # pyright: ignore[reportArgumentType]
+        error = target.error(prediction, x, drawn, time).mean(1, keepdim=True)  # (B, 1, [F,] H, W)
+        weight = batch["weight"].expand_as(error) if "weight" in batch else torch.ones_like(error)
+        if own is not None:
+            weight = weight * own
+        handle = self.handles[part.part]
+        kept = None if handle is None or self.config.routed_loss == "all" else handle.kept  # (B, S)
+        if kept is not None:  # references come after the target's tokens
+            weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
+        # a sample whose mask is all black teaches nothing instead of dividing by zero
+        return (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """The mean loss on fixed samples, noise and times, all tokens in all layers."""
+        rank, world, device = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.device
+        count = len(self.held_out)
+        if count == 0:
+            return {}
+        total = torch.zeros((), device=device, dtype=torch.float64)
+        for part, chunk in self._validation_batches()[rank::world]:
+            items = [self.held_out[i, False] for i, _ in chunk]
+            batch = self.held_out.collate(items, self.family.collate_text)
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
+            where = torch.tensor([i for i, _ in chunk], device=device)
+            u = torch.tensor([u for _, u in chunk], device=device)
+            with self.accelerator.autocast():
+                total += self._losses(self.model, part, batch, u, where, VALIDATION).double().sum()
+        self.facts["val_loss"] = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
+        return {"val_loss": self.facts["val_loss"]}
+
+    def _validation_batches(self) -> list[tuple[Range, list[tuple[int, float]]]]:
+        """Batches of (sample, quantile of its time) of one bucket and one expert; the quantiles are evenly spread."""
+        groups: dict[tuple[Any, Range], list[tuple[int, float]]] = {}
+        count, size = len(self.held_out), self.config.train_batch_size
+        for i, group in enumerate(self.held_out.groups):
+            found = self._ranges(self.family.tokens(self.held_out[i, False][0]["mean"][None]))
+            low, high = min(part.low for part in found), max(part.high for part in found)
+            u = low + (high - low) * (i + 0.5) / count
+            part = next(part for part in found if part.low <= u <= part.high)
+            groups.setdefault((group, part), []).append((i, u))
+        return [(part, all_[i : i + size]) for (_, part), all_ in groups.items() for i in range(0, len(all_), size)]
+
+    def preview(self, step: int) -> None:
+        """By the stock pipeline, on rank 0."""
+        if self.accelerator.is_main_process:
+            with self.accelerator.autocast():
+                self.facts["previews"] = self._previews.draw(self.models, step)
+        self.accelerator.wait_for_everyone()
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Pictures of a few prompts have no statistics."""
+        return {}
+
+    def saved(self, checkpoint: Path) -> None:
+        """The adapter or the weights, and the card, by what the checkpoint says of itself."""
+        manifest = read_manifest(checkpoint)
+        for name in ("val_loss", "previews"):  # of a run that goes on
+            if name in manifest:
+                self.facts.setdefault(name, manifest[name])
+        if has_result(self.folder, manifest):
+            return
+        write_result(self.folder, self.family, self.models, self.config, manifest)
+        if manifest["step"] == self.config.max_train_steps and "speedup" in manifest:
+            tqdm.write(  # the training loop's bar is on the line
+                f"routed layers kept {manifest['tokens_kept']:.0%} of the tokens: by FLOPs a step is "
+                f"{manifest['speedup']:.2f} times as fast"
+            )
+
+    @torch.no_grad()
+    def routing_gain(self) -> tuple[float, float]:
+        """The share of tokens kept at the full ratio, and dense over routed FLOPs, of one batch."""
+        part = next(iter(self.models))
+        handle = self.handles[part]
+        assert handle is not None
+        schedule = handle.plan.schedule
+        handle.set_step(0 if schedule is None else schedule.warmup_steps)  # between warm-up and cool-down
+        group = self.train_set.groups[0]
+        picks = [i for i, other in enumerate(self.train_set.groups) if other == group][: self.config.train_batch_size]
+        batch = self._on_device(self._collate([self.train_set[i, False] for i in picks]))
+        where = torch.arange(len(picks), device=self.accelerator.device)
+        u = torch.full_like(where, 0.5, dtype=torch.float32)
+        found = next(one for one in self._ranges(self.family.tokens(batch.tensors["mean"])) if one.part == part)
+        counts = []
+        for mode in (handle.dense(), handle.routed()):
+            forcing, autocast = _forcing(handle, batch.forced), self.accelerator.autocast()
+            with mode, forcing, autocast, FlopCounterMode(display=False) as counter:
+                self._losses(self.model, found, batch.tensors, found.spread(u), where, self.config.seed)
+            counts.append(counter.get_total_flops())
+        return handle.kept_share, counts[0] / counts[1]
+
+    def resume_command(self, folder: Path) -> str:
+        """With the config the run keeps."""
+        return f"tread finetune {folder / 'config.yaml'} resume_from_checkpoint=latest"
+
+
+def _forcing(handle: Handle | None, forced: Tensor | None) -> AbstractContextManager[None]:
+    return nullcontext() if handle is None or forced is None else handle.force_keep(forced)
+
+
+def memory_advice(config: FinetuneConfig) -> str:
+    """What would save memory and is not done yet, the most helpful first."""
+    ways = ["set graphs to false"] if config.graphs else []
+    if config.gradient_checkpointing is not True:
+        ways.append("set gradient_checkpointing to true")
+    if not config.adapts:
+        ways.append("set model_type to 'lora'")
+        if not config.optimizer.endswith("8bit"):
+            ways.append("set optimizer to 'adamw-8bit'")
+    elif "4" not in config.base_model_precision:
+        quantized = config.base_model_precision.startswith(("int8", "fp8"))
+        smaller = "int4-torchao" if config.lora_type == "lokr" else "nf4-bnb"
+        ways.append(f"set base_model_precision to {smaller if quantized else 'int8-torchao'!r}")
+    if config.train_batch_size > 1:
+        ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")
+    if config.use_ema:
+        ways.append("set use_ema to false")
+    plan = config.plan()
+    if plan is None:
+        ways.append("route tokens (tread_config: balanced)")
+    ways.append("lower the resolution of the data")
+    return "Any of these needs less: " + "; ".join(ways) + "."

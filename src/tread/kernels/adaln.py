@@ -1,0 +1,98 @@
+"""adaLN: a norm whose scale and shift come from the condition, and the gated branch that precedes it.
+
+- Norms carry no weights of their own: scale and shift are their affine part.
+- On GPUs both are kernels of our own (`tread.kernels.adaln_triton`), because the compiler's read rows of more than
+  1,024 numbers twice. A plain twin computes the same elsewhere, in float64, and under torch.func, for which kernels
+  have no rules; nor have they second derivatives.
+- Under autocast the result has autocast's type, as linears want it; sums are in float32 at least.
+- A norm hands its input on, so that one kernel adds up both gradients of the stream.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tread.kernels import triton_support
+
+NormName = Literal["layer", "rms"]
+
+EPS = 1e-6
+WIDEST = 4096
+"""Numbers in a row that one program of a kernel holds."""
+
+
+class AdaNorm(nn.Module):
+    """LayerNorm or RMSNorm over the last axis, then scale and shift."""
+
+    def __init__(self, name: NormName) -> None:
+        super().__init__()
+        self.name = name
+
+    def extra_repr(self) -> str:
+        return self.name
+
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """x (B, S, D) as it is, and normed and modulated by (B, 1, D) each."""
+        if _fits(x):
+            return _Norm.apply(x, None, None, shift, scale, self.name, _wanted(x))  # pyright: ignore[reportReturnType]
+        return x, self._plain(x, shift, scale)
+
+    def after(self, x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """x + gate * branch, and the same normed and modulated."""
+        if _fits(x):
+            return _Norm.apply(x, branch, gate, shift, scale, self.name, _wanted(x))  # pyright: ignore[reportReturnType]
+        x = x + gate * branch
+        return x, self._plain(x, shift, scale)
+
+    def _plain(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        norm = {"layer": F.layer_norm, "rms": F.rms_norm}[self.name]
+        return norm(x, x.shape[-1:], eps=EPS) * (1 + scale) + shift
+
+
+def _fits(x: Tensor) -> bool:
+    transformed = torch._C._are_functorch_transforms_active()
+    return triton_support.run_on(x.device) and x.dtype != torch.float64 and x.shape[-1] <= WIDEST and not transformed
+
+
+def _wanted(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+class _Norm(torch.autograd.Function):
+    """AdaNorm by kernels: the stream, and the stream normed and modulated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        branch: Tensor | None,
+        gate: Tensor | None,
+        shift: Tensor,
+        scale: Tensor,
+        name: NormName,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        from tread.kernels.adaln_triton import ada_norm  # Triton, which only GPUs need
+
+        ctx.centred, ctx.dtype = name == "layer", x.dtype
+        stream, out, mean, spread = ada_norm(x, branch, gate, shift, scale, EPS, ctx.centred, dtype)
+        stream = x if branch is None else stream
+        ctx.save_for_backward(stream, branch, gate, scale, mean, spread)
+        return stream.view_as(stream), out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        from tread.kernels.adaln_triton import ada_norm_backward
+
+        to_stream, to_out = gradients
+        stream, branch, gate, scale, mean, spread = ctx.saved_tensors
+        to_x, to_branch, sums = ada_norm_backward(
+            to_stream, to_out, stream, branch, gate, scale, mean, spread, ctx.centred, ctx.dtype
+        )
+        to_shift, to_scale, to_gate = sums.to(scale.dtype).split(1, dim=1)  # (B, 1, D) each
+        if branch is None:
+            return to_x, None, None, to_shift, to_scale, None, None
+        return to_x, to_branch, to_gate, to_shift, to_scale, None, None

@@ -1,0 +1,234 @@
+"""adaLN as Triton kernels: one reads a row and writes it normed and modulated, one does the way back.
+
+- A program of the way back takes several rows of one sample, so that it can add up what goes to shift, scale and gate
+  as it reads them; what is left are a few partial sums. No atomics: the same bits in every run.
+- As operators the compiler sees them, and launches them as it does its own: with a `stream`, so that no argument of a
+  kernel may be called that; the stream is `added` there.
+- The plain twin is `tread.kernels.adaln.AdaNorm._plain`. Of a routed step of DiT-XL/2 both take 13 ms, where what the
+  compiler makes of the twin takes 24 (docs/performance.md).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+ROWS = 32
+"""That a program of the way back takes."""
+AHEAD = 64 * 1024
+"""Bytes of shared memory, which every GPU has, for rows that are read ahead of their turn."""
+
+
+@triton.jit
+def _norm_row(
+    x,
+    branch,
+    gate,
+    shift,
+    scale,
+    added,
+    out,
+    mean,
+    spread,
+    tokens,
+    width,
+    gate_stride,
+    shift_stride,
+    scale_stride,
+    EPS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    CENTRED: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    sample = row // tokens
+    at = tl.arange(0, LENGTH)
+    inside = at < width
+    values = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        branch_values = tl.load(branch + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        values += tl.load(gate + sample * gate_stride + at, mask=inside, other=0.0).to(tl.float32) * branch_values
+        rounded = values.to(added.dtype.element_ty)
+        tl.store(added + row * width + at, rounded, mask=inside)
+        values = rounded.to(tl.float32)
+    middle = 0.0
+    if CENTRED:
+        middle = tl.sum(values, 0) / width
+        values = tl.where(inside, values - middle, 0.0)
+    size = tl.rsqrt(tl.sum(values * values, 0) / width + EPS)
+    factor = 1.0 + tl.load(scale + sample * scale_stride + at, mask=inside, other=0.0).to(tl.float32)
+    term = tl.load(shift + sample * shift_stride + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + at, (values * size * factor + term).to(out.dtype.element_ty), mask=inside)
+    tl.store(mean + row, middle)
+    tl.store(spread + row, size)
+
+
+@triton.jit
+def _back_rows(
+    to_added,
+    to_out,
+    added,
+    branch,
+    gate,
+    scale,
+    mean,
+    spread,
+    to_x,
+    to_branch,
+    sums,
+    tokens,
+    width,
+    gate_stride,
+    scale_stride,
+    ROWS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    CENTRED: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    piece = tl.program_id(1)
+    pieces = tl.num_programs(1)
+    at = tl.arange(0, LENGTH)
+    inside = at < width
+    factor = 1.0 + tl.load(scale + sample * scale_stride + at, mask=inside, other=0.0).to(tl.float32)
+    to_shift = tl.zeros([LENGTH], tl.float32)
+    to_scale = tl.zeros([LENGTH], tl.float32)
+    to_gate = tl.zeros([LENGTH], tl.float32)
+    gate_values = tl.load(gate + sample * gate_stride + at, mask=inside, other=0.0).to(tl.float32)
+    for token in tl.range(piece * ROWS, min(piece * ROWS + ROWS, tokens), num_stages=STAGES):  # pyright: ignore
+        row = sample * tokens + token
+        gradient = tl.load(to_out + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        values = tl.load(added + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        beside = tl.load(to_added + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        size = tl.load(spread + row)
+        if CENTRED:
+            values -= tl.load(mean + row)
+        normed = tl.where(inside, values * size, 0.0)
+        to_shift += gradient
+        to_scale += gradient * normed
+        gradient *= factor
+        change = gradient - normed * (tl.sum(gradient * normed, 0) / width)
+        if CENTRED:
+            change -= tl.sum(gradient, 0) / width
+        total = beside + size * change
+        tl.store(to_x + row * width + at, total.to(to_x.dtype.element_ty), mask=inside)
+        if GATED:
+            branch_values = tl.load(branch + row * width + at, mask=inside, other=0.0).to(tl.float32)
+            to_gate += total * branch_values
+            found = (total * gate_values).to(to_branch.dtype.element_ty)
+            tl.store(to_branch + row * width + at, found, mask=inside)
+    first = sums + (sample * pieces + piece) * 3 * width + at  # sums (B, pieces, 3, D)
+    tl.store(first, to_shift, mask=inside)
+    tl.store(first + width, to_scale, mask=inside)
+    tl.store(first + 2 * width, to_gate, mask=inside)
+
+
+def warps(length: int) -> int:
+    return max(2, length // 1024)
+
+
+def stages(length: int, size: int) -> int:
+    """How many rows are in work at once, where the numbers of all that is read of one place take `size` bytes."""
+    return 3 if 2 * length * size <= AHEAD else 1
+
+
+@triton_op("tread::ada_norm", mutates_args=())
+def ada_norm(
+    x: Tensor,
+    branch: Tensor | None,
+    gate: Tensor | None,
+    shift: Tensor,
+    scale: Tensor,
+    eps: float,
+    centred: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The stream x + gate * branch, empty without a branch; the stream normed and modulated, in `dtype`; of each row
+    its mean and the norm's factor, (B, S). x and branch are (B, S, D); gate, shift and scale (B, 1, D)."""
+    samples, tokens, width = x.shape
+    stream = x.new_empty(0)
+    if branch is not None and gate is not None:
+        wide = torch.promote_types(x.dtype, torch.promote_types(branch.dtype, gate.dtype))
+        stream = x.new_empty(x.shape, dtype=wide)
+    out = x.new_empty(x.shape, dtype=dtype)
+    mean, spread = (x.new_empty(samples, tokens, dtype=torch.float32) for _ in range(2))
+    gate, shift, scale = (_in_rows(one) for one in (shift if gate is None else gate, shift, scale))
+    length = triton.next_power_of_2(width)
+    with torch.cuda.device_of(x):
+        wrap_triton(_norm_row)[(samples * tokens,)](
+            x.contiguous(),
+            x if branch is None else branch.contiguous(),
+            gate,
+            shift,
+            scale,
+            stream,
+            out,
+            mean,
+            spread,
+            tokens,
+            width,
+            gate.stride(0),
+            shift.stride(0),
+            scale.stride(0),
+            EPS=eps,
+            LENGTH=length,
+            CENTRED=centred,
+            GATED=branch is not None,
+            num_warps=warps(length),
+        )
+    return stream, out, mean, spread
+
+
+@triton_op("tread::ada_norm_backward", mutates_args=())
+def ada_norm_backward(
+    to_stream: Tensor,
+    to_out: Tensor,
+    stream: Tensor,
+    branch: Tensor | None,
+    gate: Tensor | None,
+    scale: Tensor,
+    mean: Tensor,
+    spread: Tensor,
+    centred: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, in `dtype`, of the branch, empty without one, and of shift, scale and gate, (B, 3, D)."""
+    samples, tokens, width = stream.shape
+    to_x = stream.new_empty(stream.shape, dtype=dtype)
+    to_branch = stream.new_empty(0) if branch is None else branch.new_empty(branch.shape)
+    gate, scale = (_in_rows(one) for one in (scale if gate is None else gate, scale))
+    pieces, length = triton.cdiv(tokens, ROWS), triton.next_power_of_2(width)
+    sums = mean.new_empty(samples, pieces, 3, width)
+    read = sum(one.element_size() for one in (to_stream, to_out, stream, stream if branch is None else branch))
+    with torch.cuda.device_of(stream):
+        wrap_triton(_back_rows)[(samples, pieces)](
+            to_stream.contiguous(),
+            to_out.contiguous(),
+            stream.contiguous(),
+            stream if branch is None else branch.contiguous(),
+            gate,
+            scale,
+            mean,
+            spread,
+            to_x,
+            to_branch,
+            sums,
+            tokens,
+            width,
+            gate.stride(0),
+            scale.stride(0),
+            ROWS=ROWS,
+            LENGTH=length,
+            STAGES=stages(length, read),
+            CENTRED=centred,
+            GATED=branch is not None,
+            num_warps=warps(length),
+        )
+    return to_x, to_branch, sums.sum(1)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """(B, 1, D) whose rows lie in one piece each."""
+    return x if x.stride(-1) == 1 else x.contiguous()

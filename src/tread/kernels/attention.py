@@ -1,0 +1,104 @@
+"""Which kernel computes attention, set once for the process.
+
+- Before anything is compiled, because compiled code keeps the choice.
+- `cudnn` is the operator of `tread.kernels.cudnn` wherever it fits, put in the place of torch's function, through which
+  every model goes; what does not fit (masks, float32) is left to torch's other kernels.
+- `flash`, `efficient` and `math` are torch's switches: that kernel and no other. `default` is whatever torch chooses.
+- `auto` is `cudnn` on Hopper and newer. Elsewhere it is flash, then what takes masks, so every model runs.
+- CPUs have one way to compute it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
+
+from tread.errors import ConfigError
+from tread.kernels import cudnn
+
+Attention = Literal["auto", "flash", "cudnn", "efficient", "math", "default"]
+KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+SAFE = ("flash", "efficient", "math")
+"""Of torch's own, in its order of preference; its way to cuDNN is not among them (see `tread.kernels.cudnn`)."""
+AMPERE, HOPPER = (8, 0), (9, 0)
+_TORCH = F.scaled_dot_product_attention
+_UNAVAILABLE = "No available kernel", "Invalid backend"
+"""What torch says where no kernel fits: of CPUs and compiled code, and of GPUs."""
+
+
+def check_attention(name: Attention, device: torch.device, setting: str = "attention") -> None:
+    """Refuse a kernel that this device cannot have; `setting` is what the error calls it."""
+    if device.type != "cuda":
+        if name not in ("auto", "default"):
+            raise ConfigError(f"{setting} is {name!r}, a kernel of GPUs, and this run is on {device}: use 'auto'.")
+    elif name == "cudnn" and (torch.version.cuda is None or torch.cuda.get_device_capability(device) < AMPERE):
+        raise ConfigError(f"{setting} is 'cudnn', which needs an NVIDIA GPU from Ampere on: use 'auto'.")
+
+
+def use_attention(name: Attention, device: torch.device) -> None:
+    """Let attention run on the kernels that `name` stands for."""
+    if device.type != "cuda":
+        return
+    if name == "auto" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= HOPPER:
+        name = "cudnn"
+    chosen = {"auto": SAFE, "cudnn": SAFE, "default": tuple(KERNELS)}.get(name, (name,))
+    F.scaled_dot_product_attention = _by_cudnn if name == "cudnn" else _TORCH
+    cuda = torch.backends.cuda
+    cuda.enable_flash_sdp("flash" in chosen)
+    cuda.enable_cudnn_sdp("cudnn" in chosen)
+    cuda.enable_mem_efficient_sdp("efficient" in chosen)
+    cuda.enable_math_sdp("math" in chosen)
+
+
+def _by_cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's function, by cuDNN where it fits."""
+    if attn_mask is None and dropout_p == 0 and not is_causal:
+        if query.is_cuda and torch.is_autocast_enabled("cuda"):  # as torch's own does
+            dtype = torch.get_autocast_dtype("cuda")
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if cudnn.fits(query, key, value):
+            return cudnn.attend(query, key, value, scale)
+    return _TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+@contextmanager
+def relaxed(name: Attention, device: torch.device) -> Iterator[None]:
+    """Inside, a kernel that was forced for the network does not bind other models, such as autoencoders."""
+    use_attention("default" if name == "default" else "auto", device)
+    try:
+        yield
+    finally:
+        use_attention(name, device)
+
+
+@contextmanager
+def explained(name: Attention, setting: str = "attention") -> Iterator[None]:
+    """Turns torch's error about a kernel that was forced and does not fit into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _UNAVAILABLE):
+            raise
+        others = ", ".join(get_args(Attention))
+        raise ConfigError(
+            f"{setting} is {name!r}, and that kernel cannot compute this model's attention (its masks, head size or "
+            f"precision); set {setting} to 'auto', or to another of: {others}."
+        ) from error

@@ -1,0 +1,208 @@
+"""Evaluation inside a run: what `tread eval` would say of the averaged weights' samples, every so many steps.
+
+- Samples are an image source like a folder, so measuring, sharing between processes and comparing are `tread eval`'s
+  own code. Label and noise of a sample are functions of its index: every evaluation of every run draws the same ones.
+- Every batch has the same size, a last one that is short is drawn in full and cut. So a sample does not depend on how
+  many processes there are, and with train.compile the layers see one shape more (two with sample.interval), where
+  other parts of a run stay eager. Guidance that drops tokens stays eager too: its ratios are shapes of their own.
+- The reference is measured before training, so that whatever is wrong with it is said then, and is kept in the run's
+  folder. Without one the training data is the reference, through the same decoder as the samples.
+- Networks of the evaluation draw nothing from torch's generator after they are built, and the model gets its mode and
+  weights back: a run with evaluation trains as one without.
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from tread.data import Dataset
+from tread.errors import ConfigError
+from tread.evaluate.compare import Options, compare, measure, measure_place
+from tread.evaluate.features import load_extractor
+from tread.evaluate.images import ArrayImages, ImageSource
+from tread.evaluate.statistics import Statistics
+from tread.files import atomic_write
+from tread.kernels.compiling import compiles
+from tread.objectives import Objective
+from tread.objectives.objective import Net
+from tread.pretrain.decode import Decode
+from tread.pretrain.settings import EvaluateConfig, PretrainConfig
+from tread.routing.risks import RiskWarning
+from tread.sampling.generate import generate
+
+FOLDER = "evaluation"
+REFERENCE = int.from_bytes(b"refe")
+
+
+class DataImages(ImageSource):
+    """The samples of a dataset as pictures; what is random in reading them is fixed by their index."""
+
+    def __init__(self, dataset: Dataset, settings: Mapping[str, Any], decode: Decode, device: torch.device) -> None:
+        self.dataset, self.decode, self.device = dataset, decode, device
+        self._settings = json.dumps(dict(settings), sort_keys=True, default=str)
+        self.read_ahead = device.type == "cpu"  # another thread would decode on another GPU than this process's
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, first: int, stop: int) -> list[np.ndarray]:
+        places = range(first, min(stop, len(self)))
+        x = torch.stack([self.dataset[index][0] for index in places]).to(self.device)
+        x = self.dataset.prepare(x, REFERENCE, torch.arange(first, places.stop, device=self.device))  # (B, C, H, W)
+        return _pictures(self.decode(x))
+
+    def identity(self) -> str:
+        return hashlib.sha256(f"{self._settings} {len(self)}".encode()).hexdigest()
+
+
+class ModelImages(ImageSource):
+    """What a model draws: image i has the label and the noise of index i."""
+
+    read_ahead = False
+
+    def __init__(
+        self,
+        net: Net,
+        objective: Objective,
+        config: PretrainConfig,
+        evaluate: EvaluateConfig,
+        *,
+        shape: tuple[int, int, int],
+        num_classes: int,
+        decode: Decode,
+        accelerator: Accelerator,
+    ) -> None:
+        self.net, self.objective, self.config, self.evaluate = net, objective, config, evaluate
+        self.shape, self.num_classes = shape, num_classes
+        self.decode, self.accelerator = decode, accelerator
+
+    def __len__(self) -> int:
+        return self.evaluate.samples
+
+    def labels(self, first: int, stop: int) -> Tensor:
+        """Class after class; where there are more classes than samples, evenly spread ones."""
+        spread = max(self.num_classes, len(self))
+        return torch.arange(first, stop) * spread // len(self) % self.num_classes  # (N,)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether compiled layers draw them: unless a branch that is run drops tokens."""
+        branches = self.config.sample.branches
+        drops = branches.strong_ratio > 0 or (self.evaluate.guidance != 1 and branches.needs_routes)
+        return compiles(self.config.train.compile, self.accelerator.device) and not drops
+
+    def read(self, first: int, stop: int) -> list[np.ndarray]:
+        sample, size = self.config.sample, self.evaluate.batch_size
+        stance = torch.compiler.set_stance("default") if self.compiled else nullcontext()  # a run sets it to eager here
+        with stance, self.accelerator.autocast():
+            drawn = generate(
+                self.net,
+                self.objective,
+                self.labels(first, first + size),
+                shape=self.shape,
+                seed=sample.seed,
+                steps=sample.steps,
+                guidance=self.evaluate.guidance,
+                null_label=self.num_classes,
+                interval=sample.bounds,
+                branches=sample.branches,
+                solver=sample.solver,
+                batch_size=size,
+                first_index=first,
+                device=self.accelerator.device,
+                progress=False,
+            )
+        return _pictures(self.decode(drawn))[: stop - first]
+
+    def identity(self) -> str:
+        raise NotImplementedError("samples of a model in training are drawn anew, not kept")
+
+
+class Evaluation:
+    """`Evaluation(...)` loads the extractor and measures the reference; `run(images, step)` gives the figures."""
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        evaluate: EvaluateConfig,
+        accelerator: Accelerator,
+        folder: Path,
+        *,
+        dataset: Dataset,
+        decode: Decode,
+    ) -> None:
+        if config.data["name"] == "latents" and config.sample.vae is None:
+            raise ConfigError(
+                f"evaluate.every is {evaluate.every}, but latents are no images: name the autoencoder that decodes "
+                "them with sample.vae, or set evaluate.every=0."
+            )
+        self.config, self.evaluate, self.accelerator, self.folder = config, evaluate, accelerator, folder / FOLDER
+        with _as_settings():
+            with accelerator.main_process_first():  # the others find what it downloads
+                self.extractor = load_extractor(evaluate.features, evaluate.weights, accelerator.device)
+            settings = {**config.data, "vae weights": config.sample.vae}
+            images = DataImages(dataset, settings, decode, accelerator.device)
+            self.reference = self._measure_reference(images)
+        if evaluate.reference is not None:  # a file of statistics says whose they are, if anything, by name
+            held, width = len(self.reference.pool.mean), self.extractor(images.read(0, 1)).pool.shape[1]
+            if held != width:
+                raise ConfigError(
+                    f"evaluate.reference holds statistics of {held} features and evaluate.features "
+                    f"{evaluate.features} has {width}: name another one of the two."
+                )
+
+    def _measure_reference(self, data: ImageSource) -> Statistics:
+        options = self._options()
+        options["work"] = self.folder / "reference"
+        if self.evaluate.reference is None:
+            return measure(data, self.extractor, "reference", **options)
+        return measure_place(Path(self.evaluate.reference), self.extractor, "reference", **options)
+
+    def _options(self) -> Options:
+        return Options(batch_size=self.evaluate.batch_size, keep_vectors=not self.evaluate.frechet_only)
+
+    def run(self, images: ImageSource, step: int) -> dict[str, float]:
+        """Measure on every process; rank 0 compares, writes `evaluation/step-00001000.json` and returns figures."""
+        samples = measure(images, self.extractor, "samples", **self._options())
+        figures = {}
+        if self.accelerator.is_main_process:
+            report = compare(samples, self.reference, device=self.accelerator.device)
+            for note in report.notes:
+                warnings.warn(note, RiskWarning, stacklevel=2)
+            figures = report.metrics
+            found = {"step": step, **report.as_dict(), "sampling": self._sampling()}
+            self.folder.mkdir(parents=True, exist_ok=True)  # a reference that is statistics left nothing there
+            with atomic_write(self.folder / f"step-{step:08d}.json") as file:
+                file.write((json.dumps(found, indent=2) + "\n").encode())
+        self.accelerator.wait_for_everyone()
+        return figures
+
+    def _sampling(self) -> dict[str, Any]:
+        """How the samples were drawn."""
+        names = ("steps", "solver", "interval", "guidance_kind", "strong_ratio", "weak_ratio", "ratio_schedule", "seed")
+        return {"guidance": self.evaluate.guidance} | {name: getattr(self.config.sample, name) for name in names}
+
+
+def _pictures(images: Tensor) -> list[np.ndarray]:
+    """uint8 (N, H, W, 3 or 1) -> N times (H, W, 3)."""
+    source = ArrayImages(images.cpu().numpy())
+    return source.read(0, len(source))
+
+
+@contextmanager
+def _as_settings() -> Iterator[None]:
+    """Complaints about the options of `tread eval` name the settings, which are called the same."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(re.sub(r"--(?=(features|weights)\b)", "evaluate.", str(error))) from None

@@ -1,0 +1,225 @@
+"""A trained run, opened again: its model, and the images it draws.
+
+A checkpoint says the shape of its samples and how many classes it knows, so the training data need not be there.
+"""
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from tread.errors import CheckpointError, ConfigError, check_int
+from tread.models import DiT
+from tread.objectives import Objective
+from tread.objectives.objective import check_number
+from tread.pretrain.config import from_run
+from tread.pretrain.decode import make_decode
+from tread.pretrain.settings import PretrainConfig
+from tread.pretrain.task import build_model, build_objective
+from tread.routing.plan import RoutePlan
+from tread.sampling.generate import flops_per_sample, generate
+from tread.sampling.grid import image_names, make_grid, save_images
+from tread.sampling.guidance import Branches
+from tread.sampling.guidance.fields import check_interval
+from tread.sampling.solvers import Churn
+from tread.training.checkpoint import MANIFEST, load_part, load_tensors, newest, read_manifest, trained
+from tread.training.loop import CHECKPOINTS
+
+GRID_ROWS, GRID_COLUMNS = 20, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run folder holds, ready to sample from."""
+
+    config: PretrainConfig
+    model: DiT
+    objective: Objective
+    shape: tuple[int, int, int]
+    num_classes: int
+    step: int
+    plan: RoutePlan | None
+    """The routes it was trained with; the model comes dense."""
+
+
+def open_run(folder: Path, *, weights: str = "ema", device: torch.device | str = "cpu") -> Run:
+    """The newest whole checkpoint of a run, or one checkpoint by its own folder; `weights` is "ema" or "model"."""
+    chosen = (folder / MANIFEST).is_file()
+    run = folder.resolve().parents[1] if chosen else folder
+    config = from_run(run).config
+    found = (folder, read_manifest(folder)) if chosen else newest(run / CHECKPOINTS)
+    if found is None:
+        raise CheckpointError(f"{folder} has no checkpoint yet; train it first.")
+    path, manifest = found
+    channels, height, width = manifest["shape"]
+    model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
+    load_tensors(trained(model), load_part(path, weights), path)
+    return Run(
+        config=config,
+        model=model.to(device).eval(),
+        objective=build_objective(config.objective),
+        shape=(channels, height, width),
+        num_classes=manifest["num_classes"],
+        step=manifest["step"],
+        plan=None if manifest["tread_config"] is None else RoutePlan.from_config(manifest["tread_config"]),
+    )
+
+
+def parse_classes(text: str, num_classes: int) -> list[int]:
+    """Labels from "0-9" or "1,5,7-8".
+
+    >>> parse_classes("1,5,7-8", 10)
+    [1, 5, 7, 8]
+    """
+    labels: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) > int(last or first):
+            raise ConfigError(f"--classes is {text!r}; write labels and ranges, e.g. 0-9 or 1,5,207.")
+        if int(last or first) >= num_classes:
+            raise ConfigError(f"--classes names class {last or first}; this run knows classes 0-{num_classes - 1}.")
+        labels += range(int(first), int(last or first) + 1)
+    return labels
+
+
+def sample_run(
+    run: Path,
+    *,
+    classes: str | None = None,
+    per_class: int,
+    guidance: float | None = None,
+    interval: tuple[float, float] | None = None,
+    guidance_kind: str | None = None,
+    strong_ratio: float | None = None,
+    weak_ratio: float | None = None,
+    ratio_schedule: str | None = None,
+    weak: Path | None = None,
+    steps: int | None = None,
+    solver: str | None = None,
+    churn: float | None = None,
+    seed: int = 0,
+    batch_size: int = 64,
+    weights: str = "ema",
+    vae: str | None = None,
+    out: Path | None = None,
+) -> Path:
+    """Write PNGs, batch by batch, and `grid.png`, one row per class, and say what a sample costs; returns its path.
+
+    None means the run's own setting, and the first ten classes. `weak` is a run or a checkpoint for the guidance kinds
+    `ag` and `ag+sg`; the ratios are those of `guidance.Branches`. Everything that can be refused is refused before the
+    first sample is drawn.
+    """
+    for option, value, low in (("--per-class", per_class, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
+        check_int(value, option, low)
+    if guidance is not None:
+        check_number("--guidance", guidance, at_least=0)
+    check_interval(interval, "--interval")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    opened = open_run(run, weights=weights, device=device)
+    defaults = opened.config.sample
+    # another kind than the run's has nothing of the run's ratios
+    own = defaults.branches if guidance_kind in (None, defaults.guidance_kind) else Branches()
+    branches = Branches(
+        kind=guidance_kind or own.kind,
+        strong_ratio=own.strong_ratio if strong_ratio is None else strong_ratio,
+        weak_ratio=own.weak_ratio if weak_ratio is None else weak_ratio,
+        schedule=ratio_schedule or own.schedule,
+    )
+    if branches.needs_weak != (weak is not None):
+        raise ConfigError(
+            f"--guidance-kind {branches.kind} "
+            + (
+                f"needs --weak: a lesser run, or an earlier checkpoint's folder in {run / CHECKPOINTS}."
+                if weak is None
+                else "has no use for --weak; leave it out."
+            )
+        )
+    lesser = None if weak is None else open_run(weak, weights=weights, device=device)
+    if lesser is not None:
+        _check_same_task(opened, lesser)
+    if branches.needs_routes:
+        for place, each in ((run, opened), (weak, lesser)):
+            _route(each, place)
+    chosen = range(min(10, opened.num_classes)) if classes is None else parse_classes(classes, opened.num_classes)
+    labels = [label for label in chosen for _ in range(per_class)]
+    data, vae = opened.config.data, vae or defaults.vae
+    if data["name"] == "latents" and vae is None:
+        print("no --vae given: the pictures show the first latent channels, not images.")
+    decode = make_decode(data, opened.shape[0], vae, setting="--vae", batch_size=batch_size, device=device)
+    folder = run / "generated" if out is None else out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {str(folder)!r}: {error.strerror}. Name another folder with --out."
+        ) from None
+    settings: dict[str, Any] = {
+        "shape": opened.shape,
+        "seed": seed,
+        "steps": defaults.steps if steps is None else steps,
+        "guidance": defaults.guidance if guidance is None else guidance,
+        "null_label": opened.num_classes,
+        "interval": defaults.bounds if interval is None else (interval[0], interval[1]),
+        "branches": branches,
+        "weak": None if lesser is None else lesser.model,
+        "solver": solver or defaults.solver,
+        "churn": None if churn is None else Churn(s_churn=churn),
+    }
+    flops = flops_per_sample(opened.model, opened.objective, **settings)
+    print(f"{flops / 1e9:.4g} GFLOPs a sample: {branches.kind} {settings['guidance']:g}, {settings['steps']} steps")
+    names, grid = image_names(labels), folder / "grid.png"
+    if older := {path.name for path in folder.glob("*.png")} - {grid.name, *names}:
+        warnings.warn(
+            f"{folder} also holds {len(older)} image(s) of other calls, which `tread eval` would count: delete them, "
+            "or name another folder with --out.",
+            stacklevel=2,
+        )
+    shown = []
+    for first in tqdm(range(0, len(labels), batch_size), desc="sampling", unit="batch"):
+        here = slice(first, first + batch_size)
+        samples = generate(
+            opened.model,
+            opened.objective,
+            torch.tensor(labels[here]),
+            **settings,
+            batch_size=batch_size,
+            first_index=first,
+            device=device,
+            progress=False,
+        )
+        images = decode(samples).cpu()  # (B, H, W, 3 or 1)
+        save_images(images, names[here], folder)
+        shown += [image for i, image in enumerate(images, first) if _is_shown(i, per_class)]
+    make_grid(torch.stack(shown), columns=min(per_class, GRID_COLUMNS)).save(grid)
+    return grid
+
+
+def _is_shown(index: int, per_class: int) -> bool:
+    """Whether a sample has a place in the grid."""
+    row, column = divmod(index, per_class)
+    return row < GRID_ROWS and column < GRID_COLUMNS
+
+
+def _check_same_task(run: Run, weak: Run) -> None:
+    for what, own, other in (
+        ("samples of shape", run.shape, weak.shape),
+        ("classes", run.num_classes, weak.num_classes),
+        ("objective", run.config.objective, weak.config.objective),
+    ):
+        if own != other:
+            raise ConfigError(f"--weak was trained for another task: {what} {other} there, {own} here.")
+
+
+def _route(run: Run | None, place: Path | None) -> None:
+    """Put the routes a run was trained with on its model."""
+    if run is None:
+        return
+    if run.plan is None:
+        raise ConfigError(
+            f"guidance is to drop tokens, but {place} was trained without routes; choose --guidance-kind cfg or ag "
+            "with --strong-ratio 0, or a run of model=tread."
+        )
+    run.model.route(run.plan)

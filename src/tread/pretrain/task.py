@@ -1,0 +1,298 @@
+"""Pretraining a class-conditional DiT: the job behind `tread train` and `accelerate launch train.py`.
+
+Labels, noise, times and the data's own randomness are hashes of (seed, purpose, global sample position), so a
+step is the same step whatever the number of processes, and a resumed run needs no random state.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset
+
+from tread.config.schema import arguments
+from tread.data import DATASETS, Dataset, Order, StepSampler, positions, split
+from tread.errors import ConfigError, check_choice
+from tread.kernels.checkpointing import Checkpointing
+from tread.kernels.compiling import Attempt, compile_layers, compiles, lengths
+from tread.kernels.float8 import SMALLEST, Float8, check_float8, train_in_float8
+from tread.models import DiT, load_published_dit, preset
+from tread.objectives import Objective, build
+from tread.pretrain.config import Composed
+from tread.pretrain.decode import make_decode
+from tread.pretrain.evaluation import Evaluation, ModelImages
+from tread.pretrain.settings import EvaluateConfig, ModelConfig, PretrainConfig
+from tread.routing import noise
+from tread.routing.handle import Handle
+from tread.routing.plan import RoutePlan
+from tread.sampling.generate import generate, sample_noise
+from tread.sampling.grid import make_grid
+from tread.training.job import claimed_folder, end, make_accelerator, run
+
+NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
+
+
+def build_dataset(settings: Mapping[str, Any]) -> Dataset:
+    """The dataset of a `data` section: its name, and the arguments of its class."""
+    settings = dict(settings)
+    dataset = DATASETS[check_choice(settings.pop("name"), "data.name", DATASETS)]
+    return dataset(**arguments(dataset, settings, "data"))
+
+
+def build_objective(settings: Mapping[str, Any]) -> Objective:
+    """The objective of an `objective` section: its name, and the arguments of its class."""
+    settings = dict(settings)
+    return build(settings.pop("name"), settings)
+
+
+def build_model(
+    config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *, checkpointing: Checkpointing
+) -> DiT:
+    """The model of a `model` section for samples of `shape` (C, H, W), dense and freshly initialised."""
+    channels, height, width = shape
+    return DiT(
+        input_size=(height, width),
+        in_channels=channels,
+        num_classes=num_classes,
+        checkpointing=checkpointing,
+        **(preset(config.preset) | config.overrides()),
+    )
+
+
+class Pretraining:
+    """The task: a DiT, a dataset, an objective."""
+
+    steps_setting = "train.steps"
+    attention_setting = "train.attention"
+    memory_advice = (
+        "Raise train.micro_steps (smaller forwards, the same batch), set train.checkpointing=true, lower "
+        "train.batch_size, or drop more tokens."
+    )
+    divergence_advice = (
+        "Lower optimizer.learning_rate, set optimizer.clip or train.precision=float32, and continue with resume=latest."
+    )
+
+    def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
+        self.config, self.accelerator, self.folder = config, accelerator, folder
+        seed = config.train.seed
+        with accelerator.main_process_first():  # the others find the index of the shards in the cache
+            self.dataset = build_dataset(config.data)
+        train, held_out = split(len(self.dataset), min(config.validation.samples, len(self.dataset) // 2), seed)
+        self.train_set, self.held_out = Subset(self.dataset, train.tolist()), held_out  # pyright: ignore[reportArgumentType]
+        self.objective: Objective = build_objective(config.objective)
+        torch.manual_seed(seed)
+        shape, num_classes = self.dataset.shape, self.dataset.num_classes
+        compiled = compiles(config.train.compile, accelerator.device)
+        checkpointing = False if compiled else config.train.checkpointing  # compiled layers do it themselves
+        self.model: DiT = build_model(config.model, shape, num_classes, checkpointing=checkpointing).to(
+            accelerator.device
+        )
+        if config.train.precision == "bf16-stream":
+            self.model.stream = torch.bfloat16
+        if config.model.weights is not None:
+            load_published_dit(self.model, _read_weights(Path(config.model.weights)))
+        if config.train.float8 is not None:
+            self._use_float8(config.train.float8)
+        self.handle: Handle | None = None
+        if config.model.tread_config is not None:
+            plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
+            self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, seed)))
+        plan = None if self.handle is None else self.handle.plan.to_config()
+        self.facts = {"shape": list(shape), "num_classes": num_classes, "tread_config": plan}
+        self._slices = {
+            "batch": config.train.batch_size,
+            "micro_steps": config.train.micro_steps,
+            "rank": accelerator.process_index,
+            "world": accelerator.num_processes,
+        }
+        self._micro_batch = len(positions(0, 0, **self._slices))  # refuses sizes that do not divide
+        self._decode = make_decode(
+            config.data, shape[0], config.sample.vae, setting="sample.vae", device=accelerator.device
+        )
+        if config.train.graphs:
+            self.memory_advice = f"Set train.graphs=false, for graphs keep memory of their own. {self.memory_advice}"
+        self._evaluation: Evaluation | None = None
+        if config.evaluate is not None and config.evaluate.every > 0:
+            self._evaluation = Evaluation(
+                config, config.evaluate, accelerator, folder, dataset=self.dataset, decode=self._decode
+            )
+
+    def _use_float8(self, way: Float8) -> None:
+        check_float8(self.accelerator.device, "train.float8", self.accelerator.mixed_precision)
+        if train_in_float8(self.model.blocks, way) == 0:
+            raise ConfigError(
+                f"train.float8 is set, but no linear of this model, which is {self.model.width} wide, has two sides of "
+                f"at least {SMALLEST}, so nothing would be faster: set train.float8 to null."
+            )
+
+    def summary(self) -> str:
+        """One line: what is trained, on what, with which routes."""
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        routes = "dense" if self.handle is None else ", ".join(str(route) for route in self.handle.plan.routes)
+        processes, device = self.accelerator.num_processes, self.accelerator.device
+        return (
+            f"{self.config.model.preset} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
+            f"{self.dataset.num_classes} classes ({len(self.held_out)} held out), {processes} process(es) on {device}"
+        )
+
+    @property
+    def routing(self) -> list[Handle]:
+        """Of the one model."""
+        return [] if self.handle is None else [self.handle]
+
+    @property
+    def kept_share(self) -> float:
+        """1 where training is dense."""
+        return 1.0 if self.handle is None else self.handle.kept_share
+
+    def set_step(self, step: int) -> None:
+        """Selections follow the step."""
+        if self.handle is not None:
+            self.handle.set_step(step)
+
+    def compile(self) -> Attempt:
+        """Compile each block: one shape inside windows, one outside, for every layer alike."""
+        shapes = lengths(None if self.handle is None else self.handle.plan)
+        if self._evaluation is not None:
+            shapes += 1 if self.config.sample.interval is None else 2  # batches of samples, with guidance and without
+        checkpointed, say = self.config.train.checkpointing, self.accelerator.print
+        return compile_layers(list(self.model.blocks), shapes=shapes, checkpointed=checkpointed, say=say)
+
+    def batches(self, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(x, labels) on the device."""
+        train, device = self.config.train, self.accelerator.device
+        order = Order(len(self.train_set), train.seed)
+        sampler = StepSampler(order, start_step=start_step, steps=train.steps, **self._slices)
+        loader = DataLoader(
+            self.train_set, batch_sampler=sampler, num_workers=train.workers, pin_memory=device.type == "cuda"
+        )
+        for x, labels in loader:
+            yield x.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], step: int, micro_step: int) -> Tensor:
+        """The objective's mean loss; labels are dropped here, so the model never does."""
+        x, labels = batch
+        seed = self.config.train.seed
+        where = positions(step, micro_step, **self._slices).to(x.device, non_blocking=True)  # (B,)
+        x = self.dataset.prepare(x, seed, where)  # (B, C, H, W)
+        dropped = noise.uniform(seed, LABEL, where) < self.config.train.class_dropout
+        labels = labels.masked_fill(dropped, self.dataset.num_classes)
+        return self.objective.loss(
+            model, x, labels, noise=sample_noise(seed, where, x.shape[1:], NOISE), u=noise.uniform(seed, TIME, where)
+        ).mean()
+
+    def validate(self) -> dict[str, float]:
+        """The mean loss on held-out data with fixed noise and evenly spread times."""
+        count = len(self.held_out)
+        if count == 0:
+            return {}
+        total = torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
+        for _, losses in self.validation_losses():
+            total += losses.double().sum()
+        return {"val_loss": float(self.accelerator.reduce(total, "sum")) / count}  # pyright: ignore[reportArgumentType]
+
+    @torch.no_grad()
+    def validation_losses(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's batches of it: the quantiles of their times, and their losses; (B,) each."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        count, device = len(self.held_out), self.accelerator.device
+        for first in range(rank, count, world * self._micro_batch):
+            chunk = torch.arange(first, count, world)[: self._micro_batch]  # (B,)
+            samples = [self.dataset[int(self.held_out[i])] for i in chunk]
+            x = torch.stack([sample for sample, _ in samples]).to(device)
+            labels = torch.tensor([label for _, label in samples], device=device)
+            where = chunk.to(device)
+            x = self.dataset.prepare(x, VALIDATION, where)
+            # the times visit every 1/count-th quantile once, in an order that does not follow the samples'
+            u = (where * _coprime(count) % count + 0.5) / count
+            drawn = sample_noise(VALIDATION, where, x.shape[1:])
+            with self.accelerator.autocast():
+                losses = self.objective.loss(self.model, x, labels, noise=drawn, u=u)
+            yield u, losses
+
+    def preview(self, step: int) -> None:
+        """A grid of samples, one row per class, drawn on rank 0."""
+        if self.accelerator.is_main_process:
+            sample, classes = self.config.sample, self.dataset.num_classes
+            labels = torch.arange(min(sample.classes, classes)).repeat_interleave(sample.per_class)
+            with self.accelerator.autocast():
+                samples = generate(
+                    self.model,
+                    self.objective,
+                    labels,
+                    shape=self.dataset.shape,
+                    seed=sample.seed,
+                    steps=sample.steps,
+                    guidance=sample.guidance,
+                    null_label=classes,
+                    interval=sample.bounds,
+                    branches=sample.branches,
+                    solver=sample.solver,
+                    device=self.accelerator.device,
+                    progress=False,
+                )
+            path = self.folder / "samples" / f"step-{step:08d}.png"
+            path.parent.mkdir(exist_ok=True)
+            make_grid(self._decode(samples), columns=sample.per_class).save(path)
+        self.accelerator.wait_for_everyone()
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Figures of as many samples as `evaluate` asks for."""
+        if self._evaluation is None:
+            return {}
+        return self._evaluation.run(self.evaluation_images(self._evaluation.evaluate), step)
+
+    def evaluation_images(self, evaluate: EvaluateConfig) -> ModelImages:
+        """What an evaluation looks at."""
+        return ModelImages(
+            self.model,
+            self.objective,
+            self.config,
+            evaluate,
+            shape=self.dataset.shape,
+            num_classes=self.dataset.num_classes,
+            decode=self._decode,
+            accelerator=self.accelerator,
+        )
+
+    def saved(self, checkpoint: Path) -> None:
+        """A checkpoint is all there is."""
+
+    def resume_command(self, folder: Path) -> str:
+        """As documented."""
+        return f"tread train resume={folder}"
+
+
+def pretrain(composed: Composed) -> Path:
+    """Run (or go on with) the training of a config; returns the run's folder."""
+    config = composed.config
+    accelerator = make_accelerator(config)
+    with claimed_folder(config, accelerator) as folder:
+        run(Pretraining(config, accelerator, folder), config, accelerator, folder, composed.raw)
+    end(accelerator)
+    accelerator.print(f"run: {folder}")
+    return folder
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise ConfigError(f"model.weights names {str(path)!r}, which does not exist.")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes of the unpickler
+        raise ConfigError(f"model.weights names {str(path)!r}, which cannot be read; get it again.") from error
+
+
+def _coprime(count: int) -> int:
+    """A stride near count / 1.618 that visits every residue."""
+    stride = max(1, round(count * 0.618))
+    while math.gcd(stride, count) != 1:
+        stride += 1
+    return stride

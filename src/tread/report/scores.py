@@ -1,0 +1,64 @@
+"""`tread eval`: measure on the device there is, in one process or many, and print what was found."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from tread.errors import ConfigError
+from tread.evaluate.compare import evaluate
+from tread.evaluate.features import load_extractor
+
+
+def run_evaluation(
+    *,
+    samples: Path,
+    ref: Path | None,
+    features: str,
+    weights: str | None,
+    batch_size: int,
+    frechet_only: bool,
+    count: int | None,
+    work: Path | None,
+    save: Path | None,
+    device: str | None,
+    json: bool,
+) -> None:
+    """Print a table or JSON, from the first process alone; `accelerate launch fid.py ...` starts many."""
+    place = _device(device)
+    rank = 0
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from accelerate import PartialState
+
+        state = PartialState(cpu=place.type == "cpu")
+        rank, place = state.process_index, state.device or place
+    extractor = load_extractor(features, weights, place)
+    report = evaluate(
+        samples,
+        ref,
+        extractor,
+        batch_size=batch_size,
+        frechet_only=frechet_only,
+        count=count,
+        work=work,
+        save=save,
+    )
+    if save is not None and rank == 0 and not json:
+        print(f"saved: {save}")
+    if report is not None and rank == 0:
+        print(_as_json(report.as_dict()) if json else report.table())
+
+
+def _device(name: str | None) -> torch.device:
+    """Where the extractor runs; a device that is not there is refused."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # torch asserts that it was built for CUDA
+        raise ConfigError(f"--device is {name!r}, which is not there; use cpu, or leave it out.") from None
+    return device
+
+
+def _as_json(figures: dict[str, object]) -> str:
+    return json.dumps(figures, indent=2)

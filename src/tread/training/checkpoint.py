@@ -1,0 +1,193 @@
+"""Checkpoints that are whole or absent.
+
+- A checkpoint is a folder `step-00001000` with one safetensors file per part (model, ema, optimizer) and a
+  `checkpoint.json` that lists them with their sizes. It is written under a temporary name, synced to disk and
+  renamed, so an interrupted save leaves the earlier ones untouched. One that it replaces is removed last, and `recover`
+  finishes a save that was killed just before its rename.
+- The newest checkpoint that is whole is the one that is loaded; a broken one is named and passed over, and never
+  counts as one of those that are kept. Where all are broken nothing is loaded: to start anew would replace files that
+  can perhaps be mended.
+- Each save has an id of its own, by which a result knows its checkpoint.
+- There is no random state to keep: noise, data order and selections are functions of the step.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tread.errors import CheckpointError, ConfigError
+from tread.files import fsync, is_safetensors
+
+MANIFEST = "checkpoint.json"
+Parts = Mapping[str, Mapping[str, Tensor]]
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps lies."""
+    return folder / f"step-{step:08d}"
+
+
+def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep: int) -> Path:
+    """Write the checkpoint after `step` steps, then remove all but the newest `keep`."""
+    final = checkpoint_path(folder, step)
+    temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
+    for left_over in _left_overs(folder):
+        shutil.rmtree(left_over, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        sizes = {}
+        for name, tensors in parts.items():
+            path = temporary / f"{name}.safetensors"
+            save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
+            fsync(path)
+            sizes[path.name] = path.stat().st_size
+        manifest = temporary / MANIFEST
+        known = {"step": step, "id": uuid.uuid4().hex, "files": sizes, **meta}
+        manifest.write_text(json.dumps(known, indent=2) + "\n")
+        fsync(manifest)
+        fsync(temporary)
+        if final.exists():
+            final.rename(replaced)
+        os.replace(temporary, final)
+        fsync(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        recover(folder)
+        raise CheckpointError(
+            f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}. Earlier checkpoints "
+            "are untouched; free space or name another output_dir."
+        ) from error
+    excess = [path.name for path in list_checkpoints(folder) if _is_whole(path)][:-keep]
+    for path in list_checkpoints(folder):
+        if excess and path.name <= excess[-1]:
+            shutil.rmtree(path, ignore_errors=True)
+    return final
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """All checkpoint folders, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def recover(folder: Path) -> None:
+    """Give a checkpoint its name where a killed save left none: the new one if that is whole, else the one before."""
+    for left_over in _left_overs(folder):
+        final = folder / left_over.stem.removeprefix(".")
+        if not final.exists() and _is_whole(left_over):
+            left_over.rename(final)
+
+
+def _left_overs(folder: Path) -> list[Path]:
+    """Folders of killed saves: new ones first, then those that a new one was about to replace."""
+    return [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, after checking that every file it lists is there in full."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        for name, size in manifest["files"].items():
+            found = (path / name).stat().st_size
+            if found != size:
+                raise CheckpointError(f"{path} is not whole: {name} has {found} of {size} bytes")
+            with safe_open(path / name, framework="pt"):  # reads the list of tensors alone
+                pass
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is not whole: {Path(error.filename).name} is missing") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is not whole: {error}") from error
+    return manifest
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return bool(read_manifest(path))
+    except CheckpointError:
+        return False
+
+
+def newest(folder: Path, say: Callable[[str], object] = print) -> tuple[Path, dict[str, Any]] | None:
+    """The newest whole checkpoint and its manifest, None where there is no checkpoint at all.
+
+    Broken ones are named through `say`; where all are broken, the error says what of them may be whole.
+    """
+    broken: list[tuple[Path, CheckpointError]] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError as error:
+            broken.append((path, error))
+            continue
+        for _, error in broken:
+            say(f"{error}; looking for an earlier one.")
+        return path, manifest
+    if broken:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole, so the run cannot go on; nothing was changed. "
+            + " ".join(f"{error}; {_may_be_whole(path)}." for path, error in broken)
+            + " Restore the broken files from a copy, or start anew in another output_dir."
+        )
+    return None
+
+
+def _may_be_whole(path: Path) -> str:
+    """The files of a broken checkpoint that open; one that was cut does not."""
+    opened = [file.name for file in sorted(path.glob("*.safetensors")) if is_safetensors(file)]
+    return f"{', '.join(opened)} may be whole" if opened else "no other file of it is whole"
+
+
+def load_part(path: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of one part of a checkpoint."""
+    try:
+        return load_file(path / f"{name}.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path / name}.safetensors: {error}") from error
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that train, by name: all of a model, or an adapter's."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def load_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: Path) -> None:
+    """Put a checkpoint's weights into those of a model, or say in what the two differ."""
+    here = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    there = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    if here != there:
+        name = next(name for name in [*here, *there] if here.get(name) != there.get(name))
+        raise ConfigError(
+            f"the checkpoint {source} is of another model: {name} is {there.get(name, 'absent')} there and "
+            f"{here.get(name, 'absent')} here. Set the model and the data as in that run's config.yaml, "
+            "or begin a run in another output_dir."
+        )
+    for name, tensor in own.items():
+        tensor.copy_(given[name])
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """An optimizer's state as flat tensors, "3.exp_avg" for the fourth parameter."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items()
+    }
+
+
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put a state from `optimizer_tensors` back; hyper-parameters stay as configured now."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,167 @@
+"""What every job does around the loop: the accelerator, the run's folder and its config, trackers, the end."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    ProjectConfiguration,
+    broadcast_object_list,
+)
+
+from tread.errors import ConfigError
+from tread.files import atomic_write
+from tread.kernels.attention import check_attention
+from tread.pretrain.config import CONFIG_FILE, changes, flatten, read_saved
+from tread.pretrain.settings import JobConfig
+from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
+from tread.training.loop import CHECKPOINTS, Session, fit
+from tread.training.metrics import tracker_of
+from tread.training.task import Task
+
+LOCK_FILE = ".lock"
+
+
+def make_accelerator(
+    config: JobConfig, *, attention_setting: str = "train.attention", find_unused: bool = False
+) -> Accelerator:
+    """The accelerator, its attention checked; `find_unused`: some trained parameters may have no gradient."""
+    precision = config.train.precision
+    if precision == "auto":
+        precision = "bf16" if torch.cuda.is_available() else "float32"
+    # a graph must cast its weights anew every time it runs; nothing is cast twice in a forward anyway
+    autocast = AutocastKwargs(cache_enabled=False)
+    # gradients live where they are exchanged: without the view there is a second copy of them
+    parallel = DistributedDataParallelKwargs(find_unused_parameters=find_unused, gradient_as_bucket_view=True)
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
+        mixed_precision="bf16" if precision.startswith("bf16") else "no",
+        log_with=tracker_of(config.log.trackers),
+        project_config=ProjectConfiguration(logging_dir=config.output_dir),
+        kwargs_handlers=[autocast, parallel],
+    )
+    check_attention(config.train.attention, accelerator.device, attention_setting)
+    return accelerator
+
+
+@contextmanager
+def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting: str = "resume") -> Iterator[Path]:
+    """The run's folder, made and held for a job.
+
+    Refused are a folder that holds another run or that another job holds, and a resume from nothing but broken
+    checkpoints.
+    """
+    folder = Path(config.output_dir)
+    source = _resumed_from(config, folder)
+    if source is not None and config.resume != "latest":
+        read_saved(source)  # refuses what is not the folder of a run, where one would begin at step 0
+    goes_on = source is not None and source.resolve() == folder.resolve()
+    if source is not None and not goes_on:
+        newest(source / CHECKPOINTS, _say_nothing)  # refuses broken ones
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
+            pass
+    except OSError as error:
+        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
+        raise ConfigError(f"{reason}. Name another output_dir.") from None
+    with locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True) as held:
+        if not broadcast_object_list([held])[0]:
+            raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
+        if accelerator.is_main_process:
+            recover(folder / CHECKPOINTS)
+        accelerator.wait_for_everyone()
+        if goes_on:
+            newest(folder / CHECKPOINTS, _say_nothing)  # refuses broken ones before anything is encoded or loaded
+        taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
+        accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
+        if taken:
+            raise ConfigError(
+                f"{folder} already holds a run: continue it with {resume_setting}=latest, or name another output_dir."
+            )
+        yield folder
+
+
+def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, raw: dict[str, Any]) -> None:
+    """Train a task from its start or its newest checkpoint; `raw` is the config as it is kept in the folder."""
+    session = Session(task, config, accelerator)
+    source = _resumed_from(config, folder)
+    start = 0 if source is None else session.load(source / CHECKPOINTS)
+    # only now: a run that could not be resumed, or has nothing left to do, keeps its config
+    if accelerator.is_main_process and start < config.train.steps:
+        _write_config(folder, source, raw, accelerator)
+    if start and source is not None and source.resolve() == folder.resolve():
+        session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
+        accelerator.wait_for_everyone()
+    if accelerator.log_with:
+        settings = {
+            name: value if isinstance(value, int | float) else str(value) for name, value in flatten(raw).items()
+        }
+        names = {"wandb": {"name": config.log.run or folder.name}}
+        accelerator.init_trackers(config.log.project, config=settings, init_kwargs=names)
+    accelerator.print(task.summary())
+    if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        accelerator.print(
+            "several processes were asked for and one runs: on CPUs, accelerate launch needs --multi_gpu."
+        )
+    fit(session, folder, start=start)
+
+
+def end(accelerator: Accelerator) -> None:
+    """Close trackers and the process group.
+
+    The wrapped models go first, then the ranks wait for each other: a group that dies together with a DDP model waits
+    for a thread that waits for Python's lock (gloo, torch 2.13).
+    """
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold a lock file, until this process ends at the latest; False: another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
+    with path.open("a") as file:
+        os.register_at_fork(after_in_child=file.close)  # or data-loading processes would hold it too
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield True
+
+
+def _say_nothing(_: str) -> None:
+    """Broken checkpoints are named when one is loaded."""
+
+
+def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
+    """The folder of the run that is resumed; None where one begins."""
+    if config.resume is None:
+        return None
+    return folder if config.resume == "latest" else Path(config.resume)
+
+
+def _write_config(folder: Path, source: Path | None, raw: dict[str, Any], accelerator: Accelerator) -> None:
+    from omegaconf import OmegaConf
+
+    if source is not None and (source / CONFIG_FILE).is_file():
+        for change in changes(read_saved(source), raw):
+            if not change.startswith(("resume", "output_dir")):
+                accelerator.print(f"changed since the run was started: {change}")
+    with atomic_write(folder / CONFIG_FILE) as file:
+        file.write(OmegaConf.to_yaml(OmegaConf.create(raw)).encode())

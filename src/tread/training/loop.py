@@ -1,0 +1,332 @@
+"""The training loop, one for every job.
+
+- A `Task` brings the model, the batches and the loss; the loop brings optimizer, EMA, checkpoints, metrics and the
+  progress bar.
+- Everything that changes over a run is a function of the step: the learning rate, the data, the noise, the
+  selections. So a checkpoint holds weights, averages and optimizer moments and nothing else, and a run that was
+  killed goes on bit for bit.
+- Nothing in a step waits for the device; numbers are read every `log.every` steps.
+- Ctrl-C and SIGTERM finish the step, save and say how to go on. An error does so too, with the last step that is whole.
+"""
+
+import gc
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from tqdm import tqdm
+
+from tread.errors import TrainingDiverged
+from tread.kernels import attention
+from tread.kernels.compiling import compile_noise, compiles
+from tread.kernels.graphs import Graphs
+from tread.pretrain.settings import JobConfig, OptimizerConfig
+from tread.routing import noise
+from tread.training import checkpoint
+from tread.training.ema import EMA
+from tread.training.memory import out_of_memory
+from tread.training.metrics import Metrics
+from tread.training.optimizers import make_optimizer
+from tread.training.task import Task
+
+CHECKPOINTS = "checkpoints"
+SETTLED = 10
+"""Steps after which nothing is built any more."""
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """The rate at optimizer step `step`, counted from 0."""
+    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    decays = {"constant": 1.0, "linear": 1 - step / steps, "cosine": 0.5 * (1 + math.cos(math.pi * step / steps))}
+    return config.learning_rate * warmup * decays[config.schedule]
+
+
+class Session:
+    """A task with everything that training it changes: weights, their average, optimizer moments."""
+
+    def __init__(self, task: Task, config: JobConfig, accelerator: Accelerator) -> None:
+        self.task, self.config, self.accelerator = task, config, accelerator
+        self.model = accelerator.prepare(task.model)
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = make_optimizer(self.trained, config.optimizer)
+        # a copy of the weights after all ranks have agreed on them
+        self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
+        attention.use_attention(config.train.attention, accelerator.device)
+        if compiles(config.train.compile, accelerator.device):
+            attempt = task.compile()
+            if accelerator.device.type == "cuda":
+                compile_noise(attempt)
+        self.whole: int | None = None
+        """Steps that weights, average and moments have all taken; None before the first and while one changes them."""
+        self.due = False
+        """Whether what comes after the last whole step, its validation and pictures, is still to be made."""
+        self.saved: int | None = None
+        """Of the last checkpoint that this session wrote."""
+        self.network: Any = self.model
+        """What a step calls."""
+        if config.train.graphs:
+            if accelerator.device.type == "cuda" and accelerator.num_processes == 1:
+                self.network = Graphs(self.model, task.routing, accelerator.print)
+            else:
+                accelerator.print("CUDA graphs are for runs on one GPU, so this run goes on without.")
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the task's model has its averaged weights, in eval mode, not compiled: other shapes than training's
+        would fill the compiler's caches."""
+        training = self.task.model.training
+        self.task.model.eval()
+        try:
+            eager = torch.compiler.set_stance("force_eager")
+            kernels = attention.relaxed(self.config.train.attention, self.accelerator.device)
+            with self.ema.applied() if self.ema else nullcontext(), eager, kernels:
+                yield
+        finally:
+            self.task.model.train(training)
+
+    def step(self, step: int, batches: Iterator[Any]) -> dict[str, Tensor]:
+        """One optimizer step; returns its loss and gradient norm, still on the device."""
+        config, accelerator = self.config, self.accelerator
+        self.task.set_step(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step, config.train.steps)
+        micro_steps = config.train.micro_steps
+        losses = []
+        for micro_step in range(micro_steps):
+            batch = next(batches)
+            # for layers that draw from torch's own generator, such as dropout: theirs is a function of the step too;
+            # after the batch, because a loader that starts draws from it
+            torch.manual_seed(int(noise.bits(config.train.seed, step, micro_step, accelerator.process_index)))
+            last = micro_step == micro_steps - 1
+            with nullcontext() if last else accelerator.no_sync(self.model):
+                with accelerator.autocast():
+                    loss = self.task.loss(self.network, batch, step, micro_step)
+                accelerator.backward(loss / micro_steps)
+            losses.append(loss.detach())
+            del loss  # and what autograd holds for it: no CUDA graph can be captured beside that
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
+        if config.optimizer.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.trained, config.optimizer.clip, norm)
+        self.whole = None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(step)
+        self.whole, self.due = step + 1, True
+        return {"loss": torch.stack(losses).mean(), "grad_norm": norm}
+
+    def save(self, folder: Path, step: int, *, together: bool = True) -> None:
+        """Write the checkpoint after `step` steps, on rank 0; `together`: all ranks call it and wait for it."""
+        if self.accelerator.is_main_process:
+            parts: dict[str, dict[str, Tensor]] = {
+                "model": checkpoint.trained(self.task.model),
+                "optimizer": checkpoint.optimizer_tensors(self.optimizer),
+            }
+            if self.ema is not None:
+                parts["ema"] = self.ema.averages
+            facts = self.task.facts | ({"due": True} if self.due else {})
+            path = checkpoint.save(folder, step, parts, facts, keep=self.config.checkpoint.keep)
+            self.saved = step
+            self.make_result(path)
+        if together:
+            self.accelerator.wait_for_everyone()
+
+    def make_result(self, path: Path) -> None:
+        """Let the task make the result of the checkpoint that is in place, on rank 0, unless it is there."""
+        if self.accelerator.is_main_process:
+            with self.averaged():
+                self.task.saved(path)
+
+    def load(self, folder: Path) -> int:
+        """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
+        found = checkpoint.newest(folder, self.accelerator.print)
+        if found is None:
+            self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
+            return 0
+        path, manifest = found
+        checkpoint.load_tensors(checkpoint.trained(self.task.model), checkpoint.load_part(path, "model"), path)
+        if self.ema is not None:
+            # a run that had no average so far starts it from its weights
+            part = "ema" if "ema.safetensors" in manifest["files"] else "model"
+            checkpoint.load_tensors(self.ema.averages, checkpoint.load_part(path, part), path)
+        checkpoint.load_optimizer(self.optimizer, checkpoint.load_part(path, "optimizer"))
+        self.due = manifest.get("due", False)
+        self.accelerator.print(f"resumed from {path}")
+        return manifest["step"]
+
+
+def fit(session: Session, folder: Path, *, start: int) -> None:
+    """Train from step `start` to `train.steps`, with metrics, checkpoints, validation and previews in `folder`."""
+    task, config, accelerator = session.task, session.config, session.accelerator
+    steps, log, is_main = config.train.steps, config.log.every, accelerator.is_main_process
+    if start >= steps and not session.due:
+        accelerator.print(f"the run is at step {start} already; raise {task.steps_setting} to train on.")
+        return
+    metrics = Metrics(folder, accelerator, start_step=start, advice=task.divergence_advice)
+    batches = task.batches(start)
+    clock, done = _Clock(), start
+    bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
+
+    def finish(done: int) -> None:
+        """Make what is due after a step."""
+        evaluate_every = 0 if config.evaluate is None else config.evaluate.every
+        validating, drawing, evaluating = (
+            _due(every, done, steps) for every in (config.validation.every, config.sample.every, evaluate_every)
+        )
+        if validating or evaluating:
+            metrics.flush()  # lines stay in order
+        if validating or drawing or evaluating:
+            with session.averaged():
+                figures = task.validate() if validating else {}
+                if drawing:
+                    task.preview(done)
+                if evaluating:
+                    figures |= task.evaluate(done)
+            if figures:
+                metrics.write(done, figures)
+                if is_main:
+                    bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
+        session.due = False
+
+    explained = attention.explained(config.train.attention, task.attention_setting)
+    with (
+        _graceful(accelerator) as asked,
+        _rescued(session, folder, metrics),
+        out_of_memory(task.memory_advice),
+        explained,
+        settling() as settle,
+        bar,
+    ):
+        if session.due:  # an error was in the way
+            finish(start)
+            session.save(folder / CHECKPOINTS, start)
+        for step in range(start, steps):
+            values = session.step(step, batches)
+            done = step + 1
+            if done == start + SETTLED:
+                settle()
+            kept = task.kept_share
+            metrics.add(done, {"learning_rate": session.optimizer.param_groups[0]["lr"], "tokens_kept": kept}, values)
+            bar.update()
+
+            stop = done == steps or asked(at_log=done % log == 0)
+            if stop or done % log == 0:
+                loss = metrics.flush()["loss"]
+                speed = clock.lap(done - start) * config.train.batch_size
+                bar.set_postfix_str(f"loss {loss:.4f}, {speed:.3g} img/s, tokens kept {kept:.0%}")
+                metrics.write(done, {"images_per_second": round(speed, 3)})
+            with clock.paused():
+                saving = stop or done % config.checkpoint.every == 0
+                if saving:
+                    metrics.flush()  # a loss that is no number is not saved
+                finish(done)  # before the save: a run killed in between goes on from an earlier step and misses nothing
+                if saving:
+                    session.save(folder / CHECKPOINTS, done)
+            if stop:
+                break
+    if done < steps:
+        accelerator.print(f"stopped at step {done} of {steps}; continue with: {task.resume_command(folder)}")
+
+
+@contextmanager
+def settling() -> Iterator[Callable[[], None]]:
+    """Yields a function to call when the first steps have built what stays: until the end, Python's collector does not
+    walk it again while the device waits."""
+
+    def settle() -> None:
+        gc.collect()
+        gc.freeze()
+
+    try:
+        yield settle
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def _rescued(session: Session, folder: Path, metrics: Metrics) -> Iterator[None]:
+    """An error inside, such as a file that cannot be read, costs the step it is in and none before."""
+    try:
+        yield
+    except (TrainingDiverged, checkpoint.CheckpointError):  # nothing worth keeping; no place to keep it
+        raise
+    except Exception:
+        try:
+            _save_alone(session, folder, metrics)
+        except Exception as second:  # the first is what the user has to know
+            session.accelerator.print(f"an error stopped the run, and another came while it was saved: {second}")
+        raise
+
+
+def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
+    """Save on rank 0 without the others, which may have failed or wait for something else."""
+    step, accelerator = session.whole, session.accelerator
+    if step is None or not accelerator.is_main_process or not metrics.are_finite:
+        return
+    if step != session.saved:
+        try:
+            session.save(folder / CHECKPOINTS, step, together=False)
+        except Exception:
+            if step != session.saved:
+                raise
+            # the checkpoint is whole; what lies beside it for others is of an earlier step
+    command = session.task.resume_command(folder)
+    accelerator.print(f"an error stopped the run; step {step} is saved, continue with: {command}")
+    metrics.flush(together=False)
+
+
+def _due(every: int, done: int, steps: int) -> bool:
+    return every > 0 and (done % every == 0 or done == steps)
+
+
+class _Clock:
+    """Steps per second of training alone."""
+
+    def __init__(self) -> None:
+        self._since, self._steps = time.perf_counter(), 0
+
+    def lap(self, steps: int) -> float:
+        """Steps per second since the last lap; `steps` counts from the start."""
+        now = time.perf_counter()
+        speed = (steps - self._steps) / (now - self._since)
+        self._since, self._steps = now, steps
+        return speed
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time spent inside does not count."""
+        before = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - before
+
+
+@contextmanager
+def _graceful(accelerator: Accelerator) -> Iterator[Callable[..., bool]]:
+    """Yields a function that tells whether Ctrl-C or SIGTERM came; a second signal acts at once."""
+    received: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        received.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    def asked(*, at_log: bool) -> bool:
+        if accelerator.num_processes == 1:
+            return bool(received)
+        if not at_log:  # the ranks must stop at the same step, so they agree where they meet anyway
+            return False
+        flag = torch.tensor(len(received), device=accelerator.device)
+        return bool(accelerator.reduce(flag, "sum"))
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

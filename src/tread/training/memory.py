@@ -1,0 +1,31 @@
+"""When memory runs out: what to change, instead of an allocator's traceback."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tread.errors import OutOfMemory
+
+
+@contextmanager
+def out_of_memory(advice: str) -> Iterator[None]:
+    """Turns an allocator's error inside into a sentence that ends in `advice`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise OutOfMemory(f"not enough memory on {_device()}. {advice}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator raised it, the device's or the host's."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def _device() -> str:
+    if not torch.cuda.is_available():
+        return "this machine"
+    free, total = torch.cuda.mem_get_info()
+    return f"{torch.cuda.get_device_name()} ({total / 2**30:.0f} GiB, {free / 2**30:.1f} GiB free)"

@@ -1,0 +1,109 @@
+"""Where the numbers go: a JSONL file always, TensorBoard or wandb by setting.
+
+- Values stay on the device until `flush`, one transfer for many steps, so that logging never stalls training.
+- The file has one line per step, and one for each validation and speed. After a resume it is cut back to the
+  checkpoint's step first: it reads as if the run had never stopped.
+"""
+
+import importlib.util
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from tread.errors import ConfigError, TrainingDiverged
+from tread.files import atomic_write
+
+FILE = "metrics.jsonl"
+
+
+def tracker_of(setting: str) -> str | None:
+    """The accelerate tracker a setting means; one that was asked for by name must be installed."""
+    if setting == "none" or (setting == "auto" and importlib.util.find_spec("tensorboard") is None):
+        return None
+    name = "tensorboard" if setting == "auto" else setting
+    if importlib.util.find_spec(name) is None:
+        raise ConfigError(f"log.trackers is {setting!r}, but {name} is missing: pip install 'tread-diffusion[track]'.")
+    return name
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """One step's numbers: those known on the host, and the names and values of those still on the device."""
+
+    step: int
+    known: dict[str, float]
+    names: list[str]
+    values: Tensor
+
+
+class Metrics:
+    """Collects per-step values on every rank; rank 0 writes them. `advice` is what to do where one is not finite."""
+
+    def __init__(self, folder: Path, accelerator: Accelerator, *, start_step: int, advice: str) -> None:
+        self._path = folder / FILE
+        self._advice = advice
+        self._accelerator = accelerator
+        self._waiting: list[_Waiting] = []
+        if accelerator.is_main_process and self._path.exists():
+            kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= start_step]
+            with atomic_write(self._path) as file:  # a kill right here must not cost the whole history
+                file.write("".join(f"{line}\n" for line in kept).encode())
+
+    def add(self, step: int, values: Mapping[str, float], tensors: Mapping[str, Tensor]) -> None:
+        """Take the numbers of step `step` (counted from 1); `tensors` are 0-d and averaged over ranks."""
+        stacked = torch.stack([tensor.detach().float() for tensor in tensors.values()])  # (N,)
+        self._waiting.append(_Waiting(step, dict(values), list(tensors), stacked))
+
+    @property
+    def are_finite(self) -> bool:
+        """Whether what is waiting is, on this rank."""
+        return all(bool(waiting.values.isfinite().all()) for waiting in self._waiting)
+
+    def flush(self, *, together: bool = True) -> dict[str, float]:
+        """Write what is waiting and return the last step's values; raises where one is not finite.
+
+        Not `together`, the other ranks are not asked, and the lines have this one's numbers.
+        """
+        if not self._waiting:
+            return {}
+        table: Any = torch.stack([waiting.values for waiting in self._waiting])  # (steps, N)
+        if together:
+            table = self._accelerator.reduce(table, "mean")
+        last: dict[str, float] = {}
+        for row in table.tolist():
+            first = self._waiting[0]
+            last = {**first.known, **dict(zip(first.names, row, strict=True))}
+            if not all(math.isfinite(value) for value in row):
+                raise TrainingDiverged(
+                    f"the loss or its gradient is no longer finite at step {first.step}. {self._advice}"
+                )
+            self.write(first.step, last)
+            del self._waiting[0]  # only now: what cannot be written waits on
+        return last
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write one line now, on rank 0."""
+        self._accelerator.log(dict(values), step=step)
+        if self._accelerator.is_main_process:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"step": step, **values}) + "\n")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """All lines of a run's metrics; one that a kill cut off is left out."""
+    lines = (folder / FILE).read_text().splitlines()
+    return [json.loads(line) for line in lines if _step_of(line) < math.inf]
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (json.JSONDecodeError, KeyError):
+        return math.inf  # a line cut off by a kill

@@ -1,0 +1,201 @@
+"""The optimizers, by the name a config gives them.
+
+- `adamw` and `adafactor` are torch's; `adamw-8bit` and `lion-8bit` are bitsandbytes', which run on CPUs and GPUs alike;
+  `lion` and `adamw-bf16` are small enough to be written here.
+- Every state is a flat mapping of plain tensors, so that a checkpoint is safetensors and a resumed run goes on bit for
+  bit. Bitsandbytes' code books are the same for every parameter: they are left out and put back.
+- `adamw-bf16` rounds by a hash of (step, parameter, element): unbiased, and the same on every rank, which torch's
+  generator would not be.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tread.errors import check_choice
+from tread.pretrain.settings import OptimizerConfig
+from tread.routing import noise
+
+ROUNDING = int.from_bytes(b"roun")
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    """The optimizer that `config.name` names, over all of `parameters`."""
+    make = OPTIMIZERS[check_choice(config.name, "optimizer.name", OPTIMIZERS)]
+    return make(list(parameters), config)
+
+
+def _adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    fused = all(parameter.is_cuda for parameter in parameters)
+    return torch.optim.AdamW(parameters, **_adam_arguments(config), fused=fused)
+
+
+def _adamw_bf16(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    return AdamWBF16(parameters, **_adam_arguments(config))
+
+
+def _lion(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    return Lion(parameters, **_adam_arguments(config))
+
+
+def _adafactor(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    """Its steps are relative to each weight's size, so it wants a rate some hundred times AdamW's; it has no betas."""
+    return torch.optim.Adafactor(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
+
+
+def _adamw_8bit(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    return _bitsandbytes()["adamw"](parameters, **_adam_arguments(config))
+
+
+def _lion_8bit(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    return _bitsandbytes()["lion"](parameters, **_adam_arguments(config))
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], OptimizerConfig], Optimizer]] = {
+    "adamw": _adamw,
+    "adamw-8bit": _adamw_8bit,
+    "adamw-bf16": _adamw_bf16,
+    "lion": _lion,
+    "lion-8bit": _lion_8bit,
+    "adafactor": _adafactor,
+}
+
+
+def _adam_arguments(config: OptimizerConfig) -> dict[str, Any]:
+    beta1, beta2 = config.betas
+    return {"lr": config.learning_rate, "betas": (beta1, beta2), "weight_decay": config.weight_decay}
+
+
+# Chen et al. 2023 (arXiv 2302.06675), Algorithm 2
+class Lion(Optimizer):
+    """The sign of an interpolation between momentum and gradient; wants a rate some ten times below AdamW's."""
+
+    def __init__(
+        self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                momentum = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
+                direction = momentum.lerp(parameter.grad, 1 - beta1).sign_()
+                parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
+                momentum.lerp_(parameter.grad, 1 - beta2)
+
+
+class AdamWBF16(Optimizer):
+    """AdamW that keeps bfloat16 parameters and their moments in bfloat16, with stochastic rounding.
+
+    Rounding to nearest would lose every step below 1/256 of a weight, which is nearly all of them; rounding at random
+    keeps them on average. Half the memory of float32 weights with float32 moments. Float32 parameters get plain AdamW.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] += 1
+                self._update(parameter, state, group, index)
+
+    @staticmethod
+    def _update(parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any], index: int) -> None:
+        step = int(state["step"])  # lives on the CPU: nothing waits for the device
+        beta1, beta2 = group["betas"]
+        gradient = parameter.grad.float()  # pyright: ignore[reportOptionalMemberAccess]
+        mean = state["exp_avg"].float().lerp(gradient, 1 - beta1)
+        square = state["exp_avg_sq"].float().lerp(gradient.square(), 1 - beta2)
+        scale = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        weight = parameter.float() * (1 - group["lr"] * group["weight_decay"])
+        weight.addcdiv_(mean, scale, value=-group["lr"] / (1 - beta1**step))
+        chance = _chance(parameter, step, index) if parameter.dtype == torch.bfloat16 else None
+        for kept, value in ((parameter, weight), (state["exp_avg"], mean), (state["exp_avg_sq"], square)):
+            kept.copy_(value if chance is None else round_to_bf16(value, chance))
+
+
+def round_to_bf16(x: Tensor, chance: Tensor) -> Tensor:
+    """Float32 -> bfloat16, up or down with the odds that keep x on average; `chance` int32 in [0, 2**16), as x."""
+    # the low 16 bits are what bfloat16 cannot hold; adding a random number below 2**16 carries with their probability
+    bits = (x.view(torch.int32) + chance) & -65536
+    return bits.view(torch.float32).bfloat16()
+
+
+def _chance(parameter: Tensor, step: int, index: int) -> Tensor:
+    """16 random bits for every element, two from each hash."""
+    count = parameter.numel()
+    element = torch.arange((count + 1) // 2, device=parameter.device)
+    both = noise.bits(ROUNDING, step, index, element)
+    halves = torch.cat([both & 0xFFFF, both >> 16])[:count]
+    return halves.to(torch.int32).view(parameter.shape)
+
+
+@cache
+def _bitsandbytes() -> dict[str, Any]:
+    """Bitsandbytes' optimizers with a flat state of plain tensors, and without a wait for the device at each step."""
+    try:
+        optim: Any = importlib.import_module("bitsandbytes.optim")
+        base: Any = importlib.import_module("bitsandbytes.optim.optimizer").Optimizer8bit
+    except ImportError as error:
+        raise ImportError("8-bit optimizers need bitsandbytes: pip install 'tread-diffusion[quant]'") from error
+
+    books = {"qmap1": "dynamic", "qmap2": "udynamic"}
+
+    class Flat(base):
+        def state_dict(self) -> dict[str, Any]:
+            whole = Optimizer.state_dict(self)  # the library's own would nest the quantized tensors
+            kept = {
+                index: {name: value for name, value in values.items() if name not in books}
+                for index, values in whole["state"].items()
+            }
+            return {**whole, "state": kept}
+
+        def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
+            # the step is a Python number to the library, which would round a tensor to the parameter's precision
+            state = {index: {**values, "step": int(values["step"])} for index, values in state_dict["state"].items()}
+            super().load_state_dict({**state_dict, "state": state}, move_to_device)
+            for parameter, values in self.state.items():
+                if values["state1"].dtype == torch.uint8:
+                    for name, book in books.items():
+                        values[name] = self.name2qmap[book].to(parameter.device)
+
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:
+            for i, group in enumerate(self.param_groups):
+                for j, parameter in enumerate(group["params"]):
+                    if parameter.grad is not None:
+                        if not self.state[parameter]:
+                            self.init_state(group, parameter, i, j)
+                        self.update_step(group, parameter, i, j)
+
+    class AdamW8bit(Flat, optim.AdamW8bit): ...
+
+    class Lion8bit(Flat, optim.Lion8bit): ...
+
+    return {"adamw": AdamW8bit, "lion": Lion8bit}
