@@ -30,18 +30,18 @@ EXPECTED = {
     "int8-torchao":  (0.02, 1.1),
     "int4-torchao":  (0.3,  0.7),
     "fp8wo-torchao": (0.08, 1.1),
-    "int8-quanto":   (0.02, 1.1),
-    "int4-quanto":   (0.3,  0.7),
-    "fp8-quanto":    (0.08, 1.1),
     "int8-bnb":      (0.04, 1.1),
     "nf4-bnb":       (0.3,  0.6),
 }  # fmt: skip
+FLOAT8_COMPUTE = ("fp8-torchao", "fp8-both-ways")
 on_cpu = pytest.mark.parametrize("precision", EXPECTED)
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]}
 
 
-def test_the_table_covers_what_a_cpu_can_do():
-    assert set(METHODS) == {*EXPECTED, "fp8-torchao", "fp8-both-ways"}
+def test_the_table_covers_every_method():
+    """Other names are the same objects."""
+    assert {id(method) for method in METHODS.values()} == {id(METHODS[name]) for name in (*EXPECTED, *FLOAT8_COMPUTE)}
+    assert [name for name, method in METHODS.items() if method.float8_compute] == list(FLOAT8_COMPUTE)
 
 
 @on_cpu
@@ -63,6 +63,7 @@ def test_one_linear_at_a_time(precision: str, monkeypatch: pytest.MonkeyPatch):
 @on_cpu
 @pytest.mark.parametrize("stock", STOCK)
 def test_near_the_model_and_small(precision: str, stock: str):
+    """A copy of it computes the same."""
     build, call = STOCK[stock]
     model = build()
     with torch.no_grad():
@@ -75,6 +76,7 @@ def test_near_the_model_and_small(precision: str, stock: str):
     quantize(model, precision, "cpu")
     with torch.no_grad():
         quantized = call(model)
+        torch.testing.assert_close(call(copy.deepcopy(model)), quantized)
     error, size = EXPECTED[precision]
     off = (quantized - exact).norm() / exact.norm()
     assert 1e-4 < off < error
@@ -84,16 +86,30 @@ def test_near_the_model_and_small(precision: str, stock: str):
         assert type(model.get_submodule(name)) is nn.Linear
 
 
-PAIRS = [(precision, kind) for precision in EXPECTED for kind in ("standard", "lokr", "lycoris")]
+KINDS = ("standard", "lokr", "lycoris")
 
 
-@pytest.mark.parametrize(("precision", "kind"), [pair for pair in PAIRS if pair != ("nf4-bnb", "lokr")])
-def test_an_adapter_learns_on_top(precision: str, kind: Any):
+def adapt(model: nn.Module, kind: Any = "standard") -> None:
+    config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
+    add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@on_cpu
+def test_an_adapter_learns_on_top(precision: str, kind: str):
     """In bfloat16 under autocast, as a run has it, routed."""
     model = flux().to(torch.bfloat16)
     quantize(model, precision, "cpu")
-    config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
-    add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
+    if (precision, kind) == ("nf4-bnb", "lokr"):
+        with pytest.raises(ConfigError, match="peft cannot combine: set base_model_precision to 'int4-torchao'"):
+            adapt(model, kind)
+        return
+    # layer norms give float32 under autocast; a linear's output is the base's precision again
+    linear = model.get_submodule("transformer_blocks.0.attn.to_q")
+    for autocast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            assert linear(torch.randn(2, 64)).dtype == torch.bfloat16
+    adapt(model, kind)
     model.train()
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert {weight.dtype for weight in weights} == {torch.float32}
@@ -111,35 +127,16 @@ def test_an_adapter_learns_on_top(precision: str, kind: Any):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("kind", ["standard", "lokr", "lycoris"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_unpacked_to_put_an_adapter_on(kind: Any, monkeypatch: pytest.MonkeyPatch):
     model = flux()
     quantize(model, "int8-torchao", "cpu")
     linear = model.get_submodule("transformer_blocks.0.attn.to_q")
     weight, unpacked = linear.weight, Mock(wraps=unpack)
     monkeypatch.setattr("tread.finetune.quantize.unpack", unpacked)
-    config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
-    add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
+    adapt(model, kind)
     assert unpacked.call_count == 0
     assert linear.weight.equal(weight), "later it is there again"  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def test_lokr_does_not_go_with_packed_bytes():
-    model = flux()
-    quantize(model, "nf4-bnb", "cpu")
-    with pytest.raises(ConfigError, match="peft cannot combine: set base_model_precision to 'int4-torchao'"):
-        add_adapter(model, kind="lokr", rank=4, alpha=4, targets=TARGETS, seed=0)
-
-
-@pytest.mark.parametrize("precision", ["int8-quanto", "int8-torchao", "nf4-bnb"])
-def test_float32_from_autocast_is_taken(precision: str):
-    """Layer norms give float32 under autocast; the output is the base's precision again."""
-    model = flux().to(torch.bfloat16)
-    quantize(model, precision, "cpu")
-    linear = model.get_submodule("transformer_blocks.0.attn.to_q")
-    assert linear(torch.randn(2, 64)).dtype == torch.bfloat16
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(torch.randn(2, 64)).dtype == torch.bfloat16
 
 
 def linear_of(dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -191,19 +188,24 @@ def test_four_bits_are_the_nearest_of_sixteen_levels():
     assert frozen.codes.shape == (96, 64)
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "float8"])
-def test_a_frozen_linear_is_the_linear_of_its_weight(form: str):
-    """Output and gradient, and what is kept for the gradient: the stored weight, not the unpacked one."""
-    linear = linear_of()
-    frozen = FrozenLinear(linear, form)
-    x, gradient = torch.randn(2, 5, 128, requires_grad=True), torch.randn(2, 5, 96)
+def call_keeping_only_stored(frozen: FrozenLinear, x: Tensor) -> Tensor:
+    """The output; the stored weight, not the unpacked one, is kept for the gradient."""
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         output = frozen(x)
+    assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
+    return output
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "float8"])
+def test_a_frozen_linear_is_the_linear_of_its_weight(form: str):
+    linear = linear_of()
+    frozen = FrozenLinear(linear, form)
+    x, gradient = torch.randn(2, 5, 128, requires_grad=True), torch.randn(2, 5, 96)
+    output = call_keeping_only_stored(frozen, x)
     expected = nn.functional.linear(x, frozen.weight, linear.bias)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, gradient)[0] for y in (output, expected)))
-    assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -221,15 +223,12 @@ def test_float8_both_ways_is_exact_where_rounding_is(device: str):
     linear.bias.copy_(ones(96))
     frozen = FrozenLinear(linear, "float8-both-ways")
     x, gradient = ones(2, 5, 128).requires_grad_(), ones(2, 5, 96)
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        output = frozen(x)
+    output = call_keeping_only_stored(frozen, x)
     expected = linear(x)
     near = {"rtol": 0, "atol": 1e-5 if device == "cpu" else 0.1}  # the GPU sums in some 14 bits
     torch.testing.assert_close(output, expected, **near)
     found, wanted = (torch.autograd.grad(out, x, gradient)[0] for out in (output, expected))
     torch.testing.assert_close(found, wanted, **near)
-    assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
     assert sum(buffer.nbytes for buffer in frozen.buffers()) == 96 * 128 + 4 * 96, "the weight is stored once"
 
 
@@ -249,7 +248,7 @@ def test_layers_compile_without_a_break(precision: str):
     """FLUX's layers return views of one tensor, which no tensor subclass may be an input beside."""
     model = flux()
     quantize(model, precision, "cpu")
-    add_adapter(model, kind="standard", rank=2, alpha=2, targets=TARGETS, seed=0)
+    adapt(model)
     handle = tread.attach(model.train(), ROUTES)
 
     def gradients() -> list[Tensor]:
@@ -279,7 +278,7 @@ def test_compiled_layers_do_not_keep_what_they_unpacked(precision: str):
         model = flux()
         if precision is not None:
             quantize(model, precision, "cpu")
-        add_adapter(model, kind="standard", rank=2, alpha=2, targets=TARGETS, seed=0)
+        adapt(model)
         torch._dynamo.reset()
         model.train().single_transformer_blocks[0].compile(dynamic=False, backend="aot_eager")
         own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
@@ -298,14 +297,6 @@ def test_compiled_layers_do_not_keep_what_they_unpacked(precision: str):
     weights = {tuple(linear.weight.shape) for linear in layer_linears(flux()).values()}
     assert kept(None).isdisjoint(weights)
     assert kept(precision).isdisjoint(weights)
-
-
-@on_cpu
-def test_a_copy_is_a_copy(precision: str):
-    model = flux()
-    quantize(model, precision, "cpu")
-    with torch.no_grad():
-        torch.testing.assert_close(call_flux(copy.deepcopy(model)), call_flux(model))
 
 
 def test_float8_compute_needs_its_gpu():
@@ -333,7 +324,7 @@ def test_a_frozen_linear_on_a_gpu(form: str, compiled: bool):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", METHODS)
+@pytest.mark.parametrize("precision", [*EXPECTED, *FLOAT8_COMPUTE])
 def test_on_a_gpu(precision: str):
     if precision.endswith("bnb"):
         pytest.importorskip("bitsandbytes")
@@ -341,7 +332,7 @@ def test_on_a_gpu(precision: str):
     with torch.no_grad():
         exact = call_flux(model, torch.bfloat16).float()
     quantize(model, precision, "cuda")
-    add_adapter(model, kind="standard", rank=4, alpha=4, targets=TARGETS, seed=0)
+    adapt(model)
     model.cuda().train()
     with torch.autocast("cuda", torch.bfloat16):
         output = call_flux(Moved(model), torch.bfloat16)
