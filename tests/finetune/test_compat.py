@@ -11,7 +11,7 @@ from tread.errors import ConfigError
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
 from tread.finetune.compat.translate import Verdict, check, translate
 from tread.finetune.config import read_config
-from tread.finetune.families import FAMILIES, family_class
+from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.settings import FinetuneConfig
 
 BASE: dict[str, Any] = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
@@ -329,7 +329,7 @@ def test_a_translated_config_is_its_own_translation() -> None:
 
 
 def test_every_family_is_known_by_name() -> None:
-    for name in FAMILIES:
+    for name in TUNE_FAMILIES:
         assert family_class(name).name == name
         assert verdict({**BASE, "model_family": name}, "model_family").verdict == "runs"
     with pytest.raises(ConfigError):

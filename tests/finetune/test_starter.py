@@ -14,7 +14,7 @@ import tread
 from tests.tiny.pipelines import TINY
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
-from tread.finetune.families import FAMILIES, open_family
+from tread.finetune.families import TUNE_FAMILIES, open_family
 from tread.finetune.settings import FinetuneConfig, field_docs
 from tread.finetune.source import Source
 from tread.finetune.starter import starter_config
@@ -80,7 +80,7 @@ def test_a_starter_fits_its_model_and_data(
     assert entry.get("conditioning_type") == ("reference" if tiny.reference else None)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TUNE_FAMILIES)
 def test_a_starter_without_the_model_is_whole_and_says_so(family: str, photos: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no model at pretrained_model_name_or_path"):
         text = starter_config(family, str(tmp_path / "none"), str(photos))

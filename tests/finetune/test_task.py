@@ -15,7 +15,6 @@ from tread.finetune.task import LATENT, NOISE, TIME, memory_advice
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Compiled
 from tread.routing import noise
-from tread.sampling.generate import sample_noise
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -37,9 +36,9 @@ def test_the_loss_is_that_of_the_stock_transformer(
     where = torch.tensor([2 * step, 2 * step + 1])
     x = batch.tensors["mean"]
     if "std" in batch.tensors:
-        x = x + batch.tensors["std"] * sample_noise(config.seed, where, x.shape[1:], LATENT)
+        x = x + batch.tensors["std"] * noise.per_sample_normal(config.seed, where, x.shape[1:], LATENT)
     assert ("std" in batch.tensors) == (model == "flux-kl")
-    drawn = sample_noise(config.seed, where, x.shape[1:], NOISE)
+    drawn = noise.per_sample_normal(config.seed, where, x.shape[1:], NOISE)
     time = task.target.times(noise.uniform(config.seed, TIME, where), 16)
     mix = time.view(2, 1, 1, 1)
     noisy = (1 - mix) * x + mix * drawn

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tread.config.schema import at_least
 from tread.data.captioned.entries import data_configs
 from tread.errors import ConfigError, nearest
-from tread.finetune.families import FAMILIES
+from tread.finetune.families import TUNE_FAMILIES
 from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
@@ -225,10 +225,10 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     """Name of the run in a tracker; null: that of output_dir."""
 
     def __post_init__(self) -> None:
-        if self.model_family not in FAMILIES:
+        if self.model_family not in TUNE_FAMILIES:
             raise ConfigError(
-                f"model_family is {self.model_family!r}{nearest(self.model_family, FAMILIES)} "
-                f"Choose one of: {', '.join(FAMILIES)}; other transformers train in a script of yours with "
+                f"model_family is {self.model_family!r}{nearest(self.model_family, TUNE_FAMILIES)} "
+                f"Choose one of: {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
                 "tread.attach (docs/attach.md)."
             )
         self._check_bounds()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tread.finetune.families import FAMILIES
+from tread.finetune.families import TUNE_FAMILIES
 
 Kind = Literal["runs", "translated", "ignored", "unsupported"]
 OFF = (None, False, 0, "", "none", "no", [], {})
@@ -98,11 +98,11 @@ MODELS: dict[str, dict[str, str]] = {
 
 def family(value: Any, config: Mapping[str, Any]) -> Outcome:
     """A family that can be tuned, or where else to train it."""
-    if value in FAMILIES:
+    if value in TUNE_FAMILIES:
         return Outcome(kind="runs", settings={"model_family": value})
     text = (
-        f"tread finetune has {', '.join(FAMILIES)}; other transformers train in a script of yours with tread.attach "
-        "(docs/attach.md; `tread families` lists them)"
+        f"tread finetune has {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
+        "tread.attach (docs/attach.md; `tread families` lists them)"
     )
     return Outcome(kind="unsupported", text=text)
 
