@@ -150,7 +150,7 @@ def test_resume_is_exact(config: Any, tmp_path: Path, name: str) -> None:
     [
         {"model_type": "full", "learning_rate": 1e-3, "optimizer": "adamw-8bit"},
         {"lora_type": "lokr", "gradient_accumulation_steps": 2},
-        {"base_model_precision": "int8-torchao"},
+        {"base_model_precision": "int8"},
         {"tread_config": None, "loss_type": "huber", "gradient_checkpointing": False},
     ],
     ids=["full", "lokr", "int8", "dense"],

@@ -216,7 +216,7 @@ def test_export_of_both_experts(lab: Lab, pipeline_folder: Folder, tmp_path: Pat
 
 
 def test_export_needs_no_quantized_base(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = lab.train("int8", "lora", "base_model_precision=int8-torchao")
+    folder = lab.train("int8", "lora", "base_model_precision=int8")
     monkeypatch.setattr("tread.finetune.run.quantize", pytest.fail)
     main(["export", str(folder), "--out", str(tmp_path / "out")])
     assert files(tmp_path / "out")[LORA] == files(folder)[LORA]

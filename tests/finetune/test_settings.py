@@ -42,8 +42,8 @@ def made(**settings: Any) -> FinetuneConfig:
         ({"data": ""}, "data is empty; give a folder of images or videos with captions (docs/data.md)."),
         ({"lora_targets": []}, "lora_targets is empty, so nothing would be trained; name layers, or leave it out."),
         (
-            {"model_type": "full", "base_model_precision": "nf4-bnb"},
-            "base_model_precision is 'nf4-bnb', but model_type is 'full', and quantized weights cannot be trained: set "
+            {"model_type": "full", "base_model_precision": "nf4"},
+            "base_model_precision is 'nf4', but model_type is 'full', and quantized weights cannot be trained: set "
             "base_model_precision to 'no_change', or model_type to 'lora'.",
         ),
         (

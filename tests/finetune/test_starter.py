@@ -75,7 +75,7 @@ def test_a_starter_fits_its_model_and_data(
     assert config.train_batch_size == 3  # all there are
     assert config.prompts == ("yes",)
     assert config.base_model_precision == "no_change"
-    assert "fp8-both-ways" in text, "words with hyphens stay whole"
+    assert "fp8-matmul" in text, "words with hyphens stay whole"
     assert (config.validation_image is not None) == tiny.reference
     assert entry.get("conditioning_type") == ("reference" if tiny.reference else None)
 

@@ -122,11 +122,11 @@ def test_a_loss_on_kept_tokens_alone(pipeline_folder: PipelineFolder, tmp_path: 
 def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
     lavish = make_config(tmp_path, "x", gradient_checkpointing=False, tread_config=None, use_ema=True)
     assert memory_advice(lavish) == (
-        "Any of these needs less: set gradient_checkpointing to true; set base_model_precision to 'int8-torchao'; set "
+        "Any of these needs less: set gradient_checkpointing to true; set base_model_precision to 'int8'; set "
         "train_batch_size to 1 and raise gradient_accumulation_steps instead; set use_ema to false; route tokens "
         "(tread_config: balanced); lower the resolution of the data."
     )
-    frugal = make_config(tmp_path, "x", base_model_precision="nf4-bnb", train_batch_size=1)
+    frugal = make_config(tmp_path, "x", base_model_precision="nf4", train_batch_size=1)
     assert memory_advice(frugal) == "Any of these needs less: lower the resolution of the data."
     graphed = make_config(tmp_path, "x", graphs=True)
     assert memory_advice(graphed).startswith("Any of these needs less: set graphs to false; ")

@@ -321,8 +321,8 @@ def memory_advice(config: FinetuneConfig) -> str:
             ways.append("set optimizer to 'adamw-8bit'")
     elif "4" not in config.base_model_precision:
         quantized = config.base_model_precision.startswith(("int8", "fp8"))
-        smaller = "int4-torchao" if config.lora_type == "lokr" else "nf4-bnb"
-        ways.append(f"set base_model_precision to {smaller if quantized else 'int8-torchao'!r}")
+        smaller = "int4" if config.lora_type == "lokr" else "nf4"
+        ways.append(f"set base_model_precision to {smaller if quantized else 'int8'!r}")
     if config.train_batch_size > 1:
         ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")
     if config.use_ema:

@@ -1,10 +1,13 @@
 """The families that can be fine-tuned: one file each, one line here."""
 
 import importlib
+from typing import TYPE_CHECKING
 
 from tread.errors import ConfigError, nearest
-from tread.finetune.family import TuneFamily
 from tread.finetune.source import Source
+
+if TYPE_CHECKING:  # family.py imports from this folder
+    from tread.finetune.family import TuneFamily
 
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
@@ -18,7 +21,7 @@ TUNE_FAMILIES: dict[str, str] = {
 """`model_family` (the module's name too) -> the class."""
 
 
-def family_class(name: str) -> type[TuneFamily]:
+def family_class(name: str) -> "type[TuneFamily]":
     """The class of a `model_family`."""
     if name not in TUNE_FAMILIES:
         raise ConfigError(
@@ -28,7 +31,7 @@ def family_class(name: str) -> type[TuneFamily]:
     return getattr(importlib.import_module(f"{__name__}.{name}"), TUNE_FAMILIES[name])
 
 
-def open_family(name: str, source: Source, text_length: int | None = None) -> TuneFamily:
+def open_family(name: str, source: Source, text_length: int | None = None) -> "TuneFamily":
     """The family of a source, or an error that says which family the source is.
 
     `text_length` is how many tokens of a caption are read; None: as many as the stock pipeline does.
