@@ -57,11 +57,11 @@ def finetune(arguments: list[str]) -> None:
 
 def init(arguments: list[str]) -> None:
     """write a config to start fine-tuning with"""
-    from tread.finetune.families import FAMILIES
+    from tread.finetune.families import TUNE_FAMILIES
     from tread.finetune.starter import starter_config
 
     parser = _parser("init", init)
-    parser.add_argument("family", choices=list(FAMILIES))
+    parser.add_argument("family", choices=list(TUNE_FAMILIES))
     parser.add_argument("--model", required=True, help="the base model in diffusers format: a folder or a hub id")
     parser.add_argument("--data", required=True, help="a folder of images or videos with captions")
     print(starter_config(**vars(parser.parse_args(arguments))), end="")

@@ -28,7 +28,6 @@ from tread.kernels.compiling import Attempt, Compiled, compile_layers, compile_n
 from tread.models import DiT
 from tread.routing import noise
 from tread.routing.plan import RoutePlan
-from tread.sampling.generate import sample_noise
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
 
@@ -278,11 +277,11 @@ def test_a_checkpointed_layer_draws_the_same_numbers_again(backend: str) -> None
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_compiled_noise_has_the_same_bits(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     index = torch.arange(3, 35, device=device)
-    expected = [sample_noise(seed, index, (4, 6, 6), word) for seed, word in ((0, 1), (7, 1), (7, 2))]
+    expected = [noise.per_sample_normal(seed, index, (4, 6, 6), word) for seed, word in ((0, 1), (7, 1), (7, 2))]
     monkeypatch.setattr(noise, "draw_two", noise.two_uniforms)  # put back afterwards
     said: list[str] = []
     compile_noise(Attempt(said.append))
-    found = [sample_noise(seed, index, (4, 6, 6), word) for seed, word in ((0, 1), (7, 1), (7, 2))]
+    found = [noise.per_sample_normal(seed, index, (4, 6, 6), word) for seed, word in ((0, 1), (7, 1), (7, 2))]
     assert not said, "it was compiled"
     assert all(one.equal(other) for one, other in zip(found, expected, strict=True))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.tiny.dit import MODERN, small_dit
 from tread.errors import ConfigError
-from tread.models import DiT, preset
+from tread.models import DiT, model_size
 
 DIGITS: dict[str, Any] = {"input_size": 8, "in_channels": 1, "num_classes": 10}
 
@@ -22,7 +22,7 @@ def _batch(model: DiT, size: int = 2) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", ["tiny", "modern-tiny"])
 def test_a_fresh_model_is_the_identity_on_the_stream_and_predicts_zero(name: str):
-    model = DiT(**preset(name), **DIGITS)
+    model = DiT(**model_size(name), **DIGITS)
     streams: list[Tensor] = []
     for block in model.blocks:
         block.register_forward_pre_hook(lambda module, args: streams.append(args[0]))
@@ -35,7 +35,7 @@ def test_a_fresh_model_is_the_identity_on_the_stream_and_predicts_zero(name: str
 
 
 def test_a_fresh_model_is_zero_where_adaln_zero_says_and_only_there():
-    model = DiT(**preset("modern-tiny"), **DIGITS)
+    model = DiT(**model_size("modern-tiny"), **DIGITS)
     zero = {name for name, p in model.named_parameters() if torch.count_nonzero(p) == 0}
     gates = {f"blocks.{layer}.modulation.{kind}" for layer in range(12) for kind in ("weight", "bias")}
     final = {f"final.{part}.{kind}" for part in ("modulation", "linear") for kind in ("weight", "bias")}
@@ -45,7 +45,7 @@ def test_a_fresh_model_is_zero_where_adaln_zero_says_and_only_there():
 
 def test_a_fresh_model_learns():
     torch.manual_seed(0)
-    model = DiT(**preset("tiny"), **DIGITS)
+    model = DiT(**model_size("tiny"), **DIGITS)
     x, time, labels = _batch(model, 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     losses: list[float] = []
@@ -88,7 +88,7 @@ def test_out_channels_default_to_the_input_channels():
 
 
 def test_the_state_dict_holds_parameters_only():
-    model = DiT(**preset("modern-tiny"), **DIGITS)
+    model = DiT(**model_size("modern-tiny"), **DIGITS)
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
     assert {name for name, _ in model.named_buffers()} == {"positions", "rope_table"}
 

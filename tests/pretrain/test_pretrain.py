@@ -22,7 +22,7 @@ from tread.data import Digits
 from tread.errors import ConfigError
 from tread.objectives import EDM, Flow
 from tread.pretrain.task import VALIDATION, Pretraining
-from tread.sampling.generate import sample_noise
+from tread.routing.noise import per_sample_normal
 from tread.sampling.grid import make_grid
 
 
@@ -155,7 +155,7 @@ def test_validation_is_dense_and_on_fixed_noise(tmp_path: Path, name: str, objec
         x, label = digits[index]
         u = (torch.tensor([i * 11 % 16]) + 0.5) / 16  # 11: the stride coprime to 16
         quantiles.append(float(u))
-        noise = sample_noise(VALIDATION, torch.tensor([i]), (1, 8, 8))
+        noise = per_sample_normal(VALIDATION, torch.tensor([i]), (1, 8, 8))
         with torch.no_grad():
             total += float(objective.loss(model, x[None], torch.tensor([label]), noise=noise, u=u))
     assert found == pytest.approx(total / 16, rel=1e-5)

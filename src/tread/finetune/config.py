@@ -17,12 +17,12 @@ from typing import Any
 
 from tread.config.schema import parse
 from tread.errors import ConfigError
-from tread.finetune.compat.rules import Kind
-from tread.finetune.compat.translate import Translated, Verdict, translate
+from tread.finetune.compat.rules import Verdict
+from tread.finetune.compat.translate import KeyVerdict, Translated, translate
 from tread.finetune.settings import FinetuneConfig
 from tread.routing.plan import PRESETS
 
-TITLES: dict[Kind, str] = {
+TITLES: dict[Verdict, str] = {
     "unsupported": "not supported: change these",
     "translated": "translated",
     "ignored": "ignored",
@@ -90,7 +90,7 @@ def _as_json(translated: Translated) -> str:
     return json.dumps(report, indent=2, ensure_ascii=False, default=str)
 
 
-def _sentence(verdict: Verdict) -> str:
+def _sentence(verdict: KeyVerdict) -> str:
     if verdict.text.startswith(verdict.key):
         return verdict.text
     value = "" if verdict.value is None else f" is {_short(verdict.value)}"

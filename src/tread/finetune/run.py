@@ -16,7 +16,7 @@ from tread.finetune.adapters import add_adapter
 from tread.finetune.data.prepare import DTYPES, prepare
 from tread.finetune.families import open_family
 from tread.finetune.family import TuneFamily
-from tread.finetune.quantize import check_precision, quantize
+from tread.finetune.quantize import METHODS, check_precision, quantize
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.source import Source
 from tread.finetune.task import Finetuning, memory_advice
@@ -118,7 +118,7 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
         model: Any = family.source.transformer(part, dtype=_dtype(config))
         if config.base_model_precision not in UNQUANTIZED:
             # bitsandbytes' scales do not move with the weights
-            stays = config.quantize_via == "cpu" and not config.base_model_precision.endswith("bnb")
+            stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
             quantize(model, config.base_model_precision, "cpu" if stays else device)
         if config.adapts:
             add_adapter(

@@ -77,7 +77,7 @@ def starter_config(family: str, model: str, data: str) -> str:
             "model_type": "lora",
             "lora_type": "standard",
             "lora_rank": 16,
-            "base_model_precision": "int8-torchao" if found.large else "no_change",
+            "base_model_precision": "int8" if found.large else "no_change",
         },
         {
             "max_train_steps": steps,

@@ -36,7 +36,6 @@ from tread.finetune.settings import FinetuneConfig
 from tread.kernels.compiling import Attempt, compile_layers, lengths
 from tread.routing import noise
 from tread.routing.handle import Handle
-from tread.sampling.generate import sample_noise
 from tread.training.checkpoint import read_manifest
 
 LATENT, NOISE, TIME, EXPERT, VALIDATION = (
@@ -186,37 +185,37 @@ class Finetuning:
         seed, index = self.config.seed, step * self.config.gradient_accumulation_steps + micro_step
         where = positions(step, micro_step, **self._slices).to(self.accelerator.device, non_blocking=True)  # (B,)
         tokens = self.family.tokens(batch.tensors["mean"])
-        part = choose(self._ranges(tokens), float(noise.uniform(seed, EXPERT, index)))
-        u = part.spread(noise.uniform(seed, TIME, where))
-        handle, self._last = self.handles[part.part], part.part
+        span = choose(self._ranges(tokens), float(noise.uniform(seed, EXPERT, index)))
+        u = span.spread(noise.uniform(seed, TIME, where))
+        handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
             # buckets of as many tokens may have other references: said, it need not be read from the device
             references = batch.tensors.get("reference.mean")
             handle.references = 0 if references is None else self.family.tokens(references)
         with _forcing(handle, batch.forced):
-            return self._losses(model, part, batch.tensors, u, where, seed).mean()
+            return self._losses(model, span, batch.tensors, u, where, seed).mean()
 
     def _ranges(self, tokens: int) -> list[Range]:
         return ranges(self.family, self.target, list(self.models), tokens)
 
-    def _losses(self, model: nn.Module, part: Range, batch: Batch, u: Tensor, where: Tensor, seed: int) -> Tensor:
+    def _losses(self, model: nn.Module, span: Range, batch: Batch, u: Tensor, where: Tensor, seed: int) -> Tensor:
         """The loss of each sample, (B,)."""
         family, target = self.family, self.target
         x = batch["mean"].float()  # (B, C, [F,] H, W)
         if "std" in batch:
-            x = x + batch["std"].float() * sample_noise(seed, where, x.shape[1:], LATENT)
-        drawn = sample_noise(seed, where, x.shape[1:], NOISE)
+            x = x + batch["std"].float() * noise.per_sample_normal(seed, where, x.shape[1:], LATENT)
+        drawn = noise.per_sample_normal(seed, where, x.shape[1:], NOISE)
         time = target.times(u, family.tokens(x))
         noisy = target.mix(x, drawn, time)
         own = family.weight(batch)
         if own is not None:
             noisy = torch.where(own > 0, noisy, x)
-        prediction = family.predict(caller(model, part.part, self._several), noisy, time, batch)  # pyright: ignore[reportArgumentType]
+        prediction = family.predict(caller(model, span.expert, self._several), noisy, time, batch)  # pyright: ignore[reportArgumentType]
         error = target.error(prediction, x, drawn, time).mean(1, keepdim=True)  # (B, 1, [F,] H, W)
         weight = batch["weight"].expand_as(error) if "weight" in batch else torch.ones_like(error)
         if own is not None:
             weight = weight * own
-        handle = self.handles[part.part]
+        handle = self.handles[span.expert]
         kept = None if handle is None or self.config.routed_loss == "all" else handle.kept  # (B, S)
         if kept is not None:  # references come after the target's tokens
             weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
@@ -293,7 +292,7 @@ class Finetuning:
         batch = self._on_device(self._collate([self.train_set[i, False] for i in picks]))
         where = torch.arange(len(picks), device=self.accelerator.device)
         u = torch.full_like(where, 0.5, dtype=torch.float32)
-        found = next(one for one in self._ranges(self.family.tokens(batch.tensors["mean"])) if one.part == part)
+        found = next(one for one in self._ranges(self.family.tokens(batch.tensors["mean"])) if one.expert == part)
         counts = []
         for mode in (handle.dense(), handle.routed()):
             forcing, autocast = _forcing(handle, batch.forced), self.accelerator.autocast()
@@ -322,8 +321,8 @@ def memory_advice(config: FinetuneConfig) -> str:
             ways.append("set optimizer to 'adamw-8bit'")
     elif "4" not in config.base_model_precision:
         quantized = config.base_model_precision.startswith(("int8", "fp8"))
-        smaller = "int4-torchao" if config.lora_type == "lokr" else "nf4-bnb"
-        ways.append(f"set base_model_precision to {smaller if quantized else 'int8-torchao'!r}")
+        smaller = "int4" if config.lora_type == "lokr" else "nf4"
+        ways.append(f"set base_model_precision to {smaller if quantized else 'int8'!r}")
     if config.train_batch_size > 1:
         ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")
     if config.use_ema:

@@ -21,7 +21,7 @@ from tread.errors import ConfigError, check_choice
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Attempt, compile_layers, compiles, lengths
 from tread.kernels.float8 import SMALLEST, Float8, check_float8, train_in_float8
-from tread.models import DiT, load_published_dit, preset
+from tread.models import DiT, load_published_dit, model_size
 from tread.objectives import Objective, build
 from tread.pretrain.config import Composed
 from tread.pretrain.decode import make_decode
@@ -30,7 +30,7 @@ from tread.pretrain.settings import EvaluateConfig, ModelConfig, PretrainConfig
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
-from tread.sampling.generate import generate, sample_noise
+from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.training.job import claimed_folder, end, make_accelerator, run
 
@@ -60,7 +60,7 @@ def build_model(
         in_channels=channels,
         num_classes=num_classes,
         checkpointing=checkpointing,
-        **(preset(config.preset) | config.overrides()),
+        **(model_size(config.preset) | config.overrides()),
     )
 
 
@@ -183,7 +183,11 @@ class Pretraining:
         dropped = noise.uniform(seed, LABEL, where) < self.config.train.class_dropout
         labels = labels.masked_fill(dropped, self.dataset.num_classes)
         return self.objective.loss(
-            model, x, labels, noise=sample_noise(seed, where, x.shape[1:], NOISE), u=noise.uniform(seed, TIME, where)
+            model,
+            x,
+            labels,
+            noise=noise.per_sample_normal(seed, where, x.shape[1:], NOISE),
+            u=noise.uniform(seed, TIME, where),
         ).mean()
 
     def validate(self) -> dict[str, float]:
@@ -210,7 +214,7 @@ class Pretraining:
             x = self.dataset.prepare(x, VALIDATION, where)
             # the times visit every 1/count-th quantile once, in an order that does not follow the samples'
             u = (where * _coprime(count) % count + 0.5) / count
-            drawn = sample_noise(VALIDATION, where, x.shape[1:])
+            drawn = noise.per_sample_normal(VALIDATION, where, x.shape[1:])
             with self.accelerator.autocast():
                 losses = self.objective.loss(self.model, x, labels, noise=drawn, u=u)
             yield u, losses

@@ -75,3 +75,12 @@ def normal(*words: Word) -> Tensor:
     """Standard normal float32 by Box and Muller's transform of two independent uniforms."""
     first, second = draw_two(*words)
     return torch.sqrt(-2.0 * torch.log(first)) * torch.cos(2.0 * math.pi * second)
+
+
+def per_sample_normal(seed: int, index: Tensor, shape: tuple[int, ...], *words: int) -> Tensor:
+    """Standard normal noise of the samples `index` (B,) -> (B, *shape), on the device of `index`.
+
+    `words`, such as a purpose or a solver's step, separate several draws for one sample.
+    """
+    element = torch.arange(math.prod(shape), device=index.device)  # (E,)
+    return normal(seed, index[:, None], *words, element).unflatten(1, shape)  # (B, E) -> (B, *shape)

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict
 import yaml
 
 import tread
-from tread.finetune.families import FAMILIES, family_class
+from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
@@ -88,7 +88,7 @@ def loading_lines(pipeline_name: str, kind: Kind, parts: Sequence[str] = ("trans
 
 def loader_table() -> str:
     """How stock code loads the adapters of every pipeline that can be tuned, as Markdown."""
-    pipelines = [(name, pipeline) for name in sorted(FAMILIES) for pipeline in family_class(name).pipelines]
+    pipelines = [(name, pipeline) for name in sorted(TUNE_FAMILIES) for pipeline in family_class(name).pipelines]
     entries = [(name, pipeline, TWO_EXPERTS[:1]) for name, pipeline in pipelines]
     entries.append(("wan, both experts", "WanPipeline", TWO_EXPERTS))
     rows = ["| family | pipeline | LoRA | LoKr |", "|---|---|---|---|"]

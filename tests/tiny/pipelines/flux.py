@@ -1,4 +1,4 @@
-"""FLUX.1 with the real taef1, with a random AutoencoderKL, without guidance (schnell), and Kontext."""
+"""FLUX.1 with an AutoencoderTiny, with an AutoencoderKL, without guidance (schnell), and Kontext."""
 
 import importlib
 from functools import partial
@@ -7,16 +7,11 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from .parts import (
-    Tiny,
-    clip_text,
-    clip_tokenizer,
-    kl_autoencoder,
-    randomised,
-    t5_text,
-    t5_tokenizer,
-    tiny_autoencoder,
-)
+from tests.tiny.autoencoders import kl_autoencoder, tiny_autoencoder
+from tests.tiny.pipelines.case import Tiny
+from tests.tiny.text_encoders import clip_text, t5_text
+from tests.tiny.tokenizers import clip_tokenizer, t5_tokenizer
+from tests.tiny.weights import randomised
 
 
 def build(pipeline: str = "FluxPipeline", *, kl: bool = False, guided: bool = True) -> Any:
@@ -32,7 +27,9 @@ def build(pipeline: str = "FluxPipeline", *, kl: bool = False, guided: bool = Tr
         axes_dims_rope=(4, 6, 6),
         guidance_embeds=guided,
     )
-    vae = kl_autoencoder(channels=16, scaling_factor=0.3611, shift_factor=0.1159) if kl else tiny_autoencoder("taef1")
+    vae = (
+        kl_autoencoder(channels=16, scaling_factor=0.3611, shift_factor=0.1159) if kl else tiny_autoencoder(channels=16)
+    )
     return getattr(diffusers, pipeline)(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=guided),
         vae=vae,

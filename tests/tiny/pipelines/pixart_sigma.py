@@ -4,7 +4,11 @@ import importlib
 from functools import partial
 from typing import Any
 
-from .parts import Tiny, kl_autoencoder, randomised, t5_text, t5_tokenizer, tiny_autoencoder
+from tests.tiny.autoencoders import kl_autoencoder, tiny_autoencoder
+from tests.tiny.pipelines.case import Tiny
+from tests.tiny.text_encoders import t5_text
+from tests.tiny.tokenizers import t5_tokenizer
+from tests.tiny.weights import randomised
 
 
 def build(pipeline: str = "PixArtSigmaPipeline", *, sample_size: int = 32, tiny: bool = False) -> Any:
@@ -23,7 +27,7 @@ def build(pipeline: str = "PixArtSigmaPipeline", *, sample_size: int = 32, tiny:
     )
     return getattr(diffusers, pipeline)(
         scheduler=diffusers.DPMSolverMultistepScheduler(),
-        vae=tiny_autoencoder("taesd") if tiny else kl_autoencoder(channels=4, scaling_factor=0.13025),
+        vae=tiny_autoencoder(channels=4) if tiny else kl_autoencoder(channels=4, scaling_factor=0.13025),
         text_encoder=t5_text(),
         tokenizer=t5_tokenizer(),
         transformer=randomised(transformer),

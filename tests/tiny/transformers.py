@@ -24,17 +24,17 @@ def flux() -> Any:
     )
 
 
-def call_flux(model: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
+def call_flux(model: nn.Module, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    ids = torch.cartesian_prod(torch.zeros(1), torch.arange(4.0), torch.arange(4.0))
+    ids = torch.cartesian_prod(torch.zeros(1), torch.arange(4.0), torch.arange(4.0)).to(device)
     return model(
-        hidden_states=torch.randn(2, 16, 8, generator=generator).to(dtype),
-        encoder_hidden_states=torch.randn(2, 5, 64, generator=generator).to(dtype),
-        pooled_projections=torch.randn(2, 32, generator=generator).to(dtype),
-        timestep=torch.tensor([0.2, 0.7]).to(dtype),
-        guidance=torch.full((2,), 3.5).to(dtype),
+        hidden_states=torch.randn(2, 16, 8, generator=generator).to(device, dtype),
+        encoder_hidden_states=torch.randn(2, 5, 64, generator=generator).to(device, dtype),
+        pooled_projections=torch.randn(2, 32, generator=generator).to(device, dtype),
+        timestep=torch.tensor([0.2, 0.7]).to(device, dtype),
+        guidance=torch.full((2,), 3.5).to(device, dtype),
         img_ids=ids,
-        txt_ids=torch.zeros(5, 3),
+        txt_ids=torch.zeros(5, 3, device=device),
         return_dict=False,
     )[0]
 

@@ -1,15 +1,15 @@
-"""The presets have the published sizes, and every one of them builds."""
+"""The named sizes have the published sizes, and every one of them builds."""
 
 import pytest
 import torch
 
 from tread.errors import ConfigError
-from tread.models import PRESETS, DiT, preset
+from tread.models import SIZES, DiT, model_size
 
 
 def _on_meta(name: str) -> DiT:
     with torch.device("meta"):
-        return DiT(**preset(name), input_size=32, in_channels=4, out_channels=8, num_classes=1000)
+        return DiT(**model_size(name), input_size=32, in_channels=4, out_channels=8, num_classes=1000)
 
 
 def _count(patch: int, depth: int, width: int) -> int:
@@ -34,8 +34,8 @@ def test_parameter_counts_are_the_published_ones(name: str, depth: int, width: i
     assert round(count / 1e6) == millions
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_builds(name: str):
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_builds(name: str):
     model = _on_meta(name)
     x = torch.zeros(2, 4, 32, 32, device="meta")
     assert model(x, x[:, 0, 0, 0], torch.zeros(2, dtype=torch.int64, device="meta")).shape == (2, 8, 32, 32)
@@ -43,23 +43,23 @@ def test_every_preset_builds(name: str):
 
 def test_the_names_are_every_size_with_every_patch_plain_and_modern():
     plain = {f"{letter}/{patch}" for letter in ("S", "B", "L", "XL") for patch in (2, 4, 8)} | {"tiny"}
-    assert set(PRESETS) == plain | {f"modern-{name}" for name in plain}
-    assert len(PRESETS) == 26
+    assert set(SIZES) == plain | {f"modern-{name}" for name in plain}
+    assert len(SIZES) == 26
 
 
 def test_modern_changes_the_layers_and_keeps_the_size():
-    for name in (name for name in PRESETS if not name.startswith("modern-")):
-        plain, modern = preset(name), preset(f"modern-{name}")
+    for name in (name for name in SIZES if not name.startswith("modern-")):
+        plain, modern = model_size(name), model_size(f"modern-{name}")
         assert {key: modern[key] for key in plain} == plain
         assert set(modern) - set(plain) == {"rope", "qk_norm", "norm", "mlp"}
 
 
-def test_a_preset_belongs_to_its_caller():
-    preset("S/2")["depth"] = 1
-    assert preset("S/2")["depth"] == 12
+def test_a_size_belongs_to_its_caller():
+    model_size("S/2")["depth"] = 1
+    assert model_size("S/2")["depth"] == 12
 
 
 @pytest.mark.parametrize(("given", "nearest"), [("XL2", "XL/2"), ("modern_S/2", "modern-S/2"), ("tinny", "tiny")])
 def test_an_unknown_name_gets_the_nearest(given: str, nearest: str):
     with pytest.raises(ConfigError, match=f"'{given}'.*(?i:did you mean) '{nearest}'"):
-        preset(given)
+        model_size(given)

@@ -3,7 +3,11 @@
 import importlib
 from typing import Any
 
-from .parts import Tiny, kl_autoencoder, randomised, t5_tokenizer, umt5_text
+from tests.tiny.autoencoders import kl_autoencoder
+from tests.tiny.pipelines.case import Tiny
+from tests.tiny.text_encoders import t5_text
+from tests.tiny.tokenizers import t5_tokenizer
+from tests.tiny.weights import randomised
 
 
 def build() -> Any:
@@ -23,7 +27,7 @@ def build() -> Any:
     return diffusers.AuraFlowPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=1.73),
         vae=kl_autoencoder(channels=4, scaling_factor=0.13025),
-        text_encoder=umt5_text(),
+        text_encoder=t5_text(multilingual=True),
         tokenizer=t5_tokenizer(),
         transformer=randomised(transformer, scale=1.0),
     )

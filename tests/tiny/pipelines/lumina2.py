@@ -1,9 +1,13 @@
-"""Lumina-Image 2.0 with the real taef1; T5's tokenizer stands in for Gemma's."""
+"""Lumina-Image 2.0."""
 
 import importlib
 from typing import Any
 
-from .parts import Tiny, randomised, t5_tokenizer, tiny_autoencoder
+from tests.tiny.autoencoders import tiny_autoencoder
+from tests.tiny.pipelines.case import Tiny
+from tests.tiny.text_encoders import gemma_text
+from tests.tiny.tokenizers import gemma_tokenizer
+from tests.tiny.weights import randomised
 
 
 def build() -> Any:
@@ -23,28 +27,11 @@ def build() -> Any:
     )
     return diffusers.Lumina2Pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=6.0),
-        vae=tiny_autoencoder("taef1"),
+        vae=tiny_autoencoder(channels=16),
         text_encoder=gemma_text(),
-        tokenizer=t5_tokenizer(),
+        tokenizer=gemma_tokenizer(),
         transformer=randomised(transformer),
     )
-
-
-def gemma_text() -> Any:
-    from transformers import Gemma2Config, Gemma2Model
-
-    config = Gemma2Config(
-        vocab_size=32128,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        query_pre_attn_scalar=8,
-        pad_token_id=0,
-    )
-    return randomised(Gemma2Model(config))
 
 
 CASES = [

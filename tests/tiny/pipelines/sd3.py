@@ -4,7 +4,11 @@ import importlib
 from functools import partial
 from typing import Any
 
-from .parts import Tiny, clip_text, clip_tokenizer, randomised, t5_text, t5_tokenizer, tiny_autoencoder
+from tests.tiny.autoencoders import tiny_autoencoder
+from tests.tiny.pipelines.case import Tiny
+from tests.tiny.text_encoders import clip_text, t5_text
+from tests.tiny.tokenizers import clip_tokenizer, t5_tokenizer
+from tests.tiny.weights import randomised
 
 
 def build(*, t5: bool = True, **config: Any) -> Any:
@@ -23,7 +27,7 @@ def build(*, t5: bool = True, **config: Any) -> Any:
     )
     return diffusers.StableDiffusion3Pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=tiny_autoencoder("taesd3"),
+        vae=tiny_autoencoder(channels=16),
         text_encoder=clip_text(hidden=8, projection=True),
         tokenizer=clip_tokenizer(),
         text_encoder_2=clip_text(hidden=8, projection=True, seed=1),

@@ -4,15 +4,16 @@ import importlib
 from functools import partial
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
-from .parts import Tiny, randomised, t5_tokenizer, umt5_text
+from tests.tiny.autoencoders import WAN_NEW_CHANNELS, wan_autoencoder
+from tests.tiny.pipelines.case import Tiny
+from tests.tiny.text_encoders import clip_vision, t5_text
+from tests.tiny.tokenizers import t5_tokenizer
+from tests.tiny.weights import randomised
 
 I2V = "WanImageToVideoPipeline"
-NEW_CHANNELS = 48
-"""Of the latents of TI2V's autoencoder."""
 
 
 def build(
@@ -24,7 +25,7 @@ def build(
     # the second cannot clean a prompt where ftfy is not installed, the first can
     pipeline_wan_i2v.basic_clean = pipeline_wan.basic_clean
 
-    channels = NEW_CHANNELS if new else 16
+    channels = WAN_NEW_CHANNELS if new else 16
     transformers = {
         part: randomised(
             diffusers.WanTransformer3DModel(
@@ -50,41 +51,13 @@ def build(
         scheduler=diffusers.UniPCMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
         ),
-        vae=autoencoder(new=new),
-        text_encoder=umt5_text(),
+        vae=wan_autoencoder(new=new),
+        text_encoder=t5_text(multilingual=True),
         tokenizer=t5_tokenizer(),
         **transformers,
-        **(vision() if clip else {}),
+        **(clip_vision() if clip else {}),
         **config,
     )
-
-
-def autoencoder(*, new: bool) -> Any:
-    from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
-
-    spread = torch.linspace(-1, 1, NEW_CHANNELS)
-    second = {
-        "z_dim": NEW_CHANNELS,
-        "latents_mean": spread.tolist(),
-        "latents_std": (1.5 + spread / 2).tolist(),
-        "is_residual": True,
-        "in_channels": 12,
-        "out_channels": 12,
-        "patch_size": 2,
-        "scale_factor_spatial": 16,
-    }
-    torch.manual_seed(0)
-    return AutoencoderKLWan(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **(second if new else {}))
-
-
-def vision() -> dict[str, Any]:
-    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
-
-    config = CLIPVisionConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=16
-    )
-    processor = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    return {"image_encoder": randomised(CLIPVisionModel(config)), "image_processor": processor}
 
 
 def first_frame(pixels: Tensor) -> dict[str, Any]:
