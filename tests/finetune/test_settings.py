@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.finetune.test_recipes import ROOT
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.quantize import METHODS
@@ -19,8 +20,6 @@ from tread.finetune.settings import (
 )
 from tread.report.finetune import updated
 from tread.training.optimizers import OPTIMIZERS
-
-from .test_recipes import ROOT
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}
