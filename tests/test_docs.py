@@ -54,6 +54,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
+def test_the_tutorial_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DOCS / "tutorial.md").read_text()
+    (code,), (output,) = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "text"))
+    exec(compile(code, "tutorial.md", "exec"), {"__name__": "tutorial"})
+    assert capsys.readouterr().out == output
+
+
 def test_the_index_has_every_page() -> None:
     linked = re.findall(r"\]\(([\w-]+\.md)", (DOCS / "README.md").read_text())
     assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= set(linked)
