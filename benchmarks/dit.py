@@ -24,10 +24,9 @@ from benchmarks.steps import Steps, Work, compile_options, job_config, stepping,
 from tread.kernels import adaln
 from tread.kernels.attention import Attention
 from tread.kernels.compiling import Attempt, compile_layers, lengths
-from tread.models import DiT, preset
+from tread.models import DiT, model_size
 from tread.objectives import build as build_objective
 from tread.routing import noise
-from tread.sampling.generate import sample_noise
 
 CLASSES, DROPPED = 1000, 0.1
 ENDS = {"XL/2": 24, "B/2": 8, "tiny": 8}
@@ -89,10 +88,10 @@ VARIANTS = (
 
 @contextmanager
 def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, depth: int | None) -> Iterator[Steps]:
-    """Steps of a fresh model; `depth` replaces the preset's."""
+    """Steps of a fresh model; `depth` replaces the size's."""
     torch.manual_seed(0)
     shape = (4, 8, 8) if name == "tiny" else (4, 32, 32)
-    settings: dict[str, Any] = preset(name) | ({} if depth is None else {"depth": depth})
+    settings: dict[str, Any] = model_size(name) | ({} if depth is None else {"depth": depth})
     with torch.device(device):
         model = DiT(input_size=shape[1:], in_channels=shape[0], num_classes=CLASSES, **settings).train()
         for parameter in model.parameters():
@@ -115,7 +114,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         x, labels = given
         where = (torch.arange(batch) + step * batch).to(device, non_blocking=True)  # (B,)
         labels = labels.masked_fill(noise.uniform(0, 1, where) < DROPPED, CLASSES)
-        drawn, u = sample_noise(0, where, shape, 2), noise.uniform(0, 3, where)
+        drawn, u = noise.per_sample_normal(0, where, shape, 2), noise.uniform(0, 3, where)
         return objective.loss(net, x, labels, noise=drawn, u=u).mean()
 
     data = torch.randn(batch, *shape, device=device), torch.randint(CLASSES, (batch,), device=device)

@@ -1,4 +1,4 @@
-"""Other ways to multiply in float8, measured beside the product's (`tread.kernels.float8`, `fp8-both-ways`).
+"""Other ways to multiply in float8, measured beside the product's (`tread.kernels.float8`, `fp8-matmul`).
 
 - `FrozenFloat8Linear` is a base under LoRA that stores its weight twice, with one scale per row of each product's own
   operand, so that both products take it as it lies: no turning in the backward pass, and the memory of bfloat16.

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ROOT
 from tread.report.docs import PAGES
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 TEXTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 SOURCES = ("src", "tests", "benchmarks", "examples", "recipes", "configs")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.programs import ROOT
+
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 PARTS = ("src", "tests", "docs", "benchmarks", "examples", "recipes", "configs")
 FILES = (

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASES
 from diffusers.models import transformers
 from torch import nn
 
+from tests.tiny.stock import CASES
 from tread.attach.families import FAMILIES, REFUSED
 from tread.cli import main
 from tread.errors import ConfigError

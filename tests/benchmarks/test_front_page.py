@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.front_page import RESULTS, SECONDS, THEMES, WORKS, main, measurement, seconds_to
 from PIL import Image
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+from benchmarks.front_page import RESULTS, SECONDS, THEMES, WORKS, main, measurement, seconds_to
+from tests.programs import ROOT
+
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
-from tread.finetune.compat.translate import Verdict, check, translate
+from tread.finetune.compat.translate import KeyVerdict, translate
 from tread.finetune.config import read_config
-from tread.finetune.families import FAMILIES, family_class
+from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.settings import FinetuneConfig
 
 BASE: dict[str, Any] = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
@@ -46,8 +46,8 @@ UNSUPPORTED = {
 """Of the published values, those that cannot be honoured."""
 
 
-def verdict(config: dict[str, Any], key: str) -> Verdict:
-    (found,) = (one for one in check(config) if one.key == key)
+def verdict(config: dict[str, Any], key: str) -> KeyVerdict:
+    (found,) = (one for one in translate(config).verdicts if one.key == key)
     return found
 
 
@@ -100,18 +100,32 @@ def test_every_published_key_of_lycoris_and_of_data_has_one() -> None:
     for key, values in KEYS["data"].items():
         for value in given.get(key, values) or ["x"]:
             kind = {"type": "huggingface"} if value == "huggingface" else {}
-            found = check({**BASE, "data": [{**place, **kind, key: value}]})
+            found = translate({**BASE, "data": [{**place, **kind, key: value}]}).verdicts
             name = "data[0]" if value == "text_embeds" else f"data[0].{key}"
             (told,) = (one for one in found if one.key == name)
             assert "unknown" not in told.text
             assert (told.verdict == "unsupported") == (value == {"type": "canny"}), key
 
 
-def test_a_rule_is_for_a_key_that_needs_one() -> None:
-    """A field with a rule has values of other names; every prefix has an end that makes it no field."""
-    assert not any(name.startswith(tuple(PREFIXES)) for name in FinetuneConfig.__dataclass_fields__)
-    assert all(verdict({**BASE, key: None}, key).verdict for key in RULES if key not in BASE and key != "lora_type")
-    assert all(check({**BASE, "data": [{"instance_data_dir": "a", key: None}]}) for key in DATA_RULES)
+def test_null_is_as_good_as_a_key_left_out() -> None:
+    """Except for three keys of which null is a value."""
+    values: dict[str, dict[str, Any]] = {
+        "dynamo_backend": {"compile": False},
+        "mixed_precision": {"mixed_precision": "no"},
+        "report_to": {"report_to": "none"},
+    }
+    for key in RULES.keys() - BASE.keys() - LYCORIS.keys():
+        found = translate({**BASE, key: None})
+        assert found.unsupported == [], key
+        assert {name: v for name, v in found.settings.items() if v is not None} == BASE | values.get(key, {}), key
+    for key in DATA_RULES.keys() - {"huggingface"}:
+        found = translate({**BASE, "data": [{"instance_data_dir": "a", key: None}]})
+        assert found.unsupported == [], key
+        assert found.settings["data"] == [{"instance_data_dir": "a"}], key
+
+
+def test_no_setting_begins_like_keys_that_are_judged_together() -> None:
+    assert [name for name in FinetuneConfig.__dataclass_fields__ if name.startswith(tuple(PREFIXES))] == []
 
 
 def test_a_published_config_runs_with_its_data_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +191,7 @@ def test_a_published_config_runs_with_its_data_list(tmp_path: Path, monkeypatch:
     assert (read.lora_type, read.lora_rank, read.lora_alpha, read.lokr_factor) == ("lokr", 10000, 10000.0, 16)
     assert (read.optimizer, read.learning_rate, read.lr_scheduler) == ("adamw", 1e-4, "constant")
     assert (read.validation_steps, read.max_grad_norm, read.flow_schedule_shift) == (25, 1.0, 1.0)
-    assert (read.base_model_precision, read.compile, read.report_to) == ("int8-torchao", True, "none")
+    assert (read.base_model_precision, read.compile, read.report_to) == ("int8", True, "none")
     (entry,) = read.data_entries()
     dropped = {"metadata_backend", "cache_dir_vae"}
     assert entry == {key: value for key, value in entries[0].items() if key not in dropped}
@@ -242,7 +256,7 @@ def test_values_in_other_words(given: dict[str, Any], became: dict[str, Any]) ->
         ({"data": [{"type": "local"}]}, "data[0]", "has no instance_data_dir"),
         ({"data": [{"dataset_type": "text_embeds"}]}, "data", "no entry has images or videos"),
         ({"data": 3}, "data", "it must be a path or a mapping"),
-        ({"model_type": "full", "base_model_precision": "nf4-bnb"}, "base_model_precision", "cannot be trained"),
+        ({"model_type": "full", "base_model_precision": "nf4"}, "base_model_precision", "cannot be trained"),
     ],
 )
 def test_what_is_not_supported_says_what_to_write(given: dict[str, Any], key: str, text: str) -> None:
@@ -252,10 +266,10 @@ def test_what_is_not_supported_says_what_to_write(given: dict[str, Any], key: st
 
 
 def test_what_is_missing_is_named_with_an_example() -> None:
-    told = {one.key: one.text for one in check({"model_family": "sd3"}) if one.verdict == "unsupported"}
+    told = {one.key: one.text for one in translate({"model_family": "sd3"}).verdicts if one.verdict == "unsupported"}
     assert list(told) == ["pretrained_model_name_or_path", "data"]
     assert told["pretrained_model_name_or_path"].endswith("e.g. stabilityai/stable-diffusion-3.5-medium")
-    assert [one.key for one in check({})] == ["model_family", "pretrained_model_name_or_path", "data"]
+    assert [one.key for one in translate({}).verdicts] == ["model_family", "pretrained_model_name_or_path", "data"]
 
 
 def test_flavours_name_models_and_experts() -> None:
@@ -315,8 +329,26 @@ def test_a_translated_config_is_its_own_translation() -> None:
 
 
 def test_every_family_is_known_by_name() -> None:
-    for name in FAMILIES:
+    for name in TUNE_FAMILIES:
         assert family_class(name).name == name
         assert verdict({**BASE, "model_family": name}, "model_family").verdict == "runs"
     with pytest.raises(ConfigError):
         family_class("ltxvideo2")
+
+
+@pytest.mark.parametrize(
+    ("given", "precision", "text"),
+    [
+        ("int8-torchao", "int8", "base_model_precision: int8 (our own int8; torchao is not used)"),
+        ("int4-quanto", "int4", "base_model_precision: int4 (our own int4; quanto is not used)"),
+        ("fp8wo-torchao", "fp8", "base_model_precision: fp8 (our own fp8; torchao is not used)"),
+        ("fp8-torchao", "fp8-forward", "base_model_precision: fp8-forward (our own fp8-forward; torchao is not used)"),
+        ("fp8-both-ways", "fp8-matmul", "base_model_precision: fp8-matmul"),
+        ("nf4-bnb", "nf4", "base_model_precision: nf4"),
+        ("int8-bnb", "int8-bnb", ""),
+    ],
+)
+def test_precisions_of_other_trainers_and_of_earlier_runs(given: str, precision: str, text: str) -> None:
+    translated = translate({**BASE, "base_model_precision": given})
+    assert parse(FinetuneConfig, translated.settings).base_model_precision == precision
+    assert verdict({**BASE, "base_model_precision": given}, "base_model_precision").text == text

@@ -143,7 +143,7 @@ def test_unsupported_keys_keep_it_from_running(tmp_path: Path) -> None:
         read_config(two)
     first, *rest = str(error.value).splitlines()
     assert first == f"{two} has 2 settings that do not run:"
-    assert rest[0].startswith("  ramtorch is true: quantize the base instead (base_model_precision: int8-torchao")
+    assert rest[0].startswith("  ramtorch is true: quantize the base instead (base_model_precision: int8")
     assert rest[1] == "  lora_rank is 'many'; it must be a whole number."
 
 

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.tiny.pipelines import PipelineFolder
 from tread.finetune.experts import Range, choose, ranges
 from tread.finetune.families import open_family
 from tread.finetune.source import Source
 from tread.finetune.target import FlowTarget
 from tread.routing import noise
-
-from .conftest import PipelineFolder
 
 BOTH = ("transformer", "transformer_2")
 
@@ -21,7 +20,6 @@ def folder(pipeline_folder: PipelineFolder) -> Path:
     return pipeline_folder("wan-a14b")
 
 
-@pytest.mark.realdata
 def test_every_time_goes_to_the_expert_the_sampler_asks(folder: Path) -> None:
     """Over many draws each time is as frequent as for a single model, and none is on the wrong side of the boundary."""
     family = open_family("wan", Source(str(folder)))
@@ -29,16 +27,15 @@ def test_every_time_goes_to_the_expert_the_sampler_asks(folder: Path) -> None:
     found = ranges(family, target, BOTH, tokens=100)
     times = {part: [] for part in BOTH}
     for i in range(4000):
-        part = choose(found, float(noise.uniform(0, i)))
-        u = part.spread(noise.uniform(1, torch.tensor([i])))
-        times[part.part].append(float(target.times(u, 100)))
+        span = choose(found, float(noise.uniform(0, i)))
+        u = span.spread(noise.uniform(1, torch.tensor([i])))
+        times[span.expert].append(float(target.times(u, 100)))
     assert min(times["transformer"]) >= boundary > max(times["transformer_2"])
     drawn = torch.tensor([*times["transformer"], *times["transformer_2"]]).sort().values
     expected = target.times((torch.arange(4000) + 0.5) / 4000, 100)
     assert (drawn - expected).abs().max() < 0.05
 
 
-@pytest.mark.realdata
 def test_one_expert_alone_sees_its_own_range(folder: Path) -> None:
     family = open_family("wan", Source(str(folder)))
     (low,) = ranges(family, FlowTarget(shift=3.0), ["transformer_2"], tokens=100)
@@ -48,6 +45,6 @@ def test_one_expert_alone_sees_its_own_range(folder: Path) -> None:
 
 
 def test_shares_are_the_ranges() -> None:
-    parts = [Range("a", 0.75, 1.0), Range("b", 0.0, 0.75)]
-    assert [choose(parts, u).part for u in (0.0, 0.24, 0.26, 0.99)] == ["a", "a", "b", "b"]
-    assert parts[1].spread(torch.tensor([0.0, 1.0])).tolist() == [0.0, 0.75]
+    spans = [Range("a", 0.75, 1.0), Range("b", 0.0, 0.75)]
+    assert [choose(spans, u).expert for u in (0.0, 0.24, 0.26, 0.99)] == ["a", "a", "b", "b"]
+    assert spans[1].spread(torch.tensor([0.0, 1.0])).tolist() == [0.0, 0.75]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tread.finetune.config import check, read_config
-from tread.finetune.families import FAMILIES
+from tread.finetune.families import TUNE_FAMILIES
 from tread.routing.risks import adapter_risks, layer_risks
 
 ROOT = Path(__file__).parents[2]
@@ -30,4 +30,4 @@ def test_a_recipe_runs_as_it_stands(path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_every_family_has_one() -> None:
-    assert {read_config(path).model_family for path in RECIPES} == set(FAMILIES)
+    assert {read_config(path).model_family for path in RECIPES} == set(TUNE_FAMILIES)

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.finetune.test_recipes import ROOT
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.quantize import METHODS
@@ -18,8 +19,6 @@ from tread.finetune.settings import (
     field_docs,
 )
 from tread.training.optimizers import OPTIMIZERS
-
-from .test_recipes import ROOT
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}
@@ -42,8 +41,8 @@ def made(**settings: Any) -> FinetuneConfig:
         ({"data": ""}, "data is empty; give a folder of images or videos with captions (docs/data.md)."),
         ({"lora_targets": []}, "lora_targets is empty, so nothing would be trained; name layers, or leave it out."),
         (
-            {"model_type": "full", "base_model_precision": "nf4-bnb"},
-            "base_model_precision is 'nf4-bnb', but model_type is 'full', and quantized weights cannot be trained: set "
+            {"model_type": "full", "base_model_precision": "nf4"},
+            "base_model_precision is 'nf4', but model_type is 'full', and quantized weights cannot be trained: set "
             "base_model_precision to 'no_change', or model_type to 'lora'.",
         ),
         (

@@ -11,15 +11,14 @@ import yaml
 from PIL import Image
 
 import tread
+from tests.tiny.pipelines import TINY
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
-from tread.finetune.families import FAMILIES, open_family
+from tread.finetune.families import TUNE_FAMILIES, open_family
 from tread.finetune.settings import FinetuneConfig, field_docs
 from tread.finetune.source import Source
 from tread.finetune.starter import starter_config
 from tread.routing.risks import adapter_risks, layer_risks
-
-from .tiny import TINY
 
 
 @pytest.fixture
@@ -50,7 +49,6 @@ def read_back(text: str, tmp_path: Path, *settings: str) -> FinetuneConfig:
         return read_config(path, settings)
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("name", TINY)
 def test_a_starter_fits_its_model_and_data(
     name: str, pipeline_folder: Callable[[str], Path], photos: Path, tmp_path: Path
@@ -77,12 +75,12 @@ def test_a_starter_fits_its_model_and_data(
     assert config.train_batch_size == 3  # all there are
     assert config.prompts == ("yes",)
     assert config.base_model_precision == "no_change"
-    assert "fp8-both-ways" in text, "words with hyphens stay whole"
+    assert "fp8-matmul" in text, "words with hyphens stay whole"
     assert (config.validation_image is not None) == tiny.reference
     assert entry.get("conditioning_type") == ("reference" if tiny.reference else None)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TUNE_FAMILIES)
 def test_a_starter_without_the_model_is_whole_and_says_so(family: str, photos: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no model at pretrained_model_name_or_path"):
         text = starter_config(family, str(tmp_path / "none"), str(photos))
@@ -111,7 +109,6 @@ def test_masks_beside_the_data_are_used(photos: Path, tmp_path: Path) -> None:
     assert (entry["conditioning_data_dir"], entry["conditioning_type"]) == (str(masks), "mask")
 
 
-@pytest.mark.realdata
 def test_a_model_of_another_family_is_told(
     pipeline_folder: Callable[[str], Path], photos: Path, tmp_path: Path
 ) -> None:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tiny.dit import MODERN, small_dit
 from tread.errors import ConfigError
-from tread.models import DiT, preset
+from tread.models import DiT, model_size
 
 DIGITS: dict[str, Any] = {"input_size": 8, "in_channels": 1, "num_classes": 10}
 
@@ -21,7 +22,7 @@ def _batch(model: DiT, size: int = 2) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", ["tiny", "modern-tiny"])
 def test_a_fresh_model_is_the_identity_on_the_stream_and_predicts_zero(name: str):
-    model = DiT(**preset(name), **DIGITS)
+    model = DiT(**model_size(name), **DIGITS)
     streams: list[Tensor] = []
     for block in model.blocks:
         block.register_forward_pre_hook(lambda module, args: streams.append(args[0]))
@@ -34,7 +35,7 @@ def test_a_fresh_model_is_the_identity_on_the_stream_and_predicts_zero(name: str
 
 
 def test_a_fresh_model_is_zero_where_adaln_zero_says_and_only_there():
-    model = DiT(**preset("modern-tiny"), **DIGITS)
+    model = DiT(**model_size("modern-tiny"), **DIGITS)
     zero = {name for name, p in model.named_parameters() if torch.count_nonzero(p) == 0}
     gates = {f"blocks.{layer}.modulation.{kind}" for layer in range(12) for kind in ("weight", "bias")}
     final = {f"final.{part}.{kind}" for part in ("modulation", "linear") for kind in ("weight", "bias")}
@@ -44,7 +45,7 @@ def test_a_fresh_model_is_zero_where_adaln_zero_says_and_only_there():
 
 def test_a_fresh_model_learns():
     torch.manual_seed(0)
-    model = DiT(**preset("tiny"), **DIGITS)
+    model = DiT(**model_size("tiny"), **DIGITS)
     x, time, labels = _batch(model, 4)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     losses: list[float] = []
@@ -58,8 +59,8 @@ def test_a_fresh_model_learns():
     assert all(torch.count_nonzero(p) for name, p in model.named_parameters() if ".modulation." in name)
 
 
-@pytest.mark.parametrize("options", [{}, {"rope": True, "qk_norm": True, "norm": "rms", "mlp": "swiglu"}])
-def test_positions_time_and_labels_reach_the_output(small_dit, options):
+@pytest.mark.parametrize("options", [{}, MODERN])
+def test_positions_time_and_labels_reach_the_output(options):
     model = small_dit(**options).eval()
     x, time, labels = _batch(model)
     out = model(x, time, labels)
@@ -72,7 +73,7 @@ def test_positions_time_and_labels_reach_the_output(small_dit, options):
     assert (flat[:, :, :2, :2] - flat[:, :, :2, 2:4]).abs().max() > 1e-3
 
 
-def test_one_class_and_its_null_class(small_dit):
+def test_one_class_and_its_null_class():
     model = small_dit(num_classes=1)
     x, time, _ = _batch(model)
     given, null = model(x, time, torch.tensor([0, 0])), model(x, time, torch.tensor([0, 1]))
@@ -80,22 +81,22 @@ def test_one_class_and_its_null_class(small_dit):
     assert not torch.allclose(given[1], null[1])
 
 
-def test_out_channels_default_to_the_input_channels(small_dit):
+def test_out_channels_default_to_the_input_channels():
     assert small_dit().out_channels == 3
     model = small_dit(out_channels=7)
     assert model(*_batch(model)).shape == (2, 7, 6, 10)
 
 
 def test_the_state_dict_holds_parameters_only():
-    model = DiT(**preset("modern-tiny"), **DIGITS)
+    model = DiT(**model_size("modern-tiny"), **DIGITS)
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
     assert {name for name, _ in model.named_buffers()} == {"positions", "rope_table"}
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("routed", [False, True])
-@pytest.mark.parametrize("options", [{}, {"rope": True, "qk_norm": True, "norm": "rms", "mlp": "swiglu"}])
-def test_tokens_between_layers_are_what_was_asked_for(small_dit, options, routed: bool, checkpointing: bool):
+@pytest.mark.parametrize("options", [{}, MODERN])
+def test_tokens_between_layers_are_what_was_asked_for(options, routed: bool, checkpointing: bool):
     """Under autocast, float32 as ever or bf16; a window's way around its layers too."""
     model: DiT = small_dit(checkpointing=checkpointing, **options).float()
     if routed:
@@ -118,7 +119,7 @@ def test_tokens_between_layers_are_what_was_asked_for(small_dit, options, routed
         assert 0 < (outs[1] - outs[0]).norm() / outs[0].norm() < 0.05
 
 
-def test_training_mode_alone_changes_nothing(small_dit):
+def test_training_mode_alone_changes_nothing():
     model = small_dit()  # no dropout, and labels are dropped by the trainer
     batch = _batch(model, 32)
     assert torch.equal(model.train()(*batch), model.eval()(*batch))
@@ -148,12 +149,12 @@ def test_training_mode_alone_changes_nothing(small_dit):
         ({"mlp_ratio": float("inf")}, "mlp_ratio is inf; it must be positive"),
     ],
 )
-def test_impossible_settings_are_refused(small_dit, changes, message):
+def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         small_dit(**changes)
 
 
-def test_an_input_of_another_size_is_refused(small_dit):
+def test_an_input_of_another_size_is_refused():
     model = small_dit()
     x, time, labels = _batch(model)
     with pytest.raises(ValueError, match=r"shape \(2, 3, 6, 8\).*needs \(batch, 3, 6, 10\)"):

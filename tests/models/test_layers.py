@@ -21,7 +21,7 @@ from tread.models.layers import (
     sincos_positions,
     unpatchify,
 )
-from tread.models.presets import PRESETS, preset
+from tread.models.sizes import SIZES, model_size
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +167,7 @@ def test_swiglu_mlp_against_its_formula():
     torch.testing.assert_close(mlp(x), expected)
 
 
-@pytest.mark.parametrize("width", sorted({preset(name)["width"] for name in PRESETS}))
+@pytest.mark.parametrize("width", sorted({model_size(name)["width"] for name in SIZES}))
 def test_swiglu_has_the_parameters_of_gelu(width: int):
     counts = [sum(p.numel() for p in kind(width, 4.0).to("meta").parameters()) for kind in (GeluMlp, SwigluMlp)]
     assert counts[1] == pytest.approx(counts[0], rel=0.03)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from gaussian import three_classes
 from torch import Tensor, nn
 
-from tread.errors import ConfigError
+from tests.tiny.gaussian import three_classes
+from tread.errors import ConfigError, RiskWarning
 from tread.objectives import EDM, Flow, Net, Objective
-from tread.routing.risks import RiskWarning
-from tread.sampling.generate import generate, sample_noise
+from tread.routing import noise
+from tread.sampling.generate import generate
 from tread.sampling.solvers import Churn
 
 SHAPE = (2, 3, 4)
@@ -71,17 +71,17 @@ def test_a_sample_depends_neither_on_batch_size_nor_on_how_the_work_is_shared(
 
 @pytest.mark.parametrize("words", [(), (17,)])
 def test_noise_is_bit_identical_for_every_split(words: tuple[int, ...]) -> None:
-    whole = sample_noise(5, torch.arange(101), (3, 7, 5), *words)
+    whole = noise.per_sample_normal(5, torch.arange(101), (3, 7, 5), *words)
     assert whole.shape == (101, 3, 7, 5)
     for size in (1, 3, 64):
-        parts = [sample_noise(5, index, (3, 7, 5), *words) for index in torch.arange(101).split(size)]
+        parts = [noise.per_sample_normal(5, index, (3, 7, 5), *words) for index in torch.arange(101).split(size)]
         assert torch.equal(torch.cat(parts), whole)
 
 
 def test_noise_is_normal_and_fresh_for_every_use() -> None:
     index = torch.arange(64)
-    uses = [sample_noise(0, index, (16, 16, 4)), sample_noise(1, index, (16, 16, 4))]
-    uses += [sample_noise(0, index, (16, 16, 4), step) for step in (0, 1)]
+    uses = [noise.per_sample_normal(0, index, (16, 16, 4)), noise.per_sample_normal(1, index, (16, 16, 4))]
+    uses += [noise.per_sample_normal(0, index, (16, 16, 4), step) for step in (0, 1)]
     flat = torch.stack(uses).flatten(1).double()  # (4, 65536)
     torch.testing.assert_close(flat.mean(1), torch.zeros(4).double(), rtol=0, atol=0.02)
     torch.testing.assert_close(torch.cov(flat), torch.eye(4).double(), rtol=0, atol=0.03)

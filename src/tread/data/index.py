@@ -27,13 +27,13 @@ from pathlib import Path
 import numpy as np
 from braceexpand import braceexpand
 from tqdm import tqdm
-from webdataset.tariterators import base_plus_ext
 
 from tread.errors import ConfigError, DataError
 from tread.files import atomic_write
 
 _FORMAT = 1
 _BLOCK = 512
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")  # key, suffix
 _META = re.compile(r"__[^/]*__($|/)")
 _COLUMNS = ("key", "offset", "size", "label")
 
@@ -141,9 +141,10 @@ def _index_one(shard: Path) -> dict[str, np.ndarray]:
     samples: dict[str, dict[str, tuple[int, int]]] = {}  # key -> suffix -> (offset, size)
     with open_shard(shard) as file:
         for name, offset, size in _members(file, shard):
-            key, suffix = base_plus_ext(name)
-            if key is None or suffix is None or _META.match(name):
+            match = _NAME.match(name)
+            if match is None or _META.match(name):
                 continue
+            key, suffix = match.groups()
             suffix = suffix.lower().replace("cls.npy", "cls")
             sample = samples.setdefault(key, {})
             if suffix in sample:

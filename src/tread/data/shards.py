@@ -13,8 +13,10 @@
 """
 
 import hashlib
+import io
 import json
 import os
+import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from webdataset.writer import TarWriter
 
 from tread.data.images import list_images, read_image
 from tread.data.latents import StoredKind, sample_moments
@@ -115,7 +116,7 @@ def encode(
         tqdm(total=len(files), initial=len(files) - len(unfinished), desc="encoding", unit="image") as bar,
     ):
         for shard, span in todo.items():
-            with atomic_write(shard) as file, TarWriter(file, mtime=0) as tar:
+            with atomic_write(shard) as file, tarfile.open(fileobj=file, mode="w") as tar:
                 for batch, results in _read_ahead(pool, read, span, batch_size):
                     pixels = {p: r for p, r in zip(batch, results, strict=True) if isinstance(r, np.ndarray)}
                     skipped |= {files[p]: str(r) for p, r in zip(batch, results, strict=True) if p not in pixels}
@@ -125,7 +126,8 @@ def encode(
                                 f"the VAE gives NaN or infinite latents for {images / files[place]} in {dtype}: "
                                 "encode with dtype float32, or remove the image"
                             )
-                        tar.write({"__key__": f"{place:08d}", "latent.npy": latent, "cls": labels[place]})
+                        _add(tar, f"{place:08d}.cls", str(labels[place]).encode())
+                        _add(tar, f"{place:08d}.latent.npy", _npy(latent))
                     bar.update(len(batch))
                 _write_skipped(out, skipped)  # before the shard gets its name, or a kill here would lose them
     if len(skipped) == len(files):
@@ -193,6 +195,19 @@ def _latents(model: Autoencoder, pixels: dict[int, np.ndarray], kind: StoredKind
     if kind == "sample" and model.has_moments:
         latents = sample_moments(latents, seed, _ENCODE_WORD, torch.tensor(list(pixels)))  # (B, C, h, w)
     return dict(zip(pixels, latents.half().cpu().numpy(), strict=True))
+
+
+def _npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    """Add a file with fixed metadata, the one WebDataset's writer gives; the default mtime is 0."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.uname, info.gname = len(data), 0o444, "bigdata", "bigdata"
+    tar.addfile(info, io.BytesIO(data))
 
 
 def _read_skipped(out: Path) -> dict[str, str]:

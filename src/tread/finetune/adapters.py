@@ -120,8 +120,8 @@ def _add_lokr(
     if any(linear.weight.shape != (linear.out_features, linear.in_features) for linear in linears.values()):
         # peft gives LoKr's update the shape of the weight, which bitsandbytes packs into bytes (peft 0.21)
         raise ConfigError(
-            "lora_type is 'lokr' and base_model_precision 'nf4-bnb', which peft cannot combine: set "
-            "base_model_precision to 'int4-torchao' or 'int4-quanto', or lora_type to 'standard'."
+            "lora_type is 'lokr' and base_model_precision is 'nf4', which peft cannot combine: set "
+            "base_model_precision to 'int4', or lora_type to 'standard'."
         )
     sides = [side for linear in linears.values() for side in (linear.in_features, linear.out_features)]
     largest = max(factorization(side, factor)[1] for side in sides)

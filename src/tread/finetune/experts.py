@@ -37,7 +37,7 @@ def joined(models: Mapping[str, nn.Module]) -> nn.Module:
 class Range:
     """A transformer and the interval of quantiles of u that it is trained on."""
 
-    part: str
+    expert: str
     low: float
     high: float
 
@@ -64,11 +64,11 @@ def _quantile(target: Any, time: float, tokens: int) -> float:
 
 def choose(found: Sequence[Range], u: float) -> Range:
     """The range that u, uniform in (0, 1), falls into when each has its share."""
-    total = sum(part.high - part.low for part in found)
-    for part in found:
-        u -= (part.high - part.low) / total
+    total = sum(span.high - span.low for span in found)
+    for span in found:
+        u -= (span.high - span.low) / total
         if u < 0:
-            return part
+            return span
     return found[-1]
 
 

@@ -1,18 +1,19 @@
-"""A quantized base: the linears of a frozen transformer's layers in 8 or 4 bits.
+"""Quantize a frozen base: the linears of a transformer's layers are stored in 8 or 4 bits.
 
-- The linears of the layers, which hold nearly all weights; embedders, norms and the final projection stay as they are.
-- One linear at a time, on the device that is asked for: the peak is the model as it was loaded on the CPU (24 GB for
-  12 billion weights in bfloat16), and on the GPU one linear beside the quantized ones.
-- Before adapters are added: peft looks at the linears and chooses its layers by them.
-- Names are those that users know, each ending in the library it stands for, and one of our own. What torchao and
-  quanto do is done here, in plain tensors: their tensor subclasses do not compile in layers that return views of one
-  tensor (FLUX), and torchao's products keep the unpacked weights for the backward pass, which costs what quantizing
-  saved.
-- Every quantized linear computes in the precision its weights had, also where autocast hands it float32.
-- `fp8-torchao` multiplies in float8 going forward; going back, weights are unpacked as in the others. `fp8-both-ways`
-  multiplies in float8 going back too. The kernel then wants the weight turned: that is done in each backward pass,
-  because a second copy would take the memory of bfloat16. Scales belong to rows of the weight as it is stored, which
-  going back is the summed axis, so they are multiplied into the gradient before it is rounded.
+- Only linears of the layers are quantized, which hold nearly all weights; embedders, norms and the final projection
+  keep their dtype.
+- One linear is quantized at a time, on the device given: the peak is the model as loaded on the CPU (24 GB for 12
+  billion weights in bfloat16), and on the GPU one linear beside the quantized ones.
+- Quantize before adapters are added: peft chooses its layers by the class of the linears it finds.
+- `int8`, `int4` and `fp8` are our own, in plain tensors. The tensor subclasses of torchao and quanto do not compile in
+  layers that return views of one tensor (FLUX), and torchao's products keep the unpacked weight for the backward pass,
+  which costs the memory that quantizing saved. `int8-bnb` and `nf4` are bitsandbytes.
+- Every quantized linear computes in the dtype its weight had, also when autocast passes it float32.
+- `fp8` stores float8 and multiplies in the weight's dtype. `fp8-forward` multiplies in float8 in the forward pass and
+  unpacks the weight in the backward pass; `fp8-matmul` multiplies in float8 in both. The backward kernel needs the
+  weight transposed: it is transposed in each backward pass, because a second copy would take the memory of bfloat16.
+  Scales belong to rows of the stored weight, which is the summed axis of the backward product, so they are multiplied
+  into the gradient before it is rounded.
 """
 
 import importlib
@@ -37,9 +38,9 @@ FLOAT8 = float8.FORWARD
 
 
 def quantize(model: nn.Module, precision: str, device: torch.device | str) -> None:
-    """Freeze the model and quantize its layers by `METHODS[precision]`; their weights are on `device` afterwards.
+    """Freeze the model and quantize the linears of its layers; their weights are on `device` afterwards.
 
-    `check_precision` says beforehand whether the model could then compute.
+    `check_precision` tells beforehand whether the quantized model can run on a device.
     """
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     device = torch.device(device)
@@ -57,51 +58,41 @@ def layer_linears(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: m for name, m in model.named_modules() if type(m) is nn.Linear and name.startswith(stacks)}
 
 
-def footprint(model: nn.Module) -> int:
-    """The bytes of the weights and buffers, as they are stored."""
-    return sum(_bytes(tensor) for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _bytes(tensor: Any) -> int:
-    scales = (getattr(getattr(tensor, "quant_state", None), "absmax", None), getattr(tensor, "SCB", None))
-    return tensor.nbytes + sum(scale.nbytes for scale in scales if scale is not None)  # bitsandbytes keeps them beside
-
-
 class FrozenLinear(nn.Linear):
-    """A linear that stores its weight in few bits, and unpacks it forward and backward instead of keeping it."""
+    """A linear with a quantized weight, unpacked in the forward and again in the backward pass, never saved."""
 
     codes: Tensor
     scale: Tensor
     low: Tensor | None
     unpacks: ClassVar[bool] = True
 
-    def __init__(self, linear: nn.Linear, form: str) -> None:
+    def __init__(self, linear: nn.Linear, precision: str) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features, self.form = linear.in_features, linear.out_features, form
+        self.in_features, self.out_features, self.precision = linear.in_features, linear.out_features, precision
         self.dtype, self.bias = linear.weight.dtype, linear.bias
-        codes, scale, low = PACK[form](linear.weight.detach())
+        codes, scale, low = PACK[precision](linear.weight.detach())
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
         self.register_buffer("low", low)
 
     @property
     def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The weight, unpacked: (N, K)."""
+        """The unpacked weight, (N, K); NaN inside `not_unpacked`."""
         if not self.unpacks:
             return self.scale.new_full((), math.nan, dtype=self.dtype).expand(self.out_features, self.in_features)
-        return unpack(self.form, self.dtype, self.codes, self.scale, self.low)
+        return unpack(self.precision, self.dtype, self.codes, self.scale, self.low)
 
     def forward(self, input: Tensor) -> Tensor:
         x = input.to(self.dtype)
-        return _Product.apply(x, self.bias, self.form, self.codes, self.scale, self.low)  # pyright: ignore[reportReturnType]
+        return _Product.apply(x, self.bias, self.precision, self.codes, self.scale, self.low)  # pyright: ignore[reportReturnType]
 
 
 @contextmanager
 def not_unpacked() -> Iterator[None]:
-    """Inside, the weights of frozen linears have a shape, a precision and a device but no numbers.
+    """Inside this context `FrozenLinear.weight` has its shape, dtype and device, but its values are NaN.
 
-    It is what peft looks at when it puts an adapter on a linear, some twenty times: unpacking all of FLUX as often
-    would take minutes on a CPU.
+    Peft reads the weight's metadata some twenty times per linear when it adds an adapter: unpacking all of FLUX as
+    often would take minutes on a CPU.
     """
     FrozenLinear.unpacks = False
     try:
@@ -111,47 +102,47 @@ def not_unpacked() -> Iterator[None]:
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight.T + bias; only x gets a gradient, and only the stored weight is kept for it."""
+    """x @ weight.T + bias; only x gets a gradient, and only the packed weight is saved for backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, form: str, *stored: Tensor | None) -> Tensor:
-        ctx.form = form
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, precision: str, *stored: Tensor | None) -> Tensor:
+        ctx.precision = precision
         ctx.save_for_backward(*stored)
         codes, scale, _ = stored
-        if form in FLOAT8_PRODUCTS and _fits_float8(codes):
+        if precision in ("fp8-forward", "fp8-matmul") and _fits_float8(codes):
             return _float8_product(x, codes, scale, bias)
-        return F.linear(x, unpack(form, x.dtype, *stored), bias)
+        return F.linear(x, unpack(precision, x.dtype, *stored), bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        stored = ctx.saved_tensors  # once: torch's checkpointing hands them out a single time
+        stored = ctx.saved_tensors  # read once: under checkpointing torch returns them a single time
         codes, scale, low = stored
-        if ctx.form == "float8-both-ways" and _fits_float8(codes):
+        if ctx.precision == "fp8-matmul" and _fits_float8(codes):
             return _float8_gradient(gradient, codes, scale), None, None, None, None, None
-        # written differently from the forward's: what the compiler sees to be the same, it computes once and keeps
-        weight = unpack(ctx.form, gradient.dtype, codes.unsqueeze(0), scale, low).view(len(codes), -1)  # (N, K)
+        # written differently from the forward's: the compiler would merge equal expressions and save the result
+        weight = unpack(ctx.precision, gradient.dtype, codes.unsqueeze(0), scale, low).view(len(codes), -1)  # (N, K)
         return gradient @ weight, None, None, None, None, None
 
 
 def _pack_int8(weight: Tensor) -> tuple[Tensor, Tensor, None]:
-    """One scale per row."""
+    """Signed 8-bit codes with one scale per row."""
     scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127  # (N, 1)
     return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale, None
 
 
 def _pack_float8(weight: Tensor) -> tuple[Tensor, Tensor, None]:
-    """One scale per row; kept as bytes, because float8 is a float that `.to(dtype)` would convert."""
+    """Float8 codes with one scale per row, stored as bytes: `.to(dtype)` would convert a float8 buffer."""
     codes, scale = float8.to_float8(weight, FLOAT8, 1)  # (N, K), (N, 1)
     return codes.view(torch.uint8), scale, None
 
 
 def _pack_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """16 levels from the lowest to the highest of each group, two weights in a byte."""
+    """4-bit codes: 16 levels between the minimum and maximum of each group, two weights in a byte."""
     rows, columns = weight.shape
     groups = weight.float().view(rows, -1, math.gcd(columns, GROUP))  # (N, K / G, G)
     least, most = groups.aminmax(dim=2, keepdim=True)
-    # as they are stored, so that the levels chosen are the levels unpacked
+    # rounded to the stored dtype first, so that codes are chosen for the levels that `unpack` gives
     scale, low = ((most - least).clamp(min=1e-12) / 15).to(weight.dtype), least.to(weight.dtype)
     codes = ((groups - low.float()) / scale.float()).round().clamp(0, 15).to(torch.uint8).view(rows, columns)
     return codes[:, ::2] | (codes[:, 1::2] << 4), scale, low  # (N, K / 2)
@@ -160,33 +151,35 @@ def _pack_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 PACK: dict[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]] = {
     "int8": _pack_int8,
     "int4": _pack_int4,
-    "float8": _pack_float8,
-    "float8-compute": _pack_float8,
-    "float8-both-ways": _pack_float8,
+    "fp8": _pack_float8,
+    "fp8-forward": _pack_float8,
+    "fp8-matmul": _pack_float8,
 }
-FLOAT8_PRODUCTS = ("float8-compute", "float8-both-ways")
+"""Precision -> the function from a weight (N, K) to its codes, scales and, for int4, the minimum of each group."""
 
 
-def unpack(form: str, dtype: torch.dtype, codes: Tensor | None, scale: Tensor | None, low: Tensor | None) -> Tensor:
-    """The weight (N, K) that was packed."""
+def unpack(
+    precision: str, dtype: torch.dtype, codes: Tensor | None, scale: Tensor | None, low: Tensor | None
+) -> Tensor:
+    """The weight (N, K) from what `PACK[precision]` made of it."""
     assert codes is not None
     assert scale is not None
-    if form.startswith("float8"):
+    if precision.startswith("fp8"):
         codes = codes.view(FLOAT8)
     if low is None:
-        return codes.to(dtype).mul_(scale)  # in place: computed in float32, rounded once, stored in dtype
+        return codes.to(dtype).mul_(scale)  # in place: the product is computed in float32 and rounded once
     pairs = torch.stack([codes & 15, codes >> 4], dim=-1)  # (N, K / 2, 2)
     weight = pairs.view(*scale.shape[:2], -1).to(dtype).mul_(scale).add_(low)  # (N, K / G, G)
     return weight.flatten(1)
 
 
 def _fits_float8(codes: Tensor | None) -> bool:
-    """Real models have no other sides."""
+    """Whether both sides are multiples of what the float8 kernel needs; those of released models are."""
     return codes is not None and all(side % float8.MULTIPLE == 0 for side in codes.shape)
 
 
 def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias, both sides in float8, one scale per row of each."""
+    """x @ weight.T + bias with both operands in float8, one scale per row of each."""
     assert codes is not None
     assert scale is not None
     packed, spread = float8.round_rows(x.flatten(0, -2))  # (M, K), (M, 1)
@@ -195,9 +188,9 @@ def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias:
 
 
 def _float8_gradient(gradient: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """gradient @ weight, both sides in float8, one scale per row of the gradient times the weight's scales."""
+    """gradient @ weight with both operands in float8; the weight's scales are multiplied into the gradient first."""
     packed, spread = float8.round_rows(gradient.flatten(0, -2), scale.flatten())  # (M, N), (M, 1)
-    back = float8.turn_bytes(codes).view(FLOAT8)  # (K, N)
+    back = float8.transpose_bytes(codes).view(FLOAT8)  # (K, N)
     product = float8.product(packed, back, spread, scale.new_ones(codes.shape[1], 1))  # (M, K)
     return product.to(gradient.dtype).view(*gradient.shape[:-1], -1)
 
@@ -220,7 +213,7 @@ def _bitsandbytes_int8(linear: nn.Linear) -> nn.Module:
     new = bnb.Linear8bitLt(
         linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
     )
-    # the library quantizes what comes from the CPU and nothing else
+    # bitsandbytes quantizes int8 weights only when they move from the CPU to the GPU
     new.weight = bnb.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False).to(device)
     new.bias = linear.bias
     new.register_forward_pre_hook(_Cast(weight.dtype))
@@ -228,7 +221,7 @@ def _bitsandbytes_int8(linear: nn.Linear) -> nn.Module:
 
 
 class _Cast:
-    """A forward pre-hook: the input in the precision of the weights."""
+    """A forward pre-hook that casts the input to the dtype the weight had."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -240,18 +233,20 @@ class _Cast:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One way to quantize: what it needs, and how one linear becomes another."""
+    """How one precision is made: the function that replaces a linear, and what it requires."""
 
     apply: Callable[[nn.Linear], nn.Module]
+    """Makes the quantized linear that replaces a linear."""
     package: str | None = None
+    """The library that does the work; None: this module."""
     float8_compute: bool = False
-    """It multiplies in float8, which takes a GPU of compute capability 8.9 or above."""
+    """Whether it multiplies in float8, which needs a GPU of compute capability 8.9 or above."""
     flag: str | None = None
-    """What peft looks for on the model to choose its own layers for bitsandbytes'."""
+    """The attribute of a model by which peft recognises a base quantized with bitsandbytes."""
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse what cannot be had here; `device` is where the model will compute."""
+    """Raise an error if the precision needs a package that is missing, or a GPU other than `device`."""
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     if method.package is not None:
         try:
@@ -262,23 +257,19 @@ def check_precision(precision: str, device: torch.device) -> None:
             ) from error
     if method.float8_compute and not float8.supported(device):
         raise ConfigError(
-            f"base_model_precision is {precision!r}, which computes in float8 and needs a GPU of compute capability "
-            f"8.9 or above (Ada, Hopper); this run is on {device}. Use 'fp8wo-torchao', which stores float8 and "
-            "computes as before, or 'int8-torchao'."
+            f"base_model_precision is {precision!r}, which multiplies in float8 and needs a GPU of compute capability "
+            f"8.9 or above (Ada, Hopper); this run is on {device}. Set it to 'fp8', which stores float8 and multiplies "
+            "in bfloat16, or to 'int8'."
         )
 
 
-_INT8, _INT4, _FLOAT8 = (Method(apply=partial(FrozenLinear, form=form)) for form in ("int8", "int4", "float8"))
 METHODS: dict[str, Method] = {
-    "int8-torchao": _INT8,
-    "int8-quanto": _INT8,
+    "int8": Method(apply=partial(FrozenLinear, precision="int8")),
+    "int4": Method(apply=partial(FrozenLinear, precision="int4")),
+    "fp8": Method(apply=partial(FrozenLinear, precision="fp8")),
+    "fp8-forward": Method(apply=partial(FrozenLinear, precision="fp8-forward"), float8_compute=True),
+    "fp8-matmul": Method(apply=partial(FrozenLinear, precision="fp8-matmul"), float8_compute=True),
     "int8-bnb": Method(apply=_bitsandbytes_int8, package="bitsandbytes", flag="is_loaded_in_8bit"),
-    "int4-torchao": _INT4,
-    "int4-quanto": _INT4,
-    "nf4-bnb": Method(apply=_bitsandbytes_nf4, package="bitsandbytes", flag="is_loaded_in_4bit"),
-    "fp8-torchao": Method(apply=partial(FrozenLinear, form="float8-compute"), float8_compute=True),
-    "fp8-both-ways": Method(apply=partial(FrozenLinear, form="float8-both-ways"), float8_compute=True),
-    "fp8wo-torchao": _FLOAT8,
-    "fp8-quanto": _FLOAT8,
+    "nf4": Method(apply=_bitsandbytes_nf4, package="bitsandbytes", flag="is_loaded_in_4bit"),
 }
-"""By `base_model_precision`."""
+"""`base_model_precision` -> how it is made; the values that store the base unquantized are in settings.UNQUANTIZED."""

@@ -7,8 +7,6 @@
 - `plan()` is the routing with the schedule that fine-tunes get unless the config says `schedule: null`.
 """
 
-import ast
-import inspect
 import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,29 +14,26 @@ from typing import Any, Literal
 from tread.config.schema import at_least
 from tread.data.captioned.entries import data_configs
 from tread.errors import ConfigError, nearest
-from tread.finetune.families import FAMILIES
+from tread.finetune.families import TUNE_FAMILIES
 from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
+from tread.training.settings import OptimizerName
 
 Precision = Literal[
     "no_change",
     "bf16",
     "fp32",
-    "int8-torchao",
-    "int4-torchao",
-    "fp8-torchao",
-    "fp8-both-ways",
-    "fp8wo-torchao",
-    "int8-quanto",
-    "int4-quanto",
-    "fp8-quanto",
+    "int8",
+    "int4",
+    "fp8",
+    "fp8-forward",
+    "fp8-matmul",
     "int8-bnb",
-    "nf4-bnb",
+    "nf4",
 ]
-OptimizerName = Literal["adamw", "adamw-8bit", "adamw-bf16", "lion", "lion-8bit", "adafactor"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
 """Settings of a config that hold for the data entries without one of their own."""
@@ -123,9 +118,9 @@ JSON or YAML file; null trains dense."""
     lycoris_config: dict[str, Any] | None = None
     """Settings of the lycoris library for lora_type lycoris; a config may name their JSON file."""
     base_model_precision: Precision = "no_change"
-    """Precision of the base's weights: bf16, fp32, or 8 or 4 bits as torchao, quanto or bitsandbytes do it; \
-fp8-both-ways multiplies in float8 forward and backward, on Ada and Hopper GPUs; no_change: as \
-mixed_precision, but float32 where all weights are trained."""
+    """Precision of the base's weights: bf16, fp32, or quantized to int8, int4 or fp8, or by bitsandbytes to int8-bnb \
+or nf4; fp8-forward also multiplies in float8 in the forward pass, fp8-matmul in both passes (Ada and Hopper GPUs); \
+no_change: that of mixed_precision, or float32 when all weights are trained."""
     quantize_via: Literal["cpu", "accelerator"] = "accelerator"
     """Where the base is quantized; cpu is slower, and needs no more GPU memory than the quantized model."""
 
@@ -225,10 +220,10 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     """Name of the run in a tracker; null: that of output_dir."""
 
     def __post_init__(self) -> None:
-        if self.model_family not in FAMILIES:
+        if self.model_family not in TUNE_FAMILIES:
             raise ConfigError(
-                f"model_family is {self.model_family!r}{nearest(self.model_family, FAMILIES)} "
-                f"Choose one of: {', '.join(FAMILIES)}; other transformers train in a script of yours with "
+                f"model_family is {self.model_family!r}{nearest(self.model_family, TUNE_FAMILIES)} "
+                f"Choose one of: {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
                 "tread.attach (docs/attach.md)."
             )
         self._check_bounds()
@@ -318,21 +313,10 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
                 f"lora_type is {self.lora_type!r} and lycoris_config is {self.lycoris_config!r}: lora_type 'lycoris' "
                 "needs a lycoris_config, and nothing else reads one. For LoKr, set lora_type to 'lokr' and lokr_factor."
             )
-        if self.lora_type == "lokr" and self.base_model_precision == "nf4-bnb":
+        if self.lora_type == "lokr" and self.base_model_precision == "nf4":
             raise ConfigError(
-                "base_model_precision is 'nf4-bnb' and lora_type is 'lokr', which peft cannot put on it: set "
-                "base_model_precision to 'int4-torchao', or lora_type to 'standard'."
+                "base_model_precision is 'nf4' and lora_type is 'lokr', which peft cannot combine: set "
+                "base_model_precision to 'int4', or lora_type to 'standard'."
             )
         if self.lora_targets == ():
             raise ConfigError("lora_targets is empty, so nothing would be trained; name layers, or leave it out.")
-
-
-def field_docs() -> dict[str, str]:
-    """The text under each field."""
-    tree = ast.parse(inspect.getsource(FinetuneConfig)).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    docs = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            docs[field.target.id] = ast.literal_eval(text.value)
-    return docs

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tread.objectives.flow import Flow
+from tread.objectives.flow import Flow, path_state
 from tread.objectives.objective import beside
 
 Distance = Literal["l2", "huber"]
@@ -82,10 +82,8 @@ class FlowTarget:
         unshifted = time / (shift - (shift - 1) * time)
         return float(torch.special.ndtr(torch.logit(torch.tensor(unshifted, dtype=torch.float64))))
 
-    # Esser et al. Eq. 13
     def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        at = beside(time, x)
-        return (1 - at) * x + at * noise
+        return path_state(x, noise, time)
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         return distance(prediction, noise - x, self.distance)

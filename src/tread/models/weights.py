@@ -46,7 +46,7 @@ def _check_layers(model: DiT) -> None:
         if (given := getattr(model, option)) != value:
             raise ConfigError(
                 f"The published DiT weights need a model with {option}={value!r} and this one has {option}={given!r}; "
-                "build it from a preset without the prefix 'modern-'."
+                "build it from a size without the prefix 'modern-'."
             )
 
 
@@ -80,7 +80,7 @@ def _first_channels(weight: Tensor, positions: int, channels: int) -> Tensor:
 def load_published_dit(model: DiT, state_dict: Mapping[str, Tensor]) -> None:
     """Load a published DiT state dict, e.g. DiT-XL-2-256x256.pt, into `model` in place.
 
-    model = DiT(**preset("XL/2"), input_size=32, in_channels=4, out_channels=8, num_classes=1000)
+    model = DiT(**model_size("XL/2"), input_size=32, in_channels=4, out_channels=8, num_classes=1000)
     load_published_dit(model, torch.load("DiT-XL-2-256x256.pt", weights_only=True))
     """
     _check_layers(model)

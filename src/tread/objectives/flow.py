@@ -29,6 +29,13 @@ Time = Literal["uniform", "logit-normal"]
 T = TypeVar("T", float, Tensor)
 
 
+# Esser et al. Eq. 13
+def path_state(x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+    """x_t = (1 - t) x + t noise, the state at time t (B,) on the straight path from x to noise, (B, C, ...)."""
+    at = beside(t, x)  # (B, 1, ...)
+    return (1.0 - at) * x + at * noise
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flow:
     """The rectified-flow objective.
@@ -78,14 +85,13 @@ class Flow:
         x = at_least_float32(x)
         return net(x, TIME_SCALE * t.to(x.dtype), labels).to(x.dtype)
 
-    # Liu et al. Eq. 1 and Lipman et al. Eq. 23 (sigma_min = 0), on the path of Esser et al. Eq. 13
+    # Liu et al. Eq. 1 and Lipman et al. Eq. 23 (sigma_min = 0)
     def loss(self, net: Net, x: Tensor, labels: Tensor, *, noise: Tensor, u: Tensor) -> Tensor:
         """(B,): each sample's mean over its elements of the squared error of the velocity."""
         x = at_least_float32(x)
         noise = noise.to(x.dtype)
         t = self.level(u).to(x.dtype)
-        at = beside(t, x)  # (B, 1, 1, 1)
-        x_t = (1.0 - at) * x + at * noise
+        x_t = path_state(x, noise, t)
         return mean_square(self.velocity(net, x_t, t, labels) - (noise - x))
 
     def field(self, net: Net) -> Field:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tread.report import families, finetune
 from tread.report.pages import markdown_table, with_tables
+from tread.report.settings import settings_page
 from tread.report.tree import file_tree
 from tread.routing.plan import PRESETS
 
@@ -28,6 +29,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "families.md": lambda page: families.updated(page.read_text()),
     "finetune.md": lambda page: finetune.updated(page.read_text()),
     "routes.md": lambda page: with_tables(page.read_text(), {"presets": preset_table()}),
+    "settings.md": lambda _: settings_page(),
 }
 """For each page in `docs`, its current text from the page as it is."""
 

@@ -3,23 +3,21 @@
 `make docs` writes them.
 """
 
-import dataclasses
 import json
 
+from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.rules import MODELS
 from tread.finetune.result.card import loader_table
-from tread.finetune.settings import FinetuneConfig, field_docs
+from tread.finetune.settings import FinetuneConfig
 from tread.report.pages import markdown_table, with_tables
 
 
 def key_table() -> str:
     """Keys, defaults and meanings, in the order of the dataclass."""
-    docs = field_docs()
-    rows = []
-    for field in dataclasses.fields(FinetuneConfig):
-        given = field.default is dataclasses.MISSING
-        default = "required" if given else f"`{json.dumps(field.default)}`"
-        rows.append((f"`{field.name}`", default, docs[field.name]))
+    rows = [
+        (f"`{name}`", "required" if field.default is MISSING else f"`{json.dumps(field.default)}`", field.doc)
+        for name, field in fields_of(FinetuneConfig).items()
+    ]
     return markdown_table(("key", "default", "meaning"), rows)
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from math import prod
 from typing import Any
 
 import torch
@@ -24,21 +23,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from tread.errors import ConfigError
+from tread.errors import ConfigError, RiskWarning
 from tread.objectives.objective import Net, Objective
 from tread.routing import noise
 from tread.routing.handle import Handle
-from tread.routing.risks import RiskWarning
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_scale, within
 from tread.sampling.solvers import SOLVERS, Churn, Solver, edm_heun
-
-
-def sample_noise(seed: int, index: Tensor, shape: tuple[int, ...], *words: int) -> Tensor:
-    """Standard normal noise of the samples `index` (B,) -> (B, *shape), on the device of `index`; further
-    words, such as a solver's step, ask for noise for another purpose."""
-    element = torch.arange(prod(shape), device=index.device)
-    return noise.normal(seed, index[:, None], *words, element).unflatten(1, shape)  # (B, E) -> (B, *shape)
 
 
 @torch.no_grad()
@@ -109,9 +100,9 @@ def generate(
             here = slice(first, min(first + batch_size, count))
             index = first_index + torch.arange(here.start, here.stop, device=device)  # (B,)
             field = guided(samples=index)
-            start = levels[0] * sample_noise(seed, index, shape)  # (B, C, H, W)
+            start = levels[0] * noise.per_sample_normal(seed, index, shape)  # (B, C, H, W)
             if churn is not None:
-                solve = partial(edm_heun, churn=churn, draw=partial(sample_noise, seed, index, shape))
+                solve = partial(edm_heun, churn=churn, draw=partial(noise.per_sample_normal, seed, index, shape))
             samples[here] = solve(field, start, labels[here].to(device), levels)
             bar.update(index.shape[0])
     return samples

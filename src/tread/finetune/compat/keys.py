@@ -1,8 +1,8 @@
-"""The keys of the existing trainer that `FinetuneConfig` does not have, or whose values it words otherwise.
+"""Tables from the keys of other trainers to their rules: `RULES` for a config, `DATA_RULES` for a data entry.
 
-- One table for the config (`RULES`), one for entries of its data list (`DATA_RULES`); a key that is a field and has no
-  rule runs as it stands.
-- Nothing is ignored that would change what is learned, and what is unsupported says what to write instead.
+- A key has a rule if `FinetuneConfig` lacks it, or names some of its values differently. A field without a rule runs
+  as it stands.
+- No key is ignored that would change what is learned; an unsupported one says what to write instead.
 """
 
 from tread.finetune.compat.rules import (
@@ -35,15 +35,14 @@ from tread.finetune.compat.rules import (
 _CACHED = ignored("images and captions are always encoded first, once, and kept in cache_dir")
 _UPLOAD = ignored("nothing is uploaded; `hf upload NAME OUTPUT_DIR` does it")
 _MEMORY = (
-    "quantize the base instead (base_model_precision: int8-torchao or nf4-bnb), with gradient_checkpointing and an "
-    "8-bit optimizer"
+    "quantize the base instead (base_model_precision: int8 or nf4), with gradient_checkpointing and an 8-bit optimizer"
 )
-_RAMTORCH = ignored("a setting of ramtorch")
-_SDNQ = ignored("a setting of sdnq; base_model_precision chooses the library")
+_RAMTORCH = ignored("an option of ramtorch")
+_SDNQ = ignored("an option of sdnq, which is not used; base_model_precision chooses what is stored")
 _WHOLE = ignored("every layer is checkpointed on its own")
-_SPEED = ignored("speed alone; attention chooses the kernel")
+_SPEED = ignored("it concerns speed alone; attention chooses the kernel")
 _ENCODER = ignored("text encoders run once per caption and then leave memory")
-_PREVIEW = ignored("previews alone")
+_PREVIEW = ignored("it concerns previews alone")
 _LYCORIS = unless_off("write it inside lycoris_config", off=())
 
 RULES: dict[str, Rule] = {
@@ -81,7 +80,7 @@ RULES: dict[str, Rule] = {
     "apply_preset": _LYCORIS,
     "base_model_precision": precision,
     "base_model_default_dtype": unless_off("write base_model_precision: fp32", off=("bf16", *OFF)),
-    "quantize_activations": unless_off("write base_model_precision: fp8-torchao, which does"),
+    "quantize_activations": unless_off("write base_model_precision: fp8-forward, which does"),
     "text_encoder_1_precision": _ENCODER,
     "text_encoder_2_precision": _ENCODER,
     "text_encoder_3_precision": _ENCODER,
@@ -97,7 +96,7 @@ RULES: dict[str, Rule] = {
     "context_parallel_size": unless_off(
         "each GPU takes whole samples: use a smaller resolution or fewer frames, or quantize the base", off=(1, *OFF)
     ),
-    "context_parallel_comm_strategy": ignored("of context_parallel_size"),
+    "context_parallel_comm_strategy": ignored("an option of context_parallel_size"),
     "fsdp_enable": unless_off(_MEMORY),
     "deepspeed_config": unless_off(_MEMORY),
     "offload_during_startup": _ENCODER,
@@ -125,8 +124,8 @@ RULES: dict[str, Rule] = {
     "max_grad_norm": clipping,
     "gradient_precision": ignored("gradients have the precision of the trained weights, float32 for an adapter"),
     "lr_scheduler": scheduler,
-    "lr_num_cycles": ignored("of cosine_with_restarts"),
-    "lr_power": ignored("of polynomial"),
+    "lr_num_cycles": ignored("an option of cosine_with_restarts"),
+    "lr_power": ignored("an option of polynomial"),
     "lr_end": unless_off("leave it out; linear and cosine end at 0"),
     "mixed_precision": reworded(
         "mixed_precision", {False: "no", None: "no", "fp32": "no"}, {"fp16": "write bf16", "fp8": "write bf16"}
@@ -146,8 +145,8 @@ RULES: dict[str, Rule] = {
     "loss_type": reworded("loss_type", {"mse": "l2"}, {"smooth_l1": "write huber"}),
     "ema_update_interval": ignored("the average is updated at every step"),
     "ema_validation": ignored("previews use the average where use_ema is on"),
-    "ema_device": ignored("the average stands beside the trained weights"),
-    "ema_cpu_only": ignored("the average stands beside the trained weights"),
+    "ema_device": ignored("the average is kept on the device of the trained weights"),
+    "ema_cpu_only": ignored("the average is kept on the device of the trained weights"),
     "checkpointing_steps": renamed("checkpoint_step_interval"),
     "validation_step_interval": renamed("validation_steps"),
     "user_prompt_library": prompts,
@@ -171,7 +170,7 @@ RULES: dict[str, Rule] = {
     ),
     "push_to_hub": unless_off("leave it out, and upload the result with `hf upload NAME OUTPUT_DIR`"),
     "push_checkpoints_to_hub": unless_off("leave it out, and upload checkpoints with `hf upload`"),
-    "data_backend_config": lambda value, config: Outcome(kind="translated", text="data: its entries"),
+    "data_backend_config": lambda value, config: Outcome(verdict="translated", text="data: its entries"),
     "compress_disk_cache": _CACHED,
     "text_cache_disable": _CACHED,
     "text_cache_ondemand": _CACHED,
@@ -206,7 +205,7 @@ RULES: dict[str, Rule] = {
     "i_know_what_i_am_doing": ignored("nothing asks for it"),
     "webhook_config": ignored("nothing is posted"),
 }
-"""Rules by key; fields of FinetuneConfig that have none run as they stand."""
+"""Key of a config -> its rule; fields of FinetuneConfig that have none run as they stand."""
 
 PREFIXES: dict[str, Rule] = {
     "hub_": _UPLOAD,
@@ -214,20 +213,20 @@ PREFIXES: dict[str, Rule] = {
     "push_": _UPLOAD,
     "sdnq_": _SDNQ,
     "ramtorch_": _RAMTORCH,
-    "ideogram_": ignored("of another family"),
-    "cosmos3_": ignored("of another family"),
-    "cosmos_": ignored("of another family"),
-    "ltx": ignored("of another family"),
-    "hidream_": ignored("of another family"),
-    "minimax": ignored("of another family"),
+    "ideogram_": ignored("an option of another family"),
+    "cosmos3_": ignored("an option of another family"),
+    "cosmos_": ignored("an option of another family"),
+    "ltx": ignored("an option of another family"),
+    "hidream_": ignored("an option of another family"),
+    "minimax": ignored("an option of another family"),
     "webhook_": ignored("nothing is posted"),
     "aws_": ignored("data is read from local folders"),
-    "fsdp_": ignored("of fsdp_enable"),
+    "fsdp_": ignored("an option of fsdp_enable"),
     "wan_": ignored("Wan's experts and time embedding are read from the model"),
 }
-"""Rules by the beginning of a key, where it has none of its own."""
+"""Beginning of a key -> the rule of keys that are neither fields nor in RULES."""
 
-_TEXT_ENTRY = ignored("of a text_embeds entry; captions are kept in cache_dir")
+_TEXT_ENTRY = ignored("an option of text_embeds entries; captions are kept in cache_dir")
 DATA_RULES: dict[str, Rule] = {
     "cache_dir_vae": ignored("latents are kept in cache_dir, named by content"),
     "cache_dir": _TEXT_ENTRY,
@@ -236,7 +235,7 @@ DATA_RULES: dict[str, Rule] = {
     "image_embeds": _TEXT_ENTRY,
     "disabled": ignored("off"),
     "disable": ignored("off"),
-    "metadata_backend": ignored("files are looked through at every start, which is quick"),
+    "metadata_backend": ignored("files are listed at every start, which is quick"),
     "write_batch_size": _CACHED,
     "hash_filenames": _CACHED,
     "preserve_data_backend_cache": _CACHED,
@@ -259,4 +258,4 @@ DATA_RULES: dict[str, Rule] = {
     "only_instance_prompt": unless_off("write caption_strategy: instanceprompt"),
     "prepend_instance_prompt": unless_off("write it into the caption files"),
 }
-"""Rules of a data entry's keys; fields of DataConfig that have none run as they stand."""
+"""Key of a data entry -> its rule; fields of DataConfig that have none run as they stand."""

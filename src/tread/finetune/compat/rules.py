@@ -1,68 +1,88 @@
-"""How the keys and values of the existing trainer become settings of `FinetuneConfig`.
+"""Rules that turn keys and values of other trainers into settings of `FinetuneConfig`; `keys` assigns them to keys.
 
-- A rule takes a value and the whole config, and gives an outcome: what happens to the key, and our settings for it.
-- Most rules are made by one of four words: `ignored`, `renamed`, `reworded`, `unless_off`; the rest are functions.
-- Which key has which rule is in `compat_keys.py`.
+- A rule takes the value of a key and the whole config, and returns an `Outcome`: the verdict, a text that explains it,
+  and our settings.
+- Four functions make most rules: `ignored`, `renamed`, `reworded` and `unless_off`. The rest are written out.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from tread.finetune.families import FAMILIES
+from tread.finetune.families import TUNE_FAMILIES
 
-Kind = Literal["runs", "translated", "ignored", "unsupported"]
+Verdict = Literal["runs", "translated", "ignored", "unsupported"]
 OFF = (None, False, 0, "", "none", "no", [], {})
+"""Values that switch a key off."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one key, and the settings of ours that it gives."""
+    """The verdict on one key, its explanation, and the settings of `FinetuneConfig` that the value becomes."""
 
-    kind: Kind
+    verdict: Verdict
     text: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def runs(cls, **settings: Any) -> Self:
+        """The key is one of ours and so is its value."""
+        return cls(verdict="runs", settings=settings)
+
+    @classmethod
+    def translated(cls, settings: Mapping[str, Any], why: str = "") -> Self:
+        """The value is worded otherwise here; the text names our settings, and `why` follows in brackets."""
+        text = ", ".join(
+            f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            for name, value in settings.items()
+        )
+        return cls(verdict="translated", text=f"{text} ({why})" if why else text, settings=dict(settings))
+
+    @classmethod
+    def ignored(cls, why: str) -> Self:
+        """The key changes nothing that is learned."""
+        return cls(verdict="ignored", text=why)
+
+    @classmethod
+    def unsupported(cls, instead: str) -> Self:
+        """The config cannot run with this value; the text says what to write instead."""
+        return cls(verdict="unsupported", text=instead)
+
 
 Rule = Callable[[Any, Mapping[str, Any]], Outcome]
-"""The value of a key and the whole config -> its outcome."""
+"""The value of a key and the whole config -> the outcome."""
 
 
 def ignored(why: str) -> Rule:
-    """A key that changes nothing that is learned."""
-    return lambda value, config: Outcome(kind="ignored", text=why)
+    """The rule of a key that changes nothing that is learned."""
+    return lambda value, config: Outcome.ignored(why)
 
 
 def unless_off(instead: str, off: tuple[Any, ...] = OFF) -> Rule:
-    """A key that is harmless while switched off, and not supported otherwise."""
-
-    def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
-        return Outcome(kind="ignored", text="off") if value in off else Outcome(kind="unsupported", text=instead)
-
-    return rule
+    """The rule of a key that is ignored while its value is one of `off`, and unsupported otherwise."""
+    return lambda value, config: Outcome.ignored("off") if value in off else Outcome.unsupported(instead)
 
 
 def renamed(name: str) -> Rule:
-    """A key with another name here."""
+    """The rule of a key that is called `name` here; a config that has both keeps ours."""
 
     def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
         if name in config:
-            return Outcome(kind="ignored", text=f"{name} is there too, and is read instead")
-        return Outcome(kind="translated", text=f"{name}: {value}", settings={name: value})
+            return Outcome.ignored(f"{name} is there too, and is read instead")
+        return Outcome.translated({name: value})
 
     return rule
 
 
 def reworded(name: str, values: Mapping[Any, Any], refused: Mapping[Any, str] | None = None) -> Rule:
-    """A field some of whose values have other names here, or are refused with advice."""
+    """The rule of a field: some `values` have another name here, some are `refused` with advice, others run."""
 
     def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
         key = value if isinstance(value, str | int | None) else repr(value)
         if refused and key in refused:
-            return Outcome(kind="unsupported", text=refused[key])
-        if key in values:
-            return Outcome(kind="translated", text=f"{name}: {values[key]}", settings={name: values[key]})
-        return Outcome(kind="runs", settings={name: value})
+            return Outcome.unsupported(refused[key])
+        return Outcome.translated({name: values[key]}) if key in values else Outcome.runs(**{name: value})
 
     return rule
 
@@ -93,22 +113,21 @@ MODELS: dict[str, dict[str, str]] = {
         "ti2v-5b-2.2": "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
     },
 }
-"""`model_flavour` -> the model it names, for configs that leave pretrained_model_name_or_path to it."""
+"""Family -> `model_flavour` -> the id on the hub, for configs without pretrained_model_name_or_path."""
 
 
 def family(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """A family that can be tuned, or where else to train it."""
-    if value in FAMILIES:
-        return Outcome(kind="runs", settings={"model_family": value})
-    text = (
-        f"tread finetune has {', '.join(FAMILIES)}; other transformers train in a script of yours with tread.attach "
-        "(docs/attach.md; `tread families` lists them)"
+    """A family that `tread finetune` has, or where else to train it."""
+    if value in TUNE_FAMILIES:
+        return Outcome.runs(model_family=value)
+    return Outcome.unsupported(
+        f"tread finetune has {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
+        "tread.attach (docs/attach.md; `tread families` lists them)"
     )
-    return Outcome(kind="unsupported", text=text)
 
 
 def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The flavour names the model where no path does, and an expert of Wan 2.2."""
+    """The flavour names the model if no path does, and the expert of Wan 2.2 that is trained."""
     models = MODELS.get(str(config.get("model_family")), {})
     settings: dict[str, Any] = {}
     if config.get("model_family") == "wan" and str(value).endswith(("-high", "-low")) and "experts" not in config:
@@ -116,46 +135,16 @@ def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     if config.get("pretrained_model_name_or_path") is None and value is not None:
         if value not in models:
             known = f" ({', '.join(models)} are known)" if models else ""
-            return Outcome(kind="unsupported", text=f"write pretrained_model_name_or_path instead{known}")
+            return Outcome.unsupported(f"write pretrained_model_name_or_path instead{known}")
         settings["pretrained_model_name_or_path"] = models[value]
-    if not settings:
-        return Outcome(kind="ignored", text="the model itself says what it is")
-    return Outcome(kind="translated", text=settings_text(settings), settings=settings)
+    return Outcome.translated(settings) if settings else Outcome.ignored("the flavour is read from the model itself")
 
 
 def steps(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Steps give way to epochs."""
+    """max_train_steps is ignored if num_train_epochs is set."""
     if value and config.get("num_train_epochs"):
-        return Outcome(kind="ignored", text="num_train_epochs takes its place; set that to 0 to train by steps")
-    return Outcome(kind="runs", settings={"max_train_steps": value})
-
-
-def optimizer(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Optimizers by what they compute, whichever library did."""
-    if value in ("adamw_bf16", "adamw-bf16") and config.get("model_type", "lora") == "lora":
-        text = "optimizer: adamw (an adapter's weights are float32)"
-        return Outcome(kind="translated", text=text, settings={"optimizer": "adamw"})
-    if value in OPTIMIZERS:
-        settings = {"optimizer": OPTIMIZERS[value]}
-        if value == "adamw_bf16" and "base_model_precision" not in config:
-            settings["base_model_precision"] = "bf16"
-        return Outcome(kind="translated", text=settings_text(settings), settings=settings)
-    if any(word in str(value) for word in ("prodigy", "dadapt", "schedulefree", "soap", "stable", "came", "muon")):
-        return Outcome(kind="unsupported", text="write optimizer: adamw, with learning_rate 1e-4 for a LoRA")
-    return Outcome(kind="runs", settings={"optimizer": value})
-
-
-def precision(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Libraries by what they store; weights that adamw_bf16 trains are bf16."""
-    if value in ("int2-quanto", "int2-sdnq"):
-        return Outcome(kind="unsupported", text="write int4-torchao, or nf4-bnb")
-    new = PRECISIONS.get(value, value)
-    if new == "no_change" and config.get("model_type") == "full" and config.get("optimizer") == "adamw_bf16":
-        new = "bf16"
-    if new == value:
-        return Outcome(kind="runs", settings={"base_model_precision": value})
-    settings = {"base_model_precision": new}
-    return Outcome(kind="translated", text=settings_text(settings), settings=settings)
+        return Outcome.ignored("num_train_epochs takes its place; set that to 0 to train by steps")
+    return Outcome.runs(max_train_steps=value)
 
 
 OPTIMIZERS = {
@@ -174,65 +163,101 @@ OPTIMIZERS = {
     "bnb-lion8bit": "lion-8bit",
     "bnb-lion8bit-paged": "lion-8bit",
 }
+"""Names of optimizers in other trainers -> `optimizer`."""
+
+
+def optimizer(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """Optimizers are named by their update rule, not by the library that computes it."""
+    if value in ("adamw_bf16", "adamw-bf16") and config.get("model_type", "lora") == "lora":
+        return Outcome.translated({"optimizer": "adamw"}, "an adapter's weights are float32")
+    if value in OPTIMIZERS:
+        settings = {"optimizer": OPTIMIZERS[value]}
+        if value == "adamw_bf16" and "base_model_precision" not in config:
+            settings["base_model_precision"] = "bf16"
+        return Outcome.translated(settings)
+    if any(word in str(value) for word in ("prodigy", "dadapt", "schedulefree", "soap", "stable", "came", "muon")):
+        return Outcome.unsupported("write optimizer: adamw, with learning_rate 1e-4 for a LoRA")
+    return Outcome.runs(optimizer=value)
+
+
 PRECISIONS = {
-    "int8-sdnq": "int8-torchao",
-    "int4-sdnq": "int4-torchao",
-    "uint4-sdnq": "int4-torchao",
-    "fp8-sdnq": "fp8wo-torchao",
-    "fp4-bnb": "nf4-bnb",
-    "fp8uz-quanto": "fp8-quanto",
+    "int8-torchao": "int8",
+    "int8-quanto": "int8",
+    "int8-sdnq": "int8",
+    "int4-torchao": "int4",
+    "int4-quanto": "int4",
+    "int4-sdnq": "int4",
+    "uint4-sdnq": "int4",
+    "fp8wo-torchao": "fp8",
+    "fp8-quanto": "fp8",
+    "fp8uz-quanto": "fp8",
+    "fp8-sdnq": "fp8",
+    "fp8-torchao": "fp8-forward",
+    "fp8-both-ways": "fp8-matmul",
+    "nf4-bnb": "nf4",
+    "fp4-bnb": "nf4",
     "no": "no_change",
     "none": "no_change",
 }
+"""Names of precisions in other trainers, and `fp8-both-ways`, our own earlier name -> `base_model_precision`."""
+
+
+def precision(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """Precisions are named by what is stored, not by a library; the weights that adamw_bf16 trains are bf16."""
+    if value in ("int2-quanto", "int2-sdnq"):
+        return Outcome.unsupported("write int4 or nf4; fewer bits are not stored here")
+    new = PRECISIONS.get(value, value)
+    if new == "no_change" and config.get("model_type") == "full" and config.get("optimizer") == "adamw_bf16":
+        new = "bf16"
+    if new == value:
+        return Outcome.runs(base_model_precision=value)
+    library = str(value).rpartition("-")[2]
+    unused = library in ("torchao", "quanto", "sdnq")
+    return Outcome.translated({"base_model_precision": new}, f"our own {new}; {library} is not used" if unused else "")
 
 
 def clipping(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Clipping by value has no equal here."""
+    """Clipping by value does not exist here; clipping by norm 1 takes its place."""
     if config.get("grad_clip_method") == "value" and value:
-        text = "max_grad_norm: 1.0 (a limit by value says nothing of the norm)"
-        return Outcome(kind="translated", text=text, settings={"max_grad_norm": 1.0})
-    return Outcome(kind="runs", settings={"max_grad_norm": value})
+        return Outcome.translated({"max_grad_norm": 1.0}, "gradients are clipped by norm, not by value")
+    return Outcome.runs(max_grad_norm=value)
 
 
 def shift(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """0 is no shift there; a shift by resolution is what samplers of such models do."""
+    """A shift of 0 means none in other trainers, which is 1 here."""
     if config.get("flow_schedule_auto_shift"):
-        return Outcome(kind="ignored", text="flow_schedule_auto_shift takes its place")
+        return Outcome.ignored("flow_schedule_auto_shift takes its place")
     if value == 0:
-        text = "flow_schedule_shift: 1 (no shift; null would be the sampler's own)"
-        return Outcome(kind="translated", text=text, settings={"flow_schedule_shift": 1.0})
-    return Outcome(kind="runs", settings={"flow_schedule_shift": value})
+        return Outcome.translated({"flow_schedule_shift": 1.0}, "no shift; null would be the sampler's own")
+    return Outcome.runs(flow_schedule_shift=value)
 
 
 def auto_shift(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The samplers of models that were trained so do the same."""
+    """A shift that grows with the resolution is what the sampler of such a model does, our default."""
     if not value:
-        return Outcome(kind="ignored", text="off")
-    text = "flow_schedule_shift: null (as the model's own sampler shifts)"
-    return Outcome(kind="translated", text=text, settings={"flow_schedule_shift": None})
+        return Outcome.ignored("off")
+    return Outcome.translated({"flow_schedule_shift": None}, "as the model's own sampler shifts")
 
 
 def scheduler(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Decays under the names of diffusers."""
+    """Schedules of the learning rate under their names in diffusers."""
     same = {"constant_with_warmup": "constant"}
     if config.get("lr_power", 1) == 1:
         same["polynomial"] = "linear"
     if config.get("lr_num_cycles", 1) == 1:
         same["cosine_with_restarts"] = "cosine"
     if value in same:
-        text = f"lr_scheduler: {same[value]} (lr_warmup_steps works with every one)"
-        return Outcome(kind="translated", text=text, settings={"lr_scheduler": same[value]})
+        return Outcome.translated({"lr_scheduler": same[value]}, "lr_warmup_steps works with every one")
     if value in ("polynomial", "cosine_with_restarts", "sine"):
-        return Outcome(kind="unsupported", text="write lr_scheduler: cosine, or linear")
-    return Outcome(kind="runs", settings={"lr_scheduler": value})
+        return Outcome.unsupported("write lr_scheduler: cosine, or linear")
+    return Outcome.runs(lr_scheduler=value)
 
 
 def dynamo(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Any backend means: compile."""
+    """Any backend of torch.compile turns `compile` on."""
     if "compile" in config:
-        return Outcome(kind="ignored", text="compile is there too, and is read instead")
-    settings = {"compile": value not in OFF}
-    return Outcome(kind="translated", text=settings_text(settings), settings=settings)
+        return Outcome.ignored("compile is there too, and is read instead")
+    return Outcome.translated({"compile": value not in OFF})
 
 
 ATTENTION = {
@@ -242,72 +267,68 @@ ATTENTION = {
     "native-math": "math",
     "cudnn": "cudnn",
 }
+"""`attention_mechanism` -> `attention`."""
 
 
 def attention(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Torch's own kernels; those of other packages compute the same."""
+    """Kernels of torch are chosen by `attention`; those of other packages compute the same and are ignored."""
     if "attention" in config:
-        return Outcome(kind="ignored", text="attention is there too, and is read instead")
+        return Outcome.ignored("attention is there too, and is read instead")
     if value not in ATTENTION:
-        return Outcome(kind="ignored", text="speed alone; attention chooses among torch's kernels")
-    settings = {"attention": ATTENTION[value]}
-    return Outcome(kind="translated", text=settings_text(settings), settings=settings)
+        return Outcome.ignored("speed alone; attention chooses among torch's kernels")
+    return Outcome.translated({"attention": ATTENTION[value]})
 
 
 def processes(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The launcher decides."""
-    return Outcome(kind="ignored", text=f"start it with: accelerate launch --num_processes {value} -m tread finetune")
+    """The number of processes is an option of `accelerate launch`."""
+    return Outcome.ignored(f"start it with: accelerate launch --num_processes {value} -m tread finetune")
 
 
 def prompts(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """A library of prompts, read from its file by config.py, joins the validation prompts."""
+    """The prompts of a library, which config.py has read from its file, join those of validation_prompt."""
     if not isinstance(value, Mapping):
-        return Outcome(kind="ignored", text="off")
+        return Outcome.ignored("off")
     given = config.get("validation_prompt") or []
     together = [*([given] if isinstance(given, str) else given), *value.values()]
     text = f"validation_prompt: {len(together)} prompts"
-    return Outcome(kind="translated", text=text, settings={"validation_prompt": together})
+    return Outcome(verdict="translated", text=text, settings={"validation_prompt": together})
 
 
 def prompt(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The prompt, unless `prompts` has it."""
+    """validation_prompt, which `prompts` has already read if there is a library."""
     if isinstance(config.get("user_prompt_library"), Mapping):
-        return Outcome(kind="runs", text="with those of user_prompt_library")
-    return Outcome(kind="runs", settings={"validation_prompt": value})
+        return Outcome(verdict="runs", text="with those of user_prompt_library")
+    return Outcome.runs(validation_prompt=value)
 
 
 def lora_shape(name: str) -> Rule:
-    """Rank and alpha stand in lycoris_config where that is used."""
+    """The rule of rank and alpha, which lycoris_config replaces by its own."""
 
     def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
         if config.get("lora_type") == "lycoris":
-            return Outcome(kind="ignored", text="lycoris_config has its own")
-        return Outcome(kind="runs", settings={name: value})
+            return Outcome.ignored("lycoris_config has its own")
+        return Outcome.runs(**{name: value})
 
     return rule
 
 
-def settings_text(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in settings.items())
-
-
 def columns(value: Any, entry: Mapping[str, Any]) -> Outcome:
-    """Columns may stand in a mapping of their own."""
+    """The names of columns, which other trainers nest in a data entry, move into the entry itself."""
     if not isinstance(value, Mapping):
-        return Outcome(kind="unsupported", text="write image_column, caption_column and split in the entry itself")
+        return Outcome.unsupported("write image_column, caption_column and split in the entry itself")
     known = ("image_column", "caption_column", "split")
     if others := [key for key in value if key not in known]:
-        text = f"{', '.join(others)}: choose the rows before, in a dataset of your own; write the rest in the entry"
-        return Outcome(kind="unsupported", text=text)
-    settings = {key: value[key] for key in value if key not in entry}
-    return Outcome(kind="translated", text=settings_text(settings), settings=settings)
+        return Outcome.unsupported(
+            f"{', '.join(others)}: choose the rows before, in a dataset of your own; write the rest in the entry"
+        )
+    return Outcome.translated({key: value[key] for key in value if key not in entry})
 
 
 def video(value: Any, entry: Mapping[str, Any]) -> Outcome:
-    """Frames are counted; what the model decides is left out."""
+    """The settings of clips, without those that the model decides."""
     decided = ("is_i2v", "bucket_strategy", "frame_interval")
     if not isinstance(value, Mapping) or not (left := [key for key in decided if key in value]):
-        return Outcome(kind="runs", settings={"video": value})
+        return Outcome.runs(video=value)
     kept = {key: item for key, item in value.items() if key not in decided}
     text = f"video without {', '.join(left)}: the model decides, and clips have as many frames as it takes"
-    return Outcome(kind="translated", text=text, settings={"video": kept})
+    return Outcome(verdict="translated", text=text, settings={"video": kept})

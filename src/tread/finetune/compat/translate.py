@@ -1,9 +1,9 @@
-"""What becomes of every key of a config: it runs, is translated, is ignored for a reason, or is not supported.
+"""Translate a config of this or another trainer into settings of `FinetuneConfig`, with a verdict on every key.
 
-- `translate` turns a config written for the existing trainer, or for this one, into settings of `FinetuneConfig`, with
-  a verdict on each key: none is lost. The rules are in `compat_keys.py` and `compat_rules.py`.
-- Values are judged as well: one of the wrong type, or one that does not go with another, is unsupported.
-- Text that says a number or a truth value is taken as such, since command lines and flat JSON write "1e-4" and "true".
+- A key runs, is translated, is ignored for a reason, or is unsupported. `keys` has the rule of each key, `rules` what
+  the rules do.
+- Values are judged too: one of the wrong type, or one that contradicts another setting, is unsupported.
+- Text is read as a number or a bool if the setting is one: command lines and flat JSON write "1e-4" and "true".
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from tread.config.schema import convert, parse
 from tread.data.captioned.entries import DataConfig, data_configs
 from tread.errors import ConfigError, nearest
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
-from tread.finetune.compat.rules import MODELS, Kind, Outcome, Rule
+from tread.finetune.compat.rules import MODELS, Outcome, Rule, Verdict
 from tread.finetune.settings import ENTRY_DEFAULTS, FinetuneConfig
 from tread.routing.plan import RoutePlan
 
@@ -23,44 +23,41 @@ FULL_MATRIX = 10000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What becomes of one key."""
+class KeyVerdict:
+    """The verdict on one key of a config, with the value given and an explanation."""
 
     key: str
     value: Any
-    verdict: Kind
+    verdict: Verdict
     text: str
 
 
 @dataclass(kw_only=True)
 class Translated:
-    """Settings of ours, and what was said on the way."""
+    """A translated config: settings of `FinetuneConfig`, and the verdict on each key."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[KeyVerdict] = field(default_factory=list)
 
     def add(self, key: str, value: Any, outcome: Outcome) -> None:
-        """Note the outcome of a key."""
+        """Take over the settings of an outcome and note its verdict."""
         self.settings |= outcome.settings
-        self.verdicts.append(Verdict(key=key, value=value, verdict=outcome.kind, text=outcome.text))
+        self.verdicts.append(KeyVerdict(key=key, value=value, verdict=outcome.verdict, text=outcome.text))
 
     @property
-    def unsupported(self) -> list[Verdict]:
-        """What keeps the config from running."""
+    def unsupported(self) -> list[KeyVerdict]:
+        """The verdicts that keep the config from running."""
         return [verdict for verdict in self.verdicts if verdict.verdict == "unsupported"]
 
 
-def check(config: Mapping[str, Any]) -> list[Verdict]:
-    """The verdict on every key of a config, and on required ones that are missing.
+def translate(config: Mapping[str, Any]) -> Translated:
+    """The settings and verdicts of a config; if nothing is unsupported, `FinetuneConfig` accepts the settings.
 
-    >>> check({"model_family": "flux", "optimizer": "optimi-lion"})[1].text
+    Required settings that are missing have an unsupported verdict.
+
+    >>> translate({"model_family": "flux", "optimizer": "optimi-lion"}).verdicts[1].text
     'optimizer: lion'
     """
-    return translate(config).verdicts
-
-
-def translate(config: Mapping[str, Any]) -> Translated:
-    """Our settings of a config; where nothing is unsupported, `parse(FinetuneConfig, settings)` will do."""
     hints = get_type_hints(FinetuneConfig)
     config = {key: scalar(value) if key not in hints else value for key, value in config.items()}
     done = Translated()
@@ -70,8 +67,7 @@ def translate(config: Mapping[str, Any]) -> Translated:
         elif key == "lycoris_config":
             _lycoris(value, config, done)
         elif key == "lora_type" and _is_lokr(config):
-            outcome = Outcome(kind="translated", text="lora_type: lokr", settings={"lora_type": "lokr"})
-            done.add(key, value, outcome)
+            done.add(key, value, Outcome.translated({"lora_type": "lokr"}))
         else:
             done.add(key, value, _typed(_outcome(key, value, config, RULES, hints), hints))
     _missing(config, done)
@@ -81,7 +77,7 @@ def translate(config: Mapping[str, Any]) -> Translated:
 
 
 def scalar(value: Any) -> Any:
-    """A number or a truth value where a text says one.
+    """The number or bool that a text spells; any other value as it is.
 
     >>> [scalar(text) for text in ("1e-4", "8", "True", "flux")]
     [0.0001, 8, True, 'flux']
@@ -107,21 +103,21 @@ def _outcome(
     if rule is not None:
         return rule(value, config)
     if key in fields:
-        return Outcome(kind="runs", settings={key: value})
-    return Outcome(kind="unsupported", text=f"unknown key{nearest(key, [*fields, *rules])}")
+        return Outcome.runs(**{key: value})
+    return Outcome.unsupported(f"unknown key{nearest(key, [*fields, *rules])}")
 
 
 def _typed(outcome: Outcome, hints: Mapping[str, Any]) -> Outcome:
-    """The outcome with its settings in their types, or why they do not fit."""
+    """The outcome with its settings converted to the types of their fields, or unsupported if one does not fit."""
     settings = {}
     for name, value in outcome.settings.items():
         try:
             settings[name] = _converted(hints[name], value, name)
         except ConfigError as error:
-            if value is None:  # null where there is no such value: not set
+            if value is None:  # null for a field that has no null: not set
                 continue
-            return Outcome(kind="unsupported", text=str(error))
-    return Outcome(kind=outcome.kind, text=outcome.text, settings=settings)
+            return Outcome.unsupported(str(error))
+    return replace(outcome, settings=settings)
 
 
 def _converted(hint: Any, value: Any, name: str) -> Any:
@@ -134,40 +130,40 @@ def _converted(hint: Any, value: Any, name: str) -> Any:
 
 
 def _data(value: Any, done: Translated) -> None:
-    """The entries, each key by itself."""
+    """Translate the data: each key of each entry has its own verdict."""
     try:
         entries = data_configs(value)
     except ConfigError as error:
-        done.add("data", value, Outcome(kind="unsupported", text=str(error)))
+        done.add("data", value, Outcome.unsupported(str(error)))
         return
     if not any(isinstance(entry, Mapping) for entry in (value if isinstance(value, list | tuple) else [value])):
-        done.add("data", value, Outcome(kind="runs", settings={"data": value}))
+        done.add("data", value, Outcome.runs(data=value))
         return
     kept: list[dict[str, Any]] = []
     for index, entry in enumerate(entries):
         where = f"data[{index}]"
         why = _left_out(entry)
         if why:
-            done.add(where, entry.get("id"), Outcome(kind="ignored", text=why))
+            done.add(where, entry.get("id"), Outcome.ignored(why))
             continue
         inner = Translated()
         for key, item in entry.items():
             outcome = _outcome(key, item, entry, DATA_RULES, get_type_hints(DataConfig))
-            if item is None and outcome.kind == "runs":  # not set
-                outcome = Outcome(kind="runs")
+            if item is None and outcome.verdict == "runs":  # not set
+                outcome = Outcome.runs()
             inner.add(f"{where}.{key}", item, outcome)
         _attempt(lambda inner=inner, where=where: parse(DataConfig, inner.settings, where), where, inner)
         done.verdicts += inner.verdicts
         kept.append(inner.settings)
     done.settings["data"] = kept
     if not kept:
-        done.add("data", value, Outcome(kind="unsupported", text="no entry has images or videos; add one"))
+        done.add("data", value, Outcome.unsupported("no entry has images or videos; add one"))
 
 
 def _left_out(entry: Mapping[str, Any]) -> str:
-    """Why an entry holds nothing to train on; empty if it does."""
+    """Why an entry is not trained on; empty if it is."""
     if entry.get("dataset_type") in ("text_embeds", "image_embeds"):
-        return f"an entry of {entry['dataset_type']}; what is encoded is kept in cache_dir"
+        return f"an entry of {entry['dataset_type']}; embeddings are kept in cache_dir"
     return "the entry is disabled" if entry.get("disabled") or entry.get("disable") else ""
 
 
@@ -177,32 +173,34 @@ def _is_lokr(config: Mapping[str, Any]) -> bool:
 
 
 def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
-    """LoKr by peft, whose files diffusers reads; other algorithms stay with the lycoris library."""
+    """Translate lycoris_config: LoKr is made by peft, whose files diffusers reads; lycoris makes other algorithms."""
     if value is None or config.get("lora_type") != "lycoris":
         text = f"lora_type is {config.get('lora_type', 'standard')}"
-        done.add("lycoris_config", value, Outcome(kind="ignored", text=text))
+        done.add("lycoris_config", value, Outcome.ignored(text))
         return
     if not _is_lokr(config):
-        runs = Outcome(kind="runs", settings={"lycoris_config": value})
+        runs = Outcome.runs(lycoris_config=value)
         done.add("lycoris_config", value, _typed(runs, get_type_hints(FinetuneConfig)))
         return
     rank = FULL_MATRIX if value.get("full_matrix") else value.get("linear_dim", 4)
     full = rank >= FULL_MATRIX
     alpha = rank if full else value.get("linear_alpha") or rank
     rules: dict[str, Outcome] = {
-        "algo": Outcome(kind="translated", text="lora_type: lokr"),
-        "factor": Outcome(kind="translated", text=f"lokr_factor: {value.get('factor')}"),
-        "linear_dim": Outcome(kind="translated", text=f"lora_rank: {rank}"),
-        "full_matrix": Outcome(kind="translated", text=f"lora_rank: {rank}"),
-        "linear_alpha": Outcome(kind="translated", text=f"lora_alpha: {alpha}" + (" (full matrices)" if full else "")),
-        "bypass_mode": Outcome(kind="ignored", text="how the product is computed, not what it is"),
-        "multiplier": Outcome(kind="ignored", text="an adapter is trained at full strength")
+        "algo": Outcome(verdict="translated", text="lora_type: lokr"),
+        "factor": Outcome(verdict="translated", text=f"lokr_factor: {value.get('factor')}"),
+        "linear_dim": Outcome(verdict="translated", text=f"lora_rank: {rank}"),
+        "full_matrix": Outcome(verdict="translated", text=f"lora_rank: {rank}"),
+        "linear_alpha": Outcome(
+            verdict="translated", text=f"lora_alpha: {alpha}" + (" (full matrices)" if full else "")
+        ),
+        "bypass_mode": Outcome.ignored("it changes how the product is computed, not its result"),
+        "multiplier": Outcome.ignored("an adapter is trained at full strength")
         if value.get("multiplier") == 1
-        else Outcome(kind="unsupported", text="write 1, and scale the adapter when you load it"),
-        "apply_preset": Outcome(kind="translated", text="lora_targets: the family's own layers; name others there"),
+        else Outcome.unsupported("write 1, and scale the adapter when you load it"),
+        "apply_preset": Outcome(verdict="translated", text="lora_targets: the family's own layers; name others there"),
     }
     for key, item in value.items():
-        unknown = Outcome(kind="unsupported", text="leave it out; LoKr is peft's here")
+        unknown = Outcome.unsupported("leave it out; LoKr is peft's here")
         done.add(f"lycoris_config.{key}", item, rules.get(key, unknown))
     done.settings |= {"lora_rank": rank, "lora_alpha": float(alpha), "lokr_factor": value.get("factor", -1)}
 
@@ -220,11 +218,11 @@ def _missing(config: Mapping[str, Any], done: Translated) -> None:
     for name, example in examples.items():
         answered = name in done.settings or name in told
         if not answered and not (name == "pretrained_model_name_or_path" and "model_flavour" in told):
-            done.add(name, None, Outcome(kind="unsupported", text=f"missing; it must be {example}"))
+            done.add(name, None, Outcome.unsupported(f"missing; it must be {example}"))
 
 
 def _together(done: Translated) -> None:
-    """Checks within the routes and across keys."""
+    """Check the routes, the settings against each other, and which settings every data entry overrides."""
     plan = done.settings.get("tread_config")
     if plan is not None:
         _attempt(lambda: RoutePlan.from_config(plan), "tread_config", done)
@@ -238,7 +236,7 @@ def _together(done: Translated) -> None:
 
 
 def _attempt(build: Callable[[], object], where: str, done: Translated) -> None:
-    """Build something; what it refuses becomes a verdict on the key that the message begins with."""
+    """Call `build`; a ConfigError becomes an unsupported verdict on the key that its message begins with."""
     try:
         build()
     except ConfigError as error:
@@ -248,4 +246,4 @@ def _attempt(build: Callable[[], object], where: str, done: Translated) -> None:
         given = [verdict for verdict in done.verdicts if verdict.key == key]
         done.verdicts = [verdict for verdict in done.verdicts if verdict.key != key]
         value = given[0].value if given else None
-        done.add(key, value, Outcome(kind="unsupported", text=str(error)))
+        done.add(key, value, Outcome.unsupported(str(error)))

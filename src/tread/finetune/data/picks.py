@@ -25,6 +25,8 @@ class Pick(NamedTuple):
     """Whether the empty caption takes the place of its own."""
     caption: int = 0
     """Which of the sample's captions; counts modulo their number."""
+    position: int = 0
+    """The position of the visit in the run."""
 
 
 class PickSampler(Sampler[list[Pick]]):
@@ -62,4 +64,4 @@ class PickSampler(Sampler[list[Pick]]):
                 samples = self.order.batch(index)[where - index * self.order.size]  # (B,)
                 dropped = noise.uniform(self.seed, _DROP_WORD, where) < self.caption_dropout  # (B,)
                 captions = noise.bits(self.seed, _CAPTION_WORD, where)  # (B,)
-                yield list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist()))
+                yield list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist(), where.tolist()))

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict
 import yaml
 
 import tread
-from tread.finetune.families import FAMILIES, family_class
+from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
@@ -88,7 +88,7 @@ def loading_lines(pipeline_name: str, kind: Kind, parts: Sequence[str] = ("trans
 
 def loader_table() -> str:
     """How stock code loads the adapters of every pipeline that can be tuned, as Markdown."""
-    pipelines = [(name, pipeline) for name in sorted(FAMILIES) for pipeline in family_class(name).pipelines]
+    pipelines = [(name, pipeline) for name in sorted(TUNE_FAMILIES) for pipeline in family_class(name).pipelines]
     entries = [(name, pipeline, TWO_EXPERTS[:1]) for name, pipeline in pipelines]
     entries.append(("wan, both experts", "WanPipeline", TWO_EXPERTS))
     rows = ["| family | pipeline | LoRA | LoKr |", "|---|---|---|---|"]
@@ -149,7 +149,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     width, height = config.validation_size or (width, height)
     guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
     arguments = {
-        "image": _Code('load_image("input.png")') if "image" in call else None,
+        "image": _Code('load_image("input.png")') if family.takes_image else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
         "negative_prompt": config.validation_negative_prompt or " " if _guides_by_prompt(family) else None,
         "width": width,
@@ -193,7 +193,7 @@ def _packages(family: TuneFamily, kind: Kind) -> list[str]:
 
 
 def _front_matter(family: TuneFamily, kind: Kind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
-    source = "image" if _takes_image(family) else "text"
+    source = "image" if family.takes_image else "text"
     front: dict[str, Any] = {
         "base_model": config.pretrained_model_name_or_path,
         "library_name": "diffusers",
@@ -209,12 +209,6 @@ def _front_matter(family: TuneFamily, kind: Kind, config: FinetuneConfig, facts:
         front["instance_prompt"] = config.prompts[0]
     previews = [{"text": prompt, "output": {"url": path}} for prompt, path in facts.get("previews", ())]
     return front | ({"widget": previews} if previews else {})
-
-
-def _takes_image(family: TuneFamily) -> bool:
-    import diffusers
-
-    return "image" in inspect.signature(getattr(diffusers, family.source.pipeline_name).__call__).parameters
 
 
 def _table(config: FinetuneConfig, kind: Kind, facts: Facts) -> str:
