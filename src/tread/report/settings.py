@@ -85,8 +85,7 @@ def _table(prefix: str, fields: dict[str, Field]) -> str:
         (f"`{prefix}{name}`", "required" if field.default is MISSING else f"`{scalar(field.default)}`", field.doc)
         for name, field in fields.items()
     ]
-    escaped = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
-    return (markdown_table(("setting", "default", "meaning"), escaped) if rows else "It has no settings.") + "\n"
+    return (markdown_table(("setting", "default", "meaning"), rows) if rows else "It has no settings.") + "\n"
 
 
 def _config_yaml() -> str:
