@@ -2,13 +2,12 @@
 
 - Sample positions count 0, 1, 2, ... over the whole run. Step s takes positions s * batch ..
   (s + 1) * batch - 1; the position decides the sample, and with the seed everything random about it.
-  There is nothing to save: a run resumed at step k asks for the positions of step k.
-- Every epoch is its own permutation: the stable order of hashed indices, from the same stateless noise
-  as everything else, so that it depends on no library's generator. A batch may span two epochs; nothing
-  is dropped at the end of one.
+  Nothing is saved: a run resumed at step k uses the positions of step k.
+- Every epoch has its own permutation, the stable sort of hashed indices, from the stateless noise of
+  `routing.noise`. A batch may span two epochs; nothing is dropped at the end of one.
 - Micro-steps and ranks take contiguous slices of the step, so that the union over any number of
-  processes is the single-process batch, in order. The sampler is complete for its rank: a loader that
-  uses it must not be split again by accelerate.
+  processes is the single-process batch, in order. The sampler already takes the rank's slice: its loader
+  must not be split again by accelerate.
 """
 
 from collections.abc import Iterator
@@ -59,8 +58,8 @@ class Order:
 class StepSampler(Sampler[list[int]]):
     """A DataLoader's `batch_sampler`: one list of dataset indices per micro-step, for one rank.
 
-    `steps` is where the run ends, not how many are left: a run resumed at step k gives `start_step=k`
-    and sees the tail of what a run never stopped sees.
+    `steps` is the total of the run, not the number left: a run resumed at step k passes `start_step=k` and
+    gets the rest of the uninterrupted run's batches.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class StepSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.start_step, self.steps):
             for micro_step in range(self.micro_steps):
-                where = positions(
+                global_positions = positions(
                     step,
                     micro_step,
                     batch=self.batch,
@@ -97,7 +96,7 @@ class StepSampler(Sampler[list[int]]):
                     rank=self.rank,
                     world=self.world,
                 )
-                yield self.order.indices(where).tolist()
+                yield self.order.indices(global_positions).tolist()
 
 
 def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank: int, world: int) -> Tensor:

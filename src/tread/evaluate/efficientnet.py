@@ -2,7 +2,7 @@
 
 - MobileNet blocks without squeeze-and-excite, ReLU6 everywhere, as the Lite variants have them.
 - TensorFlow's "same" padding: where a stride of 2 needs an odd amount, the extra row goes to the bottom and right.
-- Module names are those of the published state dict, so that it loads as it is.
+- Module names are those of the published state dict, so that it loads directly.
 """
 
 import torch
@@ -45,7 +45,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class MBConv(nn.Module):
-    """Expand, filter each channel on its own, project; the input is added where the shape allows it."""
+    """An inverted-residual block: expand, depthwise convolution, project; the input is added if the shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()

@@ -8,17 +8,17 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-SMALLEST = 48  # pixels: smaller images are enlarged by whole factors, so that an 8 x 8 digit can be seen
+SMALLEST = 48  # pixels; smaller images, such as 8 x 8 digits, are enlarged by an integer factor
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """One uint8 image (H, W, 3 or 1)."""
+    """A uint8 image (H, W, 3 or 1) as a PIL image."""
     array = image.cpu().numpy()
     return Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
 
 
 def make_grid(images: Tensor, columns: int, gap: int = 4) -> Image.Image:
-    """uint8 images (N, H, W, 3 or 1) row by row on white."""
+    """A grid of uint8 images (N, H, W, 3 or 1) on white, row by row."""
     count, height, width, channels = images.shape
     factor = max(1, math.ceil(SMALLEST / max(height, width)))
     large = images.repeat_interleave(factor, 1).repeat_interleave(factor, 2).cpu().numpy()  # (N, fH, fW, C)
@@ -31,7 +31,7 @@ def make_grid(images: Tensor, columns: int, gap: int = 4) -> Image.Image:
 
 
 def image_names(labels: Sequence[int]) -> list[str]:
-    """`class-index.png` for each image, counted within its class."""
+    """File names `class-index.png`; the index counts within the class."""
     counts: dict[int, int] = {}
     names = []
     for label in labels:
@@ -41,7 +41,7 @@ def image_names(labels: Sequence[int]) -> list[str]:
 
 
 def save_images(images: Tensor, names: Sequence[str], folder: Path) -> None:
-    """Each image by its name."""
+    """Write each image under its name."""
     folder.mkdir(parents=True, exist_ok=True)
     for image, name in zip(images, names, strict=True):
         to_pil(image).save(folder / name)

@@ -1,4 +1,4 @@
-"""Guidance: a strong answer led away from a weak one, over fields and over stock pipelines."""
+"""Guidance: weak + scale * (strong - weak), for fields and for stock pipelines."""
 
 from tread.sampling.guidance.branches import KINDS, SCHEDULES, Branches
 from tread.sampling.guidance.fields import (
