@@ -24,7 +24,6 @@ from tread.data.digits import Digits
 from tread.data.images import ImageFolder
 from tread.data.latents import Latents
 from tread.data.order import Order, StepSampler, positions, split
-from tread.errors import DataError
 
 DATASETS: dict[str, type[Dataset]] = {
     "digits": Digits,
@@ -34,7 +33,6 @@ DATASETS: dict[str, type[Dataset]] = {
 
 __all__ = [
     "DATASETS",
-    "DataError",
     "Dataset",
     "Digits",
     "ImageFolder",

@@ -9,6 +9,8 @@
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -88,13 +90,20 @@ def list_images(path: Path) -> tuple[list[str], list[int], list[str]]:
 
 def read_image(path: Path, size: int) -> np.ndarray:
     """One image as uint8 (size, size, 3): upright, RGB, the largest centred square."""
+    with reading(f"image {path}"), Image.open(path) as image:
+        return np.array(ImageOps.fit(upright_rgb(image), (size, size), method=Image.Resampling.BICUBIC))  # (H, W, 3)
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Turn whatever a decoder raises on a broken file into a DataError that names it."""
     try:
-        with Image.open(path) as image:
-            square = ImageOps.fit(upright_rgb(image), (size, size), method=Image.Resampling.BICUBIC)
-    except Exception as error:  # a decoder may raise anything on a broken file: OSError, SyntaxError, ...
+        yield
+    except (ImportError, DataError):
+        raise
+    except Exception as error:  # OSError, SyntaxError, struct.error, FFmpeg's own, ...
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"cannot read image {path} ({reason}): remove it or save it again") from error
-    return np.array(square)  # (H, W, 3)
+        raise DataError(f"cannot read {what} ({reason}): remove it or save it again") from error
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

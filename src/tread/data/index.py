@@ -29,7 +29,7 @@ from braceexpand import braceexpand
 from tqdm import tqdm
 
 from tread.errors import ConfigError, DataError
-from tread.files import atomic_write
+from tread.files import atomic_write, cache_folder
 
 _FORMAT = 1
 _BLOCK = 512
@@ -133,8 +133,7 @@ def _cached(shard: Path) -> dict[str, np.ndarray]:
 def _cache_file(shard: Path) -> Path:
     stat = shard.stat()
     identity = f"{_FORMAT}\0{shard.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "tread" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
+    return cache_folder() / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
 
 
 def _index_one(shard: Path) -> dict[str, np.ndarray]:

@@ -51,7 +51,7 @@ class Order:
         if epoch not in self._epochs:
             while len(self._epochs) > 1:  # two are enough for batches that cross an epoch's end
                 self._epochs.pop(next(iter(self._epochs)))
-            self._epochs[epoch] = _permutation(self.n, self.seed, _ORDER_WORD, epoch)
+            self._epochs[epoch] = noise.permutation(self.n, self.seed, _ORDER_WORD, epoch)
         return self._epochs[epoch]
 
 
@@ -117,12 +117,8 @@ def split(n: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
             f"cannot hold out {held_out} of {n} samples for validation; allowed is 0..{n - 1}, "
             "which leaves at least one to train on"
         )
-    shuffled = _permutation(n, seed, _SPLIT_WORD)
+    shuffled = noise.permutation(n, seed, _SPLIT_WORD)
     return shuffled[held_out:].sort().values, shuffled[:held_out].sort().values
-
-
-def _permutation(n: int, *words: int) -> Tensor:
-    return torch.argsort(noise.bits(*words, torch.arange(n)), stable=True)  # (n,)
 
 
 def _slice_size(batch: int, micro_steps: int, world: int) -> int:

@@ -82,16 +82,12 @@ class EfficientNetLite0(nn.Module):
         self._blocks = nn.Sequential(*blocks)
         self._conv_head = SameConv(inputs, WIDTH, 1)
         self._bn1 = _norm(WIDTH)
-        self._fc = nn.Linear(WIDTH, CLASSES)
+        self._fc = nn.Linear(WIDTH, CLASSES)  # unused; part of the published state dict
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu6(self._bn0(self._conv_stem(x)))  # (B, 32, H/2, W/2)
         x = F.relu6(self._bn1(self._conv_head(self._blocks(x))))  # (B, 1280, H/32, W/32)
         return x.mean((2, 3))  # (B, 1280)
-
-    def classify(self, x: Tensor) -> Tensor:
-        """Logits of the 1,000 ImageNet classes, (B, 1000)."""
-        return self._fc(self(x))
 
 
 def imagenet_pixels(images: Tensor, *, shorter: int, crop: int) -> Tensor:

@@ -8,7 +8,6 @@
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tread.errors import ConfigError
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
+from tread.files import cache_folder
 
 INCEPTION = "Inception"
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
@@ -132,15 +132,15 @@ def load_extractor(features: str, weights: str | None = None, device: torch.devi
     return FEATURES[features](weights, device)
 
 
-def cache_folder() -> Path:
+def weights_folder() -> Path:
     """The folder of weights, downloaded ones included."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tread" / "weights"
+    return cache_folder() / "weights"
 
 
 def find_weights(weights: str | None, file: str, origin: str) -> Path:
     """The path of the weights: the named file, a download, or `file` in the cache folder."""
     if weights is not None and "://" in weights:
-        path = cache_folder() / weights.rsplit("/", 1)[-1]
+        path = weights_folder() / weights.rsplit("/", 1)[-1]
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -150,7 +150,7 @@ def find_weights(weights: str | None, file: str, origin: str) -> Path:
                     f"cannot download {weights} ({error}): get it by hand and name the file with --weights."
                 ) from None
     else:
-        path = cache_folder() / file if weights is None else Path(weights)
+        path = weights_folder() / file if weights is None else Path(weights)
     if path.is_dir():
         path = path / file
     if not path.is_file():

@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tread.data.captioned.pixels import reading
-from tread.data.images import SUFFIXES, upright_rgb
+from tread.data.images import SUFFIXES, reading, upright_rgb
 from tread.errors import ConfigError, DataError, check_int
 from tread.files import atomic_write
 

@@ -18,15 +18,15 @@ _SUBSET_WORD = int.from_bytes(b"kid")
 
 
 # Kynkäänniemi et al. 2019 (arXiv 1904.06991) Eqs. 1 and 2
-def precision_recall(samples: Tensor, reference: Tensor, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
+def precision_recall(samples: Tensor, reference: Tensor) -> tuple[float, float]:
     """The share of samples (N, D) inside the reference's manifold, and of the reference (M, D) inside the samples'.
 
     A manifold is the union of balls around each feature that reach its k-th nearest neighbour.
     """
     centre = reference.double().mean(0)  # |a|^2 + |b|^2 - 2ab loses digits far from the origin
     samples, reference = samples.double() - centre, reference.double() - centre
-    precision = _inside(samples, reference, _radii(reference, neighbours))
-    recall = _inside(reference, samples, _radii(samples, neighbours))
+    precision = _inside(samples, reference, _radii(reference))
+    recall = _inside(reference, samples, _radii(samples))
     return precision, recall
 
 
@@ -37,9 +37,9 @@ def _squared_distances(rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
         yield (block.square().sum(1, keepdim=True) + norms - 2 * block @ columns.T).clamp(min=0)
 
 
-def _radii(features: Tensor, neighbours: int) -> Tensor:
+def _radii(features: Tensor) -> Tensor:
     """Squared distance of each feature to its k-th neighbour, not counting itself, (N,)."""
-    rank = min(neighbours + 1, features.shape[0])
+    rank = min(NEIGHBOURS + 1, features.shape[0])
     return torch.cat([block.kthvalue(rank, dim=1).values for block in _squared_distances(features, features)])
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from tread.data.captioned.pixels import reading
+from tread.data.images import reading
 from tread.errors import DataError
 from tread.evaluate.activations import Activations
 from tread.evaluate.features import INCEPTION

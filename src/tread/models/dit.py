@@ -86,6 +86,7 @@ class DiT(nn.Module):
         self.stream: torch.dtype | None = None
         """dtype of the residual stream; None keeps the embedding's."""
         self.routing: Handle | None = None
+        """The handle that `route` made; None: every forward is dense."""
 
         self.grid = (self.input_size[0] // patch, self.input_size[1] // patch)
         table = rope_positions(self.grid, width // heads) if rope else None
@@ -116,10 +117,6 @@ class DiT(nn.Module):
         """Route tokens in training from now on by a `tread_config` or a plan; replaces earlier routing."""
         self.routing = Handle(RoutePlan.from_config(config), depth=self.depth, seed=seed)
         return self.routing
-
-    def unroute(self) -> None:
-        """Remove routing: every forward is dense again."""
-        self.routing = None
 
     def forward(self, x: Tensor, time: Tensor, labels: Tensor) -> Tensor:
         """Images x (B, C, H, W), time (B,), labels (B,) in 0..num_classes -> (B, out_channels, H, W)."""

@@ -45,7 +45,7 @@ class EDM:
     sigma_max: float = 80.0
     """The level sampling starts from."""
     rho: float = 7.0
-    """How densely the sampling levels crowd towards sigma_min; 1 spaces them evenly."""
+    """Exponent of the sampling levels: above 1 they crowd towards sigma_min, 1 spaces them evenly."""
 
     default_solver: ClassVar[str] = "heun"
     additive_noise: ClassVar[bool] = True

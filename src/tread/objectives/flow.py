@@ -45,7 +45,7 @@ class Flow:
     """
 
     time: Time = "uniform"
-    """How t is drawn in training."""
+    """Distribution of t in training."""
     logit_mean: float = 0.0
     """Mean of logit(t) when time is logit-normal; above 0 trains more on noisy states."""
     logit_std: float = 1.0

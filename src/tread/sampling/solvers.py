@@ -53,7 +53,7 @@ def _heun_step(field: Field, x: Tensor, labels: Tensor, level: float, lower: flo
 
 @dataclass(frozen=True, kw_only=True)
 class Churn:
-    """How much fresh noise Algorithm 2 of Karras et al. 2022 adds before each step."""
+    """The fresh noise that Algorithm 2 of Karras et al. 2022 adds before each step."""
 
     s_churn: float
     """Total amount, spread over the steps; no step raises its level by more than a factor sqrt(2)."""

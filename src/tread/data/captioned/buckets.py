@@ -154,15 +154,12 @@ class BucketOrder:
         """The samples of the batch with this index, counted from the start of the run: (batch,) int64."""
         epoch, slot = divmod(index, self.batches)
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, self._permutation(self.batches, _BATCH_WORD, epoch), {})
+            self._epoch = (epoch, noise.permutation(self.batches, self.seed, _BATCH_WORD, epoch), {})
         _, shuffled, entries = self._epoch
         unshuffled = shuffled[slot]
         group = int(torch.searchsorted(self._first, unshuffled, right=True)) - 1
         if group not in entries:
             members = self._members[group]
-            entries[group] = members[self._permutation(len(members), _ENTRY_WORD, epoch, group)]
+            entries[group] = members[noise.permutation(len(members), self.seed, _ENTRY_WORD, epoch, group)]
         first = int(unshuffled - self._first[group]) * self.size
         return entries[group][torch.arange(first, first + self.size) % len(entries[group])]  # (batch,)
-
-    def _permutation(self, count: int, *words: int) -> Tensor:
-        return torch.argsort(noise.bits(self.seed, *words, torch.arange(count)), stable=True)  # (count,)

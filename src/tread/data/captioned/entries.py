@@ -24,7 +24,7 @@ ResolutionType = Literal["pixel", "pixel_area", "area"]
 
 @dataclass(frozen=True, kw_only=True)
 class VideoConfig:
-    """How clips are read."""
+    """Settings of video clips."""
 
     num_frames: int = 81
     """Largest number of frames read from a clip, from its start and at its own rate; shorter clips give fewer."""
@@ -73,7 +73,7 @@ class DataConfig:
     instance_prompt: str | None = None
     """The caption of all samples (`instanceprompt`), or of those that have none of their own."""
     repeats: int = 1
-    """How often an epoch visits each sample."""
+    """Number of visits to each sample per epoch."""
     resolution: float = 1024
     """The size that samples are scaled to, in the unit of `resolution_type`."""
     resolution_type: ResolutionType = "pixel_area"
@@ -98,7 +98,7 @@ class DataConfig:
     conditioning_data: str | tuple[str, ...] | None = None
     """The id, or ids, of `conditioning` entries that belong to this one."""
     video: VideoConfig = field(default_factory=VideoConfig)
-    """How clips are read."""
+    """Settings of video clips."""
 
     def __post_init__(self) -> None:
         place = {"local": "instance_data_dir", "csv": "metadata_file", "huggingface": "dataset_name"}[self.type]

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tread.data.captioned.buckets import Crop
-from tread.data.captioned.pixels import reading
 from tread.data.captioned.tables import Place, opened
+from tread.data.images import reading
 
 MaskKind = Literal["mask", "segmentation"]
 

@@ -9,7 +9,6 @@
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from tread.data import images
 from tread.data.captioned import clips
 from tread.data.captioned.buckets import Crop
 from tread.data.captioned.tables import Place, opened
-from tread.errors import DataError
+from tread.data.images import reading
 
 _ANIMATED = ("GIF", "PNG", "WEBP")
 _ORIENTATION = 0x0112
@@ -74,15 +73,3 @@ def _frames(place: Place) -> Iterator[Image.Image]:
     with Image.open(opened(place)) as image:
         for frame in ImageSequence.Iterator(image):
             yield images.upright_rgb(frame)
-
-
-@contextmanager
-def reading(place: Place) -> Iterator[None]:
-    """Turn whatever a decoder raises on a broken file into a DataError that names the file."""
-    try:
-        yield
-    except (ImportError, DataError):
-        raise
-    except Exception as error:  # OSError, SyntaxError, struct.error, FFmpeg's own, ...
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"cannot read {place} ({reason}): remove it or save it again") from error

@@ -38,13 +38,13 @@ class Branches:
     """The strong and the weak branch of guidance."""
 
     kind: str = "cfg"
-    """What the weak branch lacks, one of KINDS."""
+    """One of KINDS: what the weak branch lacks."""
     strong_ratio: float = 0.0
     """The fraction of tokens that the strong branch drops; 0 is dense."""
     weak_ratio: float | None = None
     """The fraction that a sparse weak branch drops, with `sg` only; None: WEAK_RATIO."""
     schedule: str = "constant"
-    """How the ratios change during sampling, one of SCHEDULES."""
+    """One of SCHEDULES: how the ratios change during sampling."""
 
     def __post_init__(self) -> None:
         check_choice(self.kind, "guidance kind", KINDS)
