@@ -16,7 +16,7 @@ latents, flips images, and returns digits unchanged.
 A dataset is added by writing one file with these members and one line in DATASETS; the contract test in
 tests/data/test_datasets.py picks it up. Its constructor's arguments are the settings of its config.
 
-Imports `tread.routing` (noise), `tread.files`, `tread.config` and `tread.errors`; no model, objective or job.
+It imports `tread.routing` (noise), `tread.files` and `tread.errors`; no model, objective or job.
 """
 
 from tread.data.dataset import Dataset
@@ -24,6 +24,7 @@ from tread.data.digits import Digits
 from tread.data.images import ImageFolder
 from tread.data.latents import Latents
 from tread.data.order import Order, StepSampler, positions, split
+from tread.errors import DataError
 
 DATASETS: dict[str, type[Dataset]] = {
     "digits": Digits,
@@ -33,6 +34,7 @@ DATASETS: dict[str, type[Dataset]] = {
 
 __all__ = [
     "DATASETS",
+    "DataError",
     "Dataset",
     "Digits",
     "ImageFolder",

@@ -88,7 +88,7 @@ class StepSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.start_step, self.steps):
             for micro_step in range(self.micro_steps):
-                global_positions = positions(
+                where = positions(
                     step,
                     micro_step,
                     batch=self.batch,
@@ -96,7 +96,7 @@ class StepSampler(Sampler[list[int]]):
                     rank=self.rank,
                     world=self.world,
                 )
-                yield self.order.indices(global_positions).tolist()
+                yield self.order.indices(where).tolist()
 
 
 def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank: int, world: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Training objectives: the loss that a network is trained on, and the field that a solver integrates.
 
-A new one is a file with a frozen dataclass that follows `objective.Objective`, and a line in `OBJECTIVES`. Imports
-torch and `tread.errors` only.
+A new one is a file with a frozen dataclass that follows `objective.Objective`, and a line in `OBJECTIVES`. It
+imports torch and `tread.errors` only.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
 """Sampling: ODE solvers, guidance (public, also for stock pipelines), `generate`, and image grids.
 
-It imports `tread.objectives`, `tread.attach`, `tread.models`, `tread.routing` and `tread.errors`; no data and no job.
+It imports `tread.objectives`, `tread.attach`, `tread.routing` and `tread.errors`; no data and no job.
 """
