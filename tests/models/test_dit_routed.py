@@ -183,7 +183,7 @@ def test_routing_leaves_no_trace(batch):
     copied = copy.deepcopy(model)  # as an EMA does
     copied.eval()
     assert torch.equal(copied(*batch), dense)
-    model.unroute()
+    model.routing = None
     assert model.routing is None
     assert torch.equal(model(*batch), dense)
 
