@@ -24,18 +24,10 @@ from benchmarks.timing import alternate, clocks, watched
 from tread.kernels.attention import Attention
 from tread.kernels.compiling import Attempt
 from tread.kernels.graphs import CALLS
-from tread.pretrain.settings import (
-    CheckpointConfig,
-    EMAConfig,
-    JobConfig,
-    LogConfig,
-    LoopConfig,
-    OptimizerConfig,
-    PreviewConfig,
-    ValidationConfig,
-)
+from tread.pretrain.settings import PreviewConfig, ValidationConfig
 from tread.routing.handle import Handle
 from tread.training.loop import Session, settling
+from tread.training.settings import CheckpointConfig, EMAConfig, JobConfig, LogConfig, LoopConfig, OptimizerConfig
 
 WARM_STEPS = 2 + CALLS
 

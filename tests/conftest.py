@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread (two test processes share two cores) and where the real data lies."""
+"""Shared by all tests: one torch thread (two test processes share two cores), tiny pipelines, the real data."""
 
 import os
 import subprocess
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+pytest.register_assert_rewrite("tests.tiny", "tests.programs", "tests.attach", "tests.kernels")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,6 +32,22 @@ def interpret() -> Callable[[Path, str], None]:
         assert done.returncode == 0, done.stderr
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`pipeline_folder("flux")`: a tiny FLUX as `save_pretrained` leaves it; not to be written to."""
+    from tests.tiny.pipelines import TINY
+
+    folders: dict[str, Path] = {}
+
+    def find(name: str) -> Path:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp(name)
+            TINY[name](folders[name])
+        return folders[name]
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from attached import BY_NAME, FLUX, KONTEXT, ROUTES, Attach, routed
-from selected import route
 from torch import nn
 
 import tread
+from tests.attach.attached import BY_NAME, FLUX, KONTEXT, ROUTES, Attach, routed
+from tests.attach.selected import route
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -77,9 +77,9 @@ def test_reference_tokens_are_never_counted_wrong(attach: Attach):
     assert handle.selections[0].shape[1] == 24 - 8
     with pytest.raises(RuntimeError, match=r"set handle\.references before each"):
         KONTEXT.call(model, with_references(12))
-    before = handle.kind(training=True)
+    before = handle.signature(training=True)
     handle.references = 12
-    assert handle.kind(training=True) != before
+    assert handle.signature(training=True) != before
     KONTEXT.call(model, with_references(12))
     assert handle.selections[0].shape[1] == 24 - 6
     handle.references = None

@@ -1,1 +1,1 @@
-"""A package, so that its tests may have the names of others: `from .tiny import TINY`."""
+"""Tests of `tread finetune`."""

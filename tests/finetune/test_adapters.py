@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 import tread
+from tests.tiny.transformers import STOCK, TARGETS, call_flux, flux
 from tread.errors import ConfigError
 from tread.finetune.adapters import adapter_metadata, adapter_state, add_adapter, find_linears
-
-from .stock import STOCK, TARGETS, call_flux, flux
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS: dict[str, dict[str, Any]] = {

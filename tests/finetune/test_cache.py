@@ -9,10 +9,9 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
+from tests.finetune.encoded import RNG, Encoder, encode, files
 from tread.errors import ConfigError
 from tread.finetune.data.cache import Cache, Tensors
-
-from .encoded import RNG, Encoder, encode, files
 
 
 def test_what_is_there_is_not_encoded_again_and_what_is_damaged_is(pictures: Path, tmp_path: Path) -> None:

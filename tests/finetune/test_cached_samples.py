@@ -12,14 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from tests.finetune.encoded import RNG, Encoder, TextEncoder, encode, pad
 from tread.data.captioned.buckets import Bucket, BucketOrder
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.finetune.data.cache import Cache, CachedSamples, Tensors
 from tread.finetune.data.encode import encode_samples, encode_texts
 from tread.finetune.data.picks import Pick, PickSampler
-
-from .encoded import RNG, Encoder, TextEncoder, encode, pad
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.finetune.encoded import Encoder, TextEncoder, encode, files, samples_in
 from tread.data.captioned.buckets import Bucket
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, CachedSamples, Tensors
@@ -19,8 +20,6 @@ from tread.finetune.data.encode import encode_samples, encode_texts
 from tread.finetune.data.hashes import identity
 from tread.finetune.families import open_family
 from tread.finetune.source import Source
-
-from .encoded import Encoder, TextEncoder, encode, files, samples_in
 
 
 def test_latents_are_those_of_the_pixels(pictures: Path, tmp_path: Path) -> None:
@@ -110,7 +109,6 @@ def test_text_that_is_no_number_stops(tmp_path: Path) -> None:
         encode_texts(Cache(tmp_path / "cache"), ["cat"], encode=broken, identity="t", progress=False)
 
 
-@pytest.mark.realdata
 def test_a_family_encodes_through_the_cache(pipeline_folder: Any, pictures: Path, tmp_path: Path) -> None:
     family = open_family("flux", Source(str(pipeline_folder("flux"))))
     pipeline = family.source.pipeline(*family.pixel_parts, *family.text_parts)

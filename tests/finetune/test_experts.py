@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.tiny.pipelines import PipelineFolder
 from tread.finetune.experts import Range, choose, ranges
 from tread.finetune.families import open_family
 from tread.finetune.source import Source
 from tread.finetune.target import FlowTarget
 from tread.routing import noise
-
-from .conftest import PipelineFolder
 
 BOTH = ("transformer", "transformer_2")
 
@@ -21,7 +20,6 @@ def folder(pipeline_folder: PipelineFolder) -> Path:
     return pipeline_folder("wan-a14b")
 
 
-@pytest.mark.realdata
 def test_every_time_goes_to_the_expert_the_sampler_asks(folder: Path) -> None:
     """Over many draws each time is as frequent as for a single model, and none is on the wrong side of the boundary."""
     family = open_family("wan", Source(str(folder)))
@@ -38,7 +36,6 @@ def test_every_time_goes_to_the_expert_the_sampler_asks(folder: Path) -> None:
     assert (drawn - expected).abs().max() < 0.05
 
 
-@pytest.mark.realdata
 def test_one_expert_alone_sees_its_own_range(folder: Path) -> None:
     family = open_family("wan", Source(str(folder)))
     (low,) = ranges(family, FlowTarget(shift=3.0), ["transformer_2"], tokens=100)

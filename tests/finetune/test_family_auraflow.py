@@ -1,4 +1,4 @@
-"""AuraFlow: texts are stored without padding, which changes nothing, and the adapter in the stock loader."""
+"""AuraFlow: texts are stored without padding, which changes nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +9,6 @@ from torch.testing import assert_close
 
 from tread.finetune.families.auraflow import AuraFlow
 from tread.finetune.source import Source
-
-from .lora import assert_lora_loads
-
-pytestmark = pytest.mark.realdata
 
 
 @pytest.fixture
@@ -46,7 +42,3 @@ def test_a_tokenizer_that_pads_on_the_left_makes_no_difference(family: AuraFlow)
         )
     assert_close(found, stock, rtol=1e-4, atol=1e-5)
     assert (found - other).abs().max() > 1e-3
-
-
-def test_the_lora_loads_in_the_stock_pipeline(family: AuraFlow, tmp_path: Path) -> None:
-    assert_lora_loads(family, family.source.pipeline("transformer", "vae"), tmp_path)

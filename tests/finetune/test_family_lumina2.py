@@ -1,4 +1,4 @@
-"""Lumina-Image 2.0: the system prompt, captions of different lengths, time, and the adapter in the stock loader."""
+"""Lumina-Image 2.0: the system prompt, captions of different lengths, and time."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.finetune.trained import PROMPTS, drawn, opened
 from tread.finetune.families.lumina2 import Lumina2
-
-from .trained import PROMPTS, drawn, opened, save_lora, text_of
-
-pytestmark = pytest.mark.realdata
 
 
 @pytest.fixture
@@ -46,27 +43,3 @@ def test_time_and_velocity_run_the_other_way(lumina: tuple[Lumina2, Any]) -> Non
     model: Any = fake
     prediction = family.predict(model, target.mix(x, noise, time), time, batch)
     assert target.error(prediction, x, noise, time).max() == 0
-
-
-@torch.no_grad()
-def test_texts_in_a_batch_are_read_as_if_alone(lumina: tuple[Lumina2, Any]) -> None:
-    family, pipeline = lumina
-    noisy, time = drawn(2, 16, 4, 6), torch.tensor([0.25, 0.9])
-    together = family.predict(pipeline.transformer, noisy, time, text_of(family, pipeline, PROMPTS))
-    for i in range(2):
-        alone = text_of(family, pipeline, PROMPTS[i : i + 1])
-        one = family.predict(pipeline.transformer, noisy[i : i + 1], time[i : i + 1], alone)
-        assert_close(one, together[i : i + 1], rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_the_lora_loads_in_the_stock_pipeline(lumina: tuple[Lumina2, Any], tmp_path: Path) -> None:
-    family, pipeline = lumina
-    fresh = family.source.pipeline("transformer")
-    batch, noisy, time = text_of(family, pipeline, PROMPTS), drawn(2, 16, 4, 6), torch.tensor([0.25, 0.9])
-    before = family.predict(fresh.transformer.eval(), noisy, time, batch)
-    model = save_lora(family, pipeline, tmp_path)["transformer"]
-    fresh.load_lora_weights(tmp_path)
-    after = family.predict(fresh.transformer.eval(), noisy, time, batch)
-    assert_close(after, family.predict(model.eval(), noisy, time, batch))
-    assert (after - before).abs().max() > 1e-3

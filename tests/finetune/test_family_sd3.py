@@ -1,4 +1,4 @@
-"""SD3: which text encoders may be absent, and the adapter in the stock loader."""
+"""SD3: which text encoders may be absent."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +8,6 @@ import pytest
 from tread.errors import ConfigError
 from tread.finetune.families.sd3 import SD3
 from tread.finetune.source import Source
-
-from .lora import assert_lora_loads
-
-pytestmark = pytest.mark.realdata
 
 
 def test_texts_without_a_t5_end_in_zeros(pipeline_folder: Callable[[str], Path]) -> None:
@@ -28,8 +24,3 @@ def test_a_missing_clip_is_named(pipeline_folder: Callable[[str], Path]) -> None
     pipeline = family.source.pipeline("tokenizer", "text_encoder", "tokenizer_2")
     with pytest.raises(ConfigError, match=r"has no text_encoder_2; only text_encoder_3 may be left out"):
         family.encode_text(pipeline, ["two dogs"])
-
-
-def test_the_lora_loads_in_the_stock_pipeline(pipeline_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    family = SD3(Source(str(pipeline_folder("sd3.5"))))
-    assert_lora_loads(family, family.source.pipeline("transformer", "vae"), tmp_path)

@@ -1,11 +1,9 @@
-"""`tread finetune` from the command line to the result, on tiny pipelines of every family and real images and clips."""
+"""`tread finetune` from the command line to the result, on tiny pipelines of every family."""
 
-import csv
 import json
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,9 @@ from diffusers.models.transformers.transformer_flux import FluxSingleTransformer
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
+from tests.finetune.tasks import ROUTES
+from tests.tiny.pictures import write_clips, write_shapes
+from tests.tiny.pipelines import TINY
 from tread.cli import main
 from tread.config.schema import parse
 from tread.errors import ConfigError
@@ -26,56 +27,32 @@ from tread.finetune.task import Finetuning
 from tread.kernels import checkpointing
 from tread.training.metrics import read_metrics
 
-from .tiny import TINY
-
-pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore")]
-ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
+pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def emoji(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Path:
-    """Six captioned emoji."""
-    folder = tmp_path_factory.mktemp("emoji")
-    with open(real_data / "emoji3d" / "captions.csv", newline="", encoding="utf-8") as file:
-        captions = {row["file"]: row["caption"] for row in csv.DictReader(file)}
-    with zipfile.ZipFile(real_data / "emoji3d" / "emoji3d_256.zip") as images:
-        names = [name for name in images.namelist() if Path(name).name in captions][:6]
-        for name in names:
-            (folder / Path(name).name).write_bytes(images.read(name))
-            (folder / Path(name).with_suffix(".txt").name).write_text(captions[Path(name).name])
-    return folder
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shapes(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.fixture(scope="session")
-def moving(tmp_path_factory: pytest.TempPathFactory, real_data: Path) -> Path:
-    """Two captioned animated emoji."""
-    folder = tmp_path_factory.mktemp("moving")
-    with zipfile.ZipFile(real_data / "emoji_anim" / "emoji_anim_64x16.zip") as strips:
-        for name in [name for name in strips.namelist() if name.endswith(".webp")][:2]:
-            with strips.open(name) as file, Image.open(file) as strip:
-                whole = strip.convert("RGB")
-            across = whole.width >= whole.height
-            boxes = [(64 * i, 0, 64 * i + 64, 64) if across else (0, 64 * i, 64, 64 * i + 64) for i in range(16)]
-            frames = [whole.crop(box) for box in boxes]
-            stem = folder / Path(name).stem
-            frames[0].save(stem.with_suffix(".gif"), save_all=True, append_images=frames[1:], duration=60)
-            stem.with_suffix(".txt").write_text("an emoji that moves")
-    return folder
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clips(tmp_path_factory.mktemp("data") / "clips")
 
 
 @pytest.fixture(scope="session")
-def config(pipeline_folder: Folder, emoji: Path, moving: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def config(pipeline_folder: Folder, shapes: Path, clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """`config("flux", folder, key=value)`: six steps of a LoRA with routing."""
     cache = tmp_path_factory.mktemp("cache")
 
     def make(name: str, folder: Path, **changes: Any) -> FinetuneConfig:
         tiny = TINY[name]
-        data: dict[str, Any] = {"instance_data_dir": str(emoji), "resolution": 64}
+        data: dict[str, Any] = {"instance_data_dir": str(shapes), "resolution": 64}
         if tiny.family == "wan":
-            data = {"instance_data_dir": str(moving), "resolution": 64, "video": {"num_frames": 5}}
+            data = {"instance_data_dir": str(clips), "resolution": 64, "video": {"num_frames": 5}}
         if "kontext" in name:
-            data |= {"conditioning_data_dir": str(emoji), "conditioning_type": "reference"}
+            data |= {"conditioning_data_dir": str(shapes), "conditioning_type": "reference"}
         settings = {
             "model_family": tiny.family,
             "pretrained_model_name_or_path": str(pipeline_folder(name)),
@@ -196,11 +173,11 @@ def test_checkpointing_changes_nothing(config: Any, tmp_path: Path, how: Any, mo
 
 
 def test_init_then_finetune(
-    pipeline_folder: Folder, emoji: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    pipeline_folder: Folder, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """The issue's own line: `tread init flux --model DIR --data DIR > c.yaml && tread finetune c.yaml`."""
     monkeypatch.chdir(tmp_path)
-    main(["init", "flux", "--model", str(pipeline_folder("flux")), "--data", str(emoji)])
+    main(["init", "flux", "--model", str(pipeline_folder("flux")), "--data", str(shapes)])
     Path("c.yaml").write_text(capsys.readouterr().out)
     run = Path(read_config("c.yaml").output_dir)
     small = ["max_train_steps=3", "mixed_precision=no", "validation_num_inference_steps=1", "num_eval_images=1"]
@@ -231,15 +208,15 @@ def test_one_run_for_any_number_of_processes(config: Any, tmp_path: Path) -> Non
         torch.testing.assert_close(tensor, two["model"][name], rtol=1e-3, atol=1e-3, msg=name)
 
 
-def test_masks_force_what_carries_loss(config: Any, emoji: Path, tmp_path: Path) -> None:
+def test_masks_force_what_carries_loss(config: Any, shapes: Path, tmp_path: Path) -> None:
     """A mask of the left half: its tokens are kept, so at ratio 0.5 three quarters of the tokens are."""
     masks = tmp_path / "masks"
     masks.mkdir()
-    for path in emoji.glob("*.webp"):
-        mask = Image.new("L", (256, 256))
-        ImageDraw.Draw(mask).rectangle((0, 0, 127, 255), fill=255)
+    for path in shapes.glob("*.png"):
+        mask = Image.new("L", (128, 128))
+        ImageDraw.Draw(mask).rectangle((0, 0, 63, 127), fill=255)
         mask.save(masks / f"{path.stem}.png")
-    data = {"instance_data_dir": str(emoji), "resolution": 64, "conditioning_data_dir": str(masks)}
+    data = {"instance_data_dir": str(shapes), "resolution": 64, "conditioning_data_dir": str(masks)}
     folder = finetune(config("flux", tmp_path / "run", data={**data, "conditioning_type": "mask"}))
     kept = [line["tokens_kept"] for line in read_metrics(folder) if "loss" in line]
     assert kept == [0.75] * 6

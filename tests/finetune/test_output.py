@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors import safe_open
 from torch import nn
 
+from tests.tiny.pipelines import TINY
 from tread.finetune.adapters import add_adapter
 from tread.finetune.families import open_family
 from tread.finetune.family import TuneFamily
@@ -25,9 +26,7 @@ from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.source import Source
 
-from .tiny import TINY
-
-pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 PLAN = {
     "routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 3}],
     "selector": "random",

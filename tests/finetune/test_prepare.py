@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 from torch import nn
 
+from tests.finetune.tasks import make_config, make_task
+from tests.tiny.pictures import write_gradients
+from tests.tiny.pipelines import TINY, PipelineFolder
 from tread.finetune.source import Source
 
-from .conftest import PipelineFolder
-from .test_task import make_config, make_task, write_images
-from .tiny import TINY
-
-pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("name", ["flux-kl", "qwen_image", "wan"])
 def test_each_stage_has_what_it_needs_and_no_more(
     pipeline_folder: PipelineFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    write_images(tmp_path / "images", masked=False)
-    data = {"instance_data_dir": str(tmp_path / "images"), "resolution": 64}
-    config = make_config(pipeline_folder(name), data, model_family=TINY[name].family, cache_dir=str(tmp_path / "cache"))
+    data = write_gradients(tmp_path / "images", masked=False)
+    config = make_config(pipeline_folder(name), data, model_family=TINY[name].family)
     weights: dict[str, weakref.ref[nn.Parameter]] = {}
     beside: dict[str, list[str]] = {}
     """By what is loaded: what is still there."""

@@ -11,18 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import tread
+from tests.finetune.tasks import ROUTES
+from tests.tiny.transformers import STOCK, TARGETS, call_flux, flux
 from tread.errors import ConfigError
 from tread.finetune.adapters import add_adapter
-from tread.finetune.quantize import (
-    METHODS,
-    FrozenLinear,
-    check_precision,
-    layer_linears,
-    quantize,
-    unpack,
-)
-
-from .stock import STOCK, TARGETS, call_flux, flux
+from tread.finetune.quantize import METHODS, FrozenLinear, check_precision, layer_linears, quantize, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 #                 how far off   bytes per weight
@@ -34,7 +27,20 @@ EXPECTED = {
     "nf4":      (0.3,  0.6),
 }  # fmt: skip
 on_cpu = pytest.mark.parametrize("precision", EXPECTED)
-ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]}
+KINDS = ("standard", "lokr", "lycoris")
+
+
+def quantized(precision: str | None, dtype: torch.dtype = torch.float32) -> Any:
+    """A tiny FLUX."""
+    model = flux().to(dtype)
+    if precision is not None:
+        quantize(model, precision, "cpu")
+    return model
+
+
+def adapt(model: nn.Module, kind: Any = "standard") -> None:
+    config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
+    add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
 
 
 def test_the_table_covers_what_a_cpu_can_do():
@@ -71,9 +77,10 @@ def test_near_the_model_and_small(precision: str, stock: str):
     before = footprint(model)
     quantize(model, precision, "cpu")
     with torch.no_grad():
-        quantized = call(model)
+        found = call(model)
+        torch.testing.assert_close(call(copy.deepcopy(model)), found)
     error, size = EXPECTED[precision]
-    off = (quantized - exact).norm() / exact.norm()
+    off = (found - exact).norm() / exact.norm()
     assert 1e-4 < off < error
     assert (footprint(model) - before) / count + 4 < size
     assert not any(parameter.requires_grad for parameter in model.parameters())
@@ -89,16 +96,20 @@ def footprint(model: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*tensors, *scales) if tensor is not None)
 
 
-PAIRS = [(precision, kind) for precision in EXPECTED for kind in ("standard", "lokr", "lycoris")]
-
-
-@pytest.mark.parametrize(("precision", "kind"), [pair for pair in PAIRS if pair != ("nf4", "lokr")])
-def test_an_adapter_learns_on_top(precision: str, kind: Any):
+@pytest.mark.parametrize("kind", KINDS)
+@on_cpu
+def test_an_adapter_learns_on_top(precision: str, kind: str):
     """In bfloat16 under autocast, as a run has it, routed."""
-    model = flux().to(torch.bfloat16)
-    quantize(model, precision, "cpu")
-    config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
-    add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
+    model = quantized(precision, torch.bfloat16)
+    if (precision, kind) == ("nf4", "lokr"):
+        with pytest.raises(ConfigError, match="peft cannot combine: set base_model_precision to 'int4'"):
+            adapt(model, kind)
+        return
+    linear = model.get_submodule("transformer_blocks.0.attn.to_q")
+    for autocast in (False, True):  # under it, layer norms hand float32 to a linear
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            assert linear(torch.randn(2, 64)).dtype == torch.bfloat16
+    adapt(model, kind)
     model.train()
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert {weight.dtype for weight in weights} == {torch.float32}
@@ -116,35 +127,15 @@ def test_an_adapter_learns_on_top(precision: str, kind: Any):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("kind", ["standard", "lokr", "lycoris"])
-def test_nothing_is_unpacked_to_put_an_adapter_on(kind: Any, monkeypatch: pytest.MonkeyPatch):
-    model = flux()
-    quantize(model, "int8", "cpu")
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_unpacked_to_put_an_adapter_on(kind: str, monkeypatch: pytest.MonkeyPatch):
+    model = quantized("int8")
     linear = model.get_submodule("transformer_blocks.0.attn.to_q")
     weight, unpacked = linear.weight, Mock(wraps=unpack)
     monkeypatch.setattr("tread.finetune.quantize.unpack", unpacked)
-    config = {"algo": "lokr", "factor": 4} if kind == "lycoris" else None
-    add_adapter(model, kind=kind, rank=4, alpha=4, targets=TARGETS, seed=0, factor=4, lycoris_config=config)
+    adapt(model, kind)
     assert unpacked.call_count == 0
-    assert linear.weight.equal(weight), "later it is there again"  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def test_lokr_does_not_go_with_packed_bytes():
-    model = flux()
-    quantize(model, "nf4", "cpu")
-    with pytest.raises(ConfigError, match="peft cannot combine: set base_model_precision to 'int4'"):
-        add_adapter(model, kind="lokr", rank=4, alpha=4, targets=TARGETS, seed=0)
-
-
-@pytest.mark.parametrize("precision", ["int8", "nf4"])
-def test_float32_from_autocast_is_taken(precision: str):
-    """Layer norms give float32 under autocast; the output is the base's precision again."""
-    model = flux().to(torch.bfloat16)
-    quantize(model, precision, "cpu")
-    linear = model.get_submodule("transformer_blocks.0.attn.to_q")
-    assert linear(torch.randn(2, 64)).dtype == torch.bfloat16
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(torch.randn(2, 64)).dtype == torch.bfloat16
+    assert linear.weight.equal(weight), "later it is there again"
 
 
 def linear_of(dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -196,19 +187,24 @@ def test_four_bits_are_the_nearest_of_sixteen_levels():
     assert frozen.codes.shape == (96, 64)
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
-def test_a_frozen_linear_is_the_linear_of_its_weight(form: str):
-    """Output and gradient, and what is kept for the gradient: the stored weight, not the unpacked one."""
-    linear = linear_of()
-    frozen = FrozenLinear(linear, form)
-    x, gradient = torch.randn(2, 5, 128, requires_grad=True), torch.randn(2, 5, 96)
+def call_frozen(frozen: FrozenLinear, x: Tensor) -> Tensor:
+    """The output; for the gradient only the stored weight is saved, not the unpacked one."""
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         output = frozen(x)
+    assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
+    return output
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8"])
+def test_a_frozen_linear_is_the_linear_of_its_weight(form: str):
+    linear = linear_of()
+    frozen = FrozenLinear(linear, form)
+    x, gradient = torch.randn(2, 5, 128, requires_grad=True), torch.randn(2, 5, 96)
+    output = call_frozen(frozen, x)
     expected = nn.functional.linear(x, frozen.weight, linear.bias)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(*(torch.autograd.grad(y, x, gradient)[0] for y in (output, expected)))
-    assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -226,15 +222,12 @@ def test_fp8_matmul_is_exact_where_rounding_is(device: str):
     linear.bias.copy_(ones(96))
     frozen = FrozenLinear(linear, "fp8-matmul")
     x, gradient = ones(2, 5, 128).requires_grad_(), ones(2, 5, 96)
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        output = frozen(x)
+    output = call_frozen(frozen, x)
     expected = linear(x)
     near = {"rtol": 0, "atol": 1e-5 if device == "cpu" else 0.1}  # the GPU sums in some 14 bits
     torch.testing.assert_close(output, expected, **near)
     found, wanted = (torch.autograd.grad(out, x, gradient)[0] for out in (output, expected))
     torch.testing.assert_close(found, wanted, **near)
-    assert {tensor.data_ptr() for tensor in kept} <= {buffer.data_ptr() for buffer in frozen.buffers()}
     assert sum(buffer.nbytes for buffer in frozen.buffers()) == 96 * 128 + 4 * 96, "the weight is stored once"
 
 
@@ -242,75 +235,42 @@ def test_fp8_matmul_is_as_near_as_rounding_allows():
     """3.7 %: each operand of a product is off by 2.6 % on average."""
     linear = linear_of()
     x, gradient = torch.randn(2, 64, 128, requires_grad=True), torch.randn(2, 64, 96)
-    found, expected = FrozenLinear(linear, "fp8-matmul")(x), linear(x)
-    off = [(found - expected).norm() / expected.norm()]
-    found, expected = (torch.autograd.grad(y, x, gradient)[0] for y in (found, expected))
-    off.append((found - expected).norm() / expected.norm())
-    assert all(0.025 < one < 0.045 for one in off)
+    pair = FrozenLinear(linear, "fp8-matmul")(x), linear(x)
+    for found, expected in (pair, [torch.autograd.grad(y, x, gradient)[0] for y in pair]):
+        assert 0.025 < (found - expected).norm() / expected.norm() < 0.045
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4", "fp8-matmul"])
-def test_layers_compile_without_a_break(precision: str):
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8", "fp8-matmul"])
+def test_layers_compile_without_a_break_and_save_nothing_unpacked(precision: str):
     """FLUX's layers return views of one tensor, which no tensor subclass may be an input beside."""
-    model = flux()
-    quantize(model, precision, "cpu")
-    add_adapter(model, kind="standard", rank=2, alpha=2, targets=TARGETS, seed=0)
+    weights = {linear.weight.shape for linear in layer_linears(flux()).values()}
+    model = quantized(precision)
+    adapt(model)
     handle = tread.attach(model.train(), ROUTES)
+    own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    saved: list[Tensor] = []
 
     def gradients() -> list[Tensor]:
         handle.set_step(0)
         model.zero_grad()
-        call_flux(model).square().sum().backward()
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            loss = call_flux(model).square().sum()
+        loss.backward()
         return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
     eager = gradients()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model.single_transformer_blocks[0].compile(dynamic=False, backend="aot_eager")
-    rounded = precision == "fp8-matmul"  # a last bit that differs may fall on the other side of a rounding
     for expected, found in zip(eager, gradients(), strict=True):
-        if rounded:
+        if precision == "fp8-matmul":  # a last bit that differs may fall on the other side of a rounding
             assert (found - expected).norm() <= 0.05 * expected.norm()
         else:
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not torch._dynamo.utils.counters["graph_break"]
+    assert weights.isdisjoint(tensor.shape for tensor in saved if tensor.data_ptr() not in own)
     torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("precision", ["int8", "int4", "fp8"])
-def test_compiled_layers_do_not_keep_what_they_unpacked(precision: str):
-    def kept(precision: str | None) -> set[tuple[int, ...]]:
-        """The shapes that the backward pass of a layer is given, its weights aside."""
-        model = flux()
-        if precision is not None:
-            quantize(model, precision, "cpu")
-        add_adapter(model, kind="standard", rank=2, alpha=2, targets=TARGETS, seed=0)
-        torch._dynamo.reset()
-        model.train().single_transformer_blocks[0].compile(dynamic=False, backend="aot_eager")
-        own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-        shapes: set[tuple[int, ...]] = set()
-
-        def keep(tensor: Tensor) -> Tensor:
-            if tensor.data_ptr() not in own:
-                shapes.add(tuple(tensor.shape))
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            call_flux(model)
-        torch._dynamo.reset()
-        return shapes
-
-    weights = {tuple(linear.weight.shape) for linear in layer_linears(flux()).values()}
-    assert kept(None).isdisjoint(weights)
-    assert kept(precision).isdisjoint(weights)
-
-
-@on_cpu
-def test_a_copy_is_a_copy(precision: str):
-    model = flux()
-    quantize(model, precision, "cpu")
-    with torch.no_grad():
-        torch.testing.assert_close(call_flux(copy.deepcopy(model)), call_flux(model))
 
 
 def test_float8_compute_needs_its_gpu():
@@ -346,21 +306,10 @@ def test_on_a_gpu(precision: str):
     with torch.no_grad():
         exact = call_flux(model, torch.bfloat16).float()
     quantize(model, precision, "cuda")
-    add_adapter(model, kind="standard", rank=4, alpha=4, targets=TARGETS, seed=0)
+    adapt(model)
     model.cuda().train()
     with torch.autocast("cuda", torch.bfloat16):
-        output = call_flux(Moved(model), torch.bfloat16)
+        output = call_flux(model, torch.bfloat16, "cuda")
         output.float().square().sum().backward()
     assert (output.float().cpu() - exact).norm() / exact.norm() < 0.4
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
-
-
-class Moved(nn.Module):
-    """Calls a model on the GPU with inputs from the CPU."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **arguments: Any) -> Any:
-        return self.model(**{n: v.cuda() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()})

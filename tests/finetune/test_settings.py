@@ -6,6 +6,8 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.finetune.test_recipes import ROOT
+from tread.config.fields import fields_of
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.quantize import METHODS
@@ -15,12 +17,9 @@ from tread.finetune.settings import (
     FinetuneConfig,
     OptimizerName,
     Precision,
-    field_docs,
 )
 from tread.report.finetune import updated
 from tread.training.optimizers import OPTIMIZERS
-
-from .test_recipes import ROOT
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}
@@ -141,7 +140,7 @@ def test_names_are_those_that_the_parts_know() -> None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    docs = field_docs()
+    docs = {name: field.doc for name, field in fields_of(FinetuneConfig).items()}
     assert list(docs) == [field.name for field in dataclasses.fields(FinetuneConfig)]
     assert all(text.endswith(".") and "\n" not in text for text in docs.values())
 

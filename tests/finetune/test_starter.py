@@ -11,15 +11,15 @@ import yaml
 from PIL import Image
 
 import tread
+from tests.tiny.pipelines import TINY
+from tread.config.fields import fields_of
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.families import TUNE_FAMILIES, open_family
-from tread.finetune.settings import FinetuneConfig, field_docs
+from tread.finetune.settings import FinetuneConfig
 from tread.finetune.source import Source
 from tread.finetune.starter import starter_config
 from tread.routing.risks import adapter_risks, layer_risks
-
-from .tiny import TINY
 
 
 @pytest.fixture
@@ -50,7 +50,6 @@ def read_back(text: str, tmp_path: Path, *settings: str) -> FinetuneConfig:
         return read_config(path, settings)
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("name", TINY)
 def test_a_starter_fits_its_model_and_data(
     name: str, pipeline_folder: Callable[[str], Path], photos: Path, tmp_path: Path
@@ -95,7 +94,7 @@ def test_every_key_has_its_line(photos: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no model at"):
         text = starter_config("sd3", str(tmp_path / "none"), str(photos))
     lines = text.splitlines()
-    docs = field_docs()
+    docs = {name: field.doc for name, field in fields_of(FinetuneConfig).items()}
     for key in yaml.safe_load(text):
         at = next(i for i, line in enumerate(lines) if line.startswith(f"{key}:"))
         comment = " ".join(line.removeprefix("# ") for line in lines[max(0, at - 2) : at] if line.startswith("# "))
@@ -111,7 +110,6 @@ def test_masks_beside_the_data_are_used(photos: Path, tmp_path: Path) -> None:
     assert (entry["conditioning_data_dir"], entry["conditioning_type"]) == (str(masks), "mask")
 
 
-@pytest.mark.realdata
 def test_a_model_of_another_family_is_told(
     pipeline_folder: Callable[[str], Path], photos: Path, tmp_path: Path
 ) -> None:

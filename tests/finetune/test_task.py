@@ -6,74 +6,27 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
-from PIL import Image, ImageDraw
 
-import tread
+from tests.finetune.tasks import make_config, make_task
+from tests.tiny.pictures import write_gradients
+from tests.tiny.pipelines import PipelineFolder
 from tread.attach.registry import layers_of
-from tread.finetune.data.prepare import prepare
-from tread.finetune.families import open_family
-from tread.finetune.run import load_models
-from tread.finetune.settings import FinetuneConfig
-from tread.finetune.source import Source
-from tread.finetune.task import LATENT, NOISE, TIME, Finetuning, memory_advice
+from tread.finetune.task import LATENT, NOISE, TIME, memory_advice
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Compiled
 from tread.routing import noise
 
-from .conftest import PipelineFolder
-
-pytestmark = [pytest.mark.filterwarnings("ignore")]
-ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def make_config(place: Path, data: Any, **changes: Any) -> FinetuneConfig:
-    settings: dict[str, Any] = {
-        "model_family": "flux",
-        "pretrained_model_name_or_path": str(place),
-        "data": data,
-        "mixed_precision": "no",
-        "train_batch_size": 2,
-        "caption_dropout_probability": 0.0,
-        "num_eval_images": 1,
-        "tread_config": ROUTES,
-    }
-    return FinetuneConfig(**(settings | changes))
-
-
-def make_task(config: FinetuneConfig, folder: Path) -> Finetuning:
-    accelerator = Accelerator(cpu=True)
-    family = open_family(config.model_family, Source(config.pretrained_model_name_or_path))
-    data = prepare(config, family, accelerator, folder)
-    models = load_models(config, family, accelerator.device)
-    handles: Any = {
-        part: tread.attach(model, ROUTES) if config.tread_config else None for part, model in models.items()
-    }
-    return Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
-
-
-def write_images(folder: Path, *, masked: bool) -> None:
-    """Two pictures of 64 x 64: gradients, with masks of the left third of the first and a corner of the second."""
-    folder.mkdir()
-    for i, box in enumerate([(0, 0, 20, 63), (40, 40, 63, 63)]):
-        Image.linear_gradient("L").rotate(90 * i).resize((64, 64)).convert("RGB").save(folder / f"{i}.png")
-        (folder / f"{i}.txt").write_text(f"picture {i}")
-        if masked:
-            mask = Image.new("L", (64, 64))
-            ImageDraw.Draw(mask).rectangle(box, fill=128 + 64 * i)
-            mask.save(folder / f"{i}_mask.png")
-
-
-@pytest.mark.realdata
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("model", ["flux", "flux-kl"])
 def test_the_loss_is_that_of_the_stock_transformer(
     pipeline_folder: PipelineFolder, tmp_path: Path, masked: bool, model: str
 ) -> None:
     """Dense; noise, time and the latent drawn from its moments are recomputed from the sample's positions."""
-    write_images(tmp_path / "images", masked=masked)
-    data = {"instance_data_dir": str(tmp_path / "images"), "resolution": 64}
-    config = make_config(pipeline_folder(model), data, tread_config=None, cache_dir=str(tmp_path / "cache"))
+    data = write_gradients(tmp_path / "images", masked=masked)
+    config = make_config(pipeline_folder(model), data, tread_config=None)
     task = make_task(config, tmp_path)
     step = 3
     batches = task.batches(step)
@@ -113,12 +66,10 @@ def test_the_loss_is_that_of_the_stock_transformer(
     torch.testing.assert_close(found, expected.mean(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.realdata
 def test_masks_force_the_tokens_they_touch(pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
     """The very weights of the loss: a token of 16 x 16 pixels is forced if any of its pixels is not black."""
-    write_images(tmp_path / "images", masked=True)
-    data = {"instance_data_dir": str(tmp_path / "images"), "resolution": 64}
-    task = make_task(make_config(pipeline_folder("flux"), data, cache_dir=str(tmp_path / "cache")), tmp_path)
+    data = write_gradients(tmp_path / "images", masked=True)
+    task = make_task(make_config(pipeline_folder("flux"), data), tmp_path)
     batch = next(task.batches(0))
     task.set_step(0)
     task.loss(task.model, batch, 0, 0)
@@ -133,24 +84,19 @@ def test_masks_force_the_tokens_they_touch(pipeline_folder: PipelineFolder, tmp_
     assert [set(row.nonzero().flatten().tolist()) for row in batch.forced] == [touched[i] for i in order]
 
 
-@pytest.mark.realdata
 def test_a_sample_without_a_mask_is_routed_beside_masked_ones(pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
-    write_images(tmp_path / "images", masked=True)
+    data = write_gradients(tmp_path / "images", masked=True)
     (tmp_path / "images" / "1_mask.png").unlink()
-    data = {"instance_data_dir": str(tmp_path / "images"), "resolution": 64}
-    task = make_task(make_config(pipeline_folder("flux"), data, cache_dir=str(tmp_path / "cache")), tmp_path)
+    task = make_task(make_config(pipeline_folder("flux"), data), tmp_path)
     batch = next(task.batches(0))
     assert batch.forced is not None
     assert sorted(batch.forced.sum(1).tolist()) == [0, 8]
 
 
-@pytest.mark.realdata
 def test_a_loss_on_kept_tokens_alone(pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
     """The dropped tokens' errors do not count: against the mean over kept tokens of the same forward."""
-    write_images(tmp_path / "images", masked=False)
-    data = {"instance_data_dir": str(tmp_path / "images"), "resolution": 64}
-    given = {"cache_dir": str(tmp_path / "cache"), "train_batch_size": 2}
-    task = make_task(make_config(pipeline_folder("flux"), data, routed_loss="kept", **given), tmp_path)
+    data = write_gradients(tmp_path / "images", masked=False)
+    task = make_task(make_config(pipeline_folder("flux"), data, routed_loss="kept"), tmp_path)
     errors: list[torch.Tensor] = []
     target = task.target
 
@@ -188,16 +134,14 @@ def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
     assert "set model_type to 'lora'; set optimizer to 'adamw-8bit'" in memory_advice(full)
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True, "selective"])
 def test_layers_are_checkpointed_one_way(
     pipeline_folder: PipelineFolder, tmp_path: Path, checkpointed: Checkpointing, compiled: bool
 ) -> None:
     """Within compiled layers, or by the model around others; never both."""
-    write_images(tmp_path / "images", masked=False)
-    data = {"instance_data_dir": str(tmp_path / "images"), "resolution": 64}
-    settings = {"gradient_checkpointing": checkpointed, "compile": compiled, "cache_dir": str(tmp_path / "cache")}
+    data = write_gradients(tmp_path / "images", masked=False)
+    settings = {"gradient_checkpointing": checkpointed, "compile": compiled}
     task = make_task(make_config(pipeline_folder("flux"), data, **settings), tmp_path)
     model = task.models["transformer"]
     assert model.is_gradient_checkpointing is (bool(checkpointed) and not compiled)

@@ -13,22 +13,21 @@ import torch
 from PIL import Image
 from torch import nn
 
+from tests.finetune.tasks import make_config, make_task
+from tests.tiny.pictures import write_gradients
+from tests.tiny.pipelines import TINY, PipelineFolder
 from tread.finetune.previews import Previews
 from tread.finetune.source import Source
 from tread.finetune.task import Finetuning
 
-from .conftest import PipelineFolder
-from .test_task import make_config, make_task, write_images
-from .tiny import TINY
-
-pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def task_of(name: str, pipeline_folder: PipelineFolder, folder: Path, **changes: Any) -> Finetuning:
-    if not (folder / "images").exists():
-        write_images(folder / "images", masked=False)
-    data = {"instance_data_dir": str(folder / "images"), "resolution": 64}
-    settings = {"model_family": TINY[name].family, "cache_dir": str(folder / "cache"), "validation_prompt": "a fox"}
+    data = folder / "images"
+    if not data.exists():
+        write_gradients(data, masked=False)
+    settings: dict[str, Any] = {"model_family": TINY[name].family, "validation_prompt": "a fox"}
     settings |= {"validation_num_inference_steps": 3, "validation_guidance": 1.0, "tread_config": None}
     config = make_config(pipeline_folder(name), data, **(settings | changes))
     task = make_task(config, folder)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from tests.tiny.pipelines import TINY
 from tread.cli import main
 from tread.finetune.source import Source
 
-from .tiny import TINY
-
-pytestmark = [pytest.mark.realdata, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]
 
 

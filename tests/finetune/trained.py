@@ -1,4 +1,4 @@
-"""A LoRA on a family's transformers that changes their output, saved by the family."""
+"""Families and their whole pipelines, the text of a batch, and LoRAs that change the output, saved by a family."""
 
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,11 @@ def text_of(family: TuneFamily, pipeline: Any, prompts: list[str]) -> Batch:
     return {f"text.{name}": value for name, value in collated.items()}
 
 
-def save_lora(family: TuneFamily, pipeline: Any, folder: Path) -> dict[str, nn.Module]:
+def save_lora(family: TuneFamily, folder: Path) -> dict[str, nn.Module]:
     """Adapted transformers, whose LoRAs lie in the folder."""
     models: dict[str, nn.Module] = {}
     for seed, (part, _, _) in enumerate(family.experts):
-        models[part] = model = getattr(pipeline, part)
+        models[part] = model = family.source.transformer(part, dtype=torch.float32).eval()
         add_adapter(model, kind="standard", rank=2, alpha=4, targets=family.lora_targets, seed=seed)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -21,7 +21,7 @@ from tread.data.dataset import Dataset
 from tread.data.digits import Digits
 from tread.data.images import ImageFolder
 from tread.data.latents import Latents
-from tread.data.order import Order, StepSampler, positions, split
+from tread.data.order import Order, StepSampler, Visited, positions, split
 from tread.errors import DataError
 
 DATASETS: dict[str, type[Dataset]] = {
@@ -39,6 +39,7 @@ __all__ = [
     "Latents",
     "Order",
     "StepSampler",
+    "Visited",
     "positions",
     "split",
 ]

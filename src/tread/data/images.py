@@ -11,6 +11,7 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -29,7 +30,13 @@ _FLIP_WORD = int.from_bytes(b"flip")
 class ImageFolder(Dataset):
     """`ImageFolder(path, size=64)[i]` is (3, size, size) in [-1, 1] and the class of its subfolder."""
 
-    def __init__(self, path: str | Path, *, size: int, flip: bool = False) -> None:
+    def __init__(
+        self,
+        path: Annotated[str | Path, "the folder: one subfolder of images per class"],
+        *,
+        size: Annotated[int, "pixels, square: images are resized and centre-cropped"] = 64,
+        flip: Annotated[bool, "mirror half of the images"] = True,
+    ) -> None:
         if size < 1:
             raise ConfigError(f"data.size is {size}; it must be at least 1 pixel")
         self.path = Path(path)

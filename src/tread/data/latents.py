@@ -18,7 +18,7 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Annotated, Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
@@ -67,7 +67,14 @@ class Latents(Dataset):
     `path`: a folder of tars, one tar, a glob, or a brace pattern.
     """
 
-    def __init__(self, path: str | Path, *, vae: str, num_classes: int, kind: Kind = "auto") -> None:
+    def __init__(
+        self,
+        path: Annotated[str | Path, "a folder of tars, one tar, a glob or shard-{000..127}.tar"],
+        *,
+        vae: Annotated[str, "sd | sdxl | sd3 | flux | none: fixes channels, scale and shift"] = "sd",
+        num_classes: Annotated[int, "labels are 0 .. num_classes - 1"] = 1000,
+        kind: Annotated[Kind, "auto | sample | moments (mean and logvar, sampled anew every time)"] = "auto",
+    ) -> None:
         if vae not in VAES:
             raise ConfigError(f"data.vae is {vae!r}; known are {', '.join(VAES)}")
         if num_classes < 1:

@@ -12,6 +12,7 @@
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,8 +57,26 @@ class Order:
         return self._epochs[epoch]
 
 
-class StepSampler(Sampler[list[int]]):
-    """A DataLoader's `batch_sampler`: one list of dataset indices per micro-step, for one rank.
+class Visit(NamedTuple):
+    """One visit of a sample: its index in the dataset, and its position in the run."""
+
+    sample: int
+    position: int
+
+
+class Visited(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
+    """A dataset by visits: `visited[sample, position]` is the sample, its label and the position."""
+
+    def __init__(self, dataset: torch.utils.data.Dataset[tuple[Tensor, int]]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, visit: Visit) -> tuple[Tensor, int, int]:
+        sample, position = visit
+        return *self.dataset[sample], position
+
+
+class StepSampler(Sampler[list[Visit]]):
+    """A DataLoader's `batch_sampler`: one list of visits per micro-step, for one rank.
 
     `steps` is where the run ends, not how many are left: a run resumed at step k gives `start_step=k`
     and sees the tail of what a run never stopped sees.
@@ -86,7 +105,7 @@ class StepSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return max(0, self.steps - self.start_step) * self.micro_steps
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Visit]]:
         for step in range(self.start_step, self.steps):
             for micro_step in range(self.micro_steps):
                 where = positions(
@@ -97,7 +116,7 @@ class StepSampler(Sampler[list[int]]):
                     rank=self.rank,
                     world=self.world,
                 )
-                yield self.order.indices(where).tolist()
+                yield list(map(Visit, self.order.indices(where).tolist(), where.tolist()))
 
 
 def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank: int, world: int) -> Tensor:

@@ -20,13 +20,12 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from tread.errors import ConfigError, check_int
+from tread.errors import ConfigError, RiskWarning, check_int
 from tread.evaluate.features import INCEPTION, Extractor
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ImageSource, has_images, open_images, write_batch
 from tread.evaluate.metrics import kernel_distance, precision_recall
 from tread.evaluate.statistics import Statistics, Tally, read_statistics
-from tread.routing.risks import RiskWarning
 
 USUAL_COUNT = 10_000
 SAVE_SECONDS = 60

@@ -190,7 +190,7 @@ def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias:
 def _float8_gradient(gradient: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """gradient @ weight with both operands in float8; the weight's scales are multiplied into the gradient first."""
     packed, spread = float8.round_rows(gradient.flatten(0, -2), scale.flatten())  # (M, N), (M, 1)
-    back = float8.turn_bytes(codes).view(FLOAT8)  # (K, N)
+    back = float8.transpose_bytes(codes).view(FLOAT8)  # (K, N)
     product = float8.product(packed, back, spread, scale.new_ones(codes.shape[1], 1))  # (M, K)
     return product.to(gradient.dtype).view(*gradient.shape[:-1], -1)
 

@@ -6,7 +6,6 @@
 - Comments are the docs of the fields of `FinetuneConfig`, so that there is one wording of them.
 """
 
-import json
 import math
 import textwrap
 import warnings
@@ -15,12 +14,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tread.config.fields import fields_of
+from tread.config.reference import scalar
 from tread.config.schema import parse
 from tread.data.captioned.entries import DataConfig, data_configs
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError
 from tread.finetune.families import family_class, open_family
-from tread.finetune.settings import field_docs
+from tread.finetune.settings import FinetuneConfig
 from tread.finetune.source import Source
 from tread.routing.risks import ADAPTER_RATIO
 
@@ -181,11 +182,13 @@ def _first_image(samples: list[Sample], pipeline: str) -> str | None:
 
 
 def _section(settings: dict[str, Any]) -> str:
-    docs = field_docs()
+    fields = fields_of(FinetuneConfig)
     lines: list[str] = []
     for name, value in settings.items():
-        lines += textwrap.wrap(docs[name], 116, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-        lines += [f"{name}: {_scalar(value)}"] if not isinstance(value, list | dict) else [f"{name}:", *_nested(value)]
+        lines += textwrap.wrap(
+            fields[name].doc, 116, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+        )
+        lines += [f"{name}: {scalar(value)}"] if not isinstance(value, list | dict) else [f"{name}:", *_nested(value)]
         if name == "tread_config":
             lines += [
                 "  # The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
@@ -198,14 +201,3 @@ def _nested(value: list[Any] | dict[str, Any]) -> list[str]:
     import yaml
 
     return textwrap.indent(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=110), "  ").splitlines()
-
-
-def _scalar(value: Any) -> str:
-    """A value as YAML on one line; text is quoted if YAML would read it as another type."""
-    import yaml
-
-    try:
-        plain = isinstance(value, str) and yaml.safe_load(value) == value
-    except yaml.YAMLError:
-        plain = False
-    return value if plain else json.dumps(value, ensure_ascii=False)

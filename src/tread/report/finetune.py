@@ -3,26 +3,24 @@
 `python -m tread.report.finetune docs/finetune.md` writes them.
 """
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
 
+from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.rules import MODELS
 from tread.finetune.result.card import loader_table
-from tread.finetune.settings import FinetuneConfig, field_docs
+from tread.finetune.settings import FinetuneConfig
 from tread.report.pages import markdown_table, with_tables
 from tread.routing.plan import PRESETS
 
 
 def key_table() -> str:
     """Keys, defaults and meanings, in the order of the dataclass."""
-    docs = field_docs()
-    rows = []
-    for field in dataclasses.fields(FinetuneConfig):
-        given = field.default is dataclasses.MISSING
-        default = "required" if given else f"`{json.dumps(field.default)}`"
-        rows.append((f"`{field.name}`", default, docs[field.name]))
+    rows = [
+        (f"`{name}`", "required" if field.default is MISSING else f"`{json.dumps(field.default)}`", field.doc)
+        for name, field in fields_of(FinetuneConfig).items()
+    ]
     return markdown_table(("key", "default", "meaning"), rows)
 
 

@@ -23,11 +23,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from tread.errors import ConfigError
+from tread.errors import ConfigError, RiskWarning
 from tread.objectives.objective import Net, Objective
 from tread.routing import noise
 from tread.routing.handle import Handle
-from tread.routing.risks import RiskWarning
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_scale, within
 from tread.sampling.solvers import SOLVERS, Churn, Solver, edm_heun

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tread.errors import check_choice
-from tread.pretrain.settings import OptimizerConfig
 from tread.routing import noise
+from tread.training.settings import OptimizerConfig
 
 ROUNDING = int.from_bytes(b"roun")
 

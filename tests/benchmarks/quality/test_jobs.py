@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from benchmarks.quality.arms import ARMS, BY_NAME, SCALES, config_of
 from benchmarks.quality.jobs import COMPILE_SECONDS, in_order, looks, missing_ways, plan, weights_file
 from benchmarks.quality.results import RESULTS, Results
 from benchmarks.quality.run import blank, steps_of, work
-
-from quality.tiny import SMOKE, job_of, spec_of
+from tests.programs import ROOT
+from tests.tiny.quality import SMOKE, job_of, spec_of
 from tread.pretrain.config import compose
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:
@@ -43,7 +42,7 @@ def test_the_recipe_has_the_settings_of_the_headline(prepared: Path) -> None:
     sizes = [f"model.{name}={value}" for name, value in (("depth", 12), ("width", 16), ("heads", 2))]
     small = compose([str(ROOT / "recipes" / "cifar10-s-2.yaml"), "data.path=somewhere", *sizes]).config
     model = replace(ours.model, width=16, heads=2)
-    from tread.pretrain.task import build_model
+    from tread.pretrain.build import build_model
 
     first, second = (build_model(one, (3, 32, 32), 10, checkpointing=False) for one in (small.model, model))
     assert first.state_dict().keys() == second.state_dict().keys()

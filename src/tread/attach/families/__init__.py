@@ -138,7 +138,7 @@ ELSEWHERE: tuple[Family, ...] = (
     DIT_SIT,
     WAN_MODEL,
 )
-"""Models that live outside diffusers. Several families may name one class: the first that fits the model is taken."""
+"""Families of models outside diffusers. Several may name one class; the first that fits the model is taken."""
 
 REFUSED: dict[str, str] = {
     "AnyFlowFARTransformer3DModel": (
@@ -173,4 +173,4 @@ REFUSED: dict[str, str] = {
         "its layers rotate the stream and pack it for a block mask by its grid of frames, rows and columns."
     ),
 }
-"""Class name -> the reason."""
+"""Class name -> the reason why it cannot be routed."""

@@ -166,7 +166,7 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
         entry = self.entries[pick.sample]
         captions = entry.sample.captions
         caption = "" if pick.dropped else captions[pick.caption % len(captions)]
-        latents = self._latents(entry.latents)
+        latents = self._latents(entry.latents) | {"position": torch.tensor(pick.position)}
         if entry.weight is not None:
             weight = self.cache.load("weights", entry.weight)["weight"]  # (h, w)
             latents["weight"] = weight.expand(1, *latents["mean"].shape[1:])  # (1, h, w) or (1, f, h, w)

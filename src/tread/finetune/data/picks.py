@@ -25,6 +25,8 @@ class Pick(NamedTuple):
     """Whether the empty caption replaces the sample's own."""
     caption: int = 0
     """Index of the caption, modulo the number of the sample's captions."""
+    position: int = 0
+    """The sample's global position in the run, which its noise is a function of."""
 
 
 class PickSampler(Sampler[list[Pick]]):
@@ -63,4 +65,4 @@ class PickSampler(Sampler[list[Pick]]):
                 samples = self.order.batch(index)[where - index * self.order.size]  # (B,)
                 dropped = noise.uniform(self.seed, _DROP_WORD, where) < self.caption_dropout  # (B,)
                 captions = noise.bits(self.seed, _CAPTION_WORD, where)  # (B,)
-                yield list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist()))
+                yield list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist(), where.tolist()))

@@ -19,7 +19,6 @@ from tread.finetune.result.write import RECORD, write_result
 from tread.finetune.run import load_models, trained_experts
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.source import Source
-from tread.pretrain.config import CONFIG_FILE, read_saved
 from tread.training.checkpoint import (
     checkpoint_path,
     list_checkpoints,
@@ -29,7 +28,7 @@ from tread.training.checkpoint import (
     read_manifest,
     trained,
 )
-from tread.training.job import LOCK_FILE, locked
+from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
 from tread.training.loop import CHECKPOINTS
 
 
@@ -63,7 +62,7 @@ def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str,
 
 
 def _config(run: Path) -> FinetuneConfig:
-    if "model_family" not in read_saved(run):
+    if "model_family" not in saved_settings(run):
         raise ConfigError(
             f"{run} is a run of `tread train`, whose checkpoints are its result: draw from it with `tread sample {run}`"
             f", or from one checkpoint with `tread sample {run / CHECKPOINTS}/STEP`."

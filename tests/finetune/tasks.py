@@ -1,0 +1,42 @@
+"""A fine-tuning task on a tiny pipeline, without the loop around it."""
+
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+import tread
+from tread.finetune.data.prepare import prepare
+from tread.finetune.families import open_family
+from tread.finetune.run import load_models
+from tread.finetune.settings import FinetuneConfig
+from tread.finetune.source import Source
+from tread.finetune.task import Finetuning
+
+ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
+
+
+def make_config(place: Path, data: Any, **changes: Any) -> FinetuneConfig:
+    settings: dict[str, Any] = {
+        "model_family": "flux",
+        "pretrained_model_name_or_path": str(place),
+        "data": {"instance_data_dir": str(data), "resolution": 64},
+        "cache_dir": str(Path(data).parent / "cache"),
+        "mixed_precision": "no",
+        "train_batch_size": 2,
+        "caption_dropout_probability": 0.0,
+        "num_eval_images": 1,
+        "tread_config": ROUTES,
+    }
+    return FinetuneConfig(**(settings | changes))
+
+
+def make_task(config: FinetuneConfig, folder: Path, accelerator: Accelerator | None = None) -> Finetuning:
+    accelerator = accelerator or Accelerator(cpu=True)
+    family = open_family(config.model_family, Source(config.pretrained_model_name_or_path))
+    data = prepare(config, family, accelerator, folder)
+    models = load_models(config, family, accelerator.device)
+    handles: Any = {
+        part: tread.attach(model, ROUTES) if config.tread_config else None for part, model in models.items()
+    }
+    return Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)

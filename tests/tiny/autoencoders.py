@@ -1,0 +1,86 @@
+"""Autoencoders of every class that pipelines use, with random weights; and AutoencoderTiny with its real ones."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tests.tiny.weights import randomised
+
+WAN_NEW_CHANNELS = 48
+"""Channels of the latents of Wan 2.2's TI2V."""
+
+
+def tiny_autoencoder(*, channels: int, stages: int = 4, **config: Any) -> Any:
+    """AutoencoderTiny with 2 ** (stages - 1) pixels per latent."""
+    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+
+    widths, blocks = (8,) * stages, (1,) * stages
+    model = AutoencoderTiny(
+        latent_channels=channels,
+        encoder_block_out_channels=widths,
+        decoder_block_out_channels=widths,
+        num_encoder_blocks=blocks,
+        num_decoder_blocks=blocks,
+        **config,
+    )
+    randomised(model.encoder, scale=1.4)  # latents of unit size, as the real ones are
+    randomised(model.decoder, scale=1.0)
+    torch.nn.init.constant_(model.decoder.layers[-1].bias, 0.5)  # grey: pixels are in [0, 1] there
+    return model.eval()
+
+
+def real_autoencoder(folder: Path, name: str) -> Any:
+    """AutoencoderTiny with the weights of `taesd`, `taesd3` or `taef1` in a folder."""
+    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
+
+    weights = {f"encoder.layers.{key}": v for key, v in load_file(folder / f"{name}_encoder.safetensors").items()}
+    for key, value in load_file(folder / f"{name}_decoder.safetensors").items():
+        layer, _, rest = key.partition(".")
+        weights[f"decoder.layers.{int(layer) - 1}.{rest}"] = value  # their layer 0 is a clamp without weights
+    model = AutoencoderTiny(latent_channels=4 if name == "taesd" else 16)
+    model.load_state_dict(weights)
+    return model.float()
+
+
+def kl_autoencoder(*, channels: int, stages: int = 4, width: int = 8, seed: int = 0, **config: Any) -> Any:
+    """AutoencoderKL with 2 ** (stages - 1) pixels per latent."""
+    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+
+    layers: dict[str, Any] = {
+        "block_out_channels": (width,) * stages,
+        "down_block_types": ("DownEncoderBlock2D",) * stages,
+        "up_block_types": ("UpDecoderBlock2D",) * stages,
+        "layers_per_block": 1,
+        "norm_num_groups": width // 2,
+    }
+    torch.manual_seed(seed)
+    return AutoencoderKL(latent_channels=channels, **layers, **config)
+
+
+def wan_autoencoder(*, new: bool = False) -> Any:
+    """AutoencoderKLWan of Wan 2.1, or the `new` one of TI2V: 16 pixels per latent, patches, other statistics."""
+    from diffusers.models.autoencoders.autoencoder_kl_wan import AutoencoderKLWan
+
+    spread = torch.linspace(-1, 1, WAN_NEW_CHANNELS)
+    second = {
+        "z_dim": WAN_NEW_CHANNELS,
+        "latents_mean": spread.tolist(),
+        "latents_std": (1.5 + spread / 2).tolist(),
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+    }
+    torch.manual_seed(0)
+    return AutoencoderKLWan(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **(second if new else {}))
+
+
+def qwen_autoencoder() -> Any:
+    """AutoencoderKLQwenImage."""
+    from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
+
+    torch.manual_seed(0)
+    return AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1)

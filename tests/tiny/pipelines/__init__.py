@@ -1,0 +1,18 @@
+"""Tiny random pipelines of every family, found by looking: one file per family, each with a list `CASES`."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.tiny.pipelines.case import Tiny
+
+TINY: dict[str, Tiny] = {
+    case.name: case
+    for module in sorted(found.name for found in pkgutil.iter_modules(__path__) if found.name != "case")
+    for case in importlib.import_module(f"{__name__}.{module}").CASES
+}
+"""By name; `TINY[name](folder)` writes the pipeline there."""
+
+PipelineFolder = Callable[[str], Path]
+"""The fixture `pipeline_folder`: the folder that a tiny pipeline was written to, by its name."""

@@ -1,0 +1,82 @@
+"""Wan 2.1, A14B with two experts, each of text and of a first frame, and TI2V of both."""
+
+import importlib
+from functools import partial
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from tests.tiny.autoencoders import WAN_NEW_CHANNELS, wan_autoencoder
+from tests.tiny.pipelines.case import Tiny
+from tests.tiny.text_encoders import clip_vision, t5_text
+from tests.tiny.tokenizers import t5_tokenizer
+from tests.tiny.weights import randomised
+
+I2V = "WanImageToVideoPipeline"
+
+
+def build(
+    pipeline: str = "WanPipeline", *, new: bool = False, image: bool = False, clip: bool = False, **config: Any
+) -> Any:
+    diffusers: Any = importlib.import_module("diffusers")
+    from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
+
+    # the second cannot clean a prompt where ftfy is not installed, the first can
+    pipeline_wan_i2v.basic_clean = pipeline_wan.basic_clean
+
+    channels = WAN_NEW_CHANNELS if new else 16
+    transformers = {
+        part: randomised(
+            diffusers.WanTransformer3DModel(
+                in_channels=36 if image else channels,
+                out_channels=channels,
+                num_layers=4,
+                attention_head_dim=12,
+                num_attention_heads=2,
+                text_dim=16,
+                freq_dim=16,
+                ffn_dim=32,
+                rope_max_seq_len=32,
+                image_dim=16 if clip else None,
+                added_kv_proj_dim=24 if clip else None,
+            ),
+            seed,
+        )
+        for seed, part in enumerate(
+            ("transformer", "transformer_2") if "boundary_ratio" in config else ("transformer",)
+        )
+    }
+    return getattr(diffusers, pipeline)(
+        scheduler=diffusers.UniPCMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+        vae=wan_autoencoder(new=new),
+        text_encoder=t5_text(multilingual=True),
+        tokenizer=t5_tokenizer(),
+        **transformers,
+        **(clip_vision() if clip else {}),
+        **config,
+    )
+
+
+def first_frame(pixels: Tensor) -> dict[str, Any]:
+    frame = (pixels[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy()
+    return {"image": Image.fromarray(frame)}
+
+
+wan = partial(Tiny, family="wan", embedder="patch_embedding", frames=5)
+CASES = [
+    wan(name="wan", build=build),
+    wan(name="wan-image", build=build, frames=1),
+    wan(name="wan-a14b", build=partial(build, boundary_ratio=0.875)),
+    wan(name="wan-i2v", build=partial(build, I2V, image=True, clip=True), arguments=first_frame),
+    wan(name="wan-i2v-a14b", build=partial(build, I2V, image=True, boundary_ratio=0.9), arguments=first_frame),
+    wan(name="wan-ti2v", build=partial(build, new=True, expand_timesteps=True), frames=9, one_time=True),
+    wan(
+        name="wan-ti2v-first",
+        build=partial(build, I2V, new=True, expand_timesteps=True),
+        frames=9,
+        arguments=first_frame,
+    ),
+]

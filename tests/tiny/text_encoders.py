@@ -1,0 +1,88 @@
+"""Text encoders, and CLIP's image encoder, with two layers and the vocabularies of `tokenizers`."""
+
+from typing import Any
+
+from tests.tiny import tokenizers
+from tests.tiny.weights import randomised
+
+ATTENTION = {"num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def clip_text(*, hidden: int = 16, projection: bool = False, seed: int = 0) -> Any:
+    """CLIPTextModel, or CLIPTextModelWithProjection; its pooled text has `hidden` numbers."""
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    tokenizer = tokenizers.clip_tokenizer()
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        projection_dim=hidden,
+        intermediate_size=2 * hidden,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **ATTENTION,
+    )
+    return randomised(CLIPTextModelWithProjection(config) if projection else CLIPTextModel(config), seed)
+
+
+def clip_vision() -> dict[str, Any]:
+    """CLIPVisionModel with its processor, by their names in a pipeline."""
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+    config = CLIPVisionConfig(hidden_size=16, intermediate_size=32, image_size=32, patch_size=16, **ATTENTION)
+    processor = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    return {"image_encoder": randomised(CLIPVisionModel(config)), "image_processor": processor}
+
+
+def t5_text(*, hidden: int = 16, multilingual: bool = False, seed: int = 0) -> Any:
+    """T5EncoderModel, or UMT5EncoderModel, whose layers each have their own position biases."""
+    from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+
+    config: dict[str, Any] = {
+        "vocab_size": len(tokenizers.t5_tokenizer()),
+        "d_model": hidden,
+        "d_kv": hidden // 2,
+        "d_ff": 2 * hidden,
+        "num_layers": 2,
+        "num_heads": 2,
+        "feed_forward_proj": "gated-gelu",
+    }
+    model = UMT5EncoderModel(UMT5Config(**config)) if multilingual else T5EncoderModel(T5Config(**config))
+    return randomised(model, seed)
+
+
+def gemma_text() -> Any:
+    """Gemma2Model."""
+    from transformers import Gemma2Config, Gemma2Model
+
+    config = Gemma2Config(
+        vocab_size=len(tokenizers.gemma_tokenizer()),
+        hidden_size=16,
+        intermediate_size=32,
+        num_key_value_heads=1,
+        head_dim=8,
+        query_pre_attn_scalar=8,
+        **ATTENTION,
+    )
+    return randomised(Gemma2Model(config))
+
+
+def qwen_text() -> Any:
+    """Qwen2_5_VLForConditionalGeneration."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    tokenizer = tokenizers.qwen_tokenizer()
+    text = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]},
+        "tie_word_embeddings": True,
+        **ATTENTION,
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    return randomised(Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision)))

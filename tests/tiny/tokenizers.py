@@ -1,0 +1,81 @@
+"""Tokenizers of the real classes whose vocabularies of a few hundred tokens are written here.
+
+- A word of `WORDS` is one token and any other word is split into letters: captions differ in length, and long ones are
+  truncated at the limit.
+- Special tokens, their order in the vocabulary and what is added around a text are the real tokenizers'.
+"""
+
+import json
+import string
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+TEXT = """a an of two on photo picture dogs cat that
+system Describe the image by detailing color shape size texture quantity text spatial relationships objects and
+background user assistant
+You are designed to generate superior images with degree alignment based textual prompts or Prompt Start
+"""
+"""Words of captions, of Qwen-Image's template, and of Lumina's system prompt."""
+WORDS = TEXT.split()
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def clip_tokenizer() -> Any:
+    """CLIPTokenizer: byte pairs in lower case, a mark at the end of a word, 77 tokens at most."""
+    from transformers import CLIPTokenizer
+
+    merges = trained_merges(*(word.lower() for word in WORDS), end_of_word_suffix="</w>")
+    symbols = [*BYTES, *(f"{byte}</w>" for byte in BYTES)]
+    vocabulary = numbered(symbols, map("".join, merges), ["<|startoftext|>", "<|endoftext|>"])
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=77)
+
+
+def t5_tokenizer() -> Any:
+    """T5Tokenizer, which UMT5 uses too: the likeliest pieces, an end token, 512 tokens at most."""
+    from transformers import T5Tokenizer
+
+    words = [(f"▁{word}", -2.0) for word in WORDS]
+    letters = [(letter, -5.0) for letter in ("▁", *string.printable.strip())]
+    special = [(token, 0.0) for token in ("<pad>", "</s>", "<unk>")]
+    extra = [(f"<extra_id_{i}>", 0.0) for i in (1, 0)]
+    return T5Tokenizer(vocab=[*special, *words, *letters, *extra], extra_ids=2, model_max_length=512)
+
+
+def gemma_tokenizer() -> Any:
+    """GemmaTokenizer: byte pairs of letters, bytes for what is no letter, a token before the text."""
+    from transformers import GemmaTokenizer
+
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    merges = trained_merges(*(f"▁{word}" for word in WORDS))
+    vocabulary = numbered(special, ["▁", *string.printable.strip()], map("".join, merges))
+    return GemmaTokenizer(vocab=vocabulary, merges=merges, add_bos_token=True)
+
+
+def qwen_tokenizer() -> Any:
+    """Qwen2Tokenizer: byte pairs that begin with the space before a word."""
+    from transformers import Qwen2Tokenizer
+
+    merges = trained_merges(*WORDS, *(f"Ġ{word}" for word in WORDS))
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=numbered(BYTES, map("".join, merges), special), merges=merges, eos_token="<|im_end|>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": special[1:]})
+    return tokenizer
+
+
+def numbered(*groups: Iterable[str]) -> dict[str, int]:
+    tokens = dict.fromkeys(token for group in groups for token in group)
+    return {token: number for number, token in enumerate(tokens)}
+
+
+@cache
+def trained_merges(*words: str, **options: Any) -> list[tuple[str, str]]:
+    """The byte pairs that make one token of each word."""
+    tokenizer: Any = Tokenizer(models.BPE())
+    trainer: Any = trainers.BpeTrainer(vocab_size=9999, show_progress=False, **options)  # more than there are pairs
+    tokenizer.train_from_iterator(words, trainer)
+    return [(left, right) for left, right in json.loads(tokenizer.to_str())["model"]["merges"]]

@@ -1,0 +1,156 @@
+"""Every optimizer: exact resume through a checkpoint file, agreement with its definition, rounding without bias."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tread.errors import ConfigError
+from tread.training.checkpoint import load_optimizer, optimizer_tensors
+from tread.training.optimizers import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
+from tread.training.settings import OptimizerConfig
+
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def settings(
+    name: str = "adamw",
+    learning_rate: float = 1e-2,
+    betas: tuple[float, ...] = (0.9, 0.99),
+    weight_decay: float = 0.1,
+) -> OptimizerConfig:
+    return OptimizerConfig(
+        name=name,
+        learning_rate=learning_rate,
+        schedule="constant",
+        warmup_steps=0,
+        betas=betas,
+        weight_decay=weight_decay,
+        clip=None,
+    )
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    """A matrix that is large enough for 8-bit states, and two that are not."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((64, 80), (8, 16), (16,))
+    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+
+
+def gradients(step: int, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(p.shape, generator=generator).to(dtype) for p in parameters()]
+
+
+def run(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: range) -> None:
+    for step in steps:
+        for weight, gradient in zip(weights, gradients(step, weights[0].dtype), strict=True):
+            weight.grad = gradient
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 / (1 + step)  # as the loop does
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_resumed_run_is_the_run(name: str, dtype: torch.dtype, tmp_path: Path):
+    whole = parameters(dtype)
+    run(make_optimizer(whole, settings(name=name)), whole, range(6))
+
+    first = parameters(dtype)
+    optimizer = make_optimizer(first, settings(name=name))
+    run(optimizer, first, range(3))
+    save_file(optimizer_tensors(optimizer), tmp_path / "optimizer.safetensors")
+    second = [nn.Parameter(weight.detach().clone()) for weight in first]
+    resumed = make_optimizer(second, settings(name=name))
+    load_optimizer(resumed, load_file(tmp_path / "optimizer.safetensors"))
+    run(resumed, second, range(3, 6))
+
+    for expected, found in zip(whole, second, strict=True):
+        assert torch.equal(expected, found)
+    fresh = [nn.Parameter(weight.detach().clone()) for weight in first]
+    run(make_optimizer(fresh, settings(name=name)), fresh, range(3, 6))
+    assert not torch.equal(fresh[0], whole[0]), "the state matters, so losing it would have been seen"
+
+
+@every_optimizer
+def test_it_minimises(name: str):
+    weight = nn.Parameter(torch.full((64, 80), 3.0))
+    optimizer = make_optimizer([weight], settings(name=name, learning_rate=0.1, weight_decay=0.0))
+    for _ in range(40):
+        weight.grad = weight.detach().clone()  # of weight**2 / 2
+        optimizer.step()
+    assert weight.abs().mean() < 1.0 if name != "adafactor" else weight.abs().mean() < 2.9
+
+
+@pytest.mark.parametrize("name", ["adamw-8bit", "lion-8bit"])
+def test_8bit_moments_take_a_byte_each(name: str):
+    weights = parameters()
+    optimizer = make_optimizer(weights, settings(name=name))
+    run(optimizer, weights, range(1))
+    moments = 2 if name.startswith("adamw") else 1
+    held = sum(tensor.nbytes for key, tensor in optimizer_tensors(optimizer).items() if key.startswith("0."))
+    count = weights[0].numel()
+    assert moments * count <= held < moments * count * 1.05
+
+
+@pytest.mark.parametrize("name", ["adamw-8bit", "adamw-bf16"])
+def test_they_follow_adamw(name: str):
+    expected, found = parameters(), parameters()
+    run(make_optimizer(expected, settings()), expected, range(6))
+    run(make_optimizer(found, settings(name=name)), found, range(6))
+    start = parameters()
+    for a, b, s in zip(expected, found, start, strict=True):
+        moved = (a - s).norm()
+        # float32 weights get plain AdamW; 8-bit moments are within a few hundredths of it
+        assert (a - b).norm() < (1e-5 if name == "adamw-bf16" else 0.1) * moved
+        assert moved > 0
+
+
+def test_8bit_lion_follows_lion():
+    expected, found = parameters(), parameters()
+    run(make_optimizer(expected, settings(name="lion")), expected, range(6))
+    run(make_optimizer(found, settings(name="lion-8bit")), found, range(6))
+    torch.testing.assert_close(found[2], expected[2])  # too small to be quantized: the same formula
+    assert (found[0] - expected[0]).norm() < 0.35 * (expected[0] - parameters()[0]).norm()
+
+
+def test_lion_by_hand():
+    weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    optimizer = make_optimizer([weight], settings(name="lion", learning_rate=0.1, betas=(0.5, 0.9)))
+    weight.grad = torch.tensor([0.3, -0.4, 0.0])
+    optimizer.step()
+    decayed = torch.tensor([1.0, -2.0, 3.0]) * (1 - 0.1 * 0.1)
+    torch.testing.assert_close(weight.detach(), decayed - 0.1 * torch.tensor([1.0, -1.0, 0.0]))
+    torch.testing.assert_close(optimizer.state[weight]["exp_avg"], 0.1 * torch.tensor([0.3, -0.4, 0.0]))
+
+
+def test_rounding_keeps_the_mean_and_lands_on_neighbours():
+    x = torch.tensor([1.0 + 2**-9, -(1.0 + 2**-9), 1.0, 0.0, float("inf")])[:, None].expand(5, 1 << 16).contiguous()
+    chance = torch.arange(1 << 16, dtype=torch.int32).expand(5, -1)
+    rounded = round_to_bf16(x, chance).double()
+    # 1 + 2**-9 lies a quarter of the way between bfloat16's 1 and 1 + 2**-7
+    torch.testing.assert_close(rounded[:2].mean(dim=1), x[:2, 0].double(), rtol=0, atol=0)
+    assert set(rounded[0].tolist()) == {1.0, 1.0 + 2**-7}
+    assert (rounded[2:] == x[2:].double()).all()
+
+
+def test_small_steps_survive_in_bf16():
+    """A thousand steps of 1e-4 on weights of 1: nearest rounding would leave every one of them at 1."""
+    weight = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
+    optimizer = AdamWBF16([weight], lr=1e-4, betas=(0.9, 0.999), weight_decay=0.0)
+    for _ in range(1000):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert weight.float().mean().item() == pytest.approx(0.9, abs=0.002)
+    square = optimizer.state[weight]["exp_avg_sq"]
+    assert square.dtype == torch.bfloat16
+    assert square.float().mean().item() == pytest.approx(1 - 0.999**1000, rel=0.02)
+
+
+def test_an_unknown_name_says_what_is_known():
+    with pytest.raises(ConfigError, match=r"optimizer.name is 'adamw8bit'. Did you mean 'adamw-8bit'\?.*adafactor"):
+        make_optimizer(parameters(), settings(name="adamw8bit"))
