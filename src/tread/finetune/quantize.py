@@ -233,7 +233,7 @@ class _Cast:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How one precision is made: the function that replaces a linear, and what it requires."""
+    """One precision: the function that replaces a linear, and what it requires."""
 
     apply: Callable[[nn.Linear], nn.Module]
     """Makes the quantized linear that replaces a linear."""
@@ -272,4 +272,4 @@ METHODS: dict[str, Method] = {
     "int8-bnb": Method(apply=_bitsandbytes_int8, package="bitsandbytes", flag="is_loaded_in_8bit"),
     "nf4": Method(apply=_bitsandbytes_nf4, package="bitsandbytes", flag="is_loaded_in_4bit"),
 }
-"""`base_model_precision` -> how it is made; the values that store the base unquantized are in settings.UNQUANTIZED."""
+"""`base_model_precision` -> its method; the values that store the base unquantized are in settings.UNQUANTIZED."""

@@ -120,10 +120,9 @@ class Wan(TuneFamily):
         return self._later(batch["mean"]) if self._starts_clean(batch["mean"]) else None
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        padded = (
-            {name: self._padded(embeds) for name, embeds in one.items()} if one else None for one in (text, negative)
-        )
-        return super().prompt_arguments(*padded)
+        padded = {"embeds": self._padded(text["embeds"])}
+        negative = None if negative is None else {"embeds": self._padded(negative["embeds"])}
+        return super().prompt_arguments(padded, negative)
 
     def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
         import diffusers
