@@ -135,9 +135,7 @@ def _add_lokr(
 
 def _inject(model: Any, config: Any, peft: Any) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=".*get_apply_tensor_subclass.*"
-        )  # it concerns merging, which is not done here
+        warnings.filterwarnings("ignore", message=".*get_apply_tensor_subclass.*")  # it concerns merging alone
         if hasattr(model, "add_adapter"):
             model.add_adapter(config, ADAPTER)
         else:  # PixArt's class has no add_adapter

@@ -213,7 +213,7 @@ def _bitsandbytes_int8(linear: nn.Linear) -> nn.Module:
     new = bnb.Linear8bitLt(
         linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
     )
-    # bitsandbytes quantizes int8 weights only when they move from the CPU to the GPU
+    # bitsandbytes quantizes int8 weights only if they come from the CPU
     new.weight = bnb.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False).to(device)
     new.bias = linear.bias
     new.register_forward_pre_hook(_Cast(weight.dtype))

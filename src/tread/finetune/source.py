@@ -62,11 +62,7 @@ class Source:
         listed = (part for part, value in self.index.items() if isinstance(value, list))
         wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
         absent = dict.fromkeys(part for part in listed if part not in wanted)
-        try:
-            return cls.from_pretrained(self.place, dtype=dtype, **self._where, **absent, **given)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ConfigError(f"cannot load {', '.join(parts)} of {self.place}: {reason}") from error
+        return self._load(cls, ", ".join(parts), dtype=dtype, **absent, **given)
 
     def check(self, *parts: str) -> None:
         """Raise ConfigError if files or tensors of a part are missing; no weights are read."""
@@ -80,12 +76,14 @@ class Source:
 
     def transformer(self, part: str, *, dtype: torch.dtype) -> nn.Module:
         """One transformer without the rest of the pipeline, on the CPU."""
-        cls = self._class_of(part)
+        return self._load(self._class_of(part), part, dtype=dtype, subfolder=part)
+
+    def _load(self, cls: Any, what: str, **arguments: Any) -> Any:
         try:
-            return cls.from_pretrained(self.place, subfolder=part, dtype=dtype, **self._where)
+            return cls.from_pretrained(self.place, **self._where, **arguments)
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise ConfigError(f"cannot load {part} of {self.place}: {reason}") from error
+            raise ConfigError(f"cannot load {what} of {self.place}: {reason}") from error
 
     def _class_of(self, part: str) -> Any:
         """The class of a part; None if it is not from diffusers or transformers."""
