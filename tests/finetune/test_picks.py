@@ -46,11 +46,13 @@ def test_the_positions_of_the_noise_are_those_of_the_picks() -> None:
         for micro_step in range(2):
             where = positions(step, micro_step, **slices)
             together = torch.cat([order.batch(index) for index in range(6)])
-            assert [pick.sample for pick in next(batches)] == together[where].tolist()
+            picks = next(batches)
+            assert [pick.sample for pick in picks] == together[where].tolist()
+            assert [pick.position for pick in picks] == where.tolist()
 
 
 def test_a_pick_is_a_plain_visit_by_default() -> None:
-    assert Pick(3) == (3, False, 0)
+    assert Pick(3) == (3, False, 0, 0)
 
 
 def test_batches_that_do_not_fit_the_order_are_refused() -> None:

@@ -15,11 +15,11 @@ from tread.finetune.settings import (
     SCHEDULE,
     UNQUANTIZED,
     FinetuneConfig,
-    OptimizerName,
     Precision,
 )
 from tread.report.finetune import updated
 from tread.training.optimizers import OPTIMIZERS
+from tread.training.settings import OptimizerName
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}

@@ -53,7 +53,7 @@ def go_on(folder: Path, *settings: str) -> Path:
 def make_session(folder: Path, *settings: str) -> tuple[Pretraining, Session]:
     """A task and its session, for tests that step by hand."""
     forget()
-    config = compose([*TINY, f"output_dir={folder}", *settings]).config
+    config = compose([*TINY, f"output_dir={folder}", *settings])
     task = Pretraining(config, Accelerator(cpu=True), folder)
     return task, Session(task, config, task.accelerator)
 

@@ -1,6 +1,7 @@
 """Every optimizer: exact resume through a checkpoint file, agreement with its definition, rounding without bias."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def settings(
-    name: str = "adamw",
+    name: Any = "adamw",
     learning_rate: float = 1e-2,
     betas: tuple[float, ...] = (0.9, 0.99),
     weight_decay: float = 0.1,

@@ -120,9 +120,10 @@ class Wan(TuneFamily):
         return self._later(batch["mean"]) if self._starts_clean(batch["mean"]) else None
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        padded = {"embeds": self._padded(text["embeds"])}
-        negative = None if negative is None else {"embeds": self._padded(negative["embeds"])}
-        return super().prompt_arguments(padded, negative)
+        def padded(one: Text) -> Text:
+            return {name: self._padded(embeds) for name, embeds in one.items()}
+
+        return super().prompt_arguments(padded(text), padded(negative) if negative else None)
 
     def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
         import diffusers
