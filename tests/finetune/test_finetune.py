@@ -59,6 +59,7 @@ def config(pipeline_folder: Folder, shapes: Path, clips: Path, tmp_path_factory:
             "data": data,
             "output_dir": str(folder),
             "cache_dir": str(cache),
+            "tokenizer_max_length": 32,
             "max_train_steps": 6,
             "train_batch_size": 3,
             "learning_rate": 0.02,
