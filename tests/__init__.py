@@ -1,1 +1,1 @@
-"""The tests, as a package: shared builders are imported from the repository's root (`from tests.tiny... import ...`)."""
+"""The tests, a package: what they share is imported from the repository's root (`from tests.tiny... import ...`)."""

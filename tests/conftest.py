@@ -10,6 +10,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+pytest.register_assert_rewrite("tests.tiny", "tests.programs", "tests.attach", "tests.kernels")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,10 +14,10 @@ import pytest
 from accelerate.state import AcceleratorState, GradientState
 from webdataset.writer import TarWriter
 
+from tests.programs import ROOT
 from tread import __version__
 from tread.cli import COMMANDS, main
 
-ROOT = Path(__file__).parents[1]
 ROUTES = '{"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 2}]}'
 TINY = [
     *["train", "model.depth=4", "model.width=16", "model.heads=2", "train.batch_size=8", "train.precision=float32"],

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.programs import ROOT
+
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 TRAIN = """
 import sys, tread

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from case import Case
-from cases import CASES
 from diffusers.models.transformers import transformer_flux
-from selected import route
 from torch import nn
 
 import tread
+from tests.attach.selected import route
+from tests.tiny.case import Case
+from tests.tiny.stock import CASES
 
 BY_NAME = {case.name: case for case in CASES}
 FLUX, KONTEXT = BY_NAME["flux"], BY_NAME["flux-kontext"]

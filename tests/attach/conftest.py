@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from attached import FLUX, ROUTES, Attach, routed
 
 import tread
+from tests.attach.attached import FLUX, ROUTES, Attach, routed
 
 FILES = ("contract", "compile", "adapters", "quantized", "distributed")
 PACKAGES = ("torch", "diffusers", "peft", "torchao", "bitsandbytes", "optimum-quanto")

@@ -1,4 +1,4 @@
-"""How wrong gradients are in every form of checkpointing, as a table: `python tests/attach/errors_of_forms.py`.
+"""How wrong gradients are in every form of checkpointing, as a table: `python -m tests.attach.errors_of_forms`.
 
 Each form runs with three lists of routes, with one forward and with two before the backward. A cell is the largest
 error of a gradient, relative to its norm, over the three lists; what ends in an error is counted by its kind.
@@ -8,10 +8,10 @@ import sys
 import warnings
 from collections import Counter
 
-from forms import FAMILY, FORMS, WHOLE, WRAPPED, Toy
-from recomputing import ROUTES, direct, gradients
-
 import tread
+from tests.attach.forms import FORMS, WHOLE, WRAPPED
+from tests.attach.recomputing import ROUTES, direct, gradients
+from tests.tiny.toy import FAMILY, Toy
 
 EXACT = 2e-6
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES
+
+from tests.tiny.stock import CASES
 
 
 def pipeline_with(name: str, transformer: Any) -> Any:

@@ -11,10 +11,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from case import Blocks, Case, Where
 from diffusers.models.attention_processor import Attention
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tests.tiny.case import Blocks, Case, Where
 
 Window = tuple[int, int, Tensor]
 """First layer, last layer, kept (B, S) bool."""

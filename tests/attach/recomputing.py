@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from forms import FAMILY, Call, Form, Toy, inputs, plain
-from selected import route
 from torch import Tensor
 
 import tread
+from tests.attach.forms import Call
+from tests.attach.selected import route
+from tests.tiny.toy import FAMILY, Form, Toy, inputs, plain
 
 ROUTES: dict[str, list[dict[str, Any]]] = {
     "inner": [route(1, 4)],

@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
-from attached import FLUX
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import cast_training_params
 from peft import LoraConfig
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import tread
+from tests.attach.attached import FLUX
 
 CONFIG = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]}
 STEPS, ACCUMULATION, BATCH, HALFWAY = 6, 2, 2, 3

@@ -1,7 +1,8 @@
 """The cases that `make test` runs the costly tests on; all others run them in `make contract`."""
 
 import pytest
-from cases import CASES
+
+from tests.tiny.stock import CASES
 
 MISSION = ("flux", "flux-kontext", "wan", "wan-ti2v", "auraflow", "pixart", "sd3", "lumina2", "qwenimage")
 

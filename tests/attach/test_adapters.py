@@ -1,8 +1,6 @@
 """LoRA and LoKr on routed models: they learn, and load by stock means in a process that never imports tread."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +8,15 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from case import Case
-from cases import CASES
 from peft import LoKrConfig, LoraConfig, get_peft_model, get_peft_model_state_dict
-from selected import MISSION, inner, mission_cases
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tread
+from tests.attach.selected import MISSION, inner, mission_cases
+from tests.programs import run
+from tests.tiny.case import Case
+from tests.tiny.stock import CASES
 from tread.report.families import adapter_loaders
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -131,9 +130,7 @@ def test_a_saved_adapter_loads_without_tread_as_the_docs_say(names: set[str], tm
         for i, kind in enumerate(KINDS)
     ]
     (tmp_path / "manifest.json").write_text(json.dumps(entries))
-    script = Path(__file__).with_name("load_adapters.py")
-    process = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
+    run("-m", "tests.attach.load_adapters", tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results) == len(entries) > 0
     for result in results:

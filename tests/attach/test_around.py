@@ -10,14 +10,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
-from attached import FLUX, ROUTES
 from diffusers.hooks.hooks import HookRegistry
 from diffusers.hooks.hooks import ModelHook as DiffusersHook
-from forms import FAMILY, Toy, inputs
-from selected import route
 from torch import Tensor, nn
 
 import tread
+from tests.attach.attached import FLUX, ROUTES
+from tests.attach.selected import route
+from tests.tiny.toy import FAMILY, Toy, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CONFIG = {"routes": [route(1, 4)]}

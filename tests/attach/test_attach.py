@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from attached import FLUX, ROUTES, Attach, rotary_function, routed
 from diffusers.models.transformers import transformer_flux
-from selected import route
 from torch import nn
 
 import tread
+from tests.attach.attached import FLUX, ROUTES, Attach, rotary_function, routed
+from tests.attach.selected import route
+from tests.programs import ROOT
 from tread.attach.families import REFUSED
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -114,7 +115,7 @@ def test_an_unknown_class_names_the_nearest_family_and_the_how_to(attach: Attach
         attach(FluxTransformer3DModel(), ROUTES)
     assert "Did you mean 'FluxTransformer2DModel'?" in str(error.value)
     assert "docs/own-model.md says how to declare one with tread.Family." in str(error.value)
-    assert (Path(__file__).parents[2] / "docs" / "own-model.md").is_file()
+    assert (ROOT / "docs" / "own-model.md").is_file()
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

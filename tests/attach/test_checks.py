@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from case import Case
-from cases import CASES
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import tread
+from tests.tiny.case import Case
+from tests.tiny.stock import CASES
 from tread.attach.checks import check_family, parameters
 from tread.attach.registry import family_of
 from tread.attach.wrappers import unwrapped

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASES
 from diffusers.models import transformers
 from torch import nn
 
+from tests.programs import ROOT
+from tests.tiny.stock import CASES
 from tread.attach.families import FAMILIES, REFUSED
 from tread.cli import main
 from tread.errors import ConfigError
@@ -22,7 +23,7 @@ from tread.report.families import updated
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIGNATURES = Path(__file__).with_name("signatures.json")
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = ROOT / "docs" / "families.md"
 ROUTED = {name: family for family in FAMILIES for name in family.models}
 EXPORTED = {
     name

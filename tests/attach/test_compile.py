@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from case import Case
-from cases import CASES
-from selected import inner, mission_cases
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 import tread
+from tests.attach.selected import inner, mission_cases
+from tests.tiny.case import Case
+from tests.tiny.stock import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 3

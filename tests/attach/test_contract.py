@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from case import Case, one_sample
-from cases import CASES
-from oracle import oracle
-from outside import OUTSIDE
 from torch import Tensor, nn
 
 import tread
+from tests.attach.oracle import oracle
+from tests.tiny.case import Case, one_sample
+from tests.tiny.outside import OUTSIDE
+from tests.tiny.stock import CASES
 from tread import ConfigError
 
 TOLERANCE: Any = {"rtol": 1e-5, "atol": 1e-5}
@@ -243,11 +243,20 @@ def test_bf16_autocast(case: Case):
 
 @every_case
 def test_copies_are_stock_models(case: Case):
+    """A copy of a routed model trains dense, output and gradients; the model itself routes as before it was copied."""
     model, arguments = case.model(), case.inputs(case.batch)
     dense = case.call(model, arguments)
+    expected = gradients(dense, model)
     with tread.attach(model, {"routes": [route(0, -1)]}) as handle:
+        handle.set_step(0)
+        routed = case.call(model, arguments)
+        assert not torch.allclose(routed, dense, atol=1e-4), "routing must make a difference"
         twin = copy.deepcopy(model)
-        assert not case.call(model, arguments).equal(dense)
-        assert case.call(twin.train(), arguments).equal(dense), "no handle could reach it"
-        handle.detach()
+        copied = case.call(twin, arguments)
+        assert copied.equal(dense), "no handle could reach it"
+        assert_same(gradients(copied, twin), expected, rtol=1e-6, atol=1e-6)
+        handle.set_step(0)
+        again = case.call(model, arguments)
+        assert again.equal(routed)
+        assert_same(gradients(again, model), gradients(routed, model), rtol=1e-6, atol=1e-6)
     assert case.call(twin, arguments).equal(dense)

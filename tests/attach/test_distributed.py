@@ -1,18 +1,16 @@
 """Two processes, DDP and FSDP2: the gradients of one process on the whole batch, the selections of its samples."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from case import Case
-from cases import CASES
-from two_ranks import MODES, NAMES, ROUTES, STEP
 
 import tread
+from tests.attach.two_ranks import MODES, NAMES, ROUTES, STEP
+from tests.programs import PROCESSES, run
+from tests.tiny.case import Case
+from tests.tiny.stock import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -21,14 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What both ranks wrote down."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    process = subprocess.run(
-        [*launch, str(Path(__file__).with_name("two_ranks.py")), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
+    run(*PROCESSES, "-m", "tests.attach.two_ranks", folder)
     return folder
 
 

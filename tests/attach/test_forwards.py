@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from attached import BY_NAME, FLUX, KONTEXT, ROUTES, Attach, routed
-from selected import route
 from torch import nn
 
 import tread
+from tests.attach.attached import BY_NAME, FLUX, KONTEXT, ROUTES, Attach, routed
+from tests.attach.selected import route
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from forms import DEPTH, FAMILY, TOKENS, WHOLE, Arguments, Form, Toy, by_hand, inputs, plain, segments
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recomputing import COMPILED, Gradients, collected, direct, gradients
-from selected import route
 from torch import Tensor
 
 import tread
+from tests.attach.forms import WHOLE, segments
+from tests.attach.recomputing import COMPILED, Gradients, collected, direct, gradients
+from tests.attach.selected import route
+from tests.tiny.toy import DEPTH, FAMILY, TOKENS, Arguments, Form, Toy, by_hand, inputs, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

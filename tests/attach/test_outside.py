@@ -4,21 +4,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import outside.wan
 import pytest
 import torch
-from attached import Attach
-from case import Case
-from oracle import oracle
-from outside import OUTSIDE
-from outside.dit import DiT, SiT
-from outside.flux import Flux, TrainersFlux
-from outside.wan import WanModel, of_two_sizes
-from selected import route
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import tread
+from tests.attach.attached import Attach
+from tests.attach.oracle import oracle
+from tests.attach.selected import route
+from tests.tiny.case import Case
+from tests.tiny.outside import OUTSIDE, wan
+from tests.tiny.outside.dit import DiT, SiT
+from tests.tiny.outside.flux import Flux, TrainersFlux
+from tests.tiny.outside.wan import WanModel, of_two_sizes
 from tread.attach.families import ELSEWHERE
 from tread.attach.families.dit_sit import DIT_SIT, DIT_SIT_REPA
 from tread.attach.families.flux_bfl import FLUX_BFL, FLUX_BFL_CONTROLLED
@@ -97,14 +96,14 @@ def test_our_own_dit_says_that_it_routes_itself():
 
 def test_the_rotary_function_is_that_of_the_models_own_module(attach: Attach):
     # a copy of an attached model that was not detached leaves it taught
-    stock = getattr(outside.wan.rope_apply, "stock", outside.wan.rope_apply)
-    assert family_for(WAN.model()).rotary[0].function == "outside.wan.rope_apply"
+    stock = getattr(wan.rope_apply, "stock", wan.rope_apply)
+    assert family_for(WAN.model()).rotary[0].function == "wan.rope_apply"
     handle = attach(WAN.model(), {"routes": [route(0, -1)]})
-    assert outside.wan.rope_apply is not stock
+    assert wan.rope_apply is not stock
     q, grid, freqs = torch.randn(2, 21, 2, 12), torch.tensor([[3, 2, 3]] * 2), WAN.model().freqs
-    assert outside.wan.rope_apply(q, grid, freqs).equal(stock(q, grid, freqs))
+    assert wan.rope_apply(q, grid, freqs).equal(stock(q, grid, freqs))
     handle.detach()
-    assert outside.wan.rope_apply is stock
+    assert wan.rope_apply is stock
 
 
 def test_videos_of_two_sizes_are_refused(attach: Attach):

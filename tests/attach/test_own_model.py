@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from selected import route
 
 import tread
+from tests.attach.selected import route
+from tests.programs import ROOT
 from tread.finetune.starter import RATIO
 from tread.routing.plan import PRESETS
 from tread.routing.risks import RiskWarning
@@ -19,8 +20,8 @@ from tread.routing.risks import RiskWarning
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-model.md"
-OWN = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_model.py"))
+PAGE = ROOT / "docs" / "own-model.md"
+OWN = runpy.run_path(str(ROOT / "examples" / "own_model.py"))
 
 
 @pytest.mark.parametrize("selector", ["random", "l1"])
@@ -72,7 +73,7 @@ def test_the_page_names_every_field_of_a_declaration(cls: type):
 def test_the_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     warnings.simplefilter("error", RiskWarning)  # pytest takes it back
     OWN["main"](steps=3)
-    loop = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "lora_loop.py"))
+    loop = runpy.run_path(str(ROOT / "examples" / "lora_loop.py"))
     assert loop["ROUTE"] == {**PRESETS["lora"].to_config(), "selection_ratio": RATIO}, "as `tread init` writes it"
     loop["main"](["--steps", "3", "--out", str(tmp_path)])
     assert (tmp_path / "pytorch_lora_weights.safetensors").is_file()
@@ -82,7 +83,7 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 
 def test_the_guides_losses():
     """docs/attach.md: the loss on kept tokens is the same for packed tokens and for the image they are unpacked to."""
-    page = (Path(__file__).parents[2] / "docs" / "attach.md").read_text()
+    page = (ROOT / "docs" / "attach.md").read_text()
     section = page[page.index("## When the model was trained dense") :]
     packed, image = (block.partition("```")[0] for block in section.split("```python")[1:3])
     patch, rows, columns = 2, 3, 4

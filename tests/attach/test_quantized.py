@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from case import Case
 from peft import LoraConfig, inject_adapter_in_model
-from selected import inner, mission_cases, route
 from torch import nn
 
 import tread
+from tests.attach.selected import inner, mission_cases, route
+from tests.tiny.case import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,17 +1,17 @@
 """Whatever recomputes: routed gradients are those of the same model without checkpointing."""
 
 import itertools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forms import FAMILY, FORMS, TOKENS, WHOLE, WRAPPED, Arguments, Call, Toy, inputs, plain
-from recomputing import (
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import tread
+from tests.attach.forms import FORMS, WHOLE, WRAPPED, Call
+from tests.attach.recomputing import (
     DEVICES,
     ROUTES,
     TWO,
@@ -23,10 +23,8 @@ from recomputing import (
     is_exact,
     some_forms,
 )
-from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-
-import tread
+from tests.programs import run
+from tests.tiny.toy import FAMILY, TOKENS, Arguments, Toy, inputs, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -115,7 +113,7 @@ def test_torch_is_as_it_was_when_the_last_handle_is_gone():
     """In a process of its own, where nothing else is attached."""
     program = """
 import torch
-from forms import FAMILY, Toy, inputs
+from tests.tiny.toy import FAMILY, Toy, inputs
 from torch.utils import checkpoint
 import tread
 stock = checkpoint._checkpoint_hook
@@ -129,9 +127,7 @@ for _ in range(2):
     assert checkpoint._checkpoint_hook is stock
     assert "apply" not in vars(checkpoint.CheckpointFunction)
 """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run("-c", program)
 
 
 @some_forms

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from forms import FORMS, Arguments, Toy, plain
-from recomputing import COMPILED, DEVICES, SOME, TWO, backend, compare, some_forms
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from tests.attach.forms import FORMS
+from tests.attach.recomputing import COMPILED, DEVICES, SOME, TWO, backend, compare, some_forms
+from tests.tiny.toy import Arguments, Toy, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from script import HALFWAY, main
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from tests.attach.script import HALFWAY, main
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("accelerates_state")]
 

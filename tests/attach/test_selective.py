@@ -1,11 +1,11 @@
 """Selective checkpointing of every attached family: gradients are those of the layers as they are."""
 
 import pytest
-from case import Case
 from diffusers.models.modeling_utils import ModelMixin
-from test_contract import assert_same, every_case, gradients, route
 
 import tread
+from tests.attach.test_contract import assert_same, every_case, gradients, route
+from tests.tiny.case import Case
 from tread.kernels import checkpointing
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")

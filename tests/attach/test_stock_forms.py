@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from attached import BY_NAME
-from case import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import oracle
-from selected import route
-from test_contract import assert_same, kept_mask
 from torch import Tensor, nn
 from torch.distributed._composable.checkpoint_activation import checkpoint as composable
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
 import tread
+from tests.attach.attached import BY_NAME
+from tests.attach.oracle import oracle
+from tests.attach.selected import route
+from tests.attach.test_contract import assert_same, kept_mask
+from tests.tiny.case import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = ["flux", "flux-kontext", "wan-ti2v", "qwenimage", "lumina2"]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from attached import FLUX, ROUTES, Attach, rotary_function, routed
 from diffusers.models.transformers import transformer_flux
 from peft import LoraConfig, get_peft_model
 
 import tread
+from tests.attach.attached import FLUX, ROUTES, Attach, rotary_function, routed
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from case import Case, one_sample
-from cases import CASES
 from torch import distributed
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
@@ -25,6 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import tread
+from tests.tiny.case import Case, one_sample
+from tests.tiny.stock import CASES
 
 NAMES = ("flux", "sd3", "wan")
 MODES = ("ddp", "ddp-checkpointed", "fsdp2", "fsdp2-checkpointed", "fsdp2-wrapped", "fsdp1-wrapped")

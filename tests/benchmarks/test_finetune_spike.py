@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from benchmarks.finetune_spike.__main__ import main
 from benchmarks.finetune_spike.arms import ARMS, SCALES, arm_config
 from benchmarks.finetune_spike.measure import Run, read_runs, run_seconds, spike_of, step_seconds
 from benchmarks.finetune_spike.prepare import HELD_OUT, wordllama, write_images
-from safetensors.torch import load_file
 
 STEPS = 100
 

@@ -4,16 +4,18 @@ import json
 
 import pytest
 import torch
-from benchmarks.curve import RATIOS, SMOKE, Layers
-from benchmarks.flops import count_flops
-from benchmarks.kinds import kind_of
-from benchmarks.record import Record, compared, options
-from benchmarks.timing import Timing, alternate, timed
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import timing
+from benchmarks.curve import RATIOS, SMOKE, Layers
+from benchmarks.flops import count_flops
+from benchmarks.kinds import kind_of
+from benchmarks.record import Record, compared, options
+from benchmarks.timing import Timing, alternate, timed
+from tests.benchmarks.ticks import Ticks
 from tread.kernels.cudnn import attend
 from tread.routing.cost import LayerShape, plan_cost
 
@@ -21,31 +23,44 @@ CPU = torch.device("cpu")
 
 
 def test_the_spread_leaves_out_one_block_in_ten():
-    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 10.0, 1000.0], steps=22)
-    assert (timing.low_ms, timing.median_ms, timing.high_ms) == (2.0, 6.0, 10.0)
-    assert (timing.blocks, timing.steps) == (11, 22)
+    found = Timing.of([5.0, 1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 10.0, 1000.0], steps=22)
+    assert (found.low_ms, found.median_ms, found.high_ms) == (2.0, 6.0, 10.0)
+    assert (found.blocks, found.steps) == (11, 22)
 
 
-def test_kinds_of_step_take_turns():
+@pytest.fixture
+def ticks(monkeypatch):
+    ticks = Ticks()
+    monkeypatch.setattr(timing, "time", ticks)
+    return ticks
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.0, "a b aaaa b aaaa b aaaa b"),  # a step of each tells how long a block is; that of b is a block itself
+        (4.5, "a b aaaa b aaaa b aaaa b aaaa b"),
+    ],
+)
+def test_kinds_of_step_take_turns(ticks, seconds, expected):
     calls = []
-    slow = torch.randn(300, 300)
 
-    def step(name):
+    def step(name, took):
         calls.append(name)
-        for _ in range(30):
-            torch.mm(slow, slow)
+        ticks.now += took
 
-    times = alternate({"a": lambda: step("a"), "b": lambda: step("b")}, CPU, seconds=0, rounds=3)
-    blocks = [name for i, name in enumerate(calls) if i == 0 or calls[i - 1] != name]
-    assert blocks == ["a", "b"] * 4  # one step each to find the length of a block, then three rounds
-    assert {name: timing.steps + 1 for name, timing in times.items()} == {name: calls.count(name) for name in "ab"}
+    times = alternate({"a": lambda: step("a", 0.1), "b": lambda: step("b", 1.0)}, CPU, seconds=seconds, rounds=3)
+    assert "".join(calls) == expected.replace(" ", "")
+    assert {name: round(found.median_ms) for name, found in times.items()} == {"a": 100, "b": 1000}
+    assert times["a"].steps == calls.count("a") - 1
+    assert times["b"].steps == calls.count("b")
 
 
-def test_time_is_per_step():
-    step = torch.nn.Linear(256, 256)
-    x = torch.randn(512, 256)
-    one, many = (min(timed(lambda: step(x), count, CPU) for _ in range(5)) for count in (1, 10))
-    assert many < 5 * one
+def test_time_is_per_step(ticks):
+    def step():
+        ticks.now += 0.003
+
+    assert [timed(step, count, CPU) for count in (1, 10)] == pytest.approx([3, 3])
 
 
 def test_counted_flops_are_those_of_the_products():

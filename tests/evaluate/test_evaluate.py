@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from tests.programs import PROCESSES, run
 from tread.cli import main
 from tread.errors import ConfigError, DataError
 from tread.evaluate.compare import compare, evaluate, measure, measure_place, save_reference
@@ -109,9 +110,7 @@ def test_published_statistics_are_inceptions_unless_they_say_otherwise(tmp_path:
 
 def test_two_processes_measure_as_one(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", BRIGHT)
-    script = Path(__file__).with_name("ranks.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    subprocess.run([*launch, str(script), str(tmp_path)], check=True, capture_output=True, timeout=120)
+    run(*PROCESSES, "-m", "tests.evaluate.ranks", tmp_path)
     whole = measure(ArrayImages(BRIGHT), corner(), progress=False)
     assert whole.vectors is not None
     for rank in range(2):

@@ -1,15 +1,10 @@
-"""The contract's modules are found by name, float32 is float32, and nothing compiled stays behind."""
+"""float32 is float32, and nothing compiled stays behind."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch._inductor.config
-
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "attach"), str(TESTS.parent)]
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import tread
-
-from .placed import MEDIUM, TINY, Placed, attach_or_route, contract
+from tests.attach import test_contract as contract
+from tests.tiny.placed import MEDIUM, TINY, Placed, attach_or_route
 
 Bf16 = Literal["weights", "autocast"]
 FACTOR = 1.5

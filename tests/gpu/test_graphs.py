@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
-from gpu.test_waits import write_images
+from tests.finetune.tasks import make_config
+from tests.tiny.pictures import write_gradients
+from tests.tiny.pipelines import PipelineFolder
+from tests.tiny.runs import forget, write_images
+from tread.finetune.run import finetune
 from tread.kernels import graphs
+from tread.models import DiT
+from tread.pretrain.config import compose
+from tread.pretrain.task import pretrain
+from tread.training.checkpoint import load_part, newest
+from tread.training.loop import CHECKPOINTS
 from tread.training.metrics import read_metrics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
@@ -22,23 +30,12 @@ PLANS = {
 
 
 def pretrained(folder: Path, *settings: str) -> tuple[list[float], dict[str, torch.Tensor]]:
-    pytest.importorskip("hydra")
-    from tread.pretrain.config import compose
-    from tread.pretrain.task import pretrain
-    from tread.training.checkpoint import load_part, newest
-    from tread.training.loop import CHECKPOINTS
-
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    images = write_images(folder / "images", "a", "b", count=4, size=16)
+    forget()
     pretrain(
         compose(
             [
-                *[
-                    "data=images",
-                    f"data.path={write_images(folder / 'images')}",
-                    "data.size=16",
-                    f"output_dir={folder}",
-                ],
+                *["data=images", f"data.path={images}", "data.size=16", f"output_dir={folder}"],
                 *["model=tread", "model.depth=5", "model.width=32", "model.heads=4", "train.batch_size=6"],
                 *["train.steps=16", "validation.every=5", "validation.samples=2", "sample.every=0"],
                 *["log.trackers=none", *settings],
@@ -83,8 +80,6 @@ def test_pretraining_is_the_same(plan: str, settings: tuple[str, ...], tmp_path:
 
 
 def test_selections_follow_the_step(tmp_path: Path) -> None:
-    from tread.models import DiT
-
     torch.manual_seed(0)
     model = DiT(input_size=8, patch=1, in_channels=1, depth=4, width=32, heads=2, num_classes=3).cuda().train()
     handle = model.route({"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]})
@@ -108,34 +103,19 @@ def test_selections_follow_the_step(tmp_path: Path) -> None:
     assert not seen[5][0].equal(seen[5][1])
 
 
-def test_a_lora_is_the_same(tmp_path: Path, real_data: Path) -> None:
-    import importlib
-
-    from tread.finetune.run import finetune
-    from tread.finetune.settings import FinetuneConfig
-
-    pytest.importorskip("transformers")
-    pipelines: Any = importlib.import_module("finetune.tiny")
-    pictures: Any = importlib.import_module("finetune.test_task")
-    pipelines.TINY["flux"](tmp_path / "flux")
-    pictures.write_images(tmp_path / "images", masked=False)
+def test_a_lora_is_the_same(tmp_path: Path, pipeline_folder: PipelineFolder) -> None:
+    images = write_gradients(tmp_path / "images", masked=False)
     losses = []
     for name in ("plain", "graphs"):
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        config = FinetuneConfig(
-            model_family="flux",
-            pretrained_model_name_or_path=str(tmp_path / "flux"),
-            data={"instance_data_dir": str(tmp_path / "images"), "resolution": 64},
-            cache_dir=str(tmp_path / "cache"),
+        forget()
+        config = make_config(
+            pipeline_folder("flux"),
+            images,
             output_dir=str(tmp_path / name),
             max_train_steps=10,
-            train_batch_size=2,
-            num_eval_images=1,
             compile=False,
             graphs=name == "graphs",
             report_to="none",
-            tread_config={"routes": [ROUTE], "schedule": None},
         )
         losses.append([line["loss"] for line in read_metrics(finetune(config)) if "loss" in line])
     assert len(losses[0]) == 10

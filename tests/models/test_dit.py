@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tiny.dit import MODERN, small_dit
 from tread.errors import ConfigError
 from tread.models import DiT, model_size
 
@@ -58,8 +59,8 @@ def test_a_fresh_model_learns():
     assert all(torch.count_nonzero(p) for name, p in model.named_parameters() if ".modulation." in name)
 
 
-@pytest.mark.parametrize("options", [{}, {"rope": True, "qk_norm": True, "norm": "rms", "mlp": "swiglu"}])
-def test_positions_time_and_labels_reach_the_output(small_dit, options):
+@pytest.mark.parametrize("options", [{}, MODERN])
+def test_positions_time_and_labels_reach_the_output(options):
     model = small_dit(**options).eval()
     x, time, labels = _batch(model)
     out = model(x, time, labels)
@@ -72,7 +73,7 @@ def test_positions_time_and_labels_reach_the_output(small_dit, options):
     assert (flat[:, :, :2, :2] - flat[:, :, :2, 2:4]).abs().max() > 1e-3
 
 
-def test_one_class_and_its_null_class(small_dit):
+def test_one_class_and_its_null_class():
     model = small_dit(num_classes=1)
     x, time, _ = _batch(model)
     given, null = model(x, time, torch.tensor([0, 0])), model(x, time, torch.tensor([0, 1]))
@@ -80,7 +81,7 @@ def test_one_class_and_its_null_class(small_dit):
     assert not torch.allclose(given[1], null[1])
 
 
-def test_out_channels_default_to_the_input_channels(small_dit):
+def test_out_channels_default_to_the_input_channels():
     assert small_dit().out_channels == 3
     model = small_dit(out_channels=7)
     assert model(*_batch(model)).shape == (2, 7, 6, 10)
@@ -94,8 +95,8 @@ def test_the_state_dict_holds_parameters_only():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("routed", [False, True])
-@pytest.mark.parametrize("options", [{}, {"rope": True, "qk_norm": True, "norm": "rms", "mlp": "swiglu"}])
-def test_tokens_between_layers_are_what_was_asked_for(small_dit, options, routed: bool, checkpointing: bool):
+@pytest.mark.parametrize("options", [{}, MODERN])
+def test_tokens_between_layers_are_what_was_asked_for(options, routed: bool, checkpointing: bool):
     """Under autocast, float32 as ever or bf16; a window's way around its layers too."""
     model: DiT = small_dit(checkpointing=checkpointing, **options).float()
     if routed:
@@ -118,7 +119,7 @@ def test_tokens_between_layers_are_what_was_asked_for(small_dit, options, routed
         assert 0 < (outs[1] - outs[0]).norm() / outs[0].norm() < 0.05
 
 
-def test_training_mode_alone_changes_nothing(small_dit):
+def test_training_mode_alone_changes_nothing():
     model = small_dit()  # no dropout, and labels are dropped by the trainer
     batch = _batch(model, 32)
     assert torch.equal(model.train()(*batch), model.eval()(*batch))
@@ -148,12 +149,12 @@ def test_training_mode_alone_changes_nothing(small_dit):
         ({"mlp_ratio": float("inf")}, "mlp_ratio is inf; it must be positive"),
     ],
 )
-def test_impossible_settings_are_refused(small_dit, changes, message):
+def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         small_dit(**changes)
 
 
-def test_an_input_of_another_size_is_refused(small_dit):
+def test_an_input_of_another_size_is_refused():
     model = small_dit()
     x, time, labels = _batch(model)
     with pytest.raises(ValueError, match=r"shape \(2, 3, 6, 8\).*needs \(batch, 3, 6, 10\)"):

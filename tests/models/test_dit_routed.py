@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tiny.dit import MODERN, small_dit
 from tread.errors import ConfigError
 from tread.kernels import checkpointing
 from tread.models import DiT
 from tread.models.layers import patchify, unpatchify
 
-MODERN: dict[str, Any] = {"rope": True, "qk_norm": True, "norm": "rms", "mlp": "swiglu"}
 # Two windows that touch: tokens return after layer 3 and others leave before layer 4.
 ROUTES: dict[str, Any] = {
     "routes": [
@@ -66,7 +66,7 @@ def _loss_and_gradients(model: DiT, batch: tuple[Tensor, Tensor, Tensor]) -> tup
 
 
 @plain_and_modern
-def test_routed_equals_the_same_blocks_by_hand(small_dit, batch, options):
+def test_routed_equals_the_same_blocks_by_hand(batch, options):
     model = small_dit(**options)
     dense = model(*batch)
     handle = model.route(ROUTES)
@@ -78,7 +78,7 @@ def test_routed_equals_the_same_blocks_by_hand(small_dit, batch, options):
 
 @plain_and_modern
 @pytest.mark.parametrize("way", ["ratio 0", "all forced"])
-def test_keeping_every_token_equals_dense(small_dit, batch, options, way):
+def test_keeping_every_token_equals_dense(batch, options, way):
     model = small_dit(**options)
     dense, dense_gradients = _loss_and_gradients(model, batch)
     if way == "ratio 0":
@@ -94,7 +94,7 @@ def test_keeping_every_token_equals_dense(small_dit, batch, options, way):
 
 
 @plain_and_modern
-def test_gradients_reach_every_token(small_dit, batch, options):
+def test_gradients_reach_every_token(batch, options):
     model = small_dit(**options)
     x = batch[0].requires_grad_()
     streams: list[Tensor] = []
@@ -112,7 +112,7 @@ def test_gradients_reach_every_token(small_dit, batch, options):
 
 
 @plain_and_modern
-def test_a_batch_equals_its_samples_one_by_one(small_dit, batch, options):
+def test_a_batch_equals_its_samples_one_by_one(batch, options):
     model = small_dit(**options)
     handle = model.route(ROUTES)
     together = model(*batch)
@@ -126,7 +126,7 @@ def test_a_batch_equals_its_samples_one_by_one(small_dit, batch, options):
 
 @plain_and_modern
 @pytest.mark.parametrize("how", [True, "selective"])
-def test_checkpointed_equals_not_bit_for_bit(small_dit, batch, options, how, monkeypatch):
+def test_checkpointed_equals_not_bit_for_bit(batch, options, how, monkeypatch):
     monkeypatch.setattr(checkpointing, "LEAST", 1)  # the products of so small a model are dear too
     plain, checkpointed = small_dit(**options), small_dit(**options, checkpointing=how)
     runs: list[int] = []
@@ -142,7 +142,7 @@ def test_checkpointed_equals_not_bit_for_bit(small_dit, batch, options, how, mon
     assert handles[0].state_dict() == handles[1].state_dict()
 
 
-def test_two_forwards_before_one_backward(small_dit, batch):
+def test_two_forwards_before_one_backward(batch):
     model = small_dit(**MODERN)
     handle = model.route(ROUTES)
     apart = []
@@ -160,7 +160,7 @@ def test_two_forwards_before_one_backward(small_dit, batch):
     assert not torch.equal(losses[0], losses[1])
 
 
-def test_routing_is_on_only_in_training_with_gradients(small_dit, batch):
+def test_routing_is_on_only_in_training_with_gradients(batch):
     model = small_dit()
     dense = model(*batch)
     handle = model.route(ROUTES)
@@ -172,7 +172,7 @@ def test_routing_is_on_only_in_training_with_gradients(small_dit, batch):
         assert not torch.allclose(model(*batch), dense)
 
 
-def test_routing_leaves_no_trace(small_dit, batch):
+def test_routing_leaves_no_trace(batch):
     model = small_dit(**MODERN)
     dense = model(*batch)
     keys, modules = list(model.state_dict()), [name for name, _ in model.named_modules()]
@@ -188,7 +188,7 @@ def test_routing_leaves_no_trace(small_dit, batch):
     assert torch.equal(model(*batch), dense)
 
 
-def test_the_seed_decides_the_selections(small_dit, batch):
+def test_the_seed_decides_the_selections(batch):
     model = small_dit()
     seen = {}
     for seed in (None, 0, 1, 0):
@@ -200,13 +200,13 @@ def test_the_seed_decides_the_selections(small_dit, batch):
     assert torch.equal(seen[None], seen[1])
 
 
-def test_routes_are_checked_against_the_depth(small_dit):
+def test_routes_are_checked_against_the_depth():
     with pytest.raises(ConfigError, match="6 layers"):
         small_dit().route({"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 6}]})
 
 
 @plain_and_modern
-def test_bf16_autocast_runs_and_is_close(small_dit, batch, options):
+def test_bf16_autocast_runs_and_is_close(batch, options):
     model = small_dit(**options).float()
     batch = (batch[0].float(), *batch[1:])
     handle = model.route(ROUTES)
@@ -222,7 +222,7 @@ def test_bf16_autocast_runs_and_is_close(small_dit, batch, options):
 
 
 @plain_and_modern
-def test_compiled_whole_equals_eager_and_does_not_recompile_with_the_step(small_dit, batch, options):
+def test_compiled_whole_equals_eager_and_does_not_recompile_with_the_step(batch, options):
     torch.compiler.reset()
     model = small_dit(**options)
     handle = model.route(ROUTES)

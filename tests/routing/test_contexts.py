@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from identity import PLAN, TWO, X, run
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.routing.identity import PLAN, TWO, X, run
 from tread import ConfigError, Handle, RiskWarning
 
 

@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 import torch
-from identity import PLAN, TWO, X, run
 from torch._dynamo.testing import CompileCounter
 
+from tests.routing.identity import PLAN, TWO, X, run
 from tread import ConfigError, Handle, RiskWarning, RoutePlan
 from tread.routing.state import State
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from gaussian import three_classes
 from torch import Tensor, nn
 
+from tests.tiny.gaussian import three_classes
 from tread.errors import ConfigError
 from tread.objectives import EDM, Flow, Net, Objective
 from tread.routing import noise

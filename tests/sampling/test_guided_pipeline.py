@@ -2,7 +2,6 @@
 
 import runpy
 import struct
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,11 +11,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import tread
+from tests.programs import ROOT
 from tread.errors import ConfigError
 from tread.routing import noise
 from tread.sampling.guidance import guide
 
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "guidance.py"))
+EXAMPLE = runpy.run_path(str(ROOT / "examples" / "guidance.py"))
 ROUTES = EXAMPLE["ROUTES"]
 
 
@@ -202,7 +202,7 @@ def test_what_is_refused() -> None:
     assert "give guide the network, such as pipeline.transformer" in refused(pipeline, handle)
     for foreign in (None, tread.attach(other.transformer, ROUTES)):
         assert "give guide what tread.attach(model, ...) returned" in refused(model, foreign)
-    own = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "own_model.py"))
+    own = runpy.run_path(str(ROOT / "examples" / "own_model.py"))
     pixels = own["PixelTransformer"]()
     assert "has no argument 'timestep'" in refused(pixels, tread.attach(pixels, ROUTES, family=own["FAMILY"]))
     handle.detach()

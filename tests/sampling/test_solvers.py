@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from gaussian import three_classes
 from torch import Tensor
 
+from tests.tiny.gaussian import three_classes
 from tread.errors import ConfigError
 from tread.objectives import EDM, Flow
 from tread.objectives.objective import Field

@@ -1,18 +1,39 @@
 """What the tests of the experiment share: prepared images, a judge, and one dense and one routed run."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+
+from benchmarks.quality import training
 from benchmarks.quality.__main__ import main
 from benchmarks.quality.images import mosaic
 from benchmarks.quality.judge import Judge, load_judge_network
 from benchmarks.quality.results import Results
 from benchmarks.quality.run import blank, work
-from PIL import Image
+from benchmarks.quality.training import Trial
+from tests.benchmarks.ticks import Ticks
+from tests.tiny.quality import CPU, SECONDS, SMOKE, job_of, pictures, spec_of
 
-from quality.tiny import CPU, SECONDS, SMOKE, job_of, pictures, spec_of
+
+@pytest.fixture(scope="package", autouse=True)
+def clock() -> Iterator[None]:
+    """A run's clock moves by a twentieth of a second for each batch that is taken, and by nothing else."""
+    ticks, batches = Ticks(), Trial.batches
+
+    def ticking(self: Trial, start_step: int) -> Iterator[Any]:
+        for batch in batches(self, start_step):
+            ticks.now += 0.05
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "time", ticks)
+        patch.setattr(Trial, "batches", ticking)
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+
 from benchmarks.quality.__main__ import main
 from benchmarks.quality.images import Cifar10, load, pack, tiles, unpack
 from benchmarks.quality.judge import read_reference_facts
 from benchmarks.quality.run import run, work
-from PIL import Image
-
-from quality.tiny import job_of, pictures, spec_of
+from tests.tiny.quality import job_of, pictures, spec_of
 from tread.errors import DataError
 
 

@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from benchmarks.quality.arms import ARMS, BY_NAME, SCALES, config_of
 from benchmarks.quality.jobs import COMPILE_SECONDS, in_order, looks, missing_ways, plan, weights_file
 from benchmarks.quality.results import RESULTS, Results
 from benchmarks.quality.run import blank, steps_of, work
-
-from quality.tiny import SMOKE, job_of, spec_of
+from tests.programs import ROOT
+from tests.tiny.quality import SMOKE, job_of, spec_of
 from tread.pretrain.config import compose
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from benchmarks.quality.arms import SCALES
 from benchmarks.quality.images import load
 from benchmarks.quality.judge import Judge, by_class, extract
 from benchmarks.quality.pictures import save_heat_map
 from benchmarks.quality.report import averaged, guidance_table, placements, report, studies_text
 from benchmarks.quality.results import RESULTS, Results, run_name, snapshot
-
-from quality.tiny import SECONDS, SMOKE, spec_of
+from tests.programs import ROOT
+from tests.tiny.quality import SECONDS, SMOKE, spec_of
 from tread.evaluate.compare import compare
 from tread.evaluate.statistics import Tally
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def replace_samples(results: Results, **samples: dict[str, float]) -> Results:

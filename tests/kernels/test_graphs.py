@@ -1,0 +1,328 @@
+"""What graphs decide on the host; that they compute the same is shown on a GPU (tests/gpu/test_graphs.py).
+
+Capturing needs a GPU, so here a stand-in takes its place, which copies what it is given into tensors of its own, as a
+graph does.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tread.kernels import graphs
+from tread.kernels.graphs import CALLS, Capture, Graphs
+from tread.models import DiT
+from tread.routing.handle import Handle
+from tread.training.ema import EMA
+
+ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
+
+
+class Stand:
+    """In the place of `Capture`: runs the network on tensors of its own."""
+
+    made: ClassVar[list["Stand"]] = []
+    is_running = False
+
+    def __init__(self, network: nn.Module, leaves: list[Any], tree: Any, shared: "Stand | None") -> None:
+        self.network, self.tree, self.shared = network, tree, shared
+        self.leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self({})
+        self.made.append(self)
+
+    def __call__(self, tensors: Any) -> Any:
+        for mine, given in zip((leaf for leaf in self.leaves if isinstance(leaf, Tensor)), tensors, strict=False):
+            mine.copy_(given)
+        args, kwargs = graphs.pytree.tree_unflatten(self.leaves, self.tree)
+        return self.network(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[Stand]:
+    monkeypatch.setattr(Stand, "made", [])
+    monkeypatch.setattr(graphs, "Capture", Stand)
+    return Stand.made
+
+
+def make() -> tuple[DiT, Any, Graphs, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    model = DiT(input_size=4, patch=1, in_channels=1, depth=4, width=16, heads=2, num_classes=3).train()
+    handle = model.route(ROUTES)
+    given = torch.randn(2, 1, 4, 4), torch.rand(2), torch.tensor([0, 1])
+    return model, handle, Graphs(model, [handle]), given
+
+
+def test_a_call_is_captured_when_it_has_run_a_few_times(captures: list[Stand]) -> None:
+    _, _, network, given = make()
+    for call in range(CALLS + 3):
+        assert len(captures) == (call > CALLS)
+        network(*given)
+    assert len(captures) == 1
+    network(*(x[:1] for x in given))
+    assert len(captures) == 1, "another shape is another kind of call"
+
+
+def test_every_ratio_has_a_graph_and_its_selections(captures: list[Stand]) -> None:
+    _, handle, network, given = make()
+    for _ in range(CALLS + 1):
+        network(*given)
+        with handle.dense():
+            network(*given)
+    assert len(captures) == 2
+    assert captures[1].shared is captures[0], "graphs share their memory"
+    network(*given)
+    assert handle.kept_share == 0.5
+    with handle.dense():
+        network(*given)
+    assert handle.kept_share == 1
+    network(*given)
+    assert handle.kept_share == 0.5
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    model.eval()
+    yield
+    model.train()
+
+
+Context = Callable[[nn.Module, Handle], AbstractContextManager[Any]]
+OTHERS: dict[str, Context] = {
+    "in eval mode": lambda model, _: evaluating(model),
+    "under autocast": lambda *_: torch.autocast("cpu", torch.bfloat16),
+    "under another autocast": lambda *_: torch.autocast("cpu", torch.float16),
+    "routed, nothing dropped": lambda _, handle: handle.routed(0.0),
+    "dense": lambda _, handle: handle.dense(),
+}
+
+
+def test_a_graph_serves_one_kind_of_call(captures: list[Stand]) -> None:
+    model, handle, network, given = make()
+    contexts: list[Context] = [lambda *_: nullcontext(), *OTHERS.values()]
+    for _ in range(CALLS + 2):
+        for context in contexts:
+            with context(model, handle):
+                network(*given)
+    assert len(captures) == len(contexts)
+
+
+def test_values_that_only_look_the_same_are_two_kinds(captures: list[Stand]) -> None:
+    class Shown(nn.Linear):
+        def forward(self, x: Tensor, value: object) -> Tensor:  # pyright: ignore
+            return super().forward(x) * len(str(value))
+
+    network = Graphs(model := Shown(4, 4), [])
+    x = torch.randn(2, 4)
+    for _ in range(CALLS + 2):
+        for value in (1, 1.0, True):
+            assert network(x, value).equal(model(x, value))
+    assert len(captures) == 3
+
+
+def test_weights_that_moved_are_captured_anew(captures: list[Stand]) -> None:
+    model, _, network, given = make()
+
+    def call() -> int:
+        for _ in range(CALLS + 2):
+            network(*given)
+        return len(captures)
+
+    assert call() == 1
+    with EMA(model, decay=0.9, warmup=10).applied():
+        pass
+    assert call() == 1, "they are back where they were"
+    model.final.linear.weight.data = model.final.linear.weight.data.clone()
+    assert call() == 2
+    assert len(network._captured) == 1, "what reads the old place is gone"
+    model.final.linear.weight.requires_grad_(False)
+    assert call() == 3, "others train"
+
+
+def test_making_a_graph_does_not_move_the_step(captures: list[Stand]) -> None:
+    _, handle, network, given = make()
+    handle.set_step(7)
+    for _ in range(CALLS):
+        network(*given)
+    network._capture(*graphs.pytree.tree_flatten((given, {})))
+    assert len(captures) == 1
+    assert handle.state_dict() == {"step": 7, "micro_step": CALLS}
+
+
+def test_what_no_graph_can_hold_runs_as_it_is(captures: list[Stand]) -> None:
+    _, handle, network, given = make()
+    mask = torch.zeros(2, 16, dtype=torch.bool)
+    for _ in range(CALLS + 2):
+        with torch.no_grad():
+            network(*given)
+        with handle.force_keep(mask):
+            network(*given)
+        with handle.routed(step=3):
+            network(*given)
+        with FlopCounterMode(display=False) as counter:
+            network(*given)
+        assert counter.get_total_flops() > 0
+        network(given[0].clone().requires_grad_(), *given[1:])
+    assert not captures
+
+
+def test_inputs_elsewhere_and_objects_run_as_they_are(captures: list[Stand]) -> None:
+    class Takes(nn.Linear):
+        def forward(self, x: Tensor, _: object = None) -> Tensor:  # pyright: ignore
+            return super().forward(x)
+
+    network, x = Graphs(Takes(4, 4), []), torch.randn(2, 4)
+    for _ in range(CALLS + 2):
+        network(x, {"no": {"hash"}})
+    network._device = torch.device("meta")  # the network's, where x is not
+    for _ in range(CALLS + 2):
+        network(x)
+    assert not captures
+
+
+def test_a_forward_beside_another_runs_as_it_is(captures: list[Stand], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, network, given = make()
+    for _ in range(CALLS + 1):
+        network(*given)
+    calls: list[Any] = []
+    monkeypatch.setattr(Stand, "__call__", lambda self, tensors: calls.append(tensors))
+    network(*given)
+    assert len(calls) == 1
+    captures[0].is_running = True
+    network(*given)
+    assert len(calls) == 1
+
+
+class Replayed:
+    """A graph that holds nothing: its memory is what the recording left."""
+
+    def replay(self) -> None: ...
+
+
+@pytest.fixture
+def without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network is recorded by running it on the CPU."""
+    for name in ("synchronize", "empty_cache", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Replayed)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(graphs, "_put_back", nullcontext)
+
+
+class Weighted(nn.Module):
+    """Returns a product with its weight, and something that has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.weight * x, x[:2]]
+
+
+@pytest.mark.usefixtures("without_a_device")
+def test_a_forward_waits_for_its_backward_or_its_end() -> None:
+    leaves, tree = graphs.pytree.tree_flatten(((torch.full((3,), 2.0),), {}))
+    capture = Capture(model := Weighted(), leaves, tree)
+    weight = model.weight
+    assert capture.gradients[0] is not None
+    capture.gradients[0].fill_(2.0)  # as a replay leaves it
+    answer, constant = capture(leaves)
+    assert capture.is_running
+    assert answer.tolist() == [2, 2, 2]
+    assert answer.requires_grad
+    assert not constant.requires_grad
+    answer.sum().backward()
+    assert not capture.is_running
+    with pytest.raises(RuntimeError, match="has one backward, and it has run"):
+        answer.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.data_ptr() != capture.gradients[0].data_ptr(), "the next backward would write over it"
+    assert weight.grad.tolist() == [2, 2, 2]
+    assert capture._given[0].tolist() == [1, 1, 1]
+    answer = capture(leaves)[0]
+    assert capture.is_running
+    del answer, constant
+    assert not capture.is_running, "nobody can ask for its backward any more"
+
+
+def test_arguments_by_name_and_values_that_are_no_tensors(captures: list[Stand]) -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor, *, scale: float, flag: bool = True) -> Tensor:  # pyright: ignore
+            return super().forward(x) * scale * (1 if flag else -1)
+
+    network = Graphs(model := Scaled(4, 4), [])
+    for scale in (1.0, 2.0):
+        for i in range(CALLS + 3):
+            x = torch.full((2, 4), float(i))
+            assert network(x, scale=scale).equal(model(x, scale=scale))
+    assert len(captures) == 2
+
+
+def test_a_run_goes_on_where_capturing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(graphs, "Capture", refuse)
+    said: list[str] = []
+    model = nn.Linear(4, 4)
+    network = Graphs(model, [], said.append)
+    for _ in range(CALLS + 3):
+        x = torch.randn(2, 4)
+        assert network(x).equal(model(x))
+    assert said == [
+        "capturing a CUDA graph failed, so the run goes on without (operation not permitted when stream is capturing)."
+    ]
+
+
+def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other graphs, no weights that autocast cast while recording, which computes nothing, and none of the memory
+    that the next forward needs."""
+    model = nn.Linear(4, 4)
+    network = Graphs(model, [], lambda _: None)
+    x = torch.randn(2, 4)
+    recorded: list[weakref.ref[Tensor]] = []
+
+    def fail(_: Stand, network: nn.Module, *__: Any) -> None:
+        weight = model.weight.detach().clone()
+        with torch.no_grad():
+            model.weight.zero_()
+        out = network(x)
+        with torch.no_grad():
+            model.weight.copy_(weight)
+        recorded.append(weakref.ref(out))
+        raise RuntimeError("out of memory")
+
+    def forward(x: Tensor) -> Tensor:
+        if recorded:
+            assert recorded[0]() is None
+        return nn.functional.linear(x, model.weight, model.bias)
+
+    for _ in range(CALLS + 1):
+        network(x)
+    assert network._captured
+    monkeypatch.setattr(Stand, "__init__", fail)
+    monkeypatch.setattr(model, "forward", forward)
+    gc.disable()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x)
+    for _ in range(CALLS + 1):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert network(x).equal(expected)
+    gc.enable()
+    assert network.failed
+    assert not network._captured
+
+
+def test_graphs_share_the_places_of_their_gradients() -> None:
+    place, mine = torch.zeros(3), torch.ones(3)
+    found = graphs._moved([mine, mine, None], [place, None, place])
+    assert found[0] is place
+    assert place.tolist() == [1, 1, 1]
+    assert found[1] is mine
+    assert found[2] is None

@@ -1,0 +1,5 @@
+"""Each test trains on the CPU as if it were alone."""
+
+from tests.training.conftest import one_process, trained
+
+__all__ = ["one_process", "trained"]

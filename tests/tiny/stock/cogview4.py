@@ -1,0 +1,70 @@
+"""CogView4, with a text mask, and with the attention it trains with."""
+
+from typing import Any
+
+import torch
+from diffusers.models.attention_processor import Attention
+from diffusers.models.transformers.transformer_cogview4 import (
+    CogView4TrainingAttnProcessor,
+    CogView4Transformer2DModel,
+)
+
+from tests.tiny.case import Blocks, Case, random
+
+BLOCKS = (Blocks(name="transformer_blocks", returns=0),)
+
+
+def build() -> CogView4Transformer2DModel:
+    return CogView4Transformer2DModel(
+        in_channels=4,
+        num_layers=3,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        out_channels=4,
+        text_embed_dim=10,
+        time_embed_dim=12,
+        condition_dim=2,
+        pos_embed_max_size=8,
+        sample_size=8,
+        rope_axes_dim=(16, 16),
+    )
+
+
+def build_training() -> CogView4Transformer2DModel:
+    model = build()
+    processor: Any = CogView4TrainingAttnProcessor()
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.set_processor(processor)
+    return model
+
+
+def inputs(batch: int) -> dict:
+    return {
+        "hidden_states": random(1, batch, 4, 8, 12),
+        "encoder_hidden_states": random(2, batch, 5, 10),
+        "timestep": torch.tensor([200, 800])[:batch],
+        "original_size": torch.tensor([[64.0, 96.0], [512.0, 768.0]])[:batch],
+        "target_size": torch.tensor([[64.0, 96.0], [64.0, 96.0]])[:batch],
+        "crop_coords": torch.tensor([[0.0, 0.0], [8.0, 4.0]])[:batch],
+    }
+
+
+def masked(batch: int) -> dict:
+    mask = torch.ones(2, 5)
+    mask[1, :2] = 0
+    return inputs(batch) | {"attention_mask": mask[:batch]}
+
+
+def padded(batch: int) -> dict:
+    text, latents = torch.ones(2, 5, dtype=torch.int32), torch.ones(2, 24, dtype=torch.int32)
+    text[1, :2] = 0
+    latents[0, -5:] = 0
+    return inputs(batch) | {"attention_kwargs": {"text_attn_mask": text[:batch], "latent_attn_mask": latents[:batch]}}
+
+
+CASES = [
+    Case(name="cogview4", build=build, inputs=inputs, blocks=BLOCKS, tokens=24),
+    Case(name="cogview4-masked", build=build, inputs=masked, blocks=BLOCKS, tokens=24),
+    Case(name="cogview4-training", build=build_training, inputs=padded, blocks=BLOCKS, tokens=24),
+]

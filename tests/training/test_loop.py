@@ -1,0 +1,323 @@
+"""The loop's claims: a run that was killed goes on bit for bit, and each setting does what it says."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.programs import ROOT, environment
+from tests.tiny.runs import (
+    ROUTE,
+    TINY,
+    assert_same_run,
+    final_state,
+    go_on,
+    losses,
+    make_session,
+    metrics,
+    train,
+)
+from tread.errors import TrainingDiverged
+from tread.kernels import checkpointing
+from tread.pretrain.config import compose
+from tread.pretrain.settings import OptimizerConfig
+from tread.pretrain.task import Pretraining
+from tread.training.checkpoint import list_checkpoints
+from tread.training.job import make_accelerator
+from tread.training.loop import CHECKPOINTS, learning_rate
+
+PLAN = {
+    "routes": [ROUTE],
+    "selector": "l1",
+    "schedule": {"warmup_steps": 3, "cooldown_fraction": 0.25, "levels": 2},
+}
+VARIANTS = {
+    "dense": ["model=dit", "model.tread_config=null"],
+    "routed": ["optimizer.schedule=cosine", "optimizer.warmup_steps=2"],
+    "accumulated": ["train.micro_steps=2"],
+    "importance and schedule, edm": ["objective=edm", f"model.tread_config={json.dumps(PLAN)}"],
+    "workers": ["train.workers=1"],
+    "checkpointed, bf16": ["train.checkpointing=true", "train.precision=bf16"],
+}
+EIGHT = ["train.steps=8", "checkpoint.every=2", "log.every=1", "validation.every=4"]
+
+
+class PowerCut(BaseException):
+    """The run dies here, in the middle of a step: nothing that handles errors runs."""
+
+
+def before_step(patch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
+    """Let something happen in the middle of step `step`, counted from 0."""
+    loss = Pretraining.loss
+
+    def loss_and_more(self: Pretraining, model: nn.Module, batch: Any, at: int, micro_step: int) -> Tensor:
+        if at == step:
+            act()
+        return loss(self, model, batch, at, micro_step)
+
+    patch.setattr(Pretraining, "loss", loss_and_more)
+
+
+def cut_power() -> None:
+    raise PowerCut
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_that_died_goes_on_bit_for_bit(tmp_path: Path, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resume neither repeats a step nor loses the data position or the selections."""
+    settings = [*EIGHT, *VARIANTS[variant]]
+    straight = train(tmp_path / "straight", *settings)
+    assert len(losses(straight)) == 8
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        before_step(patch, 5, cut_power)  # step 5 is done and written, but not in a checkpoint
+        train(tmp_path / "died", *settings)
+    assert [line["step"] for line in metrics(tmp_path / "died")][-1] == 5
+    assert_same_run(straight, go_on(tmp_path / "died"))
+
+
+def started(folder: Path, checkpoints: int, *settings: str) -> subprocess.Popen[str]:
+    """A run without end in a process group of its own, which has written so many checkpoints."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *TINY, "train.steps=1000000", *settings, f"output_dir={folder}"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    while len(list_checkpoints(folder / CHECKPOINTS)) < checkpoints:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.003)
+    return process
+
+
+def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """SIGKILL from outside, in the middle of whatever the process is doing; checkpoints after every step."""
+    folder, settings = tmp_path / "killed", ["checkpoint.every=1", "log.every=7"]
+    process = started(folder, 3, *settings)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    last = int(list_checkpoints(folder / CHECKPOINTS)[-1].name.removeprefix("step-"))
+    some_more = f"train.steps={last + 9}"
+    assert_same_run(train(tmp_path / "straight", *settings, some_more), go_on(folder, some_more))
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as in a terminal: a shell lets the jobs that it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        before_step(patch, 4, lambda: signal.raise_signal(number))
+        folder = train(tmp_path / "stopped", *EIGHT, "checkpoint.every=100", "log.every=100")
+    assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000005"]
+    assert f"stopped at step 5 of 8; continue with: tread train resume={folder}\n" in capsys.readouterr().out
+    assert signal.getsignal(number) is before
+    assert_same_run(train(tmp_path / "straight", *EIGHT), go_on(folder))
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    before_step(monkeypatch, 2, twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", *EIGHT, "checkpoint.every=100")
+    assert list_checkpoints(tmp_path / "run" / CHECKPOINTS) == []
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_reaches_the_data_workers_too_and_still_ends_well(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole process group."""
+    folder = tmp_path / "run"
+    process = started(folder, 1, "train.workers=1", "checkpoint.every=5")
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    assert f"continue with: tread train resume={folder}" in output
+
+
+def test_a_finished_run_says_so_and_more_steps_train_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train(tmp_path / "run", "train.steps=3")
+    go_on(folder)
+    assert "the run is at step 3 already; raise train.steps to train on." in capsys.readouterr().out
+    go_on(folder, "train.steps=5")
+    said = capsys.readouterr().out
+    assert f"resumed from {folder}/checkpoints/step-00000003" in said
+    assert "changed since the run was started: train.steps: 3 -> 5" in said
+    assert [line["step"] for line in metrics(folder)] == [1, 2, 3, 4, 5]
+    assert_same_run(train(tmp_path / "straight", "train.steps=5"), folder)
+
+
+def test_a_half_written_checkpoint_is_passed_over_and_written_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight = train(tmp_path / "straight", *EIGHT, "checkpoint.keep=1")
+    folder = train(tmp_path / "run", *EIGHT, "checkpoint.keep=2")
+    os.truncate(folder / CHECKPOINTS / "step-00000008" / "optimizer.safetensors", 100)
+    capsys.readouterr()
+    go_on(folder, "checkpoint.keep=1")
+    said = capsys.readouterr().out
+    assert "step-00000008 is not whole: optimizer.safetensors has 100 of" in said
+    assert f"resumed from {folder}/checkpoints/step-00000006" in said
+    assert_same_run(straight, folder)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_is_never_saved(tmp_path: Path) -> None:
+    """Metrics are due long after the checkpoint: the checkpoint has to look by itself."""
+    folder = tmp_path / "run"
+    wild = ["optimizer.learning_rate=1e20", "optimizer.warmup_steps=0", "optimizer.clip=null"]
+    with pytest.raises(
+        TrainingDiverged, match=r"no longer finite at step \d+\. Lower optimizer\.learning_rate"
+    ) as error:
+        train(folder, "train.steps=8", "checkpoint.every=1", "log.every=8", *wild)
+    (diverged,) = re.findall(r"at step (\d+)", str(error.value))
+    assert list_checkpoints(folder / CHECKPOINTS)[-1].name == f"step-{int(diverged) - 1:08d}"
+    assert all(tensor.isfinite().all() for part in final_state(folder).values() for tensor in part.values())
+    assert len(losses(folder)) == int(diverged) - 1
+
+
+def test_checkpoints_come_every_n_steps_and_at_the_end(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "train.steps=7", "checkpoint.every=2", "checkpoint.keep=3")
+    assert [path.name[-1] for path in list_checkpoints(folder / CHECKPOINTS)] == ["4", "6", "7"]
+
+
+def test_accumulation_changes_nothing_but_memory(tmp_path: Path) -> None:
+    settings = ["train.steps=4", "model.tread_config=null"]
+    one = train(tmp_path / "one", *settings)
+    four = train(tmp_path / "four", *settings, "train.micro_steps=4")
+    for line, other in zip(metrics(one), metrics(four), strict=True):
+        assert other == pytest.approx(line, rel=1e-5)  # the gradient's norm too, which Adam would hide
+    for name, tensor in final_state(one)["model"].items():
+        torch.testing.assert_close(final_state(four)["model"][name], tensor, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["true", "selective"])
+def test_checkpointed_equals_not_bit_for_bit(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpointing, "LEAST", 1)  # the products of so small a model are dear too
+    assert str(make_session(tmp_path, f"train.checkpointing={how}")[0].model.checkpointing).lower() == how
+    assert_same_run(
+        train(tmp_path / "plain", "train.steps=4"),
+        train(tmp_path / "again", "train.steps=4", f"train.checkpointing={how}"),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["false", "true", "selective"])
+def test_compiled_is_close_and_keeps_the_names(
+    tmp_path: Path, checkpointing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["train.steps=3", "model.depth=4", "model.tread_config=balanced", f"train.checkpointing={checkpointing}"]
+    eager, compiled = (
+        train(tmp_path / "eager", *settings),
+        train(tmp_path / "compiled", *settings, "train.compile=true"),
+    )
+    assert "compiling failed" not in capsys.readouterr().out
+    assert losses(compiled) == pytest.approx(losses(eager), rel=1e-4)
+    one, two = final_state(eager), final_state(compiled)
+    for part in one:
+        assert one[part].keys() == two[part].keys()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-stream"])
+def test_bf16_computes_in_bf16_and_keeps_float32_weights(precision: str, tmp_path: Path) -> None:
+    settings = ["train.steps=3", "validation.every=3", "sample.every=3", "sample.steps=2", "sample.per_class=1"]
+    full = train(tmp_path / "float32", *settings)
+    half = train(tmp_path / "bf16", *settings, f"train.precision={precision}")
+    assert losses(half) == pytest.approx(losses(full), rel=0.02)
+    assert losses(half)[1:] != losses(full)[1:]
+    assert {tensor.dtype for part in final_state(half).values() for tensor in part.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("precision", "autocast", "stream"),
+    [("bf16-stream", "bf16", torch.bfloat16), ("bf16", "bf16", None), ("float32", "no", None), ("auto", "no", None)],
+)
+def test_precision_is_autocasts_and_the_streams(precision: str, autocast: str, stream: Any, tmp_path: Path) -> None:
+    config = compose([*TINY, f"train.precision={precision}"]).config
+    accelerator = make_accelerator(config, attention_setting="train.attention")
+    assert accelerator.mixed_precision == autocast
+    assert Pretraining(config, accelerator, tmp_path).model.stream is stream
+
+
+@pytest.mark.parametrize("clip", [0.05, None])
+def test_clipping_is_respected_and_the_norm_before_it_reported(tmp_path: Path, clip: float | None) -> None:
+    """The clipping setting is not ignored."""
+    setting = f"optimizer.clip={'null' if clip is None else clip}"
+    task, session = make_session(tmp_path, setting, "train.steps=3")
+    seen: list[Tensor] = []
+
+    def norm(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        seen.append(torch.cat([gradient.flatten() for gradient in gradients]).norm())
+
+    session.optimizer.register_step_pre_hook(norm)
+    batches = task.batches(0)
+    for step in range(3):
+        reported = float(session.step(step, batches)["grad_norm"])
+        assert reported > 0.5  # well above the limit
+        assert float(seen[-1]) == pytest.approx(reported if clip is None else clip, rel=1e-4)
+
+
+def test_graphs_without_a_gpu_are_left_out_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task, session = make_session(tmp_path, "train.graphs=true")
+    assert session.network is session.model
+    assert "CUDA graphs are for runs on one GPU, so this run goes on without." in capsys.readouterr().out
+    assert task.memory_advice.startswith("Set train.graphs=false, ")
+    assert "graphs" not in Pretraining.memory_advice
+
+
+def test_the_rate_of_every_step(tmp_path: Path) -> None:
+    def rates(**changes: Any) -> list[float]:
+        defaults = compose([]).config.optimizer
+        config = OptimizerConfig(**{**vars(defaults), "learning_rate": 2.0, "warmup_steps": 0, **changes})
+        return [learning_rate(config, step, 4) for step in range(4)]
+
+    assert rates() == [2.0] * 4
+    assert rates(warmup_steps=4) == [0.5, 1.0, 1.5, 2.0]
+    half = math.sqrt(0.5)
+    assert rates(schedule="linear") == [2.0, 1.5, 1.0, 0.5]
+    assert rates(schedule="cosine") == pytest.approx([2.0, 1 + half, 1.0, 1 - half])
+    assert rates(schedule="cosine", warmup_steps=2) == pytest.approx([1.0, 1 + half, 1.0, 1 - half])
+
+    folder = train(tmp_path / "run", "train.steps=4", "optimizer.learning_rate=0.01", "optimizer.warmup_steps=2")
+    assert [line["learning_rate"] for line in metrics(folder)] == pytest.approx([0.005, 0.01, 0.01, 0.01])
+
+
+def test_a_rate_of_zero_moves_nothing(tmp_path: Path) -> None:
+    task, session = make_session(tmp_path, "optimizer.learning_rate=0", "train.steps=2")
+    before = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
+    batches = task.batches(0)
+    for step in range(2):
+        session.step(step, batches)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in task.model.state_dict().items())
+
+
+def test_the_ratio_schedule_is_followed_and_shown(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", *EIGHT, f"model.tread_config={json.dumps(PLAN)}")
+    # 64 tokens at ratio 0.5 in two levels over three steps; the last quarter of the eight steps is dense
+    assert [line["tokens_kept"] for line in metrics(folder) if "loss" in line] == [1, 1, 0.75, 0.5, 0.5, 0.5, 1, 1]

@@ -1,0 +1,91 @@
+"""metrics.jsonl: cut back at a resume, robust to a cut-off line, never silent about a loss that is no number."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from tests.tiny.runs import train
+from tread.errors import ConfigError, TrainingDiverged
+from tread.training.metrics import FILE, Metrics, read_metrics, tracker_of
+
+
+def make(folder: Path, start_step: int = 0) -> Metrics:
+    return Metrics(folder, Accelerator(cpu=True), start_step=start_step, advice="Lower the rate.")
+
+
+def add(metrics: Metrics, step: int, loss: float, norm: float = 1.0) -> None:
+    metrics.add(step, {"rate": step / 10}, {"loss": torch.tensor(loss), "grad_norm": torch.tensor(norm)})
+
+
+def test_nothing_is_written_before_flush_and_everything_after(tmp_path: Path) -> None:
+    metrics = make(tmp_path)
+    for step in (1, 2, 3):
+        add(metrics, step, loss=step + 0.5)
+    assert not (tmp_path / FILE).exists()
+    assert metrics.flush() == {"rate": 0.3, "loss": 3.5, "grad_norm": 1.0}
+    assert metrics.flush() == {}
+    metrics.write(3, {"val_loss": 0.25})
+    assert read_metrics(tmp_path) == [
+        *({"step": step, "rate": step / 10, "loss": step + 0.5, "grad_norm": 1.0} for step in (1, 2, 3)),
+        {"step": 3, "val_loss": 0.25},
+    ]
+
+
+def test_a_resume_cuts_back_to_its_step_and_drops_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    lines = [{"step": step, "loss": 1.0} for step in (1, 2, 2, 3, 4)]
+    cut_off = '{"step": 2, "lo'
+    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines) + cut_off)
+    assert read_metrics(tmp_path) == lines
+    metrics = make(tmp_path, start_step=2)
+    assert (tmp_path / FILE).read_text() == "".join(json.dumps(line) + "\n" for line in lines[:3])
+    add(metrics, 3, loss=2.0)
+    metrics.flush()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 2, 3]
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+def test_a_new_run_does_not_keep_the_lines_of_one_that_never_saved(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"step": 1, "loss": 1.0}\n')
+    make(tmp_path)
+    assert read_metrics(tmp_path) == []
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["loss", "norm"])
+def test_a_value_that_is_not_finite_names_its_step(tmp_path: Path, bad: float, place: str) -> None:
+    metrics = make(tmp_path)
+    add(metrics, 6, loss=1.0)
+    add(metrics, 7, **{"loss": 1.0, place: bad})
+    with pytest.raises(TrainingDiverged, match=r"no longer finite at step 7\. Lower the rate\."):
+        metrics.flush()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [6]
+
+
+def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tracker_of("none") is None
+    assert tracker_of("auto") == tracker_of("tensorboard") == "tensorboard"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert tracker_of("auto") is None
+    for name in ("tensorboard", "wandb"):
+        with pytest.raises(ConfigError) as error:
+            tracker_of(name)
+        assert str(error.value) == (
+            f"log.trackers is '{name}', but {name} is missing: pip install 'tread-diffusion[track]'."
+        )
+
+
+def test_tensorboard_gets_what_the_file_gets(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = train(tmp_path / "run", "train.steps=3", "validation.every=3", "log.trackers=tensorboard")
+    seen = EventAccumulator(str(folder / "tread")).Reload()  # named after log.project
+    for tag in ("loss", "val_loss"):
+        written = [(line["step"], line[tag]) for line in read_metrics(folder) if tag in line]
+        assert [(event.step, event.value) for event in seen.Scalars(tag)] == [
+            (step, pytest.approx(value)) for step, value in written
+        ]
+        assert written

@@ -1,0 +1,126 @@
+"""Two processes: the same training as one, to rounding, and the same weights on both."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from tests.programs import ROOT, finished
+from tests.tiny.runs import TINY, final_state, forget, make_session, metrics, train, write_images
+from tread.data.images import ImageFolder
+from tread.data.order import Order
+from tread.pretrain.config import compose
+from tread.pretrain.task import Pretraining
+from tread.training.checkpoint import list_checkpoints
+from tread.training.loop import CHECKPOINTS
+
+LAUNCH = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0"]
+# validation.samples is odd and smaller than a micro-batch: the ranks share it unevenly
+SETTINGS = ["train.steps=5", "train.class_dropout=0.3", "validation.samples=5", "validation.every=5"]
+
+
+def launched(*program: object) -> subprocess.CompletedProcess[str]:
+    """`accelerate launch` with two processes on this machine's CPU."""
+    return finished(*LAUNCH, *program, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
+
+
+def launch(*program: object) -> str:
+    """What it prints, where it succeeds."""
+    done = launched(*program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of a run on two processes and what each rank wrote down."""
+    folder = tmp_path_factory.mktemp("ranks") / "two"
+    launch("-m", "tests.training.ranks", *TINY, *SETTINGS, f"output_dir={folder}")
+    return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    forget()
+    return train(tmp_path_factory.mktemp("ranks") / "one", *SETTINGS)
+
+
+def test_two_processes_train_as_one(both: tuple[Path, list[dict[str, Any]]], alone: Path) -> None:
+    folder, ranks = both
+    assert [rank["world"] for rank in ranks] == [2, 2]
+    one, two = metrics(alone), metrics(folder)
+    assert len(one) == len(two) == 6
+    for line, other in zip(one, two, strict=True):
+        assert other == pytest.approx(line, rel=1e-5)
+    for name, tensor in final_state(alone)["model"].items():
+        torch.testing.assert_close(final_state(folder)["model"][name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_weights_and_average_are_identical_on_both(both: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, ranks = both
+    for what in ("model", "ema", "val_loss"):
+        assert ranks[0][what] == ranks[1][what], what
+
+
+def test_gradients_are_kept_once(both: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Not beside the buckets that are exchanged."""
+    _, ranks = both
+    assert [rank["gradients kept once"] for rank in ranks] == [True, True]
+
+
+def test_the_average_starts_from_the_synchronised_weights(both: tuple[Path, list[dict[str, Any]]]) -> None:
+    """The EMA is not copied before the weights are synchronised across ranks."""
+    _, ranks = both
+    assert ranks[0]["before"] != ranks[1]["before"]
+    assert ranks[0]["ema at start"] == ranks[1]["ema at start"] == ranks[0]["before"]
+
+
+def test_the_ranks_select_different_tokens_and_together_those_of_one_process(
+    both: tuple[Path, list[dict[str, Any]]], alone: Path
+) -> None:
+    """Every rank does not draw the same masks."""
+    _, ranks = both
+    assert ranks[0]["selection"] != ranks[1]["selection"]
+    config = compose([*TINY, *SETTINGS, f"output_dir={alone}"]).config
+    task = Pretraining(config, Accelerator(cpu=True), alone)
+    assert task.handle is not None
+    task.handle.set_step(4)
+    task.loss(task.model, next(task.batches(4)), 4, 0)
+    assert ranks[0]["selection"] + ranks[1]["selection"] == task.handle.selections[0].tolist()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: int) -> None:
+    data = write_images(tmp_path / "data", "a", "b", count=10, size=8)
+    folder = tmp_path / "run"
+    settings = ["data=images", f"data.path={data}", "data.size=8", "train.batch_size=4", "validation.samples=4"]
+    task, _ = make_session(folder, *settings)
+    position = torch.tensor([8 + 2 * rank])  # the rank's first sample of the third step
+    sample = int(Order(len(task.train_set), task.config.train.seed).indices(position))
+    broken = data / ImageFolder(data, size=8).files[task.train_set.indices[sample]]
+    broken.write_bytes(b"")
+    process = launched(ROOT / "train.py", *TINY, *settings, "train.steps=4", f"output_dir={folder}")
+    assert process.returncode != 0
+    assert f"tread train: cannot read image {broken}" in process.stderr
+    assert process.stdout.count("step 2 is saved, continue with") == 1
+    assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002"]
+
+
+@pytest.mark.slow
+def test_the_documented_command_and_a_resume_on_another_number_of_processes(tmp_path: Path) -> None:
+    """`accelerate launch train.py` on two processes goes on from a checkpoint of one.
+
+    With one held-out sample, one of the ranks has nothing to validate.
+    """
+    validation = ["validation.every=4", "validation.samples=1"]
+    straight = train(tmp_path / "straight", *validation, "train.steps=4")
+    folder = train(tmp_path / "run", *validation, "train.steps=2", "validation.every=0")
+    said = launch(ROOT / "train.py", *TINY, f"output_dir={folder}", "resume=latest", "train.steps=4", *validation)
+    assert "2 process(es) on cpu" in said
+    assert said.count(f"resumed from {folder}/checkpoints/step-00000002") == 1
+    for line, other in zip(metrics(straight), metrics(folder), strict=True):
+        assert other == pytest.approx(line, rel=1e-5)
