@@ -1,8 +1,6 @@
 """Shared by all tests: one torch thread (two test processes share two cores), tiny pipelines, the real data."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,19 +17,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):  # a folder of that name is a keyword too
                 item.add_marker(skip)
-
-
-@pytest.fixture(scope="session")
-def interpret() -> Callable[[Path, str], None]:
-    """`interpret(program, what)`: run it in Triton's interpreter, which Triton chooses when it is imported."""
-
-    def run(program: Path, what: str) -> None:
-        pytest.importorskip("triton")
-        environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run([sys.executable, str(program), what], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -193,10 +193,9 @@ def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-@pytest.mark.realdata
-def test_the_command_on_two_folders(tmp_path: Path, real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_on_two_folders(tmp_path: Path, lite0: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bright, dark = write(BRIGHT[:6], tmp_path / "a"), write(DARK[:5], tmp_path / "b")
-    weights = ["--features", "efflite0", "--weights", str(real_data / "efficientnet-lite0")]
+    weights = ["--features", "efflite0", "--weights", str(lite0)]
     main(["eval", str(bright), "--ref", str(dark), "--device", "cpu", "--batch-size", "4", *weights, "--json"])
     shown = capsys.readouterr()
     found = json.loads(shown.out)

@@ -1,9 +1,6 @@
 """`tread finetune` from the command line to the result, on tiny pipelines of every family."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
 from tests.finetune.tasks import ROUTES
+from tests.programs import PROCESSES, run
 from tests.tiny.pictures import write_clips, write_shapes
 from tests.tiny.pipelines import TINY
 from tread.cli import main
@@ -59,6 +57,7 @@ def config(pipeline_folder: Folder, shapes: Path, clips: Path, tmp_path_factory:
             "data": data,
             "output_dir": str(folder),
             "cache_dir": str(cache),
+            "tokenizer_max_length": 32,
             "max_train_steps": 6,
             "train_batch_size": 3,
             "learning_rate": 0.02,
@@ -193,14 +192,7 @@ def test_one_run_for_any_number_of_processes(config: Any, tmp_path: Path) -> Non
     finetune(alone)
     raw = {**json.loads(json.dumps(alone.__dict__)), "output_dir": str(tmp_path / "two"), "train_batch_size": 1}
     (tmp_path / "c.json").write_text(json.dumps(raw))
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tread", "finetune"]
-    process = subprocess.run(
-        [sys.executable, *command, str(tmp_path / "c.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
+    run(*PROCESSES, "-m", "tread", "finetune", tmp_path / "c.json")
     losses = [[line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line] for name in ("alone", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     one, two = checkpoint(tmp_path / "alone"), checkpoint(tmp_path / "two")

@@ -122,7 +122,7 @@ def test_a_model_of_another_family_is_told(
 def test_data_without_captions_or_without_anything(photos: Path, tmp_path: Path) -> None:
     for path in photos.glob("*.txt"):
         path.unlink()
-    config = told(f"{photos} has no captions: the files' names are taken", str(photos), tmp_path)
+    config = told(f"{photos} has no captions, so file names are used", str(photos), tmp_path)
     assert config.data_entries()[0]["caption_strategy"] == "filename"
     assert config.prompts == ("0",)
     empty = tmp_path / "empty"

@@ -1,10 +1,9 @@
 """adaLN's kernels against its formula in float64, forward and backward.
 
-`TRITON_INTERPRET=1 python -m tests.kernels.adaln_checks norms` runs them in Triton's interpreter: a program of its own,
+`TRITON_INTERPRET=1 python -m tests.kernels.adaln_checks` runs them in Triton's interpreter: a program of its own,
 because Triton decides when it is imported. A GPU's tests call the same functions.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -144,10 +143,7 @@ def check_derivatives() -> None:
 
 
 if __name__ == "__main__":
-    checks: dict[str, Callable[[], None]] = {
-        "norms": check_norms,
-        "block": check_block,
-        "routed model": check_routed_model,
-        "derivatives": check_derivatives,
-    }
-    checks[sys.argv[1]]()
+    check_norms()
+    check_block()
+    check_routed_model()
+    check_derivatives()

@@ -1,23 +1,21 @@
 """adaLN's kernels, interpreted on CPUs and as they are on a GPU; what computes where there are none."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
+from tests.kernels.adaln_checks import check_block, check_norms, formula, made
+from tests.programs import run
 from tread.kernels import triton_support
 from tread.kernels.adaln import WIDEST, AdaNorm
 
 
-@pytest.mark.parametrize("what", ["norms", "block", "routed model", "derivatives"])
-def test_in_the_interpreter(what: str, interpret: Callable[[str, str], None]) -> None:
-    interpret("tests.kernels.adaln_checks", what)
+def test_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    run("-m", "tests.kernels.adaln_checks", TRITON_INTERPRET="1")
 
 
 @pytest.mark.parametrize("name", ["layer", "rms"])
 def test_plain_against_the_formula(name: str) -> None:
-    from tests.kernels.adaln_checks import formula, made
-
     norm = AdaNorm(name)  # pyright: ignore[reportArgumentType]
     given = made((2, 5, 48), torch.float64, torch.float64, "cpu")
     for found, gated in (
@@ -67,8 +65,6 @@ GPU_SHAPES = [(1, 1, 8), (3, 70, 100), (4, 256, 768), (4, 128, 1152), (2, 33, 40
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_norms_on_a_gpu(compiled: bool) -> None:
-    from tests.kernels.adaln_checks import check_norms
-
     if compiled:
         check_norms("cuda", [(4, 128, 1152)], lambda function: torch.compile(function, dynamic=False))
     else:
@@ -78,8 +74,6 @@ def test_norms_on_a_gpu(compiled: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_a_block_on_a_gpu(compiled: bool) -> None:
-    from tests.kernels.adaln_checks import check_block
-
     check_block(
         "cuda", (lambda function: torch.compile(function, dynamic=False)) if compiled else lambda function: function
     )
@@ -87,8 +81,6 @@ def test_a_block_on_a_gpu(compiled: bool) -> None:
 
 @pytest.mark.gpu
 def test_what_no_kernel_takes_is_computed_plainly_on_a_gpu() -> None:
-    from tests.kernels.adaln_checks import formula, made
-
     for shape, dtype in (((1, 2, 2 * WIDEST), torch.float32), ((1, 2, 48), torch.float64)):
         given = made(shape, dtype, dtype, "cuda")
         found = AdaNorm("layer").after(**given)
@@ -97,8 +89,6 @@ def test_what_no_kernel_takes_is_computed_plainly_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_the_same_bits_in_every_run() -> None:
-    from tests.kernels.adaln_checks import made
-
     found = []
     for _ in range(2):
         given = made((8, 256, 1152), torch.bfloat16, torch.bfloat16, "cuda")

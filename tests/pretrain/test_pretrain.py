@@ -150,7 +150,7 @@ def test_validation_is_dense_and_on_fixed_noise(tmp_path: Path, name: str, objec
     model = copy.deepcopy(task.model)
     with session.averaged():
         model.load_state_dict(task.model.state_dict())
-    model.unroute()
+    model.routing = None
     digits, total, quantiles = Digits(), 0.0, []
     for i, index in enumerate(task.held_out.tolist()):
         x, label = digits[index]
@@ -169,7 +169,7 @@ def test_routing_is_on_in_training(tmp_path: Path) -> None:
     randomize(task.model)
     batch = next(task.batches(0))
     routed = task.loss(session.model.train(), batch)
-    task.model.unroute()
+    task.model.routing = None
     assert float(task.loss(session.model, batch).detach()) != pytest.approx(float(routed.detach()), rel=1e-3)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tread.attach import rotary
 from tread.attach.around import Around, around
-from tread.attach.family import Arguments, Family
+from tread.attach.family import Arguments, Family, read_count
 from tread.attach.layer import CheckpointCall, Layer
 from tread.attach.registry import family_for
 from tread.attach.wrappers import unwrapped
@@ -232,7 +232,7 @@ class Attachment(Handle):
             raise ConfigError(f"force_keep has shape {tuple(mask.shape)}; this forward has {tokens} tokens.")
         count = self._references.get(tokens) if mask is None else tokens - mask.shape[1]
         if count is None:
-            count = _read(found)
+            count = read_count(found)
             if not torch.compiler.is_compiling():  # a guard on it would recompile
                 self._references[tokens] = count
         torch._assert_async(found == count, _REFERENCES)  # pyright: ignore[reportPrivateImportUsage]
@@ -269,9 +269,3 @@ class ModelCall(Around):
 def _modules(model: nn.Module, path: str) -> nn.ModuleList:
     """A model's list of layers; `path` is dotted if it is nested."""
     return operator.attrgetter(path)(model)
-
-
-@torch.compiler.assume_constant_result
-def _read(count: Tensor) -> int:
-    """The value of a count on the device (synchronises); a constant in compiled code."""
-    return int(count)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tread.routing.state import End
@@ -90,7 +91,7 @@ SHARED_ROTARY = Rotary(function="diffusers.models.embeddings.apply_rotary_emb", 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How a model class calls its layers.
+    """The declaration of how a model class calls its layers.
 
     A model of your own joins with one declaration:
 
@@ -159,3 +160,9 @@ def setting(*paths: str) -> Callable[[nn.Module], Any]:
 def length(name: str, axis: int = 1) -> Callable[[nn.Module, Arguments], int]:
     """A counter of the tokens of an argument that is a sequence already."""
     return lambda model, arguments: arguments[name].shape[axis]
+
+
+@torch.compiler.assume_constant_result
+def read_count(count: Tensor) -> int:
+    """The value of a count on the device (synchronises); a constant in compiled code."""
+    return int(count)

@@ -1,5 +1,5 @@
-"""What people look at: tables, figures and the generated pages of the documentation.
+"""What people read: tables, figures and generated pages.
 
-Functions here turn settings, families, plans and results into text or pictures, for the command `tread` and for docs/.
-They may import the jobs and everything below them; nothing but `cli` imports from here.
+`tread plan`, `tread eval` and `tread families` print from here, and `make docs` writes the generated parts of `configs/`
+and `docs/`. It may import everything but `cli`.
 """

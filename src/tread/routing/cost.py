@@ -11,6 +11,8 @@ from tread.errors import ConfigError, check_int
 from tread.routing.budget import kept_count
 from tread.routing.plan import RoutePlan
 
+ELEMENT_BYTES = 2  # bf16
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
@@ -66,9 +68,7 @@ class Cost:
         return self.dense_flops / self.routed_flops
 
 
-def plan_cost(
-    plan: RoutePlan, shape: LayerShape, *, tokens: int, forced: int | None = None, element_bytes: int = 2
-) -> Cost:
+def plan_cost(plan: RoutePlan, shape: LayerShape, *, tokens: int, forced: int | None = None) -> Cost:
     """The cost of a resolved plan on `tokens` tokens; `forced` as in `kept_count`.
 
     >>> paper = RoutePlan.from_config({"preset": "paper"}).resolve(28)
@@ -84,6 +84,6 @@ def plan_cost(
     return Cost(
         dense_flops=plan.depth * shape.flops(tokens),
         routed_flops=sum(shape.flops(count) for count in counts),
-        dense_bytes=plan.depth * shape.activation_elements(tokens) * element_bytes,
-        routed_bytes=sum(shape.activation_elements(count) for count in counts) * element_bytes,
+        dense_bytes=plan.depth * shape.activation_elements(tokens) * ELEMENT_BYTES,
+        routed_bytes=sum(shape.activation_elements(count) for count in counts) * ELEMENT_BYTES,
     )

@@ -36,7 +36,7 @@ class _Given(NamedTuple):
 
 @dataclass(frozen=True)
 class _Mode:
-    """What the context managers set: routing on or off, a ratio, selections, the step and sample positions to draw
+    """Settings of the context managers: routing on or off, a ratio, selections, the step and sample positions to draw
     for, a force mask, and the largest number of tokens it forces in a sample. None means not set."""
 
     on: bool | None = None
@@ -303,7 +303,7 @@ class Handle:
         self._step, self._micro_step = self._step.to(device), self._micro_step.to(device)
 
     def signature(self, *, training: bool) -> tuple[Hashable, ...]:
-        """What the host decides about a forward now, as a key: repeatable forwards with equal keys differ only in their
+        """The host-side decisions about a forward now: repeatable forwards with equal signatures differ only in their
         inputs and the step."""
         return self.is_on(training=training), *self.ratios(training=training)
 

@@ -77,6 +77,11 @@ def normal(*words: Word) -> Tensor:
     return torch.sqrt(-2.0 * torch.log(first)) * torch.cos(2.0 * math.pi * second)
 
 
+def permutation(count: int, *words: int) -> Tensor:
+    """A permutation of 0..count - 1, (count,) int64: the stable sort of hashed indices."""
+    return torch.argsort(bits(*words, torch.arange(count)), stable=True)
+
+
 def per_sample_normal(seed: int, index: Tensor, shape: tuple[int, ...], *words: int) -> Tensor:
     """Standard normal noise of the samples `index` (B,) -> (B, *shape), on the device of `index`.
 

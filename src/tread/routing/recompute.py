@@ -37,7 +37,7 @@ class Recomputed(Protocol):
     state: State
     """The state of the current forward."""
     tapes: list[list[State]]
-    """For each checkpointed function now running, the states of the forwards that began inside it."""
+    """One list per checkpointed function now running: the states of the forwards that began inside it."""
     replay: Iterator[State] | None
     """The states of the forwards to recompute; None outside a recomputation."""
     entered: bool

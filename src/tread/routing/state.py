@@ -65,7 +65,7 @@ class State:
         self.running: Quiet | None = None
         """The wrapper of the layer now running."""
         self.logs: list[list[bool]] = []
-        """For each checkpointed function now running, whether each call of `once` was a hit."""
+        """One log per checkpointed function now running: whether each call of `once` was a hit."""
         self.script: Iterator[bool] | None = None
         """The log that a recomputation follows, so that it hits and misses as its forward did with other objects."""
         self._open: int | None = None

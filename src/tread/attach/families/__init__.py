@@ -1,4 +1,8 @@
-"""Every family, one file each, and the classes that cannot be routed."""
+"""The families of stock models, one file each, and the classes that cannot be routed, with the reason.
+
+A file declares data and small functions of a forward's arguments. It imports torch, `tread.attach.family` and other
+families; never the model's library.
+"""
 
 from tread.attach.families.ace_step import ACE_STEP
 from tread.attach.families.allegro import ALLEGRO

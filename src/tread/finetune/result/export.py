@@ -1,8 +1,8 @@
-"""`tread export`: the result of a fine-tune, made again from any of its checkpoints.
+"""`tread export`: write the result of any checkpoint of a fine-tune.
 
 - It needs the run's folder and the base model: no data, no encoders, no GPU.
-- The base is not quantized: an adapter has the same names and numbers on any base.
-- Weights are the average's where the run keeps one, as in the results that training writes.
+- The base is not quantized: an adapter has the same names and values on any base.
+- The weights are the moving average if the run keeps one, as in the results that training writes.
 """
 
 from dataclasses import replace
@@ -33,9 +33,9 @@ from tread.training.loop import CHECKPOINTS
 
 
 def export(run: Path, *, step: int | None = None, out: Path | None = None) -> list[Path]:
-    """Write the result of the checkpoint after `step` steps, the newest by default; returns the paths.
+    """Write the result of the checkpoint of `step`, by default the newest; returns the paths.
 
-    It replaces the result in the run's folder, or is put into the folder `out`, which may hold an earlier one.
+    It replaces the result in the run's folder, or goes to the folder `out`, which may hold an earlier result.
     """
     config = _config(run)
     path, manifest = _checkpoint(run, step)
