@@ -1,10 +1,14 @@
 """The cases that `make test` runs the costly tests on; all others run them in `make contract`."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.tiny.stock import CASES
 
 MISSION = ("flux", "flux-kontext", "wan", "wan-ti2v", "auraflow", "pixart", "sd3", "lumina2", "qwenimage")
+COMPILED = ("flux-kontext", "wan-ti2v", "pixart")
+"""Two stacks and references, rope and modulation by token, no rope at all: a compiler takes long."""
 
 
 def route(start: int, end: int, ratio: float = 0.5) -> dict:
@@ -17,7 +21,14 @@ def inner(depth: int) -> list[dict]:
     return [route(min(1, depth - 1), max(depth - 2, min(1, depth - 1)))]
 
 
-mission_cases = pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.name, marks=[] if case.name in MISSION else [pytest.mark.contract]) for case in CASES],
-)
+def cases_of(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test on these cases, and on all others in `make contract`."""
+    marks = {name: [] for name in names}
+    return pytest.mark.parametrize(
+        "case",
+        [pytest.param(case, id=case.name, marks=marks.get(case.name, [pytest.mark.contract])) for case in CASES],
+    )
+
+
+mission_cases = cases_of(MISSION)
+compiled_cases = cases_of(COMPILED)

@@ -15,9 +15,15 @@ import tread
 from tests.attach.attached import FLUX, ROUTES, Attach, rotary_function, routed
 from tests.attach.selected import route
 from tests.programs import ROOT
+from tread.attach.around import around
 from tread.attach.families import REFUSED
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def assert_stock(model: nn.Module) -> None:
+    """Nothing stands around any module."""
+    assert not [name for name, module in model.named_modules() if around(module) is not None]
 
 
 def test_a_second_attach_replaces_the_first(attach: Attach):
@@ -31,7 +37,7 @@ def test_a_second_attach_replaces_the_first(attach: Attach):
     FLUX.call(model, FLUX.inputs(2))
     assert second.selections[0].shape == (2, 4)
     second.detach()
-    assert not any("_tread" in module.__dict__ for module in model.modules())
+    assert_stock(model)
 
 
 ASK: dict[str, Callable[[tread.Attachment], Any]] = {
@@ -71,7 +77,7 @@ def test_the_handle_is_a_context_manager_that_detaches_on_errors_too():
     model = FLUX.model()
     with pytest.raises(RuntimeError, match="mine"), tread.attach(model, ROUTES):
         raise RuntimeError("mine")
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert_stock(model)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +148,7 @@ def test_mistakes_in_a_plan_are_refused_and_leave_nothing_behind(attach: Attach)
         attach(model, {"routes": [route(1, 9)]})
     with pytest.raises(tread.ConfigError, match="TREAD training requires you to configure the routes"):
         attach(model, {})
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert_stock(model)
     assert not hasattr(rotary_function(), "stock")
 
 

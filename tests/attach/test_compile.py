@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 import tread
-from tests.attach.selected import inner, mission_cases
+from tests.attach.selected import compiled_cases, inner
 from tests.tiny.case import Case
 from tests.tiny.stock import CASES
 
@@ -70,7 +70,13 @@ def eager(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     return outputs, selections
 
 
-@mission_cases
+def assert_as_eager(case: Case, outputs: list[Tensor], selections: list[Tensor]) -> None:
+    expected, expected_selections = eager(case)
+    torch.testing.assert_close(selections, expected_selections, rtol=0, atol=0)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
+
+
+@compiled_cases
 def test_compiled_layers(case: Case):
     """Each kind of layer is compiled at one more length and nothing else; the window opens outside compiled code."""
     dense = case.model()
@@ -89,10 +95,7 @@ def test_compiled_layers(case: Case):
     assert graphs[0] <= 2 * dense_graphs[0]
     assert graphs[-1] - graphs[0] <= dense_graphs[-1] - dense_graphs[0], "compiled again when the step changed"
     assert set(breaks()) <= set(dense_breaks)
-    expected, expected_selections = eager(case)
-    for i in range(STEPS):
-        assert selections[i].equal(expected_selections[i])
-        torch.testing.assert_close(outputs[i], expected[i], rtol=1e-5, atol=1e-5)
+    assert_as_eager(case, outputs, selections)
 
 
 def whole(case: Case, model: nn.Module, count: Any, *, fullgraph: bool) -> Callable[[dict[str, Any]], Tensor]:
@@ -103,7 +106,7 @@ def whole(case: Case, model: nn.Module, count: Any, *, fullgraph: bool) -> Calla
     return lambda arguments: case.call(compiled, arguments)
 
 
-@mission_cases
+@compiled_cases
 def test_a_compiled_model(case: Case):
     """Where the dense model is one graph, so is the routed one; where it is not, routing breaks it nowhere else."""
     if "compile" in case.defects:
@@ -135,10 +138,7 @@ def test_a_compiled_model(case: Case):
         assert graphs[1] - graphs[0] <= dense_graphs[1] - dense_graphs[0], "compiled again when the step changed"
     assert graphs[-1] - graphs[1] <= dense_graphs[-1] - dense_graphs[1], "compiled again when the step changed"
     assert set(breaks()) <= set(dense_breaks)
-    expected, expected_selections = eager(case)
-    for i in range(STEPS):
-        assert selections[i].equal(expected_selections[i])
-        torch.testing.assert_close(outputs[i], expected[i], rtol=1e-5, atol=1e-5)
+    assert_as_eager(case, outputs, selections)
 
 
 FLUX = next(case for case in CASES if case.name == "flux")
@@ -164,11 +164,9 @@ def test_both_ways_to_compile_a_model(way: str, first: str):
     else:
         called = compiled()
         handle = tread.attach(called, routes)
-    outputs, _, graphs = run(FLUX, lambda arguments: FLUX.call(called, arguments), handle, count)
+    outputs, selections, graphs = run(FLUX, lambda arguments: FLUX.call(called, arguments), handle, count)
     assert graphs == [1] * STEPS
-    expected, _ = eager(FLUX)
-    for output, other in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(output, other, rtol=1e-5, atol=1e-5)
+    assert_as_eager(FLUX, outputs, selections)
 
 
 @pytest.mark.parametrize("first", ["attach", "compile"])

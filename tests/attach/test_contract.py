@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import tread
 from tests.attach.oracle import oracle
+from tests.attach.selected import inner, route
 from tests.tiny.case import Case, one_sample
 from tests.tiny.outside import OUTSIDE
 from tests.tiny.stock import CASES
@@ -21,15 +22,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning
 every_case = pytest.mark.parametrize("case", CASES + OUTSIDE, ids=lambda case: case.name)
 
 
-def route(start: int, end: int, ratio: float = 0.5) -> dict:
-    return {"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}
-
-
 def windows_of(depth: int) -> list[list[dict]]:
     """First to last; an inner one that crosses stacks; two that touch, one counted from the end; the last layer."""
     middle = depth // 2
     several = [route(0, middle - 1, 0.25), route(middle - depth, -1, 0.6)] if middle else [route(0, -1, 0.6)]
-    return [[route(0, -1)], [route(min(1, depth - 1), max(depth - 2, min(1, depth - 1)))], several, [route(-1, -1)]]
+    return [[route(0, -1)], inner(depth), several, [route(-1, -1)]]
 
 
 def gradients(output: Tensor, model: nn.Module) -> dict[str, Tensor | None]:

@@ -4,7 +4,8 @@ import pytest
 from diffusers.models.modeling_utils import ModelMixin
 
 import tread
-from tests.attach.test_contract import assert_same, every_case, gradients, route
+from tests.attach.selected import route
+from tests.attach.test_contract import assert_same, every_case, gradients
 from tests.tiny.case import Case
 from tread.kernels import checkpointing
 

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from tests.programs import PROCESSES, run
 from tread.cli import main
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, RiskWarning
 from tread.evaluate.compare import compare, evaluate, measure, measure_place, save_reference
 from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ArrayImages
-from tread.routing.risks import RiskWarning
 
 RNG = np.random.default_rng(0)
 BRIGHT = RNG.integers(100, 256, size=(40, 8, 8, 3), dtype=np.uint8)

@@ -21,8 +21,8 @@ from tread.errors import ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.task import Finetuning
 from tread.kernels import checkpointing
+from tread.training.loop import Session
 from tread.training.metrics import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -106,8 +106,8 @@ def test_an_error_within_the_model_leaves_a_checkpoint_and_a_result(
         return forward(self, *arguments, **named)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of luck"):
-        before = Finetuning.set_step
-        patch.setattr(Finetuning, "set_step", lambda self, step: (steps.append(step), before(self, step)))
+        before = Session.step
+        patch.setattr(Session, "step", lambda self, step, batches: (steps.append(step), before(self, step, batches))[1])
         patch.setattr(FluxSingleTransformerBlock, "forward", fails)
         finetune(config("flux", tmp_path / "run", **settings))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]

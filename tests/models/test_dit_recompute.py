@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from tread.models.dit import DiT
+from tests.tiny.dit import small_dit
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -13,26 +13,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def gradients(checkpointing: bool, reentrant: bool | None, selector: str) -> list[Tensor]:
     """Two forwards, the step moved on, one backward."""
     torch.manual_seed(0)
-    model = DiT(
-        input_size=8,
-        patch=2,
-        in_channels=3,
-        depth=6,
-        width=32,
-        heads=2,
-        num_classes=4,
-        rope=True,
-        checkpointing=checkpointing,
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
+    model = small_dit(rope=True, checkpointing=checkpointing)
     config = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 3}], "selector": selector}
     handle = model.route(config)
     handle.set_step(2)
     outputs = []
     for i in range(2):
-        x, time = torch.randn(2, 3, 8, 8).requires_grad_(), torch.tensor([100.0, 700.0])
+        x, time = torch.randn(2, 3, 6, 10, dtype=torch.float64).requires_grad_(), torch.tensor([100.0, 700.0])
         arguments = x, time, torch.tensor([i, 3])
         outputs.append(
             model(*arguments) if reentrant is None else checkpoint(model, *arguments, use_reentrant=reentrant)

@@ -176,14 +176,15 @@ def test_routing_leaves_no_trace(batch):
     model = small_dit(**MODERN)
     dense = model(*batch)
     keys, modules = list(model.state_dict()), [name for name, _ in model.named_modules()]
-    model.route(ROUTES, seed=7)
+    handle = model.route(ROUTES, seed=7)
     model(*batch)
     assert list(model.state_dict()) == keys
     assert [name for name, _ in model.named_modules()] == modules
+    before = handle.state_dict()
     copied = copy.deepcopy(model)  # as an EMA does
     copied.eval()
     assert torch.equal(copied(*batch), dense)
-    model.unroute()
+    model.routing = None
     assert model.routing is None
     assert torch.equal(model(*batch), dense)
 
