@@ -249,7 +249,7 @@ def test_sample_takes_the_kind_of_the_run(tmp_path: Path, capsys: pytest.Capture
         (["evaluate.batch_size=0"], "evaluate.batch_size is 0; it must be at least 1."),
         (
             ["evaluate.features=clip"],
-            "evaluate.features is 'clip'; choose one of: inception, efflite0, dinov2, corner.",
+            "`features` is 'clip'; choose one of: inception, efflite0, dinov2, corner.",
         ),
         (
             ["evaluate.guidance=2", "train.class_dropout=0", "sample.guidance=1"],
@@ -276,8 +276,8 @@ def test_missing_weights_and_references_are_said_before_training(tmp_path: Path)
     with pytest.raises(ConfigError) as error:
         train(tmp_path / "run", *EVALUATE, "evaluate.features=efflite0")
     for advice in (
-        "name them with evaluate.weights (a file",
-        "choose another of the extractors with evaluate.features",
+        "name them with `weights` (a file",
+        "choose another of the extractors with `features`",
     ):
         assert advice in str(error.value)
     with pytest.raises(ValueError, match="there is nothing at nowhere; name a folder of images"):
