@@ -1,10 +1,11 @@
 # `make demo` and `make test` do all the set-up first; a second run reinstalls nothing. `make contract` runs the costly
-# tests of attached models on every family too and writes docs/contract.md.
+# tests of attached models on every family too and writes docs/contract.md; `make docs` writes what docs/ repeats of the
+# code, and the pictures of README.md.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: venv demo test contract check format clean
+.PHONY: venv demo test contract docs check format clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -24,6 +25,11 @@ test: check
 
 contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m '' tests/attach --contract-report docs/contract.md
+
+docs: $(STAMP)
+	$(BIN)/python -m tread.report.settings
+	$(BIN)/python -m tread.report.docs docs
+	$(BIN)/python -m benchmarks.front_page docs/front
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,25 +25,16 @@ from benchmarks.timing import alternate, clocks, watched
 from tread.kernels.attention import Attention
 from tread.kernels.compiling import Attempt
 from tread.kernels.graphs import CALLS
-from tread.pretrain.settings import (
-    CheckpointConfig,
-    EMAConfig,
-    JobConfig,
-    LogConfig,
-    LoopConfig,
-    OptimizerConfig,
-    PreviewConfig,
-    ValidationConfig,
-)
 from tread.routing.handle import Handle
 from tread.training.loop import Session, settling
+from tread.training.settings import CheckpointConfig, EMAConfig, JobConfig, LogConfig, LoopConfig, OptimizerConfig
 
 WARM_STEPS = 2 + CALLS
 
 
 @dataclass(kw_only=True)
 class Work:
-    """What the loop trains: `loss(model, batch, step)` on batches that lie on the device."""
+    """What the loop trains: `loss_of(model, batch, step)` on batches that lie on the device."""
 
     model: nn.Module
     handle: Handle
@@ -51,9 +43,8 @@ class Work:
     compile_with: Callable[[], Attempt] | None
     attempt: Attempt | None = None
     """How compiling went."""
-
-    def set_step(self, step: int) -> None:
-        self.handle.set_step(step)
+    step: int = 0
+    """Losses computed so far."""
 
     @property
     def routing(self) -> list[Handle]:
@@ -64,15 +55,25 @@ class Work:
         self.attempt = self.compile_with()
         return self.attempt
 
-    def loss(self, model: nn.Module, batch: Any, step: int, micro_step: int) -> Tensor:
-        return self.loss_of(model, batch, step)
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.step += 1
+        return self.loss_of(model, batch, self.step)
+
+
+class BenchmarkJob(JobConfig):
+    """A job without advice: what fails in a benchmark is looked into."""
+
+    memory_advice = divergence_advice = ""
+
+    def resume_command(self, folder: Path) -> str:
+        return ""
 
 
 def job_config(
     *, batch_size: int, autocast: bool, compiled: bool, attention: Attention, graphs: bool, ema: bool
 ) -> JobConfig:
     """The sections the loop reads."""
-    return JobConfig(
+    return BenchmarkJob(
         output_dir="runs/benchmark",
         resume=None,
         train=LoopConfig(
@@ -96,8 +97,6 @@ def job_config(
         ),
         ema=EMAConfig(decay=0.9999, warmup=10) if ema else None,
         checkpoint=CheckpointConfig(every=1_000_000, keep=1),
-        validation=ValidationConfig(every=0),
-        sample=PreviewConfig(every=0),
         log=LogConfig(every=100, trackers="none", project="benchmark"),
     )
 

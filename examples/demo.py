@@ -78,7 +78,7 @@ class Arm:
 
 def make_arm(name: str, model: str, folder: Path, steps: int) -> Arm:
     """An arm with the trainer's own defaults."""
-    config = compose([f"model={model}", f"train.steps={steps}", "log.trackers=none"]).config
+    config = compose([f"model={model}", f"train.steps={steps}", "log.trackers=none"])
     task = Pretraining(config, Accelerator(cpu=True), folder)
     return Arm(name, task, Session(task, config, task.accelerator))
 

@@ -9,12 +9,12 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tread.config.schema import parse
-from tread.pretrain.config import config_folder
+from tread.objectives import Flow
 from tread.pretrain.settings import PretrainConfig
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.plan import RoutePlan
@@ -181,23 +181,27 @@ SCALES["rehearsal"] = replace(SCALES["full"], validated=500, samples=1000, few=5
 
 def config_of(arm: Arm, seed: int, scale: Scale, data: Path, *, steps: int) -> PretrainConfig:
     """An arm as the product's config: the shipped defaults and what the experiment says."""
-    import yaml
-
-    def read(name: str) -> dict[str, Any]:
-        return yaml.safe_load((config_folder() / name).read_text(encoding="utf-8"))
-
-    raw = read("config.yaml")
-    del raw["defaults"]
-    size = scale.sizes[arm.size]
-    raw["model"] = read("model/dit.yaml") | {"preset": f"{arm.size}/2", "patch": scale.patch, **size}
-    raw["model"]["tread_config"] = arm.tread_config()
-    raw["data"] = {"name": "cifar10", "path": str(data)}
-    raw["objective"] = read("objective/flow.yaml")
-    raw["output_dir"] = str(data)
-    raw["train"] |= {"steps": steps, "batch_size": scale.batch, "seed": seed}
-    raw["train"] |= {"compile": scale.compile, "graphs": scale.graphs}
     rate = scale.learning_rate if arm.learning_rate is None else arm.learning_rate
-    raw["optimizer"] |= {"learning_rate": rate, "warmup_steps": scale.warmup_steps}
-    raw["validation"] |= {"samples": 0}  # the test images are held out instead
-    raw["log"] |= {"trackers": "none"}
+    raw = {
+        "model": {
+            "name": "dit",
+            "size": f"{arm.size}/2",
+            "patch": scale.patch,
+            **scale.sizes[arm.size],
+            "tread_config": arm.tread_config(),
+        },
+        "data": {"name": "cifar10", "path": str(data)},
+        "objective": {"name": "flow", **asdict(Flow())},
+        "output_dir": str(data),
+        "train": {
+            "steps": steps,
+            "batch_size": scale.batch,
+            "seed": seed,
+            "compile": scale.compile,
+            "graphs": scale.graphs,
+        },
+        "optimizer": {"learning_rate": rate, "warmup_steps": scale.warmup_steps},
+        "validation": {"samples": 0},  # the test images are held out instead
+        "log": {"trackers": "none"},
+    }
     return parse(PretrainConfig, raw)

@@ -29,7 +29,7 @@ from benchmarks.timing import GIB
 from tread.kernels.compiling import Compiled, compile_layers
 from tread.kernels.graphs import Graphs
 from tread.models import DiT
-from tread.pretrain.task import build_model
+from tread.pretrain.build import build_model
 from tread.routing import noise
 from tread.training.job import make_accelerator
 from tread.training.loop import Session, settling

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.utils.data import Subset
 
 from benchmarks.steps import WARM_STEPS
 from tread.data import DATASETS, Order, StepSampler
 from tread.pretrain.settings import PretrainConfig
-from tread.pretrain.task import Pretraining
+from tread.pretrain.task import Batch, Pretraining
 from tread.training.loop import Session
 
 from .arms import Scale
@@ -47,8 +46,8 @@ class Trial(Pretraining):
         self.pixels = self.dataset.pixels[:trained].to(accelerator.device)  # (N, 3, H, W)
         self.labels = self.dataset.classes_of[:trained].to(accelerator.device)  # (N,)
 
-    def batches(self, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(x, labels) in the product's order."""
+    def batches(self, start_step: int) -> Iterator[Batch]:
+        """Batches in the product's order."""
         train = self.config.train
         sampler = StepSampler(
             Order(len(self.train_set), train.seed),
@@ -59,9 +58,9 @@ class Trial(Pretraining):
             start_step=start_step,
             steps=train.steps,
         )
-        for indices in sampler:
-            chosen = torch.tensor(indices).to(self.pixels.device, non_blocking=True)  # (B,)
-            yield centred(self.pixels[chosen]), self.labels[chosen]
+        for visits in sampler:
+            chosen, where = torch.tensor(visits).T.to(self.pixels.device, non_blocking=True)  # (B,) each
+            yield Batch(centred(self.pixels[chosen]), self.labels[chosen], where)
 
     def loss_by_time(self) -> list[float]:
         """The mean validation loss in each quarter of the times, from the least noise to the most."""
@@ -160,10 +159,11 @@ def warm_up(session: Session, task: Trial) -> float:
         kinds.append(task.handle.dense)
     for kind in kinds:
         for _ in range(WARM_STEPS):
-            task.set_step(0)
+            for handle in task.routing:
+                handle.set_step(0)
             batch = next(batches)
             with session.accelerator.autocast(), kind():
-                loss = task.loss(session.network, batch, 0, 0)
+                loss = task.loss(session.network, batch)
             session.accelerator.backward(loss)
             del loss
             session.optimizer.zero_grad(set_to_none=True)

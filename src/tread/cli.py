@@ -13,22 +13,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tread import __version__
-from tread.errors import ConfigError
-from tread.routing.risks import RiskWarning
+from tread.errors import USER_ERRORS, RiskWarning
 
 
 def train(arguments: list[str]) -> None:
     """train a model from scratch, dense or routed"""
-    from tread.pretrain.config import compose, config_folder
-    from tread.pretrain.task import pretrain
-
     if {"-h", "--help"} & set(arguments):
-        print("usage: tread train [FILE.yaml] [setting=value ...]\n\nSettings and their defaults:\n")
-        print((config_folder() / "config.yaml").read_text())
-        for group in ("model", "data", "objective"):
-            for path in sorted((config_folder() / group).glob("*.yaml")):
-                print(f"# {group}={path.stem}, as {group}.SETTING\n{path.read_text()}")
+        from tread.report.settings import train_help
+
+        print(train_help())
         return
+    from tread.pretrain.config import compose
+    from tread.pretrain.run import pretrain
+
     pretrain(compose(arguments))
 
 
@@ -225,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `tread families | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except _user_errors() as error:
+    except USER_ERRORS as error:
         if os.environ.get("TREAD_DEBUG"):
             raise
         _fail(f"tread {command}: {error}")
@@ -254,13 +251,6 @@ def _no_loading_bars() -> None:
 def _parser(name: str, function: Callable[[list[str]], None]) -> argparse.ArgumentParser:
     about = function.__doc__ or ""
     return argparse.ArgumentParser(prog=f"tread {name}", description=f"{about[:1].upper()}{about[1:]}.")
-
-
-def _user_errors() -> tuple[type[Exception], ...]:
-    """What is reported as a sentence: everything else is a defect of ours and keeps its traceback."""
-    from tread.errors import CheckpointError, DataError, OutOfMemory, TrainingDiverged
-
-    return ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfMemory, ImportError, OSError
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: object) -> None:

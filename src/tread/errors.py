@@ -35,6 +35,14 @@ class OutOfMemory(RuntimeError):
     """The device's memory is too small for these settings."""
 
 
+class RiskWarning(UserWarning):
+    """A setting that runs, but that is known to cost quality or to gain no speed."""
+
+
+USER_ERRORS = (ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfMemory, ImportError, OSError)
+"""What the command line reports as a sentence."""
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """The end of a sentence about a mistyped name: a full stop, and the known name that is close, if any."""
     close = difflib.get_close_matches(str(name), list(known), n=1)

@@ -30,6 +30,11 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         fsync(path.parent)
 
 
+def cache_folder() -> Path:
+    """The user's folder for cached indices and weights; `XDG_CACHE_HOME` moves it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tread"
+
+
 def fsync(path: Path) -> None:
     """Wait until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -14,16 +14,13 @@ import pytest
 from diffusers.models import transformers
 from torch import nn
 
-from tests.programs import ROOT
 from tests.tiny.stock import CASES
 from tread.attach.families import FAMILIES, REFUSED
 from tread.cli import main
 from tread.errors import ConfigError
-from tread.report.families import updated
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIGNATURES = Path(__file__).with_name("signatures.json")
-PAGE = ROOT / "docs" / "families.md"
 ROUTED = {name: family for family in FAMILIES for name in family.models}
 EXPORTED = {
     name
@@ -84,11 +81,6 @@ def test_families_name_arguments_that_exist():
             assert {stack.stream} <= taken[stack.name], (name, stack.stream)
             missing = sides - set().union(*taken.values())
             assert not missing, (name, missing)
-
-
-def test_the_page_is_current():
-    """`python -m tread.report.families docs/families.md` writes it."""
-    assert PAGE.read_text() == updated(PAGE.read_text())
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]):

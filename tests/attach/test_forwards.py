@@ -77,9 +77,9 @@ def test_reference_tokens_are_never_counted_wrong(attach: Attach):
     assert handle.selections[0].shape[1] == 24 - 8
     with pytest.raises(RuntimeError, match=r"set handle\.references before each"):
         KONTEXT.call(model, with_references(12))
-    before = handle.kind(training=True)
+    before = handle.signature(training=True)
     handle.references = 12
-    assert handle.kind(training=True) != before
+    assert handle.signature(training=True) != before
     KONTEXT.call(model, with_references(12))
     assert handle.selections[0].shape[1] == 24 - 6
     handle.references = None

@@ -13,9 +13,9 @@ import torch
 import tread
 from tests.attach.selected import route
 from tests.programs import ROOT
+from tread.errors import RiskWarning
 from tread.finetune.starter import RATIO
 from tread.routing.plan import PRESETS
-from tread.routing.risks import RiskWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from webdataset.writer import TarWriter
+
+from tests.tiny.autoencoders import kl_autoencoder
 
 Sample = dict[str, Any]
 
@@ -63,16 +64,7 @@ def image_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def tiny_vae(tmp_path: Path) -> str:
     """A random AutoencoderKL that halves each side, saved as diffusers saves one."""
-    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-
-    torch.manual_seed(0)
-    model = AutoencoderKL(
-        block_out_channels=(8, 16),  # pyright: ignore[reportArgumentType]
-        down_block_types=("DownEncoderBlock2D",) * 2,  # pyright: ignore[reportArgumentType]
-        up_block_types=("UpDecoderBlock2D",) * 2,  # pyright: ignore[reportArgumentType]
-        norm_num_groups=4,
-    )
-    model.save_pretrained(tmp_path / "vae")
+    kl_autoencoder(channels=4, stages=2).save_pretrained(tmp_path / "vae")
     return str(tmp_path / "vae")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 import webdataset
-from safetensors.torch import load_file
 
+from tests.tiny.autoencoders import real_autoencoder
 from tread.data.images import ImageFolder
 from tread.data.latents import Latents, sample_moments
 from tread.data.shards import encode
@@ -224,15 +224,7 @@ def test_a_vae_that_overflows_names_the_image(image_folder: Path, tiny_vae: str,
 @pytest.mark.realdata
 def test_real_photos_survive_the_round_trip(real_data: Path, tmp_path: Path) -> None:
     """12 photos of pets through the real taesd: the mean squared error of its reconstructions stays small."""
-    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
-
-    taesd = AutoencoderTiny()
-    weights = {f"encoder.layers.{k}": v for k, v in load_file(real_data / "taesd/taesd_encoder.safetensors").items()}
-    for key, value in load_file(real_data / "taesd/taesd_decoder.safetensors").items():
-        layer, _, rest = key.partition(".")  # their layer 0 is the clamp that diffusers does in forward
-        weights[f"decoder.layers.{int(layer) - 1}.{rest}"] = value
-    taesd.load_state_dict(weights)
-    taesd.save_pretrained(tmp_path / "taesd")
+    real_autoencoder(real_data / "taesd", "taesd").save_pretrained(tmp_path / "taesd")
     with zipfile.ZipFile(real_data / "oxford-pets/pets256_512.zip") as archive:
         names = [name for name in archive.namelist() if name.startswith("images/")][::44]
         for name in names:

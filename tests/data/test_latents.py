@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from tread.data import latents as latents_file
 from tread.data.latents import VAES, Latents, decide_kind, sample_moments
-from tread.data.order import Order, StepSampler
+from tread.data.order import Order, StepSampler, Visited
 from tread.errors import ConfigError, DataError
 
 
@@ -123,10 +123,11 @@ def test_workers_read_what_the_parent_reads(
     data[23]  # a file open in the parent, whose offset a forked worker would move
     order = Order(24, seed=0)
     sampler = StepSampler(order, batch=4, micro_steps=1, rank=0, world=1, start_step=0, steps=12)
-    loader = DataLoader(data, batch_sampler=sampler, num_workers=2, multiprocessing_context=start_method)
-    for (x, labels), indices in zip(loader, sampler, strict=True):
-        assert torch.equal(x, torch.stack([data[i][0] for i in indices]))
-        assert labels.tolist() == [data[i][1] for i in indices]
+    loader = DataLoader(Visited(data), batch_sampler=sampler, num_workers=2, multiprocessing_context=start_method)
+    for (x, labels, positions), visits in zip(loader, sampler, strict=True):
+        assert torch.equal(x, torch.stack([data[visit.sample][0] for visit in visits]))
+        assert labels.tolist() == [data[visit.sample][1] for visit in visits]
+        assert positions.tolist() == [visit.position for visit in visits]
 
 
 def test_few_files_stay_open(

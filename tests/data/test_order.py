@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tread.data.order import Order, StepSampler, positions, split
+from tread.data.order import Order, StepSampler, Visited, positions, split
 from tread.errors import ConfigError
 
 
@@ -62,7 +62,9 @@ def test_ranks_and_micro_steps_and_resume_slice_one_sequence(
 ) -> None:
     order, batch, steps = Order(n, seed=5), world * micro_steps * size, 6
     alone = list(sampler(order, batch=batch, steps=steps))
-    assert list(itertools.chain(*alone)) == order.indices(torch.arange(steps * batch)).tolist()
+    visits = list(itertools.chain(*alone))
+    assert [visit.sample for visit in visits] == order.indices(torch.arange(steps * batch)).tolist()
+    assert [visit.position for visit in visits] == list(range(steps * batch))
 
     ranks = [
         list(sampler(order, batch=batch, steps=steps, micro_steps=micro_steps, world=world, rank=rank))
@@ -84,17 +86,19 @@ def test_positions_are_what_the_sampler_reads() -> None:
     read = iter(sampler(order, **split_, start_step=4, steps=6))
     for step, micro_step in ((4, 0), (4, 1), (5, 0), (5, 1)):
         where = positions(step, micro_step, **split_)
-        assert next(read) == order.indices(where).tolist()
+        assert next(read) == list(zip(order.indices(where).tolist(), where.tolist(), strict=True))
     assert positions(4, 1, **split_).tolist() == [48 + 6 + 2, 48 + 6 + 3]
 
 
 def test_a_loader_takes_the_sampler() -> None:
     order = Order(10, seed=1)
-    loader = torch.utils.data.DataLoader(
-        torch.arange(10),  # pyright: ignore[reportArgumentType]
-        batch_sampler=sampler(order, batch=4, steps=3),
-    )
-    assert torch.equal(torch.cat(list(loader)), order.indices(torch.arange(12)))
+    dataset: Any = [(10 * n, n % 3) for n in range(10)]
+    batches = list(torch.utils.data.DataLoader(Visited(dataset), batch_sampler=sampler(order, batch=4, steps=3)))
+    x, labels, where = (torch.cat(column) for column in zip(*batches, strict=True))
+    chosen = order.indices(torch.arange(12))
+    assert torch.equal(x, 10 * chosen)
+    assert torch.equal(labels, chosen % 3)
+    assert torch.equal(where, torch.arange(12))
 
 
 @given(st.integers(1, 60), st.data(), st.integers(0, 9))

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.tiny.autoencoders import tiny_autoencoder
+from tests.tiny.text_encoders import clip_text, t5_text
+from tests.tiny.transformers import flux
 from tread.data.stock import check_tokenizer, check_weights
 from tread.errors import ConfigError
 
@@ -19,62 +23,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 State = dict[str, Tensor]
 
 
-def clip() -> Any:
-    from transformers import CLIPTextConfig, CLIPTextModel
-
-    config = CLIPTextConfig(
-        vocab_size=20,
-        hidden_size=8,
-        projection_dim=8,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    return CLIPTextModel(config)
-
-
-def t5() -> Any:
-    from transformers import T5Config, T5EncoderModel
-
-    return T5EncoderModel(T5Config(vocab_size=20, d_model=64, d_kv=32, d_ff=64, num_layers=2, num_heads=2))
-
-
-def vae() -> Any:
-    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
-
-    blocks, channels = (1, 1), (8, 8)
-    return AutoencoderTiny(
-        encoder_block_out_channels=channels,
-        decoder_block_out_channels=channels,
-        num_encoder_blocks=blocks,
-        num_decoder_blocks=blocks,
-    )
-
-
-def transformer() -> Any:
-    from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
-
-    return FluxTransformer2DModel(
-        in_channels=4,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=8,
-        pooled_projection_dim=8,
-        axes_dims_rope=(2, 2, 4),
-    )
-
-
-PARTS: dict[str, Callable[[], Any]] = {"clip": clip, "t5": t5, "vae": vae, "transformer": transformer}
+PARTS: dict[str, Callable[[], Any]] = {
+    "clip": clip_text,
+    "t5": t5_text,
+    "vae": partial(tiny_autoencoder, channels=4),
+    "transformer": flux,
+}
 
 
 @pytest.fixture(params=PARTS)
 def part(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """The class of a part and the folder it is saved in, `PIPELINE/part`."""
-    torch.manual_seed(0)
     model = PARTS[request.param]()
     model.save_pretrained(tmp_path / "part")
     return type(model), tmp_path / "part"
@@ -208,7 +167,7 @@ def test_a_quantized_text_encoder(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig, T5EncoderModel
 
-    t5().save_pretrained(tmp_path / "plain")
+    t5_text(hidden=64).save_pretrained(tmp_path / "plain")
     for name, config in {
         "nf4": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
         "int8": BitsAndBytesConfig(load_in_8bit=True),

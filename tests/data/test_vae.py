@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.tiny.autoencoders import tiny_autoencoder
 from tread.data.vae import load_vae
 from tread.errors import ConfigError
 
@@ -31,16 +32,7 @@ def test_encode_and_decode_are_diffusers_own(tiny_vae: str) -> None:
 
 
 def test_a_tiny_autoencoder_has_no_moments(tmp_path: Path) -> None:
-    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
-
-    torch.manual_seed(0)
-    blocks, channels = (1, 1), (8, 8)
-    AutoencoderTiny(
-        encoder_block_out_channels=channels,
-        decoder_block_out_channels=channels,
-        num_encoder_blocks=blocks,
-        num_decoder_blocks=blocks,
-    ).save_pretrained(tmp_path / "tiny")
+    tiny_autoencoder(channels=4, stages=2).save_pretrained(tmp_path / "tiny")
     vae = load_vae(tmp_path / "tiny", device="cpu")
     assert (vae.has_moments, vae.factor, vae.name) == (False, 2, "none")
     latents = vae.encode(pixels())

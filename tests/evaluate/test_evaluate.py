@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from tests.programs import PROCESSES, run
 from tread.cli import main
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, RiskWarning
 from tread.evaluate.compare import compare, evaluate, measure, measure_place, save_reference
 from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ArrayImages
-from tread.routing.risks import RiskWarning
 
 RNG = np.random.default_rng(0)
 BRIGHT = RNG.integers(100, 256, size=(40, 8, 8, 3), dtype=np.uint8)
@@ -194,10 +193,9 @@ def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-@pytest.mark.realdata
-def test_the_command_on_two_folders(tmp_path: Path, real_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_on_two_folders(tmp_path: Path, lite0: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bright, dark = write(BRIGHT[:6], tmp_path / "a"), write(DARK[:5], tmp_path / "b")
-    weights = ["--features", "efflite0", "--weights", str(real_data / "efficientnet-lite0")]
+    weights = ["--features", "efflite0", "--weights", str(lite0)]
     main(["eval", str(bright), "--ref", str(dark), "--device", "cpu", "--batch-size", "4", *weights, "--json"])
     shown = capsys.readouterr()
     found = json.loads(shown.out)

@@ -1,10 +1,18 @@
-"""Pictures to encode."""
+"""Pictures to encode, and collections that are quick."""
 
+import gc
 from pathlib import Path
 
 import pytest
 
 from tests.tiny.pictures import write_noise
+
+
+@pytest.fixture(autouse=True)
+def collected() -> None:
+    """A run asks for three collections, which would look through all of torch, diffusers and transformers each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -90,5 +90,5 @@ def test_two_processes_share_the_work_and_agree(pictures: Path, tmp_path: Path) 
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cache_dir '\S+/file/cache' cannot be made \(.+\); name another"):
+    with pytest.raises(ConfigError, match=r"cache_dir '\S+/file/cache' cannot be created \(.+\); name another"):
         Cache(tmp_path / "file" / "cache")

@@ -65,7 +65,7 @@ def test_a_mask_is_a_weight_beside_the_latents(pictures: Path, tmp_path: Path) -
     cache = Cache(tmp_path / "cache")
     entries, skipped = encode(cache, pictures, Encoder())
     assert [(Path(name).name, reason.partition(" is ")[2]) for name, reason in skipped] == [
-        ("1.png", "black wherever the picture is used")
+        ("1.png", "black everywhere in the crop")
     ]
     data = CachedSamples(
         cache, entries, encode_texts(cache, ["picture 0", "picture 2"], encode=TextEncoder(), identity="t")

@@ -9,6 +9,7 @@ import pytest
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
+from tread.finetune.compat.rules import MODELS
 from tread.finetune.compat.translate import KeyVerdict, translate
 from tread.finetune.config import read_config
 from tread.finetune.families import TUNE_FAMILIES, family_class
@@ -121,7 +122,7 @@ def test_null_is_as_good_as_a_key_left_out() -> None:
     for key in DATA_RULES.keys() - {"huggingface"}:
         found = translate({**BASE, "data": [{"instance_data_dir": "a", key: None}]})
         assert found.unsupported == [], key
-        assert found.settings["data"] == [{"instance_data_dir": "a"}], key
+        assert found.settings["data"] == ({"instance_data_dir": "a"},), key
 
 
 def test_no_setting_begins_like_keys_that_are_judged_together() -> None:
@@ -218,6 +219,8 @@ def test_a_published_config_runs_with_its_data_list(tmp_path: Path, monkeypatch:
         ({"mixed_precision": False}, {"mixed_precision": "no"}),
         ({"report_to": "all"}, {"report_to": "auto"}),
         ({"dynamo_backend": "no"}, {"compile": False}),
+        ({"flow_schedule_shift": "0", "lora_rank": "8"}, {"flow_schedule_shift": 1.0, "lora_rank": 8}),
+        ({"num_train_epochs": "0", "max_train_steps": "50"}, {"num_train_epochs": 0, "max_train_steps": 50}),
         ({"num_train_epochs": 2, "max_train_steps": 50}, {"num_train_epochs": 2, "max_train_steps": 1000}),
         ({"lora_rank": None, "validation_negative_prompt": None}, {"lora_rank": 16, "validation_negative_prompt": ""}),
         (
@@ -278,6 +281,10 @@ def test_flavours_name_models_and_experts() -> None:
     assert config.pretrained_model_name_or_path == "Wan-AI/Wan2.2-T2V-A14B-Diffusers"
     assert config.experts == "low"
     assert settings(model_flavour="dev").pretrained_model_name_or_path == "model"
+    for family, models in MODELS.items():
+        for name, model in models.items():
+            named = settings(model_family=family, pretrained_model_name_or_path=None, model_flavour=name)
+            assert named.pretrained_model_name_or_path == model
     unknown = verdict({"model_family": "wan", "data": "a", "model_flavour": "t3v"}, "model_flavour")
     assert unknown.text.startswith("write pretrained_model_name_or_path instead (t2v-480p-1.3b-2.1, ")
 

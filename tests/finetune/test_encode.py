@@ -97,7 +97,7 @@ def test_texts_are_encoded_once_each(tmp_path: Path) -> None:
     assert more.captions == ["cow"]
     encode_texts(cache, captions, encode=more, identity="another", progress=False)
     assert len(more.captions) == 5
-    with pytest.raises(DataError, match=r"\S+\.safetensors cannot be read .*: go on with the run to encode it again"):
+    with pytest.raises(DataError, match=r"\S+\.safetensors cannot be read .*: resume the run to encode it again"):
         texts["unknown"]
 
 

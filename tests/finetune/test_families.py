@@ -142,8 +142,11 @@ def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) ->
         assert_close(ours[name], stock[name], rtol=1e-5, atol=1e-5, check_dtype=name != "timestep", msg=message)
 
 
-def test_sampling_by_predict_is_the_stock_pipeline(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of two lengths, each call of the transformer, the velocity's sign and the result."""
+@pytest.mark.parametrize("prompts", [PROMPTS, ["a photo of " * 400]], ids=["two lengths", "too long"])
+def test_sampling_by_predict_is_the_stock_pipeline(
+    case: Case, prompts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts of two lengths or truncated, each call of the transformer, the velocity's sign and the result."""
     family, stock_scheduler = case.family, case.pipeline.scheduler
     scheduler = type(stock_scheduler).from_config(stock_scheduler.config)
     set_timesteps = stock_scheduler.set_timesteps
@@ -156,9 +159,9 @@ def test_sampling_by_predict_is_the_stock_pipeline(case: Case, monkeypatch: pyte
     monkeypatch.setattr(stock_scheduler, "set_timesteps", set_both)
     guidance: dict[str, Any] = {family.guidance_argument: 1.0}
     with recorded(*(getattr(case.pipeline, part) for part, _, _ in family.experts)) as stock:
-        expected = case.sample(case.pipeline, prompt=PROMPTS, **guidance)
+        expected = case.sample(case.pipeline, prompt=prompts, **guidance)
     assert len(stock) == STEPS
-    batch = case.batch(PROMPTS)
+    batch = case.batch(prompts)
     latents = case.noise(batch)
     for t, stock_call in zip(scheduler.timesteps, stock, strict=True):
         model = case.expert(float(t) / 1000)

@@ -104,13 +104,13 @@ def test_a_first_frame_is_given_with_what_clip_sees_in_it(wan: Open, clip: Tenso
 
 def test_an_image_has_nothing_to_teach_an_image_to_video_model(wan: Open, clip: Tensor) -> None:
     family, pipeline = wan("wan-i2v")
-    with pytest.raises(DataError, match=r"an image was given to an image-to-video model.*train it on videos"):
+    with pytest.raises(DataError, match=r"which an image-to-video model would learn to copy.*train on videos"):
         family.encode_pixels(pipeline, clip[:, :, :1])
 
 
 def test_models_of_two_given_frames_are_refused(pipeline_folder: Callable[[str], Path], tmp_path: Path) -> None:
     source = changed(pipeline_folder("wan-i2v"), tmp_path, "transformer/config.json", pos_embed_seq_len=10)
-    with pytest.raises(ConfigError, match=r"between a first and a last frame.*set pretrained_model_name_or_path"):
+    with pytest.raises(ConfigError, match=r"takes a first and a last frame.*set pretrained_model_name_or_path"):
         open_family("wan", source)
 
 

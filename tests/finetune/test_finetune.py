@@ -1,9 +1,6 @@
 """`tread finetune` from the command line to the result, on tiny pipelines of every family."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
 from tests.finetune.tasks import ROUTES
+from tests.programs import PROCESSES, run
 from tests.tiny.pictures import write_clips, write_shapes
 from tests.tiny.pipelines import TINY
 from tread.cli import main
@@ -23,8 +21,8 @@ from tread.errors import ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.task import Finetuning
 from tread.kernels import checkpointing
+from tread.training.loop import Session
 from tread.training.metrics import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -59,6 +57,7 @@ def config(pipeline_folder: Folder, shapes: Path, clips: Path, tmp_path_factory:
             "data": data,
             "output_dir": str(folder),
             "cache_dir": str(cache),
+            "tokenizer_max_length": 32,
             "max_train_steps": 6,
             "train_batch_size": 3,
             "learning_rate": 0.02,
@@ -107,8 +106,8 @@ def test_an_error_within_the_model_leaves_a_checkpoint_and_a_result(
         return forward(self, *arguments, **named)
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of luck"):
-        before = Finetuning.set_step
-        patch.setattr(Finetuning, "set_step", lambda self, step: (steps.append(step), before(self, step)))
+        before = Session.step
+        patch.setattr(Session, "step", lambda self, step, batches: (steps.append(step), before(self, step, batches))[1])
         patch.setattr(FluxSingleTransformerBlock, "forward", fails)
         finetune(config("flux", tmp_path / "run", **settings))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
@@ -193,14 +192,7 @@ def test_one_run_for_any_number_of_processes(config: Any, tmp_path: Path) -> Non
     finetune(alone)
     raw = {**json.loads(json.dumps(alone.__dict__)), "output_dir": str(tmp_path / "two"), "train_batch_size": 1}
     (tmp_path / "c.json").write_text(json.dumps(raw))
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tread", "finetune"]
-    process = subprocess.run(
-        [sys.executable, *command, str(tmp_path / "c.json")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
+    run(*PROCESSES, "-m", "tread", "finetune", tmp_path / "c.json")
     losses = [[line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line] for name in ("alone", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     one, two = checkpoint(tmp_path / "alone"), checkpoint(tmp_path / "two")

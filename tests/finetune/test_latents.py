@@ -6,27 +6,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.tiny.autoencoders import kl_autoencoder, tiny_autoencoder
 from tread.finetune.families.autoencoders import encode_images, pixels_per_latent
 
 PIXELS = torch.rand(2, 3, 1, 16, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-SCALING: dict[str, Any] = {"latent_channels": 4, "scaling_factor": 0.5, "shift_factor": 0.25}
+SCALING: dict[str, Any] = {"channels": 4, "scaling_factor": 0.5, "shift_factor": 0.25}
 
 
 @pytest.fixture
 def autoencoders() -> tuple[Any, Any]:
     """An AutoencoderKL of 2 pixels per latent and an AutoencoderTiny of 4."""
-    from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-    from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
-
-    torch.manual_seed(0)
-    stages: dict[str, Any] = {
-        "block_out_channels": (4, 4),
-        "down_block_types": ("DownEncoderBlock2D",) * 2,
-        "up_block_types": ("UpDecoderBlock2D",) * 2,
-    }
-    widths: dict[str, Any] = {"encoder_block_out_channels": (4,) * 3, "decoder_block_out_channels": (4,) * 3}
-    blocks: dict[str, Any] = {"num_encoder_blocks": (1,) * 3, "num_decoder_blocks": (1,) * 3}
-    return AutoencoderKL(norm_num_groups=2, **stages, **SCALING), AutoencoderTiny(**widths, **blocks, **SCALING)
+    return kl_autoencoder(stages=2, **SCALING), tiny_autoencoder(stages=3, **SCALING)
 
 
 def test_moments_and_latents_are_shifted_and_then_scaled(autoencoders: tuple[Any, Any]) -> None:

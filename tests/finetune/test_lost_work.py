@@ -44,6 +44,7 @@ class Lab:
             "data": {"instance_data_dir": str(self.folder / "data"), "resolution": 64},
             "cache_dir": str(self.folder / "cache"),
             "resume_from_checkpoint": "latest",
+            "tokenizer_max_length": 32,
             "max_train_steps": 4,
             "train_batch_size": 2,
             "checkpoint_step_interval": 2,

@@ -1,10 +1,7 @@
 """Results of every family, loaded as their cards say in a process without tread; headers, cards and whole files."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from PIL import Image
 from safetensors import safe_open
 from torch import nn
 
+from tests.programs import run
 from tests.tiny.pipelines import TINY
 from tread.finetune.adapters import add_adapter
 from tread.finetune.families import open_family
@@ -32,17 +30,12 @@ PLAN = {
     "selector": "random",
     "seed": 42,
 }
-PAIRS = [  # each kind of file, and each kind of loader
-    ("flux", "standard"),
-    ("flux", "lokr"),
-    ("flux", "lycoris"),
-    ("pixart_sigma", "standard"),
-    ("wan-a14b", "standard"),
-    ("wan-a14b", "full"),
-]
 FAMILIES = ("auraflow", "flux", "flux-kontext", "lumina2", "pixart_sigma", "qwen_image", "sd3", "wan-a14b", "wan-i2v")
-EVERY = [(name, kind) for name in FAMILIES for kind in ("standard", "lokr")]
-OTHERS = [*(pair for pair in EVERY if pair not in PAIRS), ("wan-a14b", "lycoris"), ("pixart_sigma", "full")]
+RESULTS = [
+    *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),
+    *(("flux", "lycoris"), ("wan-a14b", "lycoris"), ("wan-a14b", "full"), ("pixart_sigma", "full")),
+]
+"""Every family with each kind of file, and each kind of loader."""
 Folder = Callable[[str], Path]
 
 
@@ -131,20 +124,12 @@ def save(place: Path, name: str, kind: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pairs", [pytest.param(PAIRS, id="some"), pytest.param(OTHERS, id="others")])
-def test_a_result_does_what_its_card_says_without_tread(
-    pairs: list[tuple[str, str]], pipeline_folder: Folder, tmp_path: Path
-):
-    entries = [save(pipeline_folder(name), name, kind, tmp_path / f"{name}-{kind}") for name, kind in pairs]
+def test_a_result_does_what_its_card_says_without_tread(pipeline_folder: Folder, tmp_path: Path):
+    entries = [save(pipeline_folder(name), name, kind, tmp_path / f"{name}-{kind}") for name, kind in RESULTS]
     (tmp_path / "manifest.json").write_text(json.dumps(entries))
-    script = Path(__file__).with_name("load_result.py")
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, env=environment
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
+    run(Path(__file__).with_name("load_result.py"), tmp_path, CUDA_VISIBLE_DEVICES="")
     results = json.loads((tmp_path / "results.json").read_text())
-    assert len(results) == sum(len(entry["parts"]) for entry in entries) > len(pairs)
+    assert len(results) == sum(len(entry["parts"]) for entry in entries) > len(RESULTS)
     for result in results:
         assert result["off"] < 1e-5, result
         assert result["moved"] > 1e-3, result

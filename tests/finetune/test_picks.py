@@ -46,15 +46,17 @@ def test_the_positions_of_the_noise_are_those_of_the_picks() -> None:
         for micro_step in range(2):
             where = positions(step, micro_step, **slices)
             together = torch.cat([order.batch(index) for index in range(6)])
-            assert [pick.sample for pick in next(batches)] == together[where].tolist()
+            picks = next(batches)
+            assert [pick.sample for pick in picks] == together[where].tolist()
+            assert [pick.position for pick in picks] == where.tolist()
 
 
 def test_a_pick_is_a_plain_visit_by_default() -> None:
-    assert Pick(3) == (3, False, 0)
+    assert Pick(3) == (3, False, 0, 0)
 
 
 def test_batches_that_do_not_fit_the_order_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"batches of 4 samples; 3 micro-step\(s\) of them are not 8"):
+    with pytest.raises(ConfigError, match=r"4 samples per micro-step; with 3 micro-steps the batch is 12, not 8"):
         PickSampler(
             BucketOrder(GROUPS, [1] * 14, batch=4, seed=1),
             **{"batch": 8, "micro_steps": 3, "rank": 0, "world": 1, "start_step": 0, "steps": 1},

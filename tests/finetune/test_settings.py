@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.finetune.test_recipes import ROOT
+from tread.config.fields import fields_of
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.quantize import METHODS
@@ -14,12 +15,10 @@ from tread.finetune.settings import (
     SCHEDULE,
     UNQUANTIZED,
     FinetuneConfig,
-    OptimizerName,
     Precision,
-    field_docs,
 )
-from tread.report.finetune import updated
 from tread.training.optimizers import OPTIMIZERS
+from tread.training.settings import OptimizerName
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 ROUTE = {"selection_ratio": 0.25, "start_layer_idx": 3, "end_layer_idx": -4}
@@ -140,16 +139,13 @@ def test_names_are_those_that_the_parts_know() -> None:
 
 
 def test_every_field_says_what_it_means() -> None:
-    docs = field_docs()
+    docs = {name: field.doc for name, field in fields_of(FinetuneConfig).items()}
     assert list(docs) == [field.name for field in dataclasses.fields(FinetuneConfig)]
     assert all(text.endswith(".") and "\n" not in text for text in docs.values())
 
 
-def test_the_page_is_current() -> None:
-    """`python -m tread.report.finetune docs/finetune.md` writes it."""
-    page = (ROOT / "docs" / "finetune.md").read_text()
-    assert page == updated(page)
-    words, told = " ".join(page.split()), SCHEDULE
+def test_the_page_says_the_schedule() -> None:
+    words, told = " ".join((ROOT / "docs" / "finetune.md").read_text().split()), SCHEDULE
     assert f"over the first {told.warmup_fraction:.0%}".replace("%", " %") in words
     assert f"({told.warmup_most} at most)" in words
     assert f"the last {told.cooldown_fraction:.0%}".replace("%", " %") in words

@@ -12,10 +12,11 @@ from PIL import Image
 
 import tread
 from tests.tiny.pipelines import TINY
+from tread.config.fields import fields_of
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.families import TUNE_FAMILIES, open_family
-from tread.finetune.settings import FinetuneConfig, field_docs
+from tread.finetune.settings import FinetuneConfig
 from tread.finetune.source import Source
 from tread.finetune.starter import starter_config
 from tread.routing.risks import adapter_risks, layer_risks
@@ -93,7 +94,7 @@ def test_every_key_has_its_line(photos: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="no model at"):
         text = starter_config("sd3", str(tmp_path / "none"), str(photos))
     lines = text.splitlines()
-    docs = field_docs()
+    docs = {name: field.doc for name, field in fields_of(FinetuneConfig).items()}
     for key in yaml.safe_load(text):
         at = next(i for i, line in enumerate(lines) if line.startswith(f"{key}:"))
         comment = " ".join(line.removeprefix("# ") for line in lines[max(0, at - 2) : at] if line.startswith("# "))
@@ -121,7 +122,7 @@ def test_a_model_of_another_family_is_told(
 def test_data_without_captions_or_without_anything(photos: Path, tmp_path: Path) -> None:
     for path in photos.glob("*.txt"):
         path.unlink()
-    config = told(f"{photos} has no captions: the files' names are taken", str(photos), tmp_path)
+    config = told(f"{photos} has no captions, so file names are used", str(photos), tmp_path)
     assert config.data_entries()[0]["caption_strategy"] == "filename"
     assert config.prompts == ("0",)
     empty = tmp_path / "empty"

@@ -11,7 +11,8 @@ from tests.finetune.tasks import make_config, make_task
 from tests.tiny.pictures import write_gradients
 from tests.tiny.pipelines import PipelineFolder
 from tread.attach.registry import layers_of
-from tread.finetune.task import LATENT, NOISE, TIME, memory_advice
+from tread.finetune.job import FinetuneJob
+from tread.finetune.task import LATENT, NOISE, TIME
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Compiled
 from tread.routing import noise
@@ -31,7 +32,7 @@ def test_the_loss_is_that_of_the_stock_transformer(
     step = 3
     batches = task.batches(step)
     batch = next(batches)
-    found = task.loss(task.model, batch, step, 0)
+    found = task.loss(task.model, batch)
 
     where = torch.tensor([2 * step, 2 * step + 1])
     x = batch.tensors["mean"]
@@ -71,8 +72,8 @@ def test_masks_force_the_tokens_they_touch(pipeline_folder: PipelineFolder, tmp_
     data = write_gradients(tmp_path / "images", masked=True)
     task = make_task(make_config(pipeline_folder("flux"), data), tmp_path)
     batch = next(task.batches(0))
-    task.set_step(0)
-    task.loss(task.model, batch, 0, 0)
+    task.routing[0].set_step(0)
+    task.loss(task.model, batch)
     touched = [{0, 1, 4, 5, 8, 9, 12, 13}, {10, 11, 14, 15}]  # of 4 x 4 tokens: two columns, one quarter
     weights = batch.tensors["weight"]
     order = [0 if weights[i, 0, 0, 0] > 0 else 1 for i in range(2)]
@@ -109,8 +110,8 @@ def test_a_loss_on_kept_tokens_alone(pipeline_folder: PipelineFolder, tmp_path: 
 
     recorded: Any = Recorded()
     task.target = recorded
-    task.set_step(0)
-    found = task.loss(task.model, next(task.batches(0)), 0, 0)
+    task.routing[0].set_step(0)
+    found = task.loss(task.model, next(task.batches(0)))
     (handle,) = task.handles.values()
     assert handle is not None
     tokens = torch.nn.functional.pixel_unshuffle(errors[0], 2).flatten(2).transpose(1, 2)  # (B, S, 4C)
@@ -121,17 +122,17 @@ def test_a_loss_on_kept_tokens_alone(pipeline_folder: PipelineFolder, tmp_path: 
 
 def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
     lavish = make_config(tmp_path, "x", gradient_checkpointing=False, tread_config=None, use_ema=True)
-    assert memory_advice(lavish) == (
+    assert FinetuneJob.of(lavish).memory_advice == (
         "Any of these needs less: set gradient_checkpointing to true; set base_model_precision to 'int8'; set "
         "train_batch_size to 1 and raise gradient_accumulation_steps instead; set use_ema to false; route tokens "
         "(tread_config: balanced); lower the resolution of the data."
     )
     frugal = make_config(tmp_path, "x", base_model_precision="nf4", train_batch_size=1)
-    assert memory_advice(frugal) == "Any of these needs less: lower the resolution of the data."
+    assert FinetuneJob.of(frugal).memory_advice == "Any of these needs less: lower the resolution of the data."
     graphed = make_config(tmp_path, "x", graphs=True)
-    assert memory_advice(graphed).startswith("Any of these needs less: set graphs to false; ")
+    assert FinetuneJob.of(graphed).memory_advice.startswith("Any of these needs less: set graphs to false; ")
     full = make_config(tmp_path, "x", model_type="full", train_batch_size=1)
-    assert "set model_type to 'lora'; set optimizer to 'adamw-8bit'" in memory_advice(full)
+    assert "set model_type to 'lora'; set optimizer to 'adamw-8bit'" in FinetuneJob.of(full).memory_advice
 
 
 @pytest.mark.parametrize("compiled", [False, True])

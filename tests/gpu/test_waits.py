@@ -16,7 +16,7 @@ from tests.finetune.tasks import ROUTES, make_config, make_task
 from tests.tiny.pictures import write_gradients
 from tests.tiny.pipelines import PipelineFolder
 from tests.tiny.runs import forget, write_images
-from tread.finetune.run import job_config
+from tread.finetune.job import FinetuneJob
 from tread.pretrain.config import compose
 from tread.pretrain.task import Pretraining
 from tread.training.loop import Session
@@ -49,7 +49,7 @@ class Training:
     def __call__(self) -> None:
         values = self.session.step(self.done, self.batches)
         self.done += 1
-        self.metrics.add(self.done, {"tokens_kept": self.task.kept_share}, values)
+        self.metrics.add(self.done, {"tokens_kept": self.session.kept_share}, values)
 
 
 def between_log_lines(session: Session, folder: Path, device: str) -> None:
@@ -79,7 +79,7 @@ def pretraining(folder: Path, device: str, *settings: str) -> Session:
             *["model.tread_config=" + json.dumps(ROUTES), "train.steps=100", "validation.samples=0", "sample.every=0"],
             *["log.trackers=none", *settings],
         ]
-    ).config
+    )
     task = Pretraining(config, Accelerator(cpu=device == "cpu", mixed_precision="bf16"), folder)
     return Session(task, config, task.accelerator)
 
@@ -97,7 +97,7 @@ def finetuning(folder: Path, pipeline: Path, device: str, *, masked: bool, worke
         report_to="none",
     )
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16")
-    return Session(make_task(config, folder, accelerator), job_config(config), accelerator)
+    return Session(make_task(config, folder, accelerator), FinetuneJob.of(config), accelerator)
 
 
 def test_pretraining(tmp_path: Path) -> None:

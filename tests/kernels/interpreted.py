@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tread.kernels import float8_triton
-from tread.kernels.float8 import FORWARD, to_float8, turned
+from tread.kernels.float8 import FORWARD, to_float8, transposed
 
 SHAPES = [(1, 16), (5, 48), (7, 1000), (4, 3072)]
 DTYPES = [torch.bfloat16, torch.float32]
@@ -57,7 +57,7 @@ def check_rows() -> None:
 def check_turning() -> None:
     for shape in ((1, 1), (64, 128), (130, 300), (16, 512)):
         x = torch.randint(256, shape, dtype=torch.uint8)
-        assert float8_triton.turn(x).equal(turned(x)), shape
+        assert float8_triton.transpose(x).equal(transposed(x)), shape
 
 
 if __name__ == "__main__":

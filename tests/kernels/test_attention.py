@@ -138,7 +138,7 @@ def test_cpus_are_left_alone() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the error is a CPU's")
 def test_a_job_refuses_it_before_anything_else() -> None:
     with pytest.raises(ConfigError, match=r"train\.attention is 'cudnn', a kernel of GPUs"):
-        make_accelerator(compose(["train.attention=cudnn"]).config, attention_setting="train.attention")
+        make_accelerator(compose(["train.attention=cudnn"]))
 
 
 Calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]

@@ -77,4 +77,4 @@ def test_float8(capability: int, size: int) -> None:
     assert shared(float8_triton._round_row, types, constants, capability, float8_triton.warps(length)) <= SMALLEST
     types = {"x": "*i8", "out": "*i8", "rows": "i32", "columns": "i32"}
     height, wide = float8_triton.TILE
-    assert shared(float8_triton._turn_tile, types, {"HEIGHT": height, "WIDTH": wide}, capability, 8) <= SMALLEST
+    assert shared(float8_triton._transpose_tile, types, {"HEIGHT": height, "WIDTH": wide}, capability, 8) <= SMALLEST

@@ -19,7 +19,7 @@ from tread.kernels.float8 import (
     product,
     to_float8,
     train_in_float8,
-    turned,
+    transposed,
 )
 from tread.models import DiT
 from tread.pretrain import task as pretrain
@@ -163,8 +163,8 @@ def test_what_is_kept_for_the_backward_pass(way: Float8, bytes_kept: list[int]) 
 
 def test_turned_is_in_one_piece() -> None:
     x = torch.arange(6).view(2, 3)
-    assert turned(x).tolist() == [[0, 3], [1, 4], [2, 5]]
-    assert turned(x).is_contiguous()
+    assert transposed(x).tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert transposed(x).is_contiguous()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -241,7 +241,7 @@ def test_what_cannot_compute_in_float8_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for capability, precision, words in (
         ((8, 6), "bf16", "compute capability 8.9 or above"),
-        ((9, 0), "no", "train.float8 is set, which computes beside bf16: set train.precision to 'bf16' too."),
+        ((9, 0), "no", "train.float8 is set, which needs bf16 autocast: set train.precision to 'bf16' too."),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         with pytest.raises(ConfigError, match=words):

@@ -5,7 +5,7 @@ import torch
 
 from tests.programs import run
 from tread.kernels import float8
-from tread.kernels.float8 import FORWARD, round_rows, to_float8, turn_bytes, turned
+from tread.kernels.float8 import FORWARD, round_rows, to_float8, transpose_bytes, transposed
 
 
 def test_in_the_interpreter() -> None:
@@ -35,7 +35,7 @@ def test_rows_on_a_gpu(shape: tuple[int, int], dtype: torch.dtype, compiled: boo
 def test_turning_on_a_gpu() -> None:
     for shape in ((16, 16), (130, 300), (3072, 15360)):
         x = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
-        assert turn_bytes(x).equal(turned(x))
+        assert transpose_bytes(x).equal(transposed(x))
 
 
 @pytest.mark.gpu

@@ -77,7 +77,7 @@ def main() -> None:
 
     from tread.kernels import triton_support
     from tread.kernels.adaln import AdaNorm
-    from tread.kernels.float8 import round_rows, turn_bytes
+    from tread.kernels.float8 import round_rows, transpose_bytes
 
     driver: Any = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
     triton.runtime.driver.set_active(driver)
@@ -85,7 +85,7 @@ def main() -> None:
     shift, scale, gate = (torch.randn(2, 1, 32, requires_grad=True) for _ in range(3))
     cases: dict[str, tuple[Any, ...]] = {
         "round_rows": (round_rows, torch.randn(16, 32)),
-        "turn": (lambda bytes: (turn_bytes(bytes),), torch.randint(256, (16, 32), dtype=torch.uint8)),
+        "turn": (lambda bytes: (transpose_bytes(bytes),), torch.randint(256, (16, 32), dtype=torch.uint8)),
         "norm": (AdaNorm("layer"), x, shift, scale),
         "gated norm": (AdaNorm("rms").after, x, branch, gate, shift, scale),
     }

@@ -16,7 +16,7 @@ from tread.training.job import end
 
 def evaluate(arguments: list[str]) -> Path:
     """Figures of step 7 in the run's folder, and the pictures of this rank's first batch."""
-    config = compose(arguments).config
+    config = compose(arguments)
     folder, accelerator = Path(config.output_dir), Accelerator(cpu=True)
     task = Pretraining(config, accelerator, folder)
     torch.manual_seed(0)

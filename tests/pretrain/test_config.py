@@ -1,46 +1,53 @@
-"""Composition: every group and recipe, a file of one's own, what a resumed run keeps, and every refusal's text."""
+"""Composition: every group and recipe, files, what a resumed run keeps, and the text of every refusal."""
 
 import json
+import shutil
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.programs import ROOT
+from tread.config.layers import changes
+from tread.config.schema import plain
 from tread.errors import ConfigError
-from tread.pretrain.config import CONFIG_FILE, changes, compose, config_folder, flatten, from_run
-from tread.pretrain.task import build_model
+from tread.pretrain.build import build_model
+from tread.pretrain.config import GROUPS, compose, config_folder, from_run
+from tread.report.settings import config_files, settings_page
 from tread.routing.plan import RoutePlan
+from tread.training.job import CONFIG_FILE
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-GROUPS = [
-    [f"{group}={path.stem}" for path in sorted((config_folder() / group).glob("*.yaml"))]
-    for group in ("model", "data", "objective")
-]
+CHOICES = [[f"{group}={name}" for name in options] for group, (_, options) in GROUPS.items()]
+ODD_TEXTS = ["été", "photos(1)", "a=b", "a#b", "it's", "~x", "2024", "1_000", "runs/ü", "null.d", "[x", "a: b", "1e-4"]
 
 
-def refused(*arguments: str) -> str:
+def refused(*given: str) -> str:
     with pytest.raises(ConfigError) as error:
-        compose(arguments)
+        compose(given)
     return str(error.value)
 
 
-@pytest.mark.parametrize("groups", [*product(*GROUPS)], ids=" ".join)
+def ratio_of(tread_config: Any) -> float:
+    return RoutePlan.from_config(tread_config).routes[0].selection_ratio
+
+
+@pytest.mark.parametrize("groups", [*product(*CHOICES)], ids=" ".join)
 def test_every_combination_of_groups_composes(groups: tuple[str, ...]) -> None:
     path = [] if "data=digits" in groups else ["data.path=somewhere"]
-    config = compose([*groups, *path]).config
-    assert [f"model={config.model.name}", f"data={config.data['name']}", f"objective={config.objective['name']}"] == [
-        *groups
-    ]
+    config = compose([*groups, *path])
+    named = [f"model={config.model.name}", f"data={config.data['name']}", f"objective={config.objective['name']}"]
+    assert named == [*groups]
     assert (config.model.tread_config is None) == ("model=dit" in groups)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_composes_into_a_model_it_can_route(recipe: Path) -> None:
-    config = compose([str(recipe), "data.path=somewhere", "model.width=16", "model.heads=2"]).config
+    config = compose([str(recipe), "data.path=somewhere", "model.width=16", "model.heads=2"])
     model = build_model(config.model, (4, 32, 32), 1000, checkpointing=False)
-    assert config.model.tread_config is not None
-    (route,) = RoutePlan.from_config(config.model.tread_config).resolve(model.depth).routes
+    (route,) = RoutePlan.from_config(config.model.tread_config or {}).resolve(model.depth).routes
     # the paper's placement, start = 2, end = B - 4, ratio 0.5
     assert (route.selection_ratio, route.start_layer_idx, route.end_layer_idx) == (0.5, 2, model.depth - 4)
     assert config.objective["name"] == ("edm" if recipe.stem.startswith("dit") else "flow")
@@ -51,112 +58,130 @@ def test_every_recipe_composes_into_a_model_it_can_route(recipe: Path) -> None:
 
 
 def test_recipes_are_there() -> None:
-    assert {path.stem for path in RECIPES} >= {
-        f"{kind}-{size}-2" for kind in ("dit", "sit") for size in ["s", "b", "l", "xl"]
-    }
+    expected = {f"{kind}-{size}-2" for kind in ("dit", "sit") for size in ["s", "b", "l", "xl"]}
+    assert {path.stem for path in RECIPES} >= expected
 
 
 def test_the_defaults_are_the_tiny_model_on_digits_half_the_tokens_routed() -> None:
-    config = compose([]).config
-    assert (config.model.preset, config.data, config.output_dir) == ("tiny", {"name": "digits"}, "runs/tread-digits")
-    assert config.model.tread_config is not None
-    (route,) = RoutePlan.from_config(config.model.tread_config).routes
+    config = compose([])
+    assert (config.model.size, config.data, config.output_dir) == ("tiny", {"name": "digits"}, "runs/tread-digits")
+    (route,) = RoutePlan.from_config(config.model.tread_config or {}).routes
     assert route.to_config() == {"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -4}
 
 
-def test_a_file_of_the_users_own_with_the_command_line_on_top(tmp_path: Path) -> None:
+def test_generated_files_are_current(tmp_path: Path) -> None:
+    """`make docs` writes them; a wheel, which has none of them, composes the same config."""
+    folder = config_folder()
+    assert folder is not None
+    written = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.yaml")}
+    assert written == config_files()
+    assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
+    (tmp_path / CONFIG_FILE).write_text("")
+    for groups in product(*CHOICES):
+        assert compose([*groups, *["data.path=x"] * ("data=digits" not in groups)], tmp_path) == compose(
+            [*groups, *["data.path=x"] * ("data=digits" not in groups)]
+        )
+
+
+def test_edits_of_the_files_take_effect_and_are_overruled_in_order(tmp_path: Path) -> None:
+    """Defaults of the fields, configs/config.yaml, groups, a recipe, name=value."""
+    folder = config_folder()
+    assert folder is not None
+    shutil.copytree(folder, tmp_path / "configs")
+    base, group = tmp_path / "configs" / CONFIG_FILE, tmp_path / "configs" / "model" / "tread.yaml"
+    base.write_text(base.read_text().replace("steps: 2000", "steps: 7").replace("data: digits", "data: latents"))
+    group.write_text(group.read_text().replace("size: tiny", "size: S/2").replace("ratio: 0.5", "ratio: 0.25"))
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("data: {path: shards}\nmodel: {depth: 3}\ntrain: {batch_size: 5, seed: 1}\n")
+    config = compose([str(recipe), "train.seed=2"], tmp_path / "configs")
+    assert (config.train.steps, config.train.batch_size, config.train.seed) == (7, 5, 2)
+    assert (config.model.size, config.model.depth, config.data["name"]) == ("S/2", 3, "latents")
+    assert ratio_of(config.model.tread_config) == 0.25
+    assert compose([str(recipe), "model=dit"], tmp_path / "configs").model.size == "tiny"
+
+
+def test_files_of_earlier_versions(tmp_path: Path) -> None:
+    """Hydra's `defaults:` lists, the old name of model.size, the old default of output_dir."""
+    new = compose(["model=dit", "objective=edm", "model.size=S/2", "train.steps=7", "objective.p_mean=-0.4"])
     file = tmp_path / "mine.yaml"
-    file.write_text(
-        "defaults: [config, override model: dit, override objective: edm, _self_]\n"
-        "train: {steps: 7, seed: 3}\nobjective: {p_mean: -0.4}\n"
+    for overrides in (
+        "{override model: dit}, {override objective: edm}",
+        "override model: dit, override objective: edm",
+    ):
+        file.write_text(
+            f"defaults: [config, {overrides}, _self_]\noutput_dir: runs/${{model.name}}-${{data.name}}\n"
+            "model: {preset: S/2}\ntrain: {steps: 7}\nobjective: {p_mean: -0.4}\n"
+        )
+        assert compose([str(file)]) == new
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    (tmp_path / "configs" / "config.yaml").write_text(
+        "defaults:\n  - model: dit\n  - objective: edm\n  - _self_\ntrain: {steps: 7}\n"
     )
-    config = compose([str(file), "train.seed=5"]).config
-    assert (config.train.steps, config.train.seed, config.train.batch_size) == (
-        7,
-        5,
-        compose([]).config.train.batch_size,
-    )
-    assert (config.model.name, config.objective["name"], config.objective["p_mean"]) == ("dit", "edm", -0.4)
+    (tmp_path / "configs" / "model" / "dit.yaml").write_text("name: dit\npreset: S/2\n")
+    assert compose(["objective.p_mean=-0.4"], tmp_path / "configs") == new
+    (tmp_path / "configs" / "model" / "tread.yaml").write_text("defaults: [dit, _self_]\nname: tread\n")
+    assert compose(["model=tread"], tmp_path / "configs").model.size == "S/2"
+    assert compose(["model=dit", "model.preset=S/2"]).model.size == "S/2"
 
 
 def test_files_that_do_not_serve(tmp_path: Path) -> None:
-    def written(text: str, name: str = "mine.yaml") -> str:
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
+    def written(text: str) -> str:
+        (tmp_path / "mine.yaml").write_text(text)
+        return str(tmp_path / "mine.yaml")
 
-    assert refused("no.yaml") == "the config file 'no.yaml' does not exist."
-    assert refused(written("train: {steps: 7}\n")) == (
-        f"{tmp_path}/mine.yaml lacks checkpoint: begin it with `defaults: [config, _self_]`, as recipes/ do."
+    assert refused("no.yaml").startswith("the config file 'no.yaml' does not exist (paths are relative to")
+    assert refused(written("train: [\n")).startswith(
+        f"the config file '{tmp_path}/mine.yaml' is not valid YAML at line"
     )
-    assert refused(written("train: [\n")).startswith(f"{tmp_path}/mine.yaml is not valid YAML: while parsing")
-    assert refused(written("defaults: [config, _self_]\ntrian: {steps: 7}\n")).startswith(
-        "config: unknown key 'trian'. Did you mean 'train'?"
+    assert refused(written("- 1\n")).startswith(f"{tmp_path}/mine.yaml is no mapping of settings")
+    assert refused(written("trian: {steps: 7}\n")).startswith(
+        f"{tmp_path}/mine.yaml: there is no setting trian. Did you mean 'train'?"
     )
-    assert refused(written("defaults: [config, _self_]\ntrain: {stepz: 7}\n")).startswith(
-        "train: unknown key 'stepz'. Did you mean 'steps'?"
+    assert refused(written("train: {stepz: 7}\n")).startswith(
+        f"{tmp_path}/mine.yaml: there is no setting train.stepz. Did you mean 'train.steps'?"
     )
-    assert refused(written("defaults: [config, _self_]\n", "config.yaml")) == (
-        f"the config.yaml beside {tmp_path}/config.yaml hides tread's own of that name; rename it."
+    assert refused(written("train: 7\n")) == "train is 7; it must be a mapping of settings."
+    assert "'steps' is given twice in one mapping" in refused(written("train:\n  steps: 7\n  steps: 8\n"))
+    assert "'start_layer_idx' is given twice" in refused(
+        written("model: {tread_config: {routes: [{start_layer_idx: 1, start_layer_idx: 2}]}}\n")
     )
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("trian.steps=5", "there is no setting trian. Did you mean 'train'? `tread train --help` lists them all."),
-        (
-            "train.stepz=5",
-            "there is no setting train.stepz. Did you mean 'train.steps'? `tread train --help` lists them all.",
-        ),
-        (
-            "model.tread_config.routes.0.selection_ration=0.5",
-            "there is no setting model.tread_config.routes.0.selection_ration. Did you mean "
-            "'model.tread_config.routes.0.selection_ratio'? `tread train --help` lists them all.",
-        ),
-        ("model=foo", "there is no model=foo; choose one of: dit, tread."),
+        ("trian.steps=5", "there is no setting trian.steps. Did you mean 'train.steps'? `tread train --help` lists"),
+        ("train.stepz=5", "there is no setting train.stepz. Did you mean 'train.steps'? `tread train --help` lists"),
+        ("~train.steps=5", "there is no setting ~train.steps. Did you mean 'train.steps'?"),
+        ("model.tread_config.routes.0.selection_ration=0.5", "routes[0]: unknown key 'selection_ration'. Did you mean"),
+        ("model=foo", "there is no model=foo; choose one of: tread, dit."),
+        ("data=3", "there is no data=3; choose one of: digits, images, latents."),
+        ("data.name=null", "there is no data=null; choose one of: digits, images, latents."),
         ("data=images", "data.path is missing; give it as data.path=VALUE."),
-        ("data=3", "cannot read 'data=3': choose the group by its name, e.g. model=dit."),
         ("optimizer.learning_rate=fast", "optimizer.learning_rate is 'fast'; it must be a number."),
-        ("train.steps=1,2", "cannot read 'train.steps=1,2': quote a value that holds spaces, commas or brackets."),
-        ("train.steps=[1,", "cannot read 'train.steps=[1,': quote a value that holds spaces, commas or brackets."),
+        ("train.steps=1,2", "train.steps is '1,2'; it must be a whole number."),
+        ("train.steps=[1,", "the value of train.steps, '[1,', is not valid YAML at line 1, column 4"),
+        ("train=5", "train is 5; it is a section: set train.SETTING=VALUE."),
         (
-            "model.tread_config.routes[0].selection_ratio=0.7",
-            "cannot read 'model.tread_config.routes[0].selection_ratio=0.7': write the place in a list as a number, "
-            "e.g. model.tread_config.routes.0.selection_ratio=0.5.",
+            "model.tread_config.routes.3.selection_ratio=0.7",
+            "model.tread_config.routes.3 cannot be set: model.tread_config.routes has 1 item(s), counted from 0; to",
         ),
         (
             "model.tread_config.routes.selection_ratio=0.7",
-            "cannot read 'model.tread_config.routes.selection_ratio=0.7': write the place in a list as a number, "
-            "e.g. model.tread_config.routes.0.selection_ratio=0.5.",
+            "model.tread_config.routes.selection_ratio cannot be set: model.tread_config.routes has 1 item(s)",
         ),
-        (
-            "model.tread_config.routes.3.selection_ratio=0.7",
-            "there is no model.tread_config.routes[3]: places in a list count from 0; to make it longer, give the "
-            "whole list.",
-        ),
-        (
-            "train.steps",
-            "cannot read 'train.steps': write setting=value, e.g. train.steps=500, after at most one FILE.yaml.",
-        ),
-        (
-            "mine.yml",
-            "cannot read 'mine.yml': write setting=value, e.g. train.steps=500, after at most one FILE.yaml.",
-        ),
-        (
-            "~train.steps=5",
-            "cannot read '~train.steps=5': write setting=value, e.g. train.steps=500, after at most one FILE.yaml.",
-        ),
-        ("resume=true", "resume is True; it must be text or null."),
+        ("train.steps", "cannot read 'train.steps': write name=value, e.g."),
         ("resume=nowhere", "'nowhere' is not the folder of a run: it has no config.yaml."),
     ],
 )
 def test_refusals(setting: str, message: str) -> None:
-    assert refused(setting) == message
+    assert refused(setting).startswith(message)
 
 
 def test_a_part_of_what_was_replaced() -> None:
-    assert refused("model=tread", "model.tread_config=balanced", "model.tread_config.routes.0.selection_ratio=0.7") == (
-        "model.tread_config.routes cannot be set here: another setting has replaced what it is a part of."
+    assert refused("model.tread_config=balanced", "model.tread_config.routes.0.selection_ratio=0.7") == (
+        "model.tread_config.routes.0.selection_ratio cannot be set: model.tread_config is 'balanced', which has no "
+        "parts."
     )
 
 
@@ -165,41 +190,65 @@ def test_an_unknown_setting_is_searched_in_the_groups_that_were_chosen() -> None
     assert "Did you mean 'objective.sigma_max'?" in refused("objective=edm", "objective.sigma_maxx=3")
 
 
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_text_is_taken_verbatim(text: str, tmp_path: Path) -> None:
+    config = compose(["data=images", f"data.path={text}", f"output_dir={text}"])
+    assert (config.data["path"], config.output_dir) == (text, text)
+    quoted = tmp_path / "mine.yaml"
+    quoted.write_text(f"data: {{name: images, path: {json.dumps(text)}}}\n")
+    assert compose([str(quoted)]).data["path"] == text
+    kept = tmp_path / CONFIG_FILE  # as a run keeps it
+    kept.write_text(yaml.safe_dump(plain(config), allow_unicode=True))
+    assert from_run(tmp_path) == config
+
+
+def test_unquoted_text_of_a_file_is_taken_verbatim(tmp_path: Path) -> None:
+    for text in ("2024", "1_000", "no", "2024-01-02", "1e-4"):
+        (tmp_path / "mine.yaml").write_text(f"data: {{name: images, path: {text}}}\n")
+        assert compose([str(tmp_path / "mine.yaml")]).data["path"] == text
+
+
 def test_tread_config_takes_every_form_and_replaces_the_one_before(tmp_path: Path) -> None:
     written = {"routes": [{"selection_ratio": 0.25, "start_layer_idx": 1, "end_layer_idx": -2}], "selector": "l1"}
     (tmp_path / "plan.json").write_text(json.dumps(written))
-    hydra = "{routes:[{selection_ratio:0.25,start_layer_idx:1,end_layer_idx:-2}],selector:l1}"
-    for form in (json.dumps(written), json.dumps({"tread_config": written}), hydra, str(tmp_path / "plan.json")):
-        config = compose([f"model.tread_config={form}"]).config.model.tread_config
+    compact = "{routes:[{selection_ratio:0.25,start_layer_idx:1,end_layer_idx:-2}],selector:l1}"
+    for form in (json.dumps(written), json.dumps({"tread_config": written}), compact, str(tmp_path / "plan.json")):
+        config = compose([f"model.tread_config={form}"]).model.tread_config
         assert config is not None
         assert RoutePlan.from_config(config) == RoutePlan.from_config(written)
-    assert compose(["model.tread_config=paper"]).config.model.tread_config == "paper"
-    assert compose(["model.tread_config=null"]).config.model.tread_config is None
+    assert compose(["model.tread_config=paper"]).model.tread_config == "paper"
+    assert compose(["model.tread_config=null"]).model.tread_config is None
+    for name in ("routes.0.selection_ratio", "routes[0].selection_ratio"):
+        assert ratio_of(compose([f"model.tread_config.{name}=0.7"]).model.tread_config) == 0.7
+    plan = compose(["model.tread_config.schedule={cooldown_fraction: 0.2}"]).model.tread_config
+    assert RoutePlan.from_config(plan or {}).schedule is not None
+    (tmp_path / "mine.yaml").write_text("model: {tread_config: {preset: high-res}}\n")
+    assert ratio_of(compose([str(tmp_path / "mine.yaml")]).model.tread_config) == 0.6
+    (tmp_path / "mine.yaml").write_text("model: {tread_config: {selector: l1}}\n")
+    assert RoutePlan.from_config(compose([str(tmp_path / "mine.yaml")]).model.tread_config or {}).selector == "l1"
 
 
 def test_a_resumed_run_keeps_its_settings_and_takes_what_is_named(trained: Path) -> None:
-    saved = from_run(trained).raw
-    assert compose([f"resume={trained}"]).raw == saved | {"resume": str(trained)}
+    saved = plain(from_run(trained))
+    assert plain(compose([f"resume={trained}"])) == saved | {"resume": str(trained)}
     changed = compose([f"resume={trained}", "train.steps=20", "optimizer.clip=null"])
-    assert changes(saved, changed.raw) == [
+    assert changes(saved, plain(changed)) == [
         "optimizer.clip: 1.0 -> None",
         f"resume: None -> {trained}",
         "train.steps: 6 -> 20",
     ]
     latest = compose(["resume=latest", f"output_dir={trained}", "train.steps=20"])
-    assert latest.config.model == changed.config.model
-    assert latest.config.output_dir == str(trained)
+    assert latest.model == changed.model
+    assert latest.output_dir == str(trained)
 
 
 def test_a_resumed_run_takes_settings_of_groups_that_are_not_the_default(tmp_path: Path) -> None:
-    from omegaconf import OmegaConf
-
-    raw = compose(["data=latents", "data.path=old", "objective=edm", f"output_dir={tmp_path}"]).raw
-    OmegaConf.save(OmegaConf.create(raw), tmp_path / CONFIG_FILE)
-    resumed = compose([f"resume={tmp_path}", "data.path=new", "objective.p_mean=-1"]).config
-    assert resumed.data == raw["data"] | {"path": "new"}
-    assert resumed.objective == raw["objective"] | {"p_mean": -1}
-    other = compose([f"resume={tmp_path}", "data=images", "data.path=pictures", "data.size=32"]).config
+    config = compose(["data=latents", "data.path=old", "objective=edm", f"output_dir={tmp_path}"])
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(plain(config)))
+    resumed = compose([f"resume={tmp_path}", "data.path=new", "objective.p_mean=-1"])
+    assert resumed.data == config.data | {"path": "new"}
+    assert resumed.objective == config.objective | {"p_mean": -1}
+    other = compose([f"resume={tmp_path}", "data=images", "data.path=pictures", "data.size=32"])
     assert other.data == {"name": "images", "path": "pictures", "size": 32, "flip": True}
     assert refused(f"resume={tmp_path}", "data=images") == "data.path is missing; give it as data.path=VALUE."
     assert refused(f"resume={tmp_path}", "data.paht=new").startswith(
@@ -209,31 +258,17 @@ def test_a_resumed_run_takes_settings_of_groups_that_are_not_the_default(tmp_pat
 
 def test_a_run_goes_on_in_its_own_folder_unless_told_otherwise(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "moved").symlink_to(trained)
-    assert compose([f"resume={tmp_path / 'moved'}"]).config.output_dir == str(tmp_path / "moved")
-    assert compose([f"resume={trained}", f"output_dir={tmp_path}/fork"]).config.output_dir == f"{tmp_path}/fork"
+    assert compose([f"resume={tmp_path / 'moved'}"]).output_dir == str(tmp_path / "moved")
+    assert compose([f"resume={trained}", f"output_dir={tmp_path}/fork"]).output_dir == f"{tmp_path}/fork"
 
 
 def test_nothing_to_resume_yet_is_a_new_run(tmp_path: Path) -> None:
-    config = compose(["resume=latest", f"output_dir={tmp_path}/new", "train.steps=5"]).config
+    config = compose(["resume=latest", f"output_dir={tmp_path}/new", "train.steps=5"])
     assert (config.resume, config.train.steps) == ("latest", 5)
 
 
 def test_a_saved_config_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text("train: [\n")
-    assert refused(f"resume={tmp_path}").startswith(f"{tmp_path}/config.yaml cannot be read (while parsing")
+    assert refused(f"resume={tmp_path}").startswith(f"the config file '{tmp_path}/config.yaml' is not valid YAML")
     (tmp_path / CONFIG_FILE).write_text("")
-    assert refused(f"resume={tmp_path}") == "output_dir is missing; it must be text."
-
-
-def test_changes() -> None:
-    old = {"a": {"b": 1, "gone": 2}, "same": [1, 2], "routes": [{"r": 1, "s": 2}]}
-    new = {"a": {"b": 3, "added": {"c": None}}, "same": [1, 2], "new": "x", "routes": [{"r": 1, "s": 3}]}
-    assert changes(old, new) == ["a.b: 1 -> 3", "a.gone: 2 -> None", "new: None -> x", "routes.0.s: 2 -> 3"]
-    assert flatten(new) == {
-        "a.b": 3,
-        "a.added.c": None,
-        "same": [1, 2],
-        "new": "x",
-        "routes.0.r": 1,
-        "routes.0.s": 3,
-    }
+    assert refused(f"resume={tmp_path}") == f"{tmp_path}/config.yaml is not the config of a run; restore it."

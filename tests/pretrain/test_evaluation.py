@@ -29,12 +29,11 @@ from tests.tiny.runs import (
 )
 from tests.training.test_ranks import launch
 from tread.data import Digits
-from tread.errors import ConfigError
+from tread.errors import ConfigError, RiskWarning
 from tread.evaluate.compare import evaluate
 from tread.evaluate.features import FEATURES
 from tread.pretrain.evaluation import DataImages, ModelImages
 from tread.pretrain.sample import open_run, sample_run
-from tread.routing.risks import RiskWarning
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
 

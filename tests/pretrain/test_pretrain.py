@@ -39,7 +39,7 @@ def test_training_starts_at_adaln_zero(tmp_path: Path, objective: str, monkeypat
     assert not any(parameter.any() for parameter in zeroed)
 
     first = next(task.batches(0))
-    expected = task.loss(zero, first, 0, 0)  # pyright: ignore[reportArgumentType]  (any callable will do)
+    expected = task.loss(zero, first)  # pyright: ignore[reportArgumentType]  (any callable will do)
     torch.testing.assert_close(session.step(0, task.batches(0))["loss"], expected, rtol=1e-6, atol=0)
 
 
@@ -59,7 +59,7 @@ def test_another_seed_gives_other_weights_data_noise_and_selections(tmp_path: Pa
     assert not torch.equal(batches[0][0], batches[1][0])
     selections = []
     for task in tasks:
-        task.loss(task.model.train(), batches[0], 0, 0)
+        task.loss(task.model.train(), batches[0])
         assert task.handle is not None
         selections.append(task.handle.selections[0])
     assert selections[0].shape == (8, 32)
@@ -90,7 +90,8 @@ def test_class_dropout_replaces_its_share_of_labels_by_the_null_class(tmp_path: 
 
     batch = next(task.batches(0))
     for step in range(2):
-        task.loss(record, batch, step, 0)  # pyright: ignore[reportArgumentType]
+        moved = batch._replace(positions=batch.positions + step * len(batch.positions))
+        task.loss(record, moved)  # pyright: ignore[reportArgumentType]
     for labels in seen:
         dropped = labels != batch[1]
         assert (labels[dropped] == 10).all()
@@ -120,9 +121,9 @@ def test_held_out_data_is_never_trained_on(tmp_path: Path, monkeypatch: pytest.M
 def test_the_data_position_is_a_function_of_the_step(tmp_path: Path) -> None:
     """A resumed run does not see the batches of its first steps again."""
     task, _ = make_session(tmp_path, "train.steps=6", "train.micro_steps=2")
-    straight = [labels.tolist() for _, labels in task.batches(0)]
+    straight = [batch.labels.tolist() for batch in task.batches(0)]
     assert len(straight) == 12
-    assert [labels.tolist() for _, labels in task.batches(4)] == straight[8:]
+    assert [batch.labels.tolist() for batch in task.batches(4)] == straight[8:]
     assert straight[0] != straight[8]
 
 
@@ -149,7 +150,7 @@ def test_validation_is_dense_and_on_fixed_noise(tmp_path: Path, name: str, objec
     model = copy.deepcopy(task.model)
     with session.averaged():
         model.load_state_dict(task.model.state_dict())
-    model.unroute()
+    model.routing = None
     digits, total, quantiles = Digits(), 0.0, []
     for i, index in enumerate(task.held_out.tolist()):
         x, label = digits[index]
@@ -167,9 +168,9 @@ def test_routing_is_on_in_training(tmp_path: Path) -> None:
     task, session = make_session(tmp_path)
     randomize(task.model)
     batch = next(task.batches(0))
-    routed = task.loss(session.model.train(), batch, 0, 0)
-    task.model.unroute()
-    assert float(task.loss(session.model, batch, 0, 0).detach()) != pytest.approx(float(routed.detach()), rel=1e-3)
+    routed = task.loss(session.model.train(), batch)
+    task.model.routing = None
+    assert float(task.loss(session.model, batch).detach()) != pytest.approx(float(routed.detach()), rel=1e-3)
 
 
 @pytest.mark.parametrize("settings", [["train.batch_size=3"], ["train.batch_size=64"], ["train.micro_steps=4"]])
@@ -240,7 +241,7 @@ def test_weights_that_cannot_be_read(tmp_path: Path, name: str) -> None:
         (["data=images", "data.path=3"], "data.path is 3; it must be text or a path."),
         (["+data.size=3"], "data: unknown key 'size'."),
         (["objective.time=never"], "objective.time is 'never'; choose one of: uniform, logit-normal."),
-        (["model.preset=XXL/2"], "model preset is 'XXL/2'. Did you mean 'XL/2'?"),
+        (["model.size=XXL/2"], "model preset is 'XXL/2'. Did you mean 'XL/2'?"),
         (["model.patch=3"], "input_size 8 does not divide into patches of 3"),
         (["model.tread_config=paper"], "route 2..-4 at 0.5 starts after it ends in a model of 5 layers"),
     ],

@@ -43,15 +43,14 @@ from tread.pretrain.config import compose
             "sample.interval is (0.7, 0.1); its lower end must be below its upper end.",
         ),
         ("sample.guidance=-1", "sample.guidance is -1.0; it must be at least 0."),
-        ("sample.guidance=inf", "sample.guidance is inf; it must be a number."),
+        ("sample.guidance=.inf", "sample.guidance is inf; it must be a number."),
         ("sample.solver=ddim", "sample.solver is 'ddim'; it must be one of 'euler', 'heun' or null."),
         (
             "train.checkpointing=selectiv",
             "train.checkpointing is 'selectiv'; it must be true or false or 'selective'.",
         ),
         ("log.trackers=mlflow", "log.trackers is 'mlflow'; it must be one of 'auto', 'none', 'tensorboard', 'wandb'."),
-        ("data={}", "cannot read 'data={}': choose the group by its name, e.g. model=dit."),
-        ("data.name=null", "data.name is missing; choose the group with data=NAME."),
+        ("data={}", "there is no data={}; choose one of: digits, images, latents."),
         ("model.tread_config.selector=best", "selector is 'best'. Choose one of: random, l1."),
     ],
 )
@@ -62,10 +61,10 @@ def test_out_of_bounds(setting: str, message: str) -> None:
 
 
 def test_overrides_are_what_differs_from_the_preset() -> None:
-    model = compose(["model=tread", "model.width=32", "model.rope=false"]).config.model
+    model = compose(["model=tread", "model.width=32", "model.rope=false"]).model
     assert model.overrides() == {"width": 32, "rope": False}
 
 
 def test_an_interval_is_a_pair() -> None:
-    assert compose(["sample.interval=[0.1,0.7]"]).config.sample.bounds == (0.1, 0.7)
-    assert compose([]).config.sample.bounds is None
+    assert compose(["sample.interval=[0.1,0.7]"]).sample.bounds == (0.1, 0.7)
+    assert compose([]).sample.bounds is None

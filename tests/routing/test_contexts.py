@@ -151,10 +151,10 @@ def test_ratios_say_what_a_forward_would_drop():
 
 def test_kinds_are_what_the_host_decides():
     handle = Handle(TWO, depth=8)
-    kinds = [handle.kind(training=True), handle.kind(training=False)]
+    kinds = [handle.signature(training=True), handle.signature(training=False)]
     for context in (handle.routed(0.75), handle.routed(0.0)):
         with context:
-            kinds.append(handle.kind(training=True))
+            kinds.append(handle.signature(training=True))
     assert len(set(kinds)) == 4
     with handle.dense():
-        assert handle.kind(training=True) == handle.kind(training=False)
+        assert handle.signature(training=True) == handle.signature(training=False)

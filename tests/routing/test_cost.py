@@ -68,8 +68,9 @@ def test_activation_bytes_are_what_autograd_keeps(routed):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = net(torch.randn(BATCH, 4, SIZE, SIZE), torch.rand(BATCH), torch.zeros(BATCH, dtype=torch.int64))
     assert out.requires_grad
-    cost = plan_cost(PLAN, LayerShape(width=64), tokens=SIZE * SIZE, element_bytes=4)
-    expected = BATCH * (cost.routed_bytes if routed else cost.dense_bytes)
+    cost = plan_cost(PLAN, LayerShape(width=64), tokens=SIZE * SIZE)
+    # float32, of twice the bytes
+    expected = 2 * BATCH * (cost.routed_bytes if routed else cost.dense_bytes)
     assert sum(kept.values()) == pytest.approx(expected, rel=0.08), "embedding and head come on top"
 
 

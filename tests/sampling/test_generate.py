@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.tiny.gaussian import three_classes
-from tread.errors import ConfigError
+from tread.errors import ConfigError, RiskWarning
 from tread.objectives import EDM, Flow, Net, Objective
 from tread.routing import noise
-from tread.routing.risks import RiskWarning
 from tread.sampling.generate import generate
 from tread.sampling.solvers import Churn
 

@@ -13,16 +13,16 @@ from tread.sampling.grid import image_names, make_grid, save_images
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_stand_row_by_row_enlarged_by_whole_factors_on_white(channels: int) -> None:
     images = torch.randint(0, 200, (5, 20, 30, channels), dtype=torch.uint8)
-    grid = np.asarray(make_grid(images, columns=3, gap=1)).reshape(2 * 40 + 1, 3 * 60 + 2, channels)
+    grid = np.asarray(make_grid(images, columns=3)).reshape(2 * 40 + 4, 3 * 60 + 8, channels)
     expected = np.full_like(grid, 255)
     for i, image in enumerate(images.numpy()):
-        top, left = i // 3 * 41, i % 3 * 61
+        top, left = i // 3 * 44, i % 3 * 64
         expected[top : top + 40, left : left + 60] = np.kron(image, np.ones((2, 2, 1), np.uint8))
     assert (grid == expected).all()
 
 
 def test_images_that_are_large_enough_keep_their_size() -> None:
-    assert make_grid(torch.zeros(4, 48, 48, 3, dtype=torch.uint8), columns=2, gap=4).size == (100, 100)
+    assert make_grid(torch.zeros(4, 48, 48, 3, dtype=torch.uint8), columns=2).size == (100, 100)
 
 
 def test_files_are_counted_within_their_class(tmp_path: Path) -> None:

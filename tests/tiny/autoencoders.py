@@ -56,7 +56,10 @@ def kl_autoencoder(*, channels: int, stages: int = 4, width: int = 8, seed: int 
         "norm_num_groups": width // 2,
     }
     torch.manual_seed(seed)
-    return AutoencoderKL(latent_channels=channels, **layers, **config)
+    model = AutoencoderKL(latent_channels=channels, **layers, **config)
+    if model.quant_conv is not None:  # normalised latents of about unit size, as the real ones are
+        model.quant_conv.weight.data[:channels] *= 4 / config.get("scaling_factor", 1)
+    return model
 
 
 def wan_autoencoder(*, new: bool = False) -> Any:

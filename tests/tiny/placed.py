@@ -71,7 +71,7 @@ def attach_or_route(stock: Any) -> Any:
     @contextmanager
     def routed(model: DiT, config: dict[str, Any]) -> Iterator[Handle]:
         yield model.route(config)
-        model.unroute()
+        model.routing = None
 
     def attach(model: nn.Module, config: dict[str, Any]) -> Any:
         return routed(model, config) if isinstance(model, DiT) else stock(model, config)

@@ -16,7 +16,8 @@ from torch import Tensor
 from webdataset.writer import TarWriter
 
 from tread.pretrain.config import compose
-from tread.pretrain.task import Pretraining, pretrain
+from tread.pretrain.run import pretrain
+from tread.pretrain.task import Pretraining
 from tread.sampling.generate import generate
 from tread.training.checkpoint import list_checkpoints, load_part
 from tread.training.loop import CHECKPOINTS, Session
@@ -53,7 +54,7 @@ def go_on(folder: Path, *settings: str) -> Path:
 def make_session(folder: Path, *settings: str) -> tuple[Pretraining, Session]:
     """A task and its session, for tests that step by hand."""
     forget()
-    config = compose([*TINY, f"output_dir={folder}", *settings]).config
+    config = compose([*TINY, f"output_dir={folder}", *settings])
     task = Pretraining(config, Accelerator(cpu=True), folder)
     return task, Session(task, config, task.accelerator)
 

@@ -8,11 +8,11 @@ from tests.tiny.weights import randomised
 ATTENTION = {"num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def clip_text(*, hidden: int = 16, projection: bool = False, seed: int = 0) -> Any:
+def clip_text(*, hidden: int = 16, projection: bool = False, seed: int = 0, tokenizer: Any = None) -> Any:
     """CLIPTextModel, or CLIPTextModelWithProjection; its pooled text has `hidden` numbers."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-    tokenizer = tokenizers.clip_tokenizer()
+    tokenizer = tokenizer or tokenizers.clip_tokenizer()
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -35,12 +35,12 @@ def clip_vision() -> dict[str, Any]:
     return {"image_encoder": randomised(CLIPVisionModel(config)), "image_processor": processor}
 
 
-def t5_text(*, hidden: int = 16, multilingual: bool = False, seed: int = 0) -> Any:
+def t5_text(*, hidden: int = 16, multilingual: bool = False, tokenizer: Any = None) -> Any:
     """T5EncoderModel, or UMT5EncoderModel, whose layers each have their own position biases."""
     from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
 
     config: dict[str, Any] = {
-        "vocab_size": len(tokenizers.t5_tokenizer()),
+        "vocab_size": len(tokenizer or tokenizers.t5_tokenizer()),
         "d_model": hidden,
         "d_kv": hidden // 2,
         "d_ff": 2 * hidden,
@@ -49,7 +49,7 @@ def t5_text(*, hidden: int = 16, multilingual: bool = False, seed: int = 0) -> A
         "feed_forward_proj": "gated-gelu",
     }
     model = UMT5EncoderModel(UMT5Config(**config)) if multilingual else T5EncoderModel(T5Config(**config))
-    return randomised(model, seed)
+    return randomised(model)
 
 
 def gemma_text() -> Any:

@@ -1,4 +1,4 @@
-"""Tokenizers of the real classes whose vocabularies of a few hundred tokens are written here.
+"""Tokenizers of the real classes whose vocabularies of a few hundred tokens are written here; and two real ones.
 
 - A word of `WORDS` is one token and any other word is split into letters: captions differ in length, and long ones are
   truncated at the limit.
@@ -9,6 +9,7 @@ import json
 import string
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -65,6 +66,14 @@ def qwen_tokenizer() -> Any:
     )
     tokenizer.add_special_tokens({"additional_special_tokens": special[1:]})
     return tokenizer
+
+
+def real_tokenizers(folder: Path) -> tuple[Any, Any]:
+    """CLIP's and T5's tokenizers with their real vocabularies, from a folder."""
+    from transformers import CLIPTokenizer, T5Tokenizer
+
+    clip = CLIPTokenizer.from_pretrained(folder / "clip", model_max_length=77)
+    return clip, T5Tokenizer.from_pretrained(folder / "t5")
 
 
 def numbered(*groups: Iterable[str]) -> dict[str, int]:

@@ -25,7 +25,7 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
-    config = compose(arguments).config
+    config = compose(arguments)
     folder, accelerator = Path(config.output_dir), make_accelerator(config)
     folder.mkdir(exist_ok=True)
     found = facts(config, accelerator, folder)
@@ -49,8 +49,8 @@ def facts(config: PretrainConfig, accelerator: Accelerator, folder: Path) -> dic
     assert synchronised is not None
     assert session.ema is not None
     last = config.train.steps - 1
-    task.set_step(last)
-    task.loss(task.model, next(task.batches(last)), last, 0)
+    task.handle.set_step(last)
+    task.loss(task.model, next(task.batches(last)))
     selection = task.handle.selections[0].tolist()
     with session.averaged():
         val_loss = task.validate()["val_loss"]

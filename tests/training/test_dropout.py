@@ -21,8 +21,7 @@ class WithDropout:
         torch.manual_seed(0)
         self.micro_steps = micro_steps
         self.facts: dict[str, Any] = {}
-        self.steps_setting = self.attention_setting = self.memory_advice = self.divergence_advice = ""
-        self.kept_share, self.routing = 1.0, []
+        self.routing: list[Any] = []
         self.model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
         self.data = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
 
@@ -31,28 +30,18 @@ class WithDropout:
 
     def compile(self) -> Any: ...
 
-    def set_step(self, step: int) -> None: ...
-
     def batches(self, start_step: int) -> Iterator[Tensor]:
         first = start_step * self.micro_steps
         indices = [[(at * 8 + i) % 64 for i in range(8)] for at in range(first, first + 100)]
         yield from torch.utils.data.DataLoader(self.data, batch_sampler=indices)  # pyright: ignore[reportArgumentType]
 
-    def loss(self, model: nn.Module, batch: Tensor, step: int, micro_step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         return (model(batch) - 1).square().mean()
 
-    def validate(self) -> dict[str, float]:
-        return {}
-
-    def preview(self, step: int) -> None: ...
-
-    def evaluate(self, step: int) -> dict[str, float]:
-        return {}
+    def reviews(self, step: int) -> list[Any]:
+        return [dict]
 
     def saved(self, checkpoint: Path) -> None: ...
-
-    def resume_command(self, folder: Path) -> str:
-        return ""
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2])
@@ -60,8 +49,8 @@ def test_layers_with_dropout_resume_exactly_too(tmp_path: Path, micro_steps: int
     def run(folder: Path, steps: int) -> None:
         forget()
         folder.mkdir(exist_ok=True)
-        settings = [f"train.steps={steps}", f"train.micro_steps={micro_steps}", "validation.every=1"]
-        session = Session(WithDropout(micro_steps), compose([*TINY, *settings]).config, Accelerator(cpu=True))
+        settings = [f"train.steps={steps}", f"train.micro_steps={micro_steps}"]
+        session = Session(WithDropout(micro_steps), compose([*TINY, *settings]), Accelerator(cpu=True))
         fit(session, folder, start=session.load(folder / CHECKPOINTS))
 
     run(tmp_path / "straight", 6)

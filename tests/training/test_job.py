@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.tiny.runs import go_on, losses, make_session, metrics, train
+from tread.config.schema import plain
 from tread.errors import CheckpointError, ConfigError
-from tread.pretrain.config import changes, from_run
-from tread.training.job import LOCK_FILE, claimed_folder
+from tread.pretrain.config import from_run
+from tread.training.job import LOCK_FILE, claimed_folder, saved_settings
 from tread.training.loop import CHECKPOINTS
 
 
@@ -162,19 +163,19 @@ def test_a_run_can_be_continued_in_a_new_folder(
 )
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path, change: str, message: str) -> None:
     folder = train(tmp_path / "run", "train.steps=2")
-    saved, lines = from_run(folder).raw, metrics(folder)
+    saved, lines = from_run(folder), metrics(folder)
     with pytest.raises(ConfigError) as error:
         go_on(folder, "train.steps=4", change, *(["data.path=nowhere"] if change == "data=images" else []))
     assert message in str(error.value)
-    assert from_run(folder).raw == saved
+    assert from_run(folder) == saved
     assert metrics(folder) == lines
     assert len(losses(go_on(folder, "train.steps=3"))) == 3
 
 
 def test_the_config_of_the_run_is_kept(trained: Path) -> None:
     saved = from_run(trained)
-    assert (saved.config.train.steps, saved.config.model.depth, saved.config.output_dir) == (6, 5, str(trained))
-    assert changes(saved.raw, saved.raw) == []
+    assert (saved.train.steps, saved.model.depth, saved.output_dir) == (6, 5, str(trained))
+    assert plain(saved) == saved_settings(trained)
 
 
 def test_one_process_where_several_were_asked_for_is_said(

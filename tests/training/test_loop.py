@@ -31,11 +31,11 @@ from tests.tiny.runs import (
 from tread.errors import TrainingDiverged
 from tread.kernels import checkpointing
 from tread.pretrain.config import compose
-from tread.pretrain.settings import OptimizerConfig
-from tread.pretrain.task import Pretraining
+from tread.pretrain.task import Batch, Pretraining
 from tread.training.checkpoint import list_checkpoints
 from tread.training.job import make_accelerator
 from tread.training.loop import CHECKPOINTS, learning_rate
+from tread.training.settings import OptimizerConfig
 
 PLAN = {
     "routes": [ROUTE],
@@ -61,10 +61,10 @@ def before_step(patch: pytest.MonkeyPatch, step: int, act: Callable[[], object])
     """Let something happen in the middle of step `step`, counted from 0."""
     loss = Pretraining.loss
 
-    def loss_and_more(self: Pretraining, model: nn.Module, batch: Any, at: int, micro_step: int) -> Tensor:
-        if at == step:
+    def loss_and_more(self: Pretraining, model: nn.Module, batch: Batch) -> Tensor:
+        if int(batch.positions[0]) // self.config.train.batch_size == step:
             act()
-        return loss(self, model, batch, at, micro_step)
+        return loss(self, model, batch)
 
     patch.setattr(Pretraining, "loss", loss_and_more)
 
@@ -258,8 +258,8 @@ def test_bf16_computes_in_bf16_and_keeps_float32_weights(precision: str, tmp_pat
     [("bf16-stream", "bf16", torch.bfloat16), ("bf16", "bf16", None), ("float32", "no", None), ("auto", "no", None)],
 )
 def test_precision_is_autocasts_and_the_streams(precision: str, autocast: str, stream: Any, tmp_path: Path) -> None:
-    config = compose([*TINY, f"train.precision={precision}"]).config
-    accelerator = make_accelerator(config, attention_setting="train.attention")
+    config = compose([*TINY, f"train.precision={precision}"])
+    accelerator = make_accelerator(config)
     assert accelerator.mixed_precision == autocast
     assert Pretraining(config, accelerator, tmp_path).model.stream is stream
 
@@ -286,14 +286,14 @@ def test_clipping_is_respected_and_the_norm_before_it_reported(tmp_path: Path, c
 def test_graphs_without_a_gpu_are_left_out_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task, session = make_session(tmp_path, "train.graphs=true")
     assert session.network is session.model
-    assert "CUDA graphs are for runs on one GPU, so this run goes on without." in capsys.readouterr().out
-    assert task.memory_advice.startswith("Set train.graphs=false, ")
-    assert "graphs" not in Pretraining.memory_advice
+    assert "train.graphs needs exactly one CUDA GPU; continuing without." in capsys.readouterr().out
+    assert task.config.memory_advice.startswith("Set train.graphs=false, ")
+    assert "graphs" not in compose(TINY).memory_advice
 
 
 def test_the_rate_of_every_step(tmp_path: Path) -> None:
     def rates(**changes: Any) -> list[float]:
-        defaults = compose([]).config.optimizer
+        defaults = compose([]).optimizer
         config = OptimizerConfig(**{**vars(defaults), "learning_rate": 2.0, "warmup_steps": 0, **changes})
         return [learning_rate(config, step, 4) for step in range(4)]
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from accelerate import Accelerator
 
 from tests.tiny.runs import train
 from tread.errors import ConfigError, TrainingDiverged
+from tread.finetune.job import FinetuneJob
+from tread.finetune.settings import FinetuneConfig
+from tread.pretrain.config import compose
 from tread.training.metrics import FILE, Metrics, read_metrics, tracker_of
+from tread.training.settings import JobConfig
 
 
 def make(folder: Path, start_step: int = 0) -> Metrics:
@@ -66,16 +71,25 @@ def test_a_value_that_is_not_finite_names_its_step(tmp_path: Path, bad: float, p
 
 
 def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tracker_of("none") is None
-    assert tracker_of("auto") == tracker_of("tensorboard") == "tensorboard"
+    def pretraining(name: str) -> JobConfig:
+        return compose([f"log.trackers={name}"])
+
+    def finetuning(name: Any) -> JobConfig:
+        paths = {"pretrained_model_name_or_path": "model", "data": "photos"}
+        return FinetuneJob.of(FinetuneConfig(model_family="flux", report_to=name, **paths))
+
+    for job in (pretraining, finetuning):
+        assert tracker_of(job("none")) is None
+        assert tracker_of(job("auto")) == tracker_of(job("tensorboard")) == "tensorboard"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert tracker_of("auto") is None
-    for name in ("tensorboard", "wandb"):
-        with pytest.raises(ConfigError) as error:
-            tracker_of(name)
-        assert str(error.value) == (
-            f"log.trackers is '{name}', but {name} is missing: pip install 'tread-diffusion[track]'."
-        )
+    for job, setting in ((pretraining, "log.trackers"), (finetuning, "report_to")):
+        assert tracker_of(job("auto")) is None
+        for name in ("tensorboard", "wandb"):
+            with pytest.raises(ConfigError) as error:
+                tracker_of(job(name))
+            assert str(error.value) == (
+                f"{setting} is '{name}', but {name} is missing: pip install 'tread-diffusion[track]'."
+            )
 
 
 def test_tensorboard_gets_what_the_file_gets(tmp_path: Path) -> None:

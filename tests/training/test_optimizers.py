@@ -1,6 +1,7 @@
 """Every optimizer: exact resume through a checkpoint file, agreement with its definition, rounding without bias."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,15 +9,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tread.errors import ConfigError
-from tread.pretrain.settings import OptimizerConfig
 from tread.training.checkpoint import load_optimizer, optimizer_tensors
 from tread.training.optimizers import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
+from tread.training.settings import OptimizerConfig
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def settings(
-    name: str = "adamw",
+    name: Any = "adamw",
     learning_rate: float = 1e-2,
     betas: tuple[float, ...] = (0.9, 0.99),
     weight_decay: float = 0.1,

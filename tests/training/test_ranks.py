@@ -85,11 +85,11 @@ def test_the_ranks_select_different_tokens_and_together_those_of_one_process(
     """Every rank does not draw the same masks."""
     _, ranks = both
     assert ranks[0]["selection"] != ranks[1]["selection"]
-    config = compose([*TINY, *SETTINGS, f"output_dir={alone}"]).config
+    config = compose([*TINY, *SETTINGS, f"output_dir={alone}"])
     task = Pretraining(config, Accelerator(cpu=True), alone)
     assert task.handle is not None
     task.handle.set_step(4)
-    task.loss(task.model, next(task.batches(4)), 4, 0)
+    task.loss(task.model, next(task.batches(4)))
     assert ranks[0]["selection"] + ranks[1]["selection"] == task.handle.selections[0].tolist()
 
 

@@ -2,12 +2,15 @@
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import Tensor
 
 from tests.tiny.runs import TINY, forget
 from tread.pretrain.config import compose
-from tread.pretrain.task import Pretraining, pretrain
+from tread.pretrain.run import pretrain
+from tread.pretrain.task import Pretraining
 from tread.training.loop import SETTLED
 
 
@@ -17,15 +20,15 @@ def test_what_stays_is_frozen_after_the_first_steps(
 ) -> None:
     gc.unfreeze()
     frozen: list[int] = []
-    set_step = Pretraining.set_step
+    loss = Pretraining.loss
 
-    def watch(self: Pretraining, step: int) -> None:
+    def watch(self: Pretraining, *arguments: Any) -> Tensor:
         frozen.append(gc.get_freeze_count())
-        if dies and step == SETTLED:
+        if dies and len(frozen) == SETTLED + 1:
             raise InterruptedError
-        set_step(self, step)
+        return loss(self, *arguments)
 
-    monkeypatch.setattr(Pretraining, "set_step", watch)
+    monkeypatch.setattr(Pretraining, "loss", watch)
     forget()
     composed = compose([*TINY, f"output_dir={tmp_path}", f"train.steps={SETTLED + 2}"])
     if dies:

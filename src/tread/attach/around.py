@@ -1,11 +1,11 @@
-"""Routing around the `forward` of stock modules: of their calls, and of `module.forward(...)` itself.
+"""Wrapping the `forward` of stock modules, for calls of the module and of `module.forward(...)` itself.
 
-Libraries replace `forward` on the instance and remember what was there (accelerate's hooks and mixed precision,
-diffusers' hooks, `block.forward = torch.compile(block.forward)`), in any order with ours. So the class gets a
-descriptor in the place of its function: whatever `module.forward` would be, it comes back with something around it
-where the module is attached, and as it is everywhere else. What others put on or take off goes to the instance as
-always. No name, hook or parameter of a module changes, deep copies and pickles carry nothing, and a class is as it was
-when its last attached module is gone.
+Libraries replace `forward` on the instance and remember the old one (accelerate's hooks and mixed precision,
+diffusers' hooks, `block.forward = torch.compile(block.forward)`), before or after us. So the class gets a data
+descriptor instead of its function: for an attached module it returns `module.forward`, whatever that is, wrapped; for
+any other module it returns it unchanged. Assignments and deletions by others go to the instance as always. No name,
+hook or parameter of a module changes, deep copies and pickles carry nothing, and the class is restored when its last
+attached module is gone.
 """
 
 import copy
@@ -20,29 +20,29 @@ from torch import nn
 
 _KEY = "_tread"
 _inner: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
-"""What each function that was given out stands around. (Others copy a function's attributes, so it has none.)"""
+"""Wrapper function -> what it wraps. Not an attribute of the function: libraries copy those."""
 
 
 class Around:
-    """What is called in the place of a module's `forward`."""
+    """A wrapper around a module's `forward`."""
 
     def __init__(self) -> None:
         self.quiet = False
-        """Whether `forward` runs as it is, because this is what runs it."""
+        """Whether `forward` is called unwrapped, because this wrapper is what calls it."""
         self._class: type = nn.Module
 
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's output; `forward` is the module's own."""
+        """The module's output; `forward` is the wrapped function."""
         raise NotImplementedError
 
     def put_on(self, module: nn.Module) -> None:
-        """Stand around `module` from now on, in the place of whatever did."""
-        self._class = type(module)  # fully_shard gives a module another, which inherits from it
+        """Wrap `module` from now on, replacing an earlier wrapper."""
+        self._class = type(module)  # fully_shard later replaces a module's class by a subclass
         _patched(self._class).users.add(self)
         module.__dict__[_KEY] = self
 
     def take_off(self, module: nn.Module) -> None:
-        """Leave `module`, if it is still there."""
+        """Unwrap `module`, if this is its wrapper."""
         if around(module) is self:
             del module.__dict__[_KEY]
         patch = self._class.__dict__.get("forward")
@@ -52,14 +52,14 @@ class Around:
                 patch.remove()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copied module is a stock one."""
+        """None: a copied module is not attached."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
 
 def around(module: nn.Module) -> Around | None:
-    """What stands around a module."""
+    """The wrapper of a module, or None."""
     return module.__dict__.get(_KEY)
 
 
@@ -72,16 +72,15 @@ def _patched(cls: type) -> "_Forward":
 
 
 class _Forward:
-    """The `forward` of a class some of whose modules are attached; a data descriptor, so that it comes before what is
-    set on an instance."""
+    """The `forward` of a class with attached modules; a data descriptor, so that it precedes instance attributes."""
 
     def __init__(self, cls: type) -> None:
         self._class, self._own, self.stock = cls, cls.__dict__.get("forward"), cls.forward
         self.users: WeakSet[Around] = WeakSet()
-        """What stands around modules of the class; one that is gone with its module needs it no more."""
+        """The wrappers of the class's modules; weak, as a module may be freed without detaching."""
 
     def remove(self) -> None:
-        """Put back what the class had: its own function, or what it inherits."""
+        """Restore the class's own function, or inheritance if it had none."""
         del self._class.forward
         if self._own is not None:
             self._class.forward = self._own
@@ -93,17 +92,17 @@ class _Forward:
         if torch.compiler.is_compiling():
             forward = functools.partial(self.stock, module) if own is None else own
             return forward if here is None or here.quiet else functools.partial(_called, here, forward)
-        if _first(type(module)) is not self:  # by super(), which knows nothing of the instance
+        if _first(type(module)) is not self:  # called through super(), which ignores the instance
             return MethodType(self.stock, module)
         own = MethodType(self.stock, module) if own is None else own
         if here is None:
             return own
         if isinstance(own, MethodType) and own.__self__ is module:
-            return MethodType(_looking(own.__func__), module)
-        return _Looking(module, own)
+            return MethodType(_wrapped(own.__func__), module)
+        return _Wrapped(module, own)
 
     def __set__(self, module: nn.Module, value: Any) -> None:
-        if isinstance(value, _Looking):  # what was read comes back
+        if isinstance(value, _Wrapped):  # assigns a wrapper that __get__ returned
             value = value.inner
         elif isinstance(value, MethodType) and value.__func__ in _inner:
             value = MethodType(_inner[value.__func__], value.__self__)
@@ -117,7 +116,7 @@ class _Forward:
 
 
 def _first(cls: type) -> Any:
-    """Where a lookup of `forward` on a class ends."""
+    """The `forward` that a lookup on the class finds."""
     return next(base.__dict__["forward"] for base in cls.__mro__ if "forward" in base.__dict__)
 
 
@@ -125,9 +124,9 @@ def _called(here: Around, forward: Callable[..., Any], *args: Any, **kwargs: Any
     return here.call(forward, args, kwargs)
 
 
-def _looking(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """A module's method `inner`, called through what stands around the module by then; a function, which accelerate
-    takes apart, and which knows no module, because it is shared with copies."""
+def _wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's method `inner`, called through the module's wrapper at that time. A plain function, because accelerate
+    takes bound methods apart, and without a reference to the module, because copies share it."""
 
     @functools.wraps(inner)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -140,8 +139,8 @@ def _looking(inner: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-class _Looking:
-    """The same for what is no method of the module, such as accelerate's and compiled functions."""
+class _Wrapped:
+    """The same for other callables, such as accelerate's and compiled functions."""
 
     def __init__(self, module: nn.Module, inner: Callable[..., Any]) -> None:
         self.module, self.inner = module, inner

@@ -1,10 +1,10 @@
 """`attach`: routing on an unmodified model.
 
-- Something stands around the model's forward and around each layer's: it opens a state for each forward, and the layers
-  gather and restore by it. Parameter names, `save_pretrained`, adapters and wrappers never notice; `detach` leaves no
-  trace.
-- What the family says of a forward's inputs is read here: how many tokens there are, and which of them are forced.
-- A recomputation finds the state that its forward had (`tread.routing.recompute`), detached or not.
+- The `forward` of the model and of each layer is wrapped: the model's wrapper opens a state for each forward, and the
+  layers' wrappers gather and restore by it. Parameter names, `save_pretrained`, adapters and module wrappers are not
+  affected; `detach` restores the model exactly.
+- The family's functions of the forward's inputs are called here: the number of tokens, and the forced ones.
+- A recomputation uses the state of its forward (`tread.routing.recompute`), detached or not.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tread.attach import rotary
 from tread.attach.around import Around, around
-from tread.attach.family import Arguments, Family
+from tread.attach.family import Arguments, Family, read_count
 from tread.attach.layer import CheckpointCall, Layer
 from tread.attach.registry import family_for
 from tread.attach.wrappers import unwrapped
@@ -31,7 +31,7 @@ from tread.routing.plan import RoutePlan
 from tread.routing.state import State, unseen
 
 _CHECKPOINT = "_gradient_checkpointing_func"
-"""Where diffusers' models keep their checkpoint function."""
+"""The attribute that holds the checkpoint function of diffusers' models."""
 _REFERENCES = (
     "the force mask does not cover just the target's tokens, or there are not as many reference tokens as in an "
     "earlier forward with as many tokens: give a mask of the target's (B, S), or set handle.references before each "
@@ -48,9 +48,9 @@ def attach(
 ) -> "Attachment":
     """Route `model` by `config` from its next training forward on; `seed` replaces the config's.
 
-    `family` says how a model of your own calls its layers; stock models are known, inside wrappers too. A second
-    `attach` replaces the first, whose handle then refuses to be set. The handle is a context manager that detaches at
-    the end.
+    `family` describes how a model of your own calls its layers; stock models are known, inside wrappers too. A second
+    `attach` replaces the first, whose handle then raises when it is used. The handle is a context manager that detaches
+    on exit.
     """
     model = unwrapped(model)
     return Attachment(model, RoutePlan.from_config(config), family_for(model, family), seed=seed)
@@ -64,33 +64,33 @@ class Attachment(Handle):
         super().__init__(plan, depth=len(found), seed=seed)
         self.model, self.family = model, family
         self.references: int | None = None
-        """The number of reference tokens; None: read from the inputs, once per number of tokens."""
+        """The number of reference tokens; None: read from the inputs, once per sequence length."""
         self._references: dict[int, int] = {}
         self._parameters = list(inspect.signature(type(model).forward).parameters)[1:]
         self._around = ModelCall(self)
         self.layers: dict[nn.Module, Layer] = {}
-        """The layers by their module."""
+        """Module -> its wrapper."""
         for index, (stack, module) in enumerate(found):
             block = unwrapped(module)
             self.layers.setdefault(block, Layer(self, block)).add(index, stack)
         self._install_rotary()
-        if isinstance(attached := around(model), ModelCall):  # nothing can be refused from here on
+        if isinstance(attached := around(model), ModelCall):  # nothing raises from here on
             attached.handle.detach()
         self._put_on()
 
     @property
     def attached(self) -> bool:
-        """Whether the model still routes by it."""
+        """Whether the model still routes by this handle."""
         return around(self.model) is self._around
 
     def check_attached(self) -> None:
-        """Refuse to ask for routing that the model would never hear of."""
+        """Raise if this handle no longer affects its model."""
         self._check_current()
         if not self.attached:
             raise ConfigError("this handle was detached, so its model runs dense: attach the model again.")
 
     def _check_current(self) -> None:
-        """A loop may go on with a handle that was detached, but not with one whose model follows another."""
+        """Raise if another handle replaced this one; a loop may go on with a detached handle."""
         if around(self.model) not in (None, self._around):
             raise ConfigError("a later tread.attach of the same model replaced this handle: use the one it returned.")
 
@@ -101,7 +101,7 @@ class Attachment(Handle):
 
     @contextmanager
     def _set(self, **changes: object) -> Iterator[None]:
-        if changes.get("on") is False:  # dense, as it is without
+        if changes.get("on") is False:  # a detached model is dense anyway
             self._check_current()
         else:
             self.check_attached()
@@ -109,14 +109,14 @@ class Attachment(Handle):
             yield
 
     def detach(self) -> None:
-        """Take routing off; the model is as it was. A second time does nothing."""
+        """Remove routing and restore the model exactly. Calling it again does nothing."""
         if not self.attached:
             return
         self._take_off()
         recompute.leave(self)
 
     def _listed(self) -> Iterator[nn.Module]:
-        """The modules in the model's lists of layers, as they are now."""
+        """The modules now in the model's lists of layers."""
         return (module for stack in self.family.stacks for module in _modules(self.model, stack.name))
 
     def _put_on(self) -> None:
@@ -143,7 +143,7 @@ class Attachment(Handle):
             rotary.install(stock, self)
 
     def come_back(self) -> Callable[[], None] | None:
-        """Route in a recomputation though detached or replaced by now; returns how to leave again."""
+        """Attach again for a recomputation after `detach` or replacement; returns a function that undoes it."""
         if self.attached:
             return None
         others = [(one, module) for module in (self.model, *self.layers) if (one := around(module)) is not None]
@@ -160,7 +160,7 @@ class Attachment(Handle):
         return leave
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
-        """A copied model is a stock one, so whatever copies a handle too keeps that of the original."""
+        """A copied model is not attached, so a copied handle is the original."""
         return self
 
     def __enter__(self) -> "Attachment":
@@ -169,9 +169,9 @@ class Attachment(Handle):
     def __exit__(self, *_: object) -> None:
         self.detach()
 
-    def kind(self, *, training: bool) -> tuple[Hashable, ...]:
-        """See `Handle.kind`; the number of reference tokens belongs to it."""
-        return *super().kind(training=training), self.references
+    def signature(self, *, training: bool) -> tuple[Hashable, ...]:
+        """See `Handle.signature`; adds the number of reference tokens."""
+        return *super().signature(training=training), self.references
 
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
         """The state of one forward with these arguments."""
@@ -198,13 +198,13 @@ class Attachment(Handle):
         return self.begin(training=model.training, forced=forced, tokens=tokens, offset=offset, per_block=per_block)
 
     def _wrap_checkpointing(self) -> None:
-        """Re-enabling checkpointing overwrites the function, so look at every forward."""
+        """Wrap the model's checkpoint function; in every forward, because re-enabling checkpointing overwrites it."""
         function = getattr(self.model, _CHECKPOINT, None)
         if function is not None and not isinstance(function, CheckpointCall):
             self.model.__dict__[_CHECKPOINT] = CheckpointCall(self.layers, function)
 
     def _follow_changes(self) -> None:
-        """Look at what was done to the lists of layers since the last forward."""
+        """Check the lists of layers for changes since the last forward, and follow newly compiled layers."""
         for index, module in enumerate(self._listed()):
             layer = self.layers.get(unwrapped(module))
             if layer is None:
@@ -215,11 +215,10 @@ class Attachment(Handle):
             layer.follow_compile(module)
 
     def _count_references(self, model: nn.Module, arguments: Arguments, tokens: int | None) -> int:
-        """How many tokens are reference tokens that must stay.
+        """The number of reference tokens, which are forced.
 
-        Where the inputs say it by a tensor, reading that waits for the device, so it happens once per number of tokens;
-        or a force mask says it, which covers the target's tokens only. The device checks it in every forward, without
-        a wait.
+        If a tensor on the device holds it, it is read once per sequence length, which synchronises, or inferred from a
+        force mask, which covers the target's tokens only. An asynchronous assertion checks it in every forward.
         """
         if self.family.references is None or self.plan.reference_tokens == "route" or tokens is None:
             return 0
@@ -233,29 +232,29 @@ class Attachment(Handle):
             raise ConfigError(f"force_keep has shape {tuple(mask.shape)}; this forward has {tokens} tokens.")
         count = self._references.get(tokens) if mask is None else tokens - mask.shape[1]
         if count is None:
-            count = _read(found)
-            if not torch.compiler.is_compiling():  # a change seen by compiled code would compile it again
+            count = read_count(found)
+            if not torch.compiler.is_compiling():  # a guard on it would recompile
                 self._references[tokens] = count
         torch._assert_async(found == count, _REFERENCES)  # pyright: ignore[reportPrivateImportUsage]
         return count
 
 
 class ModelCall(Around):
-    """What stands around an attached model: it opens a state for each forward, and drops it afterwards."""
+    """The wrapper of an attached model's `forward`: opens a state for each forward and drops it afterwards."""
 
     def __init__(self, handle: Attachment) -> None:
         super().__init__()
         self.handle = handle
 
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's output."""
+        """See `Around.call`."""
         handle = self.handle
         before = handle.state
         state = handle.state = handle.open(args, kwargs)
         self.quiet = True
         try:
             output = forward(*args, **kwargs)
-        finally:  # after an error too: the state holds tensors
+        finally:  # also after an error: the state holds tensors
             handle.state, self.quiet = before, False
         if state.inside:
             raise ConfigError("the forward ended inside a window of routing: the model skipped its last layers.")
@@ -268,11 +267,5 @@ class ModelCall(Around):
 
 
 def _modules(model: nn.Module, path: str) -> nn.ModuleList:
-    """A model's list of layers; dotted where it is nested."""
+    """A model's list of layers; `path` is dotted if it is nested."""
     return operator.attrgetter(path)(model)
-
-
-@torch.compiler.assume_constant_result
-def _read(count: Tensor) -> int:
-    """The value of a count on the device; a constant in compiled code."""
-    return int(count)

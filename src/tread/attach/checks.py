@@ -1,8 +1,8 @@
-"""A family compared with a model: a wrong declaration is refused when it is attached, by name.
+"""Checks of a family against a model when it is attached.
 
 - Every name in a family is looked up: class, parts, stacks, arguments of layers and of the model, rotary functions. A
-  name that nothing has would otherwise be ignored without a word, or fail in the middle of a forward.
-- Layers are looked at through the wrappers torch puts around them; a forward that takes **kwargs takes any name.
+  misspelt one would otherwise be ignored silently, or fail in the middle of a forward.
+- Torch's wrappers around layers are looked through; a forward that takes **kwargs takes any name.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from tread.errors import ConfigError, nearest
 
 
 def check_family(model: nn.Module, family: Family) -> None:
-    """Refuse a family that does not describe `model`: what was declared, what is there, what to change."""
+    """Raise a ConfigError if `family` does not describe `model`."""
     bases = [cls.__name__ for cls in type(model).__mro__ if issubclass(cls, nn.Module) and cls is not nn.Module]
     if not set(bases) & set(family.models):
         raise ConfigError(
@@ -44,7 +44,7 @@ def check_family(model: nn.Module, family: Family) -> None:
 
 
 def located(rotary: Rotary, model: nn.Module) -> Rotary:
-    """A rotary function by its full path, where the family says only which part of the model looks it up."""
+    """The rotary function with its full path, resolved through the submodule `of` if the family names one."""
     if rotary.of is None:
         return rotary
     if not _has(model, rotary.of):
@@ -100,7 +100,7 @@ def _check_side(layers: list[nn.Module], stack: Stack, side: Side) -> None:
 
 
 def _check_taken(layers: list[nn.Module], stack: Stack, given: str, argument: str) -> None:
-    """At least one layer of the stack takes it."""
+    """Check that at least one layer of the stack takes `argument`."""
     known: dict[str, None] = {}
     for layer in layers:
         names, any_name = parameters(layer)
@@ -113,7 +113,7 @@ def _check_taken(layers: list[nn.Module], stack: Stack, given: str, argument: st
 
 
 def _check_arguments(module: nn.Module, given: str, arguments: Iterable[str], where: str) -> None:
-    """The module takes all of them."""
+    """Check that the module takes all `arguments`."""
     names, any_name = parameters(module)
     for argument in arguments:
         if not any_name and argument not in names:
@@ -136,7 +136,7 @@ def _check_rotary(name: str, rotary: Rotary) -> None:
 
 
 def parameters(module: nn.Module) -> tuple[list[str], bool]:
-    """The names of a module's arguments, and whether it takes any other by keyword."""
+    """The names of a module's arguments, and whether it takes **kwargs."""
     given = list(inspect.signature(type(unwrapped(module)).forward).parameters.values())[1:]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = [parameter.name for parameter in given if parameter.kind not in variable]
@@ -153,7 +153,7 @@ def _has(model: nn.Module, path: str) -> bool:
 
 
 def _lists(model: nn.Module) -> list[str]:
-    """The model's lists of modules that are not inside a layer."""
+    """The paths of the model's module lists that are not inside a layer."""
     return [
         name
         for name, module in model.named_modules()

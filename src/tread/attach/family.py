@@ -1,18 +1,19 @@
 """A family: how one model class calls its layers, as data.
 
-- A family says where the layers are, which argument carries the stream, which others have a token axis, and where
-  the image tokens sit among them. It holds no routing code; `attach` reads it.
-- Families are found through the model's MRO by class name, so subclasses (an FSDP-wrapped model, a user's variant)
-  are found too. `checks.py` compares one with a model's structure when it is attached.
+- A family names the lists of layers, the argument that carries the stream, the arguments that have a token axis, and
+  the position of the image tokens on it. It holds no routing code; `attach` reads it.
+- A family is looked up by class name along the model's MRO, so it serves subclasses (an FSDP-wrapped model, a user's
+  variant) too. `checks.py` checks it against the model when it is attached.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from tread.routing.state import Where
+from tread.routing.state import End
 
 Arguments = Mapping[str, Any]
 """The arguments of one forward by name."""
@@ -25,26 +26,26 @@ class Side:
     name: str
     """The argument, or `mapping.entry` for an entry of an argument that is a mapping."""
     dim: int
-    """The token axis. 0: a table that all samples share; it comes back per sample, or as a table where the stream has
-    no batch axis. An axis of length 1 serves all tokens and stays as it is."""
+    """The token axis. 0: a table shared by all samples; gathered, it has a batch axis if the stream has one. An axis of
+    length 1 serves all tokens and is not gathered."""
     ndim: int | None = None
-    """Follow the selection only where the tensor has this many axes; None: always."""
-    image: Where | None = None
-    """Where the image tokens sit on the axis, if not where they do in the stack's stream."""
+    """Gather only tensors with this many axes; None: all."""
+    image: End | None = None
+    """The end of the axis that the image tokens are at; None: as in the stack's stream."""
     after: str | None = None
-    """The argument (B, T, ...) whose tokens come before the image tokens on the axis, if others come after them too."""
+    """The argument (B, T, ...) whose T tokens precede the image tokens on the axis, if others follow them too."""
     shared: bool = False
-    """Of a table: the layer takes one for the whole batch, so the batch must be one sample."""
+    """The layer takes one table for the whole batch, so the batch must be one sample."""
     same: bool = False
-    """All image tokens have the same entry: the axis only becomes shorter, for all samples alike."""
+    """All image tokens have equal entries: the axis is narrowed instead of gathered."""
     member: int | None = None
-    """Of a tuple, the one member that has the axis, or whose members all have it; None: all of them."""
+    """The index of the one member of a tuple that has the axis; None: all members have it."""
     optional: bool = False
-    """Only some versions of the model's layers take it; otherwise a side that no layer takes is refused."""
+    """Whether layers may lack the argument; otherwise a side that no layer takes is refused."""
     full: bool = False
-    """It holds no rows to take: a function of it rotates the full sequence by the grid. The layer gets it as a
-    `rotary.FullLength`, which returns rows to their positions for that function. `dim` is the token axis of what is
-    rotated. A callable may be called by the layer; for another value, `Family.rotary` names the function."""
+    """It has no rows to gather: a function of it rotates the full sequence by the grid. The layer gets it as a
+    `rotary.FullLength`, which restores the full sequence for that function. `dim` is the token axis of the rotated
+    tensor. The layer may call a callable; for any other value, `Family.rotary` names the function."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,45 +53,45 @@ class Stack:
     """One list of layers."""
 
     name: str
-    """The attribute of the model, dotted where it is nested."""
+    """The attribute of the model; dotted if it is nested."""
     stream: str = "hidden_states"
     """The argument that carries the tokens."""
     dim: int = 1
-    """Its token axis, 1 or 0; the other is the batch. 0 also for a stream (L, D) of one sample, without that axis."""
+    """The stream's token axis, 1 or 0; the other is the batch. 0 also for a stream (L, D) without a batch axis."""
     returns: int | None = None
     """The stream's index in the tuple a layer returns; None: it returns the stream alone."""
-    image: Where = "last"
-    """Where the image tokens sit in the stream, when others are joined to it."""
+    image: End = "last"
+    """The end of the stream that the image tokens are at, if others are joined to them."""
     sides: tuple[Side, ...] = ()
     counts: tuple[str, ...] = ()
-    """Arguments that are a number of tokens, the image tokens among them; dropped tokens are not counted."""
+    """Arguments that are a number of tokens including the image tokens; dropped tokens are subtracted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """A function `rotate(x, table, ...)` for tables (S, D) that must learn to take (B, S, D)."""
+    """A function `rotate(x, table, ...)` of tables (S, D), to be wrapped so that it takes (B, S, D)."""
 
     function: str
-    """Dotted path of the name the layers look up; with `of`, the name alone."""
+    """Dotted path of the function as the layers look it up; with `of`, the name alone."""
     axis: int
-    """The token axis of x, where a call does not say it by `sequence_dim`."""
+    """The token axis of x, unless a call passes `sequence_dim`."""
     of: str | None = None
-    """A submodule of the model, as a dotted path: its forward looks the function up in its own Python module."""
+    """Dotted path of a submodule whose forward looks the function up in its own Python module."""
     tables: tuple[int, ...] = (1,)
-    """Positions of the arguments that are tables or tuples of them; none where a `Side` is `full`."""
+    """Indices of the arguments that are tables or tuples of them; empty for a `Side` that is `full`."""
     turns: int = 1
-    """How many arguments, from the first, it turns; more than one come back as a tuple."""
+    """The number of leading arguments that it rotates; more than one are returned as a tuple."""
     real: bool = False
-    """Teach it real tables only: it takes complex ones per sample already."""
+    """Whether only real tables need the wrapper, because it takes complex ones per sample already."""
 
 
 SHARED_ROTARY = Rotary(function="diffusers.models.embeddings.apply_rotary_emb", axis=2, real=True)
-"""The function many models import when they call it; all of them must declare it alike."""
+"""The function that many models share; all of them must declare it alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How a model class calls its layers.
+    """The declaration of how a model class calls its layers.
 
     A model of your own joins with one declaration:
 
@@ -100,35 +101,35 @@ class Family:
     models: tuple[str, ...]
     """Class names."""
     stacks: tuple[Stack, ...]
-    """In execution order; layers count through all of them."""
+    """The lists of layers in execution order; layer indices count across all of them."""
     parts: tuple[str, ...] = ()
-    """Attributes of the model, dotted, that tell it from other models with the same class name."""
+    """Attributes (dotted) that distinguish the model from others with the same class name."""
     inputs: tuple[str, ...] = ()
     """Arguments of the model's forward that the functions below read."""
     tokens: Callable[[nn.Module, Arguments], int] | None = None
-    """The number of image tokens of a forward; None: the stream has no others where windows open."""
+    """The number of image tokens of a forward; None: the stream has no other tokens when a window opens."""
     offset: Callable[[nn.Module, Arguments], Tensor] | None = None
-    """Where the image tokens begin in each sample's joined stream, (B,), if that differs between samples; or where each
-    of them is, (B, S), ascending, if others lie between."""
+    """The index of the first image token in each sample's joined stream, (B,), if it differs between samples; or the
+    index of every image token, (B, S), ascending, if others lie between them."""
     references: Callable[[nn.Module, Arguments], int | Tensor] | None = None
-    """How many of the image tokens, at one end, belong to reference images: a number, or a tensor () that is read once
-    per number of tokens. Needs `tokens`."""
-    references_at: Where = "last"
-    """At which end of the image tokens those are."""
+    """The number of image tokens, at one end, that belong to reference images: an int, or a tensor () that is read once
+    per sequence length. Needs `tokens`."""
+    references_at: End = "last"
+    """The end of the image tokens that the references are at."""
     pinned: Callable[[nn.Module, Arguments], int] | None = None
-    """How many of the image tokens, at the start, the layers address by their place: they never drop."""
+    """The number of leading image tokens that the layers address by index; they are never dropped."""
     residuals: tuple[str, ...] = ()
     """Arguments of the model that are added to the stream between layers, such as ControlNet's."""
     per_block: bool = False
-    """The model itself needs the full stream between layers."""
+    """Whether the model needs the full stream between layers."""
     rotary: tuple[Rotary, ...] = ()
     refuse: Callable[[nn.Module, Arguments], str | None] | None = None
-    """Why this forward cannot be routed, or None."""
+    """The reason why a forward with these arguments cannot be routed, or None."""
     notes: str = ""
 
 
 def patches(name: str, *axes: int, size: Callable[[nn.Module], Any]) -> Callable[[nn.Module, Arguments], int]:
-    """Counts the tokens of a latent argument: the product of `axes` over the patch `size`, one for all or each."""
+    """A counter of the tokens of a latent argument: the product of `axes` over the patch `size`, shared or per axis."""
 
     def count(model: nn.Module, arguments: Arguments) -> int:
         shape, patch = arguments[name].shape, size(model)
@@ -142,7 +143,7 @@ def patches(name: str, *axes: int, size: Callable[[nn.Module], Any]) -> Callable
 
 
 def setting(*paths: str) -> Callable[[nn.Module], Any]:
-    """Reads dotted attributes of the model, one or several; compiled code can follow it, unlike operator.attrgetter."""
+    """A reader of one or several dotted attributes of the model; unlike operator.attrgetter, it can be compiled."""
 
     def read(model: nn.Module) -> Any:
         values: list[Any] = []
@@ -157,5 +158,11 @@ def setting(*paths: str) -> Callable[[nn.Module], Any]:
 
 
 def length(name: str, axis: int = 1) -> Callable[[nn.Module, Arguments], int]:
-    """Counts tokens of an argument that is a sequence already."""
+    """A counter of the tokens of an argument that is a sequence already."""
     return lambda model, arguments: arguments[name].shape[axis]
+
+
+@torch.compiler.assume_constant_result
+def read_count(count: Tensor) -> int:
+    """The value of a count on the device (synchronises); a constant in compiled code."""
+    return int(count)

@@ -1,7 +1,7 @@
-"""Which family a model belongs to, or why it has none.
+"""The family of a model, or the reason why it has none.
 
-Names of diffusers' classes are their own. Outside it names such as `DiT` or `Flux` are common: several families may
-name one class, and the model's structure decides.
+Class names of diffusers are unique. Elsewhere names such as `DiT` or `Flux` are common: several families may name one
+class, and the model's structure decides.
 """
 
 import operator
@@ -19,14 +19,14 @@ _OWN = "tread.models.dit"
 
 
 def family_for(model: nn.Module, family: Family | None = None) -> Family:
-    """The family to attach `model` by, the given one or its class's, checked and with its functions located."""
+    """The given family or that of the model's class, checked, with its rotary functions resolved."""
     family = family_of(model) if family is None else family
     check_family(model, family)
     return replace(family, rotary=tuple(located(rotary, model) for rotary in family.rotary))
 
 
 def family_of(model: nn.Module) -> Family:
-    """The family of a model, found through its MRO; outside diffusers by its structure too."""
+    """The family of a model by the class names in its MRO; outside diffusers by its structure too."""
     names = [cls.__name__ for cls in type(model).__mro__]
     known = {name: family for family in FAMILIES for name in family.models}
     if any(cls.__module__ == _OWN for cls in type(model).__mro__):
@@ -41,7 +41,7 @@ def family_of(model: nn.Module) -> Family:
             try:
                 check_family(model, family)
             except ConfigError as error:
-                differs[name] = str(error)  # of the last, which asks for least
+                differs[name] = str(error)  # the last one, which requires least
             else:
                 return family
     for name, reason in differs.items():

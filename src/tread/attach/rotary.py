@@ -1,15 +1,15 @@
-"""Rotary functions that were written for one table for all samples, taught to take a table per sample.
+"""Stock rotary functions, written for one table shared by all samples, wrapped to take a table per sample.
 
-A rotation looks at one token at a time, so a batch of B samples with K tokens each is rotated exactly like one sample
-with B * K tokens: the samples are laid end to end, the stock function runs on its own kind of table, and the result
-is cut up again. No rotation is written here. A table shared by all samples goes to the stock function untouched.
+A rotation is per token, so B samples of K tokens are rotated exactly like one sample of B * K tokens: the samples are
+concatenated, the stock function runs on a table of its usual shape, and the result is split again. No rotation is
+written here. A table shared by all samples goes to the stock function unchanged.
 
-The name is replaced in the module whose code looks it up, once, and put back when the last attached model leaves.
-Models that look up the same name may lay their tokens out differently: a call that passes `sequence_dim` says the axis
-itself, and two declarations that contradict each other cannot be in use at once.
+The function is replaced once, in the module whose code looks it up, and restored when the last attached model is
+detached. Models that share a function may differ in their token axis: a call that passes `sequence_dim` states it, and
+two contradictory declarations cannot be in use at once.
 
 Some models rotate by the grid of the full sequence instead of by a table. Their layers are given a `FullLength`: the
-rows return to their positions in a full sequence, the stock function runs on that, and the rows are taken out again.
+rows are scattered into a full sequence, the stock function runs on that, and the rows are gathered again.
 """
 
 import functools
@@ -27,29 +27,29 @@ from tread.errors import ConfigError
 from tread.routing.ops import gather
 
 _users: dict[str, WeakSet[object]] = {}
-"""Who needs the taught function, by its path; a model that is gone needs it no more."""
+"""Path of a replaced function -> the handles that use it; weak, as models may be freed without detaching."""
 
 
 @dataclass(frozen=True, eq=False)
 class FullLength:
-    """A side input that serves the full sequence only, and which rows of that are in the stream."""
+    """A side input for the full sequence only, with the rows that are in the stream."""
 
     value: Any
     rows: Tensor
     """(B, K), ascending."""
     length: int
-    """The tokens of the full sequence."""
+    """The length of the full sequence."""
     axis: int
-    """The token axis of what is rotated."""
+    """The token axis of the rotated tensor."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The value, where it is a function, on x with K tokens."""
+        """Call the value, a function of the full sequence, on x with K tokens."""
         return self.apply(self.value, x)
 
     def apply(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """A function of the full sequence on x with K tokens: dropped ones are 0 there, and no token looks at another.
+        """Apply a per-token function of the full sequence to x with K tokens; dropped tokens are 0.
 
-        It costs the function's dense time, and three copies.
+        It costs the function's dense time and three copies.
         """
         given = x.movedim(self.axis, 1)  # (B, K, ...)
         index = self.rows.unsqueeze(-1).expand(-1, -1, math.prod(given.shape[2:]))  # (B, K, D), no copy
@@ -65,22 +65,22 @@ class FullLength:
 
 
 def install(rotary: Rotary, user: object) -> None:
-    """Put the taught function in place, unless it is there."""
+    """Replace the stock function by its wrapper, unless it is replaced already."""
     module, name = _resolve(rotary.function)
     function = getattr(module, name)
-    taught_for = getattr(function, "rotary", None)
+    installed = getattr(function, "rotary", None)
     users = _users.setdefault(rotary.function, WeakSet())
-    if taught_for is not None and taught_for.function == rotary.function and taught_for != rotary and users:
+    if installed is not None and installed.function == rotary.function and installed != rotary and users:
         raise ConfigError(
             f"{rotary.function} is in use by an attached model that lays its tokens out differently. Detach that first."
         )
-    if taught_for != rotary:  # not taught, or imported from a place where it was
-        setattr(module, name, _taught(getattr(function, "stock", function), rotary))
+    if installed != rotary:  # stock, or imported from a module where it was replaced
+        setattr(module, name, _per_sample(getattr(function, "stock", function), rotary))
     users.add(user)
 
 
 def remove(rotary: Rotary, user: object) -> None:
-    """Put the stock function back, if no other attached model needs the taught one."""
+    """Restore the stock function, if no other attached model uses the wrapper."""
     users = _users[rotary.function]
     users.discard(user)
     if not users:
@@ -93,7 +93,7 @@ def _resolve(path: str) -> tuple[Any, str]:
     return importlib.import_module(module), name
 
 
-def _taught(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]:
+def _per_sample(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]:
     tables = rotary.tables
 
     @functools.wraps(stock)
@@ -109,10 +109,10 @@ def _taught(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]:
         if first.ndim == 2 or (rotary.real and first.is_complex()):
             return stock(*args, **kwargs)
         batch, axis = args[0].shape[0], kwargs.get("sequence_dim", rotary.axis)
-        laid_out = [_end_to_end(x, axis) for x in args[: rotary.turns]]
+        laid_out = [_concatenated(x, axis) for x in args[: rotary.turns]]
         rest = [_flat(arg) if i in tables else arg for i, arg in enumerate(args)][rotary.turns :]
         out = stock(*laid_out, *rest, **kwargs)
-        return _cut(out, axis, batch) if rotary.turns == 1 else tuple(_cut(x, axis, batch) for x in out)
+        return _split(out, axis, batch) if rotary.turns == 1 else tuple(_split(x, axis, batch) for x in out)
 
     vars(rotate).update(stock=stock, rotary=rotary)
     return rotate
@@ -122,12 +122,12 @@ def _value(arg: Any) -> Any:
     return arg.value if isinstance(arg, FullLength) else arg
 
 
-def _end_to_end(x: Tensor, axis: int) -> Tensor:
+def _concatenated(x: Tensor, axis: int) -> Tensor:
     """(B, ...) with K on the token axis -> (1, ...) with B * K there."""
     return x.movedim(axis, 1).flatten(0, 1).unsqueeze(0).movedim(1, axis)
 
 
-def _cut(x: Tensor, axis: int, batch: int) -> Tensor:
+def _split(x: Tensor, axis: int, batch: int) -> Tensor:
     """(1, ...) with B * K on the token axis -> (B, ...) with K there."""
     return x.movedim(axis, 1).squeeze(0).unflatten(0, (batch, -1)).movedim(1, axis)
 

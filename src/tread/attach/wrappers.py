@@ -1,4 +1,4 @@
-"""Modules that wrap another: compiled, checkpointed, sharded, adapted. Routing sits on what they wrap."""
+"""Modules that wrap another (compiled, checkpointed, sharded, adapted); routing attaches to the wrapped module."""
 
 import operator
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
     "PeftModel": "base_model.model",
 }
-"""Class name -> the attribute that holds what it wraps."""
+"""Class name -> the attribute that holds the wrapped module."""
 
 
 def wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
-    """What `module` wraps, and what that wraps, from the outermost to the innermost."""
+    """The modules that `module` wraps, from the outermost to the innermost."""
     while path := next((_WRAPPERS[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in _WRAPPERS), None):
         module = operator.attrgetter(path)(module)
         yield module

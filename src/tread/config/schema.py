@@ -1,31 +1,26 @@
-"""From a plain mapping to a typed dataclass, or one sentence that says which setting is wrong.
+"""From a mapping to a typed dataclass, or one sentence that says which setting is wrong.
 
-- The dataclasses hold types and cross-field checks (`__post_init__`); default values live in the YAML that users
-  read and edit, so that there is one copy of them. A field with a default is one a config may leave out.
-- A class outside this folder needs no dataclass for its settings: `arguments` reads them off its signature.
+- The dataclasses hold types, defaults, documentation and cross-field checks (`__post_init__`). A class that is no
+  dataclass, such as a dataset, is read by its signature.
 - Understood: bool, int, float (a whole number will do), str, Path, `Literal`, `X | None`, `tuple[X, ...]`, nested
   dataclasses and `dict[str, Any]` for what another part of the package validates.
+- Text from a command line and unquoted YAML scalars are read by the type of the field: verbatim where it is text, as
+  YAML elsewhere.
 """
 
 import dataclasses
-import inspect
 import math
+import re
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from tread.config.documents import Plain, parse_yaml, settled
+from tread.config.fields import MISSING, describe, fields_of, options_of
 from tread.errors import ConfigError, check_keys
 
 T = TypeVar("T")
-WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    Path: "a path",
-    types.NoneType: "null",
-}
 
 
 def parse(cls: type[T], config: object, where: str = "") -> T:
@@ -43,44 +38,80 @@ def parse(cls: type[T], config: object, where: str = "") -> T:
 
 
 def arguments(function: Callable[..., Any], config: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """The keyword arguments of a function or class from `config`, each checked against its annotation.
+    """The keyword arguments of a function or class from `config`, each converted to its type.
 
     >>> def draw(*, size: int, flip: bool = False) -> None: ...
     >>> arguments(draw, {"size": 64})
     {'size': 64}
     """
-    parameters = inspect.signature(function).parameters
-    check_keys(config, parameters, where or "config")
-    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function)
+    fields = fields_of(function)
+    check_keys(config, fields, where or "config")
     values = {}
-    for name, parameter in parameters.items():
+    for name, field in fields.items():
         dotted = f"{where}.{name}" if where else name
         if name in config:
-            values[name] = convert(hints[name], config[name], dotted)
-        elif parameter.default is parameter.empty:
-            raise ConfigError(f"{dotted} is missing; it must be {_describe(hints[name])}.")
+            values[name] = convert(field.hint, config[name], dotted)
+        elif field.default is MISSING:
+            raise ConfigError(f"{dotted} is missing; it must be {describe(field.hint)}.")
     return values
 
 
 def convert(hint: Any, value: object, name: str) -> Any:
-    """A value of the type `hint`, or an error that names the setting."""
-    origin = get_origin(hint)
+    """A value of the type `hint`, or an error that names the setting.
+
+    >>> convert(str, Plain("2024"), "path"), convert(float | None, Plain("1e-4"), "rate")
+    ('2024', 0.0001)
+    """
+    if isinstance(value, Plain):
+        value = str(value) if takes_text(hint, value) else value.value
+    for option in options_of(hint):
+        if _fits(option, value):
+            return _converted(option, value, name)
+    raise ConfigError(f"{name} is {settled(value)!r}; it must be {describe(hint)}.")
+
+
+def from_text(hint: Any, text: str, name: str) -> object:
+    """The value that `name=text` on a command line gives a field of this type; `convert` checks it.
+
+    >>> from_text(str | None, "2024", "path"), from_text(tuple[float, ...], "[0.9, 1]", "betas")
+    ('2024', ['0.9', '1'])
+    """
+    options = options_of(hint)
+    if text == "null" and types.NoneType in options:
+        return None
+    structured = text.lstrip().startswith(("{", "[")) and any(get_origin(option) in (tuple, dict) for option in options)
+    if takes_text(hint, text):
+        if not structured:
+            return text
+        try:
+            return parse_yaml(_spaced(text))
+        except ConfigError:  # a text that only begins like a list
+            return text
+    return parse_yaml(_spaced(text), f"the value of {name}, {text!r},")
+
+
+def _spaced(text: str) -> str:
+    """A flow mapping with the space after each colon that YAML wants: {a:1} -> {a: 1}."""
+    return re.sub(r"(?<=\w):(?=[^\s/\\])", ": ", text) if text.lstrip().startswith(("{", "[")) else text
+
+
+def takes_text(hint: Any, text: str) -> bool:
+    """Whether a field of this type takes this text verbatim."""
+    return any(
+        option in (str, Path) or (get_origin(option) is Literal and str(text) in get_args(option))
+        for option in options_of(hint)
+    )
+
+
+def _converted(hint: Any, value: Any, name: str) -> Any:
+    """A value that fits, in its type; its parts are converted in turn."""
     if dataclasses.is_dataclass(hint):
         return parse(hint, value, name)  # pyright: ignore[reportArgumentType]  (a class, not an instance)
-    if origin in (Union, types.UnionType):
-        options = [option for option in get_args(hint) if option is not types.NoneType]
-        if value is None and len(options) < len(get_args(hint)):
-            return None
-        for option in options:
-            if _fits(option, value):
-                return convert(option, value, name)
-    elif origin is tuple and isinstance(value, list | tuple):
+    if get_origin(hint) is tuple:
         return tuple(convert(get_args(hint)[0], item, f"{name}[{i}]") for i, item in enumerate(value))
-    elif origin is dict and isinstance(value, Mapping):
-        return dict(value)
-    elif _fits(hint, value):
-        return float(value) if hint is float else value  # pyright: ignore[reportArgumentType]
-    raise ConfigError(f"{name} is {value!r}; it must be {_describe(hint)}.")
+    if get_origin(hint) is dict:
+        return settled(value)
+    return float(value) if hint is float else value
 
 
 def _fits(hint: Any, value: object) -> bool:
@@ -97,19 +128,13 @@ def _fits(hint: Any, value: object) -> bool:
     return isinstance(value, hint)
 
 
-def _describe(hint: Any) -> str:
-    """A type in words."""
-    origin = get_origin(hint)
-    if origin is Literal:
-        choices = [repr(choice) for choice in get_args(hint)]
-        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe(option) for option in get_args(hint))
-    if origin is tuple:
-        return f"a list ({_describe(get_args(hint)[0])} each)"
-    if origin is dict or dataclasses.is_dataclass(hint):
-        return "a mapping of settings"
-    return WORDS[hint]
+def plain(config: Any) -> Any:
+    """A dataclass as mappings and lists, the form in which a run keeps its settings."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {name: plain(value) for name, value in config.items()}
+    return [plain(item) for item in config] if isinstance(config, list | tuple) else config
 
 
 def at_least(config: object, section: str, **bounds: float) -> None:

@@ -1,7 +1,6 @@
-"""The interface that every dataset has, and preview pixels.
+"""The interface of datasets, and pixels for previews.
 
-`Dataset` is torch's map-style dataset and three members more. It holds no code: the datasets have an interface in
-common and nothing else.
+`Dataset` is torch's map-style dataset with four more members. It holds no code.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +10,7 @@ from torch import Tensor
 
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
-    """A map from an index to one sample, and the random part of reading it, batched and stateless."""
+    """A map from an index to one sample; `prepare` is the random part, batched and stateless."""
 
     shape: tuple[int, int, int]
     """(C, H, W) of what the model sees, after `prepare`."""
@@ -23,11 +22,11 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """One sample, float32, and its label; the same every time."""
+        """One float32 sample and its label; deterministic."""
 
     @abstractmethod
     def prepare(self, x: Tensor, seed: int, positions: Tensor) -> Tensor:
-        """(B, ...) as collated -> (B, C, H, W) on x's device; random only by `seed` and `positions` (B,)."""
+        """(B, ...) as collated -> (B, C, H, W) on x's device; a pure function of x, `seed` and `positions` (B,)."""
 
     @staticmethod
     @abstractmethod

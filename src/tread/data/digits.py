@@ -1,8 +1,8 @@
-"""Scikit-learn's handwritten digits: the data that is always there.
+"""Scikit-learn's handwritten digits, which need no download.
 
-- 1,797 images of 8 x 8 in 10 classes, inside the scikit-learn package: no download, no disk.
+- 1,797 images of 8 x 8 in 10 classes, inside the scikit-learn package.
 - The whole set is a 460 kB tensor; reading a sample is a slice of it.
-- Nothing is random: a mirrored digit is not a digit.
+- No augmentation: a mirrored digit is not a digit.
 """
 
 import torch

@@ -1,16 +1,18 @@
 """A folder of images for training on pixels: the subfolder is the class.
 
 - Classes are the subfolders in sorted order; a folder without subfolders is one class. Files are sorted
-  too, so that an index means the same image on every machine and in `tread encode`.
-- The largest centred square, resized with Pillow's antialiased bicubic filter; upright by its EXIF tag;
-  transparency over white; 16-bit grey scaled instead of clipped.
-- A file that cannot be read is an error that names it, not a hole in the data. `tread encode` is where
-  broken files are skipped and listed.
+  too, so that an index refers to the same image on every machine and in `tread encode`.
+- An image is cropped to the largest centred square and resized with Pillow's antialiased bicubic filter, rotated
+  by its EXIF tag, with transparency over white; 16-bit grey is scaled, not clipped.
+- A file that cannot be read raises an error that names it; `tread encode` skips and lists such files.
 - The flip is drawn in `prepare`, from the sample's position, on the training device.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -29,7 +31,13 @@ _FLIP_WORD = int.from_bytes(b"flip")
 class ImageFolder(Dataset):
     """`ImageFolder(path, size=64)[i]` is (3, size, size) in [-1, 1] and the class of its subfolder."""
 
-    def __init__(self, path: str | Path, *, size: int, flip: bool = False) -> None:
+    def __init__(
+        self,
+        path: Annotated[str | Path, "the folder: one subfolder of images per class"],
+        *,
+        size: Annotated[int, "pixels, square: images are resized and centre-cropped"] = 64,
+        flip: Annotated[bool, "mirror half of the images"] = True,
+    ) -> None:
         if size < 1:
             raise ConfigError(f"data.size is {size}; it must be at least 1 pixel")
         self.path = Path(path)
@@ -60,7 +68,7 @@ class ImageFolder(Dataset):
 def list_images(path: Path) -> tuple[list[str], list[int], list[str]]:
     """The image files below `path`, relative to it, class by class; their labels; the class names.
 
-    Hidden files and folders, and files whose suffix is not in SUFFIXES, are not looked at.
+    Hidden files and folders, and files whose suffix is not in SUFFIXES, are ignored.
     """
     if not path.is_dir():
         raise ConfigError(f"no image folder at {path}: set the path to a folder of images or of class folders")
@@ -89,17 +97,24 @@ def list_images(path: Path) -> tuple[list[str], list[int], list[str]]:
 
 def read_image(path: Path, size: int) -> np.ndarray:
     """One image as uint8 (size, size, 3): upright, RGB, the largest centred square."""
+    with reading(f"image {path}"), Image.open(path) as image:
+        return np.array(ImageOps.fit(upright_rgb(image), (size, size), method=Image.Resampling.BICUBIC))  # (H, W, 3)
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Turn whatever a decoder raises on a broken file into a DataError that names it."""
     try:
-        with Image.open(path) as image:
-            square = ImageOps.fit(upright_rgb(image), (size, size), method=Image.Resampling.BICUBIC)
-    except Exception as error:  # a decoder may raise anything on a broken file: OSError, SyntaxError, ...
+        yield
+    except (ImportError, DataError):
+        raise
+    except Exception as error:  # OSError, SyntaxError, struct.error, FFmpeg's own, ...
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"cannot read image {path} ({reason}): remove it or save it again") from error
-    return np.array(square)  # (H, W, 3)
+        raise DataError(f"cannot read {what} ({reason}): remove it or save it again") from error
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """An image as it is shown: turned by its EXIF tag, in RGB, transparency over white."""
+    """The image rotated by its EXIF tag, in RGB, with transparency over white."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion clips everything above 255
         grey = np.asarray(image).clip(0, 65535) // 257  # (H, W)

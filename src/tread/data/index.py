@@ -1,15 +1,15 @@
-"""Where every sample of a set of tar shards lies, found once and remembered.
+"""A cached index of the samples in tar shards.
 
-- A tar is read as a map, not as a stream: a stream needs a shuffle buffer, and a shuffle buffer has no
-  position that a resumed run could return to.
+- A tar is read as a map, not as a stream: a stream needs a shuffle buffer, whose state a resumed run could
+  not restore.
 - The grouping is WebDataset's own: the key is the path up to the first dot of the file name, the rest is
-  the suffix. A sample is `latent.npy` and `cls` under one key; other suffixes are not looked at.
-- The label itself goes into the index, not its place: a bad label shows before the first step instead of
-  hours into the run, and reading a sample is one read.
-- One cache file per shard, named by path, size and modification time, so that added or rewritten shards
-  cost only themselves. A cache that cannot be read or written costs time, never the run.
-- Python's tarfile takes a damaged header in the middle for the end of the archive, so the end mark is
-  checked here: a shard that lost its tail is an error, not a smaller dataset.
+  the suffix. A sample is `latent.npy` and `cls` under one key; other suffixes are ignored.
+- The index holds the label itself: a bad label is reported before the first step instead of hours into the
+  run, and a sample takes one read.
+- One cache file per shard, named by path, size and modification time, so that only added or
+  rewritten shards are indexed again. A cache that cannot be read or written costs time but no error.
+- Python's tarfile treats a damaged header as the end of the archive, so the end mark is checked here: a
+  truncated shard is an error, not a smaller dataset.
 """
 
 import glob
@@ -29,7 +29,7 @@ from braceexpand import braceexpand
 from tqdm import tqdm
 
 from tread.errors import ConfigError, DataError
-from tread.files import atomic_write
+from tread.files import atomic_write, cache_folder
 
 _FORMAT = 1
 _BLOCK = 512
@@ -44,20 +44,20 @@ class ShardIndex:
 
     shards: tuple[Path, ...]
     shard: np.ndarray
-    """Which of `shards` the sample is in."""
+    """Index into `shards`."""
     key: np.ndarray
     """UTF-8 bytes."""
     offset: np.ndarray
-    """Where the bytes of latent.npy begin in the shard."""
+    """Byte offset of latent.npy in the shard."""
     size: np.ndarray
-    """How many bytes latent.npy has."""
+    """Size of latent.npy in bytes."""
     label: np.ndarray
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def name(self, i: int) -> str:
-        """The sample as a message names it."""
+        """The sample's name in messages."""
         return f"{self.key[i].decode()} in {self.shards[self.shard[i]]}"
 
 
@@ -74,7 +74,7 @@ def index_shards(path: str | Path) -> ShardIndex:
 
 
 def expand_shards(path: str | Path) -> list[Path]:
-    """The tar files a path setting stands for, in a fixed order; each of them exists."""
+    """The existing tar files that a path setting stands for, in a fixed order."""
     text = os.path.expanduser(path)
     if os.path.isdir(text):
         shards = sorted(Path(text).glob("*.tar"))
@@ -113,7 +113,7 @@ def _cached(shard: Path) -> dict[str, np.ndarray]:
         with np.load(cache, allow_pickle=False) as stored:
             return {name: stored[name] for name in _COLUMNS}
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # no cache yet, or a damaged one: index the shard again
+        pass  # no cache yet, or a damaged one
     columns = _index_one(shard)
     try:
         cache = _cache_file(shard)
@@ -121,7 +121,7 @@ def _cached(shard: Path) -> dict[str, np.ndarray]:
         with atomic_write(cache) as file:
             np.savez(file, allow_pickle=False, **columns)
     except (OSError, RuntimeError) as error:
-        # The same text for every shard, so that Python shows it once.
+        # the same text for every shard, so that Python shows it once
         warnings.warn(
             f"the index of the shards could not be kept ({getattr(error, 'strerror', None) or error}), so the next "
             "run indexes them again: point XDG_CACHE_HOME to a writable folder",
@@ -133,8 +133,7 @@ def _cached(shard: Path) -> dict[str, np.ndarray]:
 def _cache_file(shard: Path) -> Path:
     stat = shard.stat()
     identity = f"{_FORMAT}\0{shard.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "tread" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
+    return cache_folder() / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
 
 
 def _index_one(shard: Path) -> dict[str, np.ndarray]:
@@ -158,17 +157,17 @@ def _index_one(shard: Path) -> dict[str, np.ndarray]:
                         "cls for every sample"
                     )
         labels = [_read_label(file, *sample["cls"], f"{key} in {shard}") for key, sample in samples.items()]
-    places = np.array([sample["latent.npy"] for sample in samples.values()], dtype=np.int64).reshape(-1, 2)
+    spans = np.array([sample["latent.npy"] for sample in samples.values()], dtype=np.int64).reshape(-1, 2)
     return {
         "key": np.array([key.encode() for key in samples], dtype=bytes),
-        "offset": places[:, 0],
-        "size": places[:, 1],
+        "offset": spans[:, 0],
+        "size": spans[:, 1],
         "label": np.array(labels, dtype=np.int64),
     }
 
 
 def _members(file: io.BufferedReader, shard: Path) -> Iterator[tuple[str, int, int]]:
-    """(name, offset, size) of the regular files of a tar, or a DataError where it is damaged."""
+    """(name, offset, size) of the regular files of a tar; a damaged tar raises a DataError."""
     broken = f"shard {shard} is truncated or not a plain tar"
     advice = "copy or write it again"
     end = 0
@@ -196,7 +195,7 @@ def _read_label(file: io.BufferedReader, offset: int, size: int, name: str) -> i
                 raise ValueError(f"an array of {array.size} {array.dtype}")
             return int(array.item())
         return int(np.int64(int(raw)))
-    except Exception as error:  # numpy hands a damaged header to Python's tokenizer
+    except Exception as error:  # numpy passes a damaged header to Python's tokenizer
         raise DataError(
             f"the cls of sample {name} is {raw[:40]!r}, not a whole number: write the class index as text"
         ) from error

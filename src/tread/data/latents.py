@@ -1,15 +1,14 @@
 """Precomputed VAE latents in WebDataset tars, read as a map.
 
-- A stored latent is unscaled. The VAE is named in the config; its name fixes the channel count C and the
-  scale and shift, (x - shift) * scale, so that no factor is ever typed by hand.
+- A stored latent is unscaled. The VAE's name in the config determines the channel count C and the scale and
+  shift, (x - shift) * scale.
 - `latent.npy` holds either a sampled latent (C, H, W) or moments (2C, H, W), mean then logvar. Which one
-  is decided once, from the first sample's channels and the VAE's C; with `vae="none"` there is no C, so
-  the kind has to be said.
-- Moments are sampled and everything is scaled in `prepare`, batched on the training device, with noise
-  that depends on the seed and the sample's position alone.
-- Every mistake that the index can show (labels, shapes by file size) is reported before training; what
-  only the numbers show (NaN) when the sample is read, by name.
-- Files are opened where they are read: a DataLoader worker never shares a file offset with its parent.
+  is inferred from the first sample's channels and the VAE's C; with `vae="none"` there is no C, so `kind`
+  must be set.
+- `prepare` samples moments and scales, batched on the training device, with noise that depends only on the
+  seed and the sample's position.
+- Labels and shapes (by file size) are checked before training; NaN is reported when the sample is read.
+- Each process opens its own files: a DataLoader worker never shares a file offset with its parent.
 """
 
 import io
@@ -18,7 +17,7 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Annotated, Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import torch
@@ -33,12 +32,12 @@ StoredKind = Literal["sample", "moments"]
 Kind = Literal["auto", "sample", "moments"]
 
 _MOMENTS_WORD = int.from_bytes(b"mome")
-_OPEN_FILES = 128  # per process; a thousand shards in eight workers would pass the usual limit of the system
+_OPEN_FILES = 128  # per process, below the usual limit of open files
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """How one family of autoencoders' latents become what the model sees, and back."""
+    """The affine map between an autoencoder's latents and the model's input."""
 
     channels: int | None
     scale: float
@@ -48,7 +47,7 @@ class Scaling:
         return (latent - self.shift) * self.scale
 
     def to_latent(self, x: Tensor) -> Tensor:
-        """The inverse of `to_model`: what the VAE's decoder takes."""
+        """The inverse of `to_model`: the input of the VAE's decoder."""
         return x / self.scale + self.shift
 
 
@@ -67,7 +66,14 @@ class Latents(Dataset):
     `path`: a folder of tars, one tar, a glob, or a brace pattern.
     """
 
-    def __init__(self, path: str | Path, *, vae: str, num_classes: int, kind: Kind = "auto") -> None:
+    def __init__(
+        self,
+        path: Annotated[str | Path, "a folder of tars, one tar, a glob or shard-{000..127}.tar"],
+        *,
+        vae: Annotated[str, "sd | sdxl | sd3 | flux | none: fixes channels, scale and shift"] = "sd",
+        num_classes: Annotated[int, "labels are 0 .. num_classes - 1"] = 1000,
+        kind: Annotated[Kind, "auto | sample | moments (mean and logvar, sampled anew every time)"] = "auto",
+    ) -> None:
         if vae not in VAES:
             raise ConfigError(f"data.vae is {vae!r}; known are {', '.join(VAES)}")
         if num_classes < 1:
@@ -107,7 +113,7 @@ class Latents(Dataset):
 
     @staticmethod
     def to_images(x: Tensor) -> Tensor:
-        """The first three channels (the first, where there are fewer), each image stretched to 0..255."""
+        """The first three channels (or the first, if there are fewer), each image stretched to 0..255."""
         shown = x[:, :3] if x.shape[1] >= 3 else x[:, :1]  # (B, 3 or 1, H, W)
         shown = shown.float()
         low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
@@ -123,7 +129,7 @@ class Latents(Dataset):
                 f"sample {self._index.name(0)} has shape {self._stored_shape}, not (channels, height, width): "
                 "write one latent per sample"
             )
-        # A file's size gives its shape away: one look per distinct size finds the odd ones before training.
+        # shapes differ only if file sizes do: check one sample per distinct size
         for i in sorted(np.unique(self._index.size, return_index=True)[1].tolist()):
             shape = self._read(i).shape
             if shape != self._stored_shape:
@@ -136,12 +142,12 @@ class Latents(Dataset):
         )
 
     def _read(self, i: int) -> np.ndarray:
-        """The stored array, its type checked, its shape and values not."""
+        """The stored array; only its dtype is checked."""
         file = self._file(int(self._index.shard[i]))
         file.seek(int(self._index.offset[i]))
         try:
             latent = np.load(io.BytesIO(file.read(int(self._index.size[i]))), allow_pickle=False)
-        except Exception as error:  # numpy hands a damaged header to Python's tokenizer, which has errors of its own
+        except Exception as error:  # numpy passes a damaged header to Python's tokenizer
             raise DataError(
                 f"latent.npy of sample {self._index.name(i)} is not a readable array ({error}): write the shard again"
             ) from error
@@ -162,7 +168,7 @@ class Latents(Dataset):
 
 
 def decide_kind(kind: Kind, vae: str, channels: int) -> StoredKind:
-    """What `channels` stored channels are: a sampled latent has the VAE's C of them, moments have 2C.
+    """Whether `channels` stored channels are a sampled latent (the VAE's C) or moments (2C).
 
     >>> decide_kind("auto", "sd", 8)
     'moments'
@@ -190,7 +196,7 @@ def decide_kind(kind: Kind, vae: str, channels: int) -> StoredKind:
 
 
 def sample_moments(moments: Tensor, seed: int, word: int, positions: Tensor) -> Tensor:
-    """mean + std * noise from (B, 2C, H, W) mean and logvar; the noise of sample b is that of positions[b]."""
+    """mean + std * noise from (B, 2C, H, W) mean and logvar; the noise of sample b is a hash of positions[b]."""
     mean, logvar = moments.chunk(2, dim=1)  # (B, C, H, W) each
     element = torch.arange(mean[0].numel(), device=mean.device)
     eps = noise.normal(seed, word, positions.to(mean.device)[:, None], element).view_as(mean)  # (B, C, H, W)

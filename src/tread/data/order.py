@@ -2,16 +2,16 @@
 
 - Sample positions count 0, 1, 2, ... over the whole run. Step s takes positions s * batch ..
   (s + 1) * batch - 1; the position decides the sample, and with the seed everything random about it.
-  There is nothing to save: a run resumed at step k asks for the positions of step k.
-- Every epoch is its own permutation: the stable order of hashed indices, from the same stateless noise
-  as everything else, so that it depends on no library's generator. A batch may span two epochs; nothing
-  is dropped at the end of one.
+  Nothing is saved: a run resumed at step k uses the positions of step k.
+- Every epoch has its own permutation, the stable sort of hashed indices, from the stateless noise of
+  `routing.noise`. A batch may span two epochs; nothing is dropped at the end of one.
 - Micro-steps and ranks take contiguous slices of the step, so that the union over any number of
-  processes is the single-process batch, in order. The sampler is complete for its rank: a loader that
-  uses it must not be split again by accelerate.
+  processes is the single-process batch, in order. The sampler already takes the rank's slice: its loader
+  must not be split again by accelerate.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,15 +52,33 @@ class Order:
         if epoch not in self._epochs:
             while len(self._epochs) > 1:  # two are enough for batches that cross an epoch's end
                 self._epochs.pop(next(iter(self._epochs)))
-            self._epochs[epoch] = _permutation(self.n, self.seed, _ORDER_WORD, epoch)
+            self._epochs[epoch] = noise.permutation(self.n, self.seed, _ORDER_WORD, epoch)
         return self._epochs[epoch]
 
 
-class StepSampler(Sampler[list[int]]):
-    """A DataLoader's `batch_sampler`: one list of dataset indices per micro-step, for one rank.
+class Visit(NamedTuple):
+    """One visit of a sample: its index in the dataset, and its position in the run."""
 
-    `steps` is where the run ends, not how many are left: a run resumed at step k gives `start_step=k`
-    and sees the tail of what a run never stopped sees.
+    sample: int
+    position: int
+
+
+class Visited(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
+    """A dataset by visits: `visited[sample, position]` is the sample, its label and the position."""
+
+    def __init__(self, dataset: torch.utils.data.Dataset[tuple[Tensor, int]]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, visit: Visit) -> tuple[Tensor, int, int]:
+        sample, position = visit
+        return *self.dataset[sample], position
+
+
+class StepSampler(Sampler[list[Visit]]):
+    """A DataLoader's `batch_sampler`: one list of visits per micro-step, for one rank.
+
+    `steps` is the total of the run, not the number left: a run resumed at step k passes `start_step=k` and
+    gets the rest of the uninterrupted run's batches.
     """
 
     def __init__(
@@ -86,7 +104,7 @@ class StepSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return max(0, self.steps - self.start_step) * self.micro_steps
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Visit]]:
         for step in range(self.start_step, self.steps):
             for micro_step in range(self.micro_steps):
                 where = positions(
@@ -97,7 +115,7 @@ class StepSampler(Sampler[list[int]]):
                     rank=self.rank,
                     world=self.world,
                 )
-                yield self.order.indices(where).tolist()
+                yield list(map(Visit, self.order.indices(where).tolist(), where.tolist()))
 
 
 def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank: int, world: int) -> Tensor:
@@ -118,12 +136,8 @@ def split(n: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
             f"cannot hold out {held_out} of {n} samples for validation; allowed is 0..{n - 1}, "
             "which leaves at least one to train on"
         )
-    shuffled = _permutation(n, seed, _SPLIT_WORD)
+    shuffled = noise.permutation(n, seed, _SPLIT_WORD)
     return shuffled[held_out:].sort().values, shuffled[:held_out].sort().values
-
-
-def _permutation(n: int, *words: int) -> Tensor:
-    return torch.argsort(noise.bits(*words, torch.arange(n)), stable=True)  # (n,)
 
 
 def _slice_size(batch: int, micro_steps: int, world: int) -> int:

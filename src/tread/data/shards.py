@@ -1,13 +1,12 @@
-"""Images to latents: writes the tars that `latents.py` reads.
+"""`tread encode`: images to latents, in the tars that `latents.py` reads.
 
-- What a shard holds is a pure function of the sorted file list and the settings: shard k is files
-  k * shard_size .. (k + 1) * shard_size - 1, in fixed batches, with fixed tar headers. A file that cannot
-  be read leaves a hole in its shard and moves nothing else. So a run killed at any moment and started
-  again keeps the finished shards and gives the bytes of a run never killed.
-- `manifest.json` says what the shards were made from, and settings that differ from it are refused: a
-  folder never holds two kinds of latents. The batch size is free to change: it is what one lowers when
-  memory runs out.
-- Latents are stored as the VAE gives them, unscaled, in float16; scaling happens at load, by VAE name.
+- A shard is a pure function of the sorted file list and the settings: shard k holds files
+  k * shard_size .. (k + 1) * shard_size - 1, in fixed batches, with fixed tar headers. An unreadable file is
+  left out of its shard and shifts no other. So a run killed at any moment and restarted keeps the finished
+  shards and writes the same bytes as an uninterrupted run.
+- `manifest.json` records the settings of the shards, and other settings are refused, so that a folder never
+  mixes latents. The batch size may change, e.g. when memory runs out.
+- Latents are stored unscaled in float16; they are scaled when loaded, by VAE name.
 - Sample keys count the files: key N is line N + 1 of `files.txt`. Labels index `classes.json`.
 - Pillow decodes in threads, one batch ahead of the VAE.
 """
@@ -39,7 +38,7 @@ _ENCODE_WORD = int.from_bytes(b"enco")
 
 @dataclass(frozen=True)
 class Encoded:
-    """What `encode` wrote, and the settings to train on it; `str()` is the summary line."""
+    """The result of `encode`, with the settings to train on it; `str()` is the summary line."""
 
     out: Path
     shards: int
@@ -70,8 +69,8 @@ def encode(
 
     `vae` is a folder or a hub id of an AutoencoderKL or AutoencoderTiny, or of a pipeline that has one.
     `kind="moments"` stores mean and logvar, so that every epoch draws new latents; `"sample"` stores one
-    draw, seeded by `seed`, at half the size. An AutoencoderTiny has no moments. `dtype` is what the VAE
-    computes in. Called again with the same arguments, it goes on where it was stopped.
+    draw, seeded by `seed`, at half the size. An AutoencoderTiny has no moments. `dtype` is the VAE's compute
+    dtype. Called again with the same arguments, it resumes.
     """
     for name, value in (("size", size), ("batch_size", batch_size), ("shard_size", shard_size)):
         if value < 1:
@@ -99,17 +98,17 @@ def encode(
     }
     _claim(out, manifest, files, classes)
 
-    def read(place: int) -> np.ndarray | DataError:
+    def read(index: int) -> np.ndarray | DataError:
         try:
-            return read_image(images / files[place], size)
+            return read_image(images / files[index], size)
         except DataError as error:
-            if not (images / files[place]).exists():  # a lost disk must not pass for a folder of bad images
-                raise DataError(f"image {images / files[place]} has disappeared: restore it and resume") from error
+            if not (images / files[index]).exists():  # a lost disk is not a folder of bad images
+                raise DataError(f"image {images / files[index]} has disappeared: restore it and resume") from error
             return error
 
     spans = [range(first, min(first + shard_size, len(files))) for first in range(0, len(files), shard_size)]
     todo = {shard: span for n, span in enumerate(spans) if not (shard := out / f"shard-{n:06d}.tar").exists()}
-    unfinished = {files[place] for span in todo.values() for place in span}
+    unfinished = {files[i] for span in todo.values() for i in span}
     skipped = {file: why for file, why in _read_skipped(out).items() if file not in unfinished}
     with (
         ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool,
@@ -120,16 +119,16 @@ def encode(
                 for batch, results in _read_ahead(pool, read, span, batch_size):
                     pixels = {p: r for p, r in zip(batch, results, strict=True) if isinstance(r, np.ndarray)}
                     skipped |= {files[p]: str(r) for p, r in zip(batch, results, strict=True) if p not in pixels}
-                    for place, latent in _latents(model, pixels, kind, seed).items():
+                    for i, latent in _latents(model, pixels, kind, seed).items():
                         if not np.isfinite(latent).all():
                             raise DataError(
-                                f"the VAE gives NaN or infinite latents for {images / files[place]} in {dtype}: "
+                                f"the VAE gives NaN or infinite latents for {images / files[i]} in {dtype}: "
                                 "encode with dtype float32, or remove the image"
                             )
-                        _add(tar, f"{place:08d}.cls", str(labels[place]).encode())
-                        _add(tar, f"{place:08d}.latent.npy", _npy(latent))
+                        _add(tar, f"{i:08d}.cls", str(labels[i]).encode())
+                        _add(tar, f"{i:08d}.latent.npy", _npy(latent))
                     bar.update(len(batch))
-                _write_skipped(out, skipped)  # before the shard gets its name, or a kill here would lose them
+                _write_skipped(out, skipped)  # before the shard is renamed, or a kill here would lose them
     if len(skipped) == len(files):
         raise DataError(f"none of the {len(files)} images in {images} could be read: see {out / 'skipped.txt'}")
     return Encoded(
@@ -147,7 +146,7 @@ def encode(
 
 
 def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[str]) -> None:
-    """Make `out` this job's folder, or find that it is already, or refuse."""
+    """Create `out` for this job, or check that it belongs to it."""
     path = out / "manifest.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -160,7 +159,7 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
                 )
         elif any(out.glob("*.tar")):
             raise ConfigError(f"{out} holds shards that tread encode did not write: choose another folder")
-        for left_over in out.glob(".*.tmp"):  # of a run that was killed
+        for left_over in out.glob(".*.tmp"):  # left by a killed run
             left_over.unlink()
         _write_text(out / "files.txt", "".join(f"{file}\n" for file in files))
         _write_text(out / "classes.json", json.dumps(classes, indent=2, ensure_ascii=False) + "\n")
@@ -174,20 +173,20 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
 def _read_ahead(
     pool: ThreadPoolExecutor, read: Callable[[int], np.ndarray | DataError], span: range, batch_size: int
 ) -> Iterator[tuple[range, list[np.ndarray | DataError]]]:
-    """Batches of a shard with what `read` gives for each place, the next batch under way meanwhile.
+    """The batches of a shard with the results of `read`, read one batch ahead.
 
-    The batches are cut from the span, not from what is readable: a bad file changes only its own batch.
+    Batches are slices of the span, unreadable files included: a bad file affects only its own batch.
     """
     batches = [span[first : first + batch_size] for first in range(0, len(span), batch_size)]
-    following = [pool.submit(read, place) for place in batches[0]]
+    following = [pool.submit(read, i) for i in batches[0]]
     for n, batch in enumerate(batches):
         current = following
-        following = [pool.submit(read, place) for place in (batches[n + 1] if n + 1 < len(batches) else ())]
+        following = [pool.submit(read, i) for i in (batches[n + 1] if n + 1 < len(batches) else ())]
         yield batch, [future.result() for future in current]
 
 
 def _latents(model: Autoencoder, pixels: dict[int, np.ndarray], kind: StoredKind, seed: int) -> dict[int, np.ndarray]:
-    """uint8 (H, W, 3) by place in the file list -> float16 (C or 2C, h, w) by place."""
+    """File index -> uint8 (H, W, 3), to file index -> float16 (C or 2C, h, w)."""
     if not pixels:
         return {}
     x = torch.from_numpy(np.stack(list(pixels.values()))).permute(0, 3, 1, 2)  # (B, 3, H, W)

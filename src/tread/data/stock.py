@@ -1,12 +1,12 @@
-"""Stock weights that are whole or refused: a tensor that its file lacks is random, and stock loaders only log that.
+"""Checks that stock weights are complete: stock loaders fill a missing tensor with random numbers and only log it.
 
-- What the loader itself reports is judged (`output_loading_info`), so tied weights, buffers and renamed tensors count
-  as the loader counts them. Diffusers believes the index of shards, so the shards are compared with it here.
-- `check_weights` loads to the meta device: names and shapes are read, weights are not. A part that is stored quantized
-  is loaded in full, because its loader looks at values.
-- Tensors that the class has no use for (another head, an old buffer) are said once: many published files have some.
-  Layers beyond the last one of a stack are refused: the config is another model's, which would be cut short.
-- transformers 5 makes a tokenizer without its vocabulary and says nothing; every word is then the unknown one.
+- The loader's own report (`output_loading_info`) is checked, so tied weights, buffers and renamed tensors count as the
+  loader counts them. Diffusers trusts the index of shards, so the shards are compared with it here.
+- `check_weights` loads to the meta device, which reads names and shapes but no weights. A part that is stored quantized
+  is loaded in full, because its loader reads values.
+- Unused tensors (another head, an old buffer) cause a warning: many published files have some. Layers beyond the last
+  one of a stack are refused: the config belongs to a larger model, which would be truncated.
+- transformers 5 silently makes a tokenizer without its vocabulary, which maps every word to the unknown token.
 """
 
 import json
@@ -23,14 +23,14 @@ from tread.errors import ConfigError
 from tread.files import is_safetensors
 
 SHOWN = 3
-"""Tensors that a message names."""
+"""Number of tensors that a message names."""
 
 
 def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: Path | None = None) -> None:
-    """Refuse a model whose files lack tensors, or hold others than its config says.
+    """Refuse a model whose files lack tensors or do not match its config.
 
-    `info` is what `from_pretrained(..., output_loading_info=True)` returns beside the model, `what` names the part in a
-    message, `folder` is where its files lie if they lie in a folder.
+    `info` is the second result of `from_pretrained(..., output_loading_info=True)`, `what` names the part in messages,
+    `folder` holds its files, if it is local.
     """
     config = "config.json" if folder is None else str(folder / "config.json")
     if missing := sorted(info["missing_keys"]) or _absent_from_shards(folder):
@@ -63,13 +63,13 @@ def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: P
 def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: Any) -> None:
     """Refuse a part of a pipeline, a model of the stock class `cls`, that `check_loaded` would refuse.
 
-    `place` is a folder or a hub id; `where` may hold the revision, and the variant, which a part may be without.
+    `place` is a folder or a hub id; `where` may have the revision, and the variant, which a part may lack.
     """
     what, folder = f"{part} of {place}", _folder(place, part, where.get("revision"))
     stock = cls.__module__.partition(".")[0]
     options = {"subfolder": part, "output_loading_info": True, **where}
     if stock == "transformers":
-        options["ignore_mismatched_sizes"] = True  # the error would name nothing
+        options["ignore_mismatched_sizes"] = True  # its error names no tensor
     if not quantized:
         options["device_map"] = "meta" if stock == "transformers" else {"": "meta"}
     try:
@@ -83,7 +83,9 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
         damaged = (
             [] if folder is None else [file.name for file in folder.glob("*.safetensors") if not is_safetensors(file)]
         )
-        reason = " ".join(str(error).partition("If you want")[0].split())[:300].rstrip(".")  # no advice for programmers
+        reason = " ".join(str(error).partition("If you want")[0].split())[:300].rstrip(
+            "."
+        )  # without its advice for programmers
         advice = f"{', '.join(sorted(damaged))} is cut or damaged: get it again." if damaged else ""
         raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error
     model, info = loaded
@@ -91,7 +93,7 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
 
 
 def check_tokenizer(cls: Any, place: str, part: str, *, revision: str | None = None) -> None:
-    """Refuse a tokenizer of a pipeline whose vocabulary is not there."""
+    """Refuse a tokenizer of a pipeline without its vocabulary."""
 
     def has(name: str) -> bool:
         return _find(place, part, name, revision) is not None
@@ -107,7 +109,7 @@ def check_tokenizer(cls: Any, place: str, part: str, *, revision: str | None = N
 
 
 def _find(place: str, part: str, name: str, revision: str | None) -> Path | None:
-    """A file of a part, in its folder or in the hub's cache; None where it has none."""
+    """The path of a part's file, in its folder or in the hub's cache; None if there is none."""
     from transformers.utils.hub import cached_file
 
     try:
@@ -123,7 +125,7 @@ def _folder(place: str, part: str, revision: str | None) -> Path | None:
 
 
 def _files(folder: Path | None, names: Collection[str]) -> str:
-    """The files that should hold the tensors: as the index of shards says, else all that hold weights."""
+    """The files that should hold the tensors: by the index of shards, else all weight files."""
     if folder is None:
         return "its weight file"
     listed = {shard for index in _indices(folder) for name, shard in index.items() if name in names}
@@ -132,21 +134,21 @@ def _files(folder: Path | None, names: Collection[str]) -> str:
 
 
 def _absent_from_shards(folder: Path | None) -> list[str]:
-    """Tensors that an index lists and their shards have not."""
+    """Tensors that an index lists and that its shards lack."""
     absent: set[str] = set()
     if folder is None:
         return []
     for index in _indices(folder):
         for shard in set(index.values()):
             path = folder / shard
-            if path.is_file():  # one that is not there is the loader's to refuse
+            if path.is_file():  # the loader reports a missing shard
                 with safe_open(path, framework="pt") as file:
                     absent |= {name for name in index if index[name] == shard} - set(file.keys())
     return sorted(absent)
 
 
 def _indices(folder: Path) -> list[dict[str, str]]:
-    """The shards of the tensors, by each index in the folder."""
+    """The maps from tensor to shard of all indices in the folder."""
     return [json.loads(path.read_text())["weight_map"] for path in sorted(folder.glob("*.safetensors.index*.json"))]
 
 
@@ -157,7 +159,7 @@ def _named(names: list[str]) -> str:
 
 
 def _is_beyond(model: nn.Module, name: str) -> bool:
-    """Whether a tensor belongs to a numbered layer that a stack of the model has not."""
+    """Whether a tensor belongs to a numbered layer beyond the end of a stack of the model."""
     words = name.split(".")
     for i, word in enumerate(words):
         if word.isdecimal():

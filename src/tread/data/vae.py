@@ -1,8 +1,8 @@
-"""Diffusers' autoencoders behind one face: pixels in, latents out, and back.
+"""Diffusers' autoencoders behind one interface: `encode` and `decode`.
 
 - AutoencoderKL gives moments; AutoencoderTiny gives one deterministic latent. `has_moments` tells.
-- A place is a folder or a hub id, of the VAE itself or of a pipeline that keeps one in `vae/`.
-- Latents are the VAE's own, unscaled: `latents.VAES` turns them into what a model sees and back.
+- A VAE is given by a folder or hub id, of the VAE itself or of a pipeline that has one in `vae/`.
+- Latents are unscaled; `latents.VAES` has the scaling to a model's input.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class Autoencoder:
-    """`load_vae(place)`; `encode` and `decode` run without gradients, in the VAE's own precision."""
+    """An autoencoder from `load_vae`; runs without gradients, in the VAE's own dtype."""
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -27,11 +27,11 @@ class Autoencoder:
         self.has_moments = type(model).__name__ == "AutoencoderKL"
         stages = config.block_out_channels if self.has_moments else config.encoder_block_out_channels
         self.factor = 2 ** (len(stages) - 1)
-        """How many times smaller a latent is than its image, on each side."""
+        """Image size over latent size, per side."""
         known = (config.latent_channels, config.scaling_factor, config.shift_factor or 0.0)
         named = (name for name, v in VAES.items() if (v.channels, v.scale, v.shift) == known)
         self.name = next(named, "none")
-        """The name in `latents.VAES` that has this VAE's scaling; `none` where no scaling is known or needed."""
+        """The name in `latents.VAES` with this VAE's scaling; `none` if no scaling is known or needed."""
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def load_vae(vae: str | Path, *, dtype: Dtype = "float32", device: str | torch.d
 
 
 def _find_config(loader: Any, vae: str) -> tuple[dict[str, Any], str | None]:
-    """The VAE's config, and the subfolder it was found in."""
+    """The VAE's config, and the subfolder that holds it."""
     for subfolder in (None, "vae"):
         try:
             return loader.load_config(vae, subfolder=subfolder), subfolder

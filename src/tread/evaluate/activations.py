@@ -1,4 +1,4 @@
-"""What an extractor says of a batch of images."""
+"""The output of a feature extractor for a batch of images."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 class Activations(NamedTuple):
     pool: Tensor
-    """(B, D), one feature vector an image."""
+    """(B, D), one feature vector per image."""
     spatial: Tensor | None = None
-    """(B, E), features that keep their place in the image; sFID takes them."""
+    """(B, E), spatial features, for sFID."""
     probabilities: Tensor | None = None
-    """(B, classes), rows that sum to 1; the Inception Score takes them."""
+    """(B, classes), rows that sum to 1, for the Inception Score."""

@@ -1,9 +1,9 @@
-"""Two sets of images in, figures out: what `tread eval` and the trainer run.
+"""Comparison of two sets of images, for `tread eval` and the trainer.
 
-- `measure` looks at one set, `compare` at two sets that were measured, `evaluate` does both for two places on disk.
-- Processes take contiguous parts of a set and join their tallies in order: the figures do not depend on their number.
-- With a work folder a pass is saved as it goes: an interrupted one goes on, and a reference is measured once.
-- A figure that cannot be had is left out and the reason is a note; a figure that is biased comes with a warning.
+- `measure` computes the statistics of one set, `compare` the metrics of two, `evaluate` does both for two paths.
+- Processes take contiguous parts of a set and join their tallies in order: metrics do not depend on their number.
+- With a work folder a pass is saved as it runs: an interrupted one resumes, and a reference is measured once.
+- A metric that cannot be computed is omitted with a note; a biased one comes with a warning.
 """
 
 import hashlib
@@ -20,13 +20,12 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from tread.errors import ConfigError, check_int
+from tread.errors import ConfigError, RiskWarning, check_int
 from tread.evaluate.features import INCEPTION, Extractor
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ImageSource, has_images, open_images, write_batch
 from tread.evaluate.metrics import kernel_distance, precision_recall
 from tread.evaluate.statistics import Statistics, Tally, read_statistics
-from tread.routing.risks import RiskWarning
 
 USUAL_COUNT = 10_000
 SAVE_SECONDS = 60
@@ -34,17 +33,17 @@ SAVE_SECONDS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The figures of one comparison."""
+    """The metrics of one comparison."""
 
     features: str
     samples: int | None
     reference: int | None
     metrics: dict[str, float]
     notes: list[str] = field(default_factory=list)
-    """Why a figure is missing or to be read with care."""
+    """Reasons why a metric is missing or biased."""
 
     def table(self) -> str:
-        """Two columns for people."""
+        """The metrics as a text table of two columns."""
         counts = {"samples": self.samples, "reference": self.reference}
         rows = [(name, "unknown" if count is None else f"{count:,}") for name, count in counts.items()]
         rows += [("features", self.features), *((name, f"{value:.5g}") for name, value in self.metrics.items())]
@@ -74,7 +73,7 @@ def measure(
     work: Path | None = None,
     progress: bool = True,
 ) -> Statistics:
-    """Run the extractor over all images; every process of a group must call it, and all get the same."""
+    """Run the extractor over all images; every process of a group must call it and gets the same statistics."""
     check_int(batch_size, "--batch-size", 1)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     first, stop = (len(source) * part // world for part in (rank, rank + 1))
@@ -91,7 +90,7 @@ def measure(
             tally = Tally.load(saved)
     fresh, since = False, time.monotonic()
     hidden = not progress or rank > 0
-    # leave=None: a bar below another one, such as the trainer's, goes when it is full
+    # leave=None removes a finished bar below another one, such as the trainer's
     with tqdm(total=stop - first, initial=tally.count, desc=label, unit="img", disable=hidden, leave=None) as bar:
         for index, images in _batches(source, first + tally.count, stop, batch_size):
             tally.add(extractor(images), index)
@@ -106,13 +105,13 @@ def measure(
     if whole is not None and saved is not None:
         if rank == 0:
             joined.save(whole)
-        _all_have(whole)  # no part goes before the whole is there
+        _all_have(whole)  # no part is removed before the whole is saved
         saved.unlink(missing_ok=True)
     return joined.statistics()
 
 
 def _all_have(path: Path) -> bool:
-    """Whether every process sees the file; they wait for each other."""
+    """Whether every process sees the file; a barrier for all processes."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return path.exists()
     seen: list[bool] = [False] * dist.get_world_size()
@@ -121,7 +120,7 @@ def _all_have(path: Path) -> bool:
 
 
 def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Index of the first image, and images; the next batch is read while the caller works on this one."""
+    """Batches as (index of the first image, images), read one batch ahead."""
     starts = list(range(first, stop, size))
     if not source.read_ahead:
         for start in starts:
@@ -129,10 +128,10 @@ def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[
         return
     with ThreadPoolExecutor(1) as pool:
         coming = [pool.submit(source.read, start, min(start + size, stop)) for start in starts[:1]]
-        for place, start in enumerate(starts):
+        for i, start in enumerate(starts):
             images = coming.pop().result()
-            if place + 1 < len(starts):
-                after = starts[place + 1]
+            if i + 1 < len(starts):
+                after = starts[i + 1]
                 coming.append(pool.submit(source.read, after, min(after + size, stop)))
             yield start, images
 
@@ -152,9 +151,9 @@ def _joined(tally: Tally) -> Tally:
 def measure_place(
     place: Path, extractor: Extractor, label: str = "images", count: int | None = None, **options: Unpack[Options]
 ) -> Statistics:
-    """`measure` for a place on disk; statistics that an `.npz` of this extractor brings along are used as they are.
+    """`measure` for a path; statistics of this extractor that an `.npz` holds are used instead of its images.
 
-    With `count` only the first images are looked at, and statistics of all of them are of no use.
+    With `count` only the first images are measured, and stored statistics are ignored.
     """
     published = _published(place, extractor)
     if count is not None:
@@ -166,12 +165,12 @@ def measure_place(
     if not has_images(place) or not options.get("keep_vectors", True):
         return published
     measured = measure(open_images(place), extractor, label, **options)
-    # ADM's files have statistics of the whole data beside some of its images, so the count is not that of the images
+    # ADM's files hold statistics of the whole dataset and only some of its images, so the count is not the images'
     return replace(measured, count=published.count, pool=published.pool, spatial=published.spatial or measured.spatial)
 
 
 def _published(place: Path, extractor: Extractor) -> Statistics | None:
-    """What a place says of its images for this extractor; refused where it says something else and has no images."""
+    """Stored statistics of this extractor, or None; refused if there are only others and no images."""
     found = read_statistics(place)
     if found is not None and found.features == extractor.name:
         return found
@@ -182,7 +181,7 @@ def _published(place: Path, extractor: Extractor) -> Statistics | None:
 
 
 def compare(samples: Statistics, reference: Statistics, *, device: torch.device | str = "cpu") -> Report:
-    """Every figure that the two sides allow."""
+    """Every metric that can be computed from the two sides."""
     if samples.features != reference.features:
         raise ConfigError(
             f"the samples have features of {samples.features} and the reference of {reference.features}; "
@@ -201,7 +200,7 @@ def compare(samples: Statistics, reference: Statistics, *, device: torch.device 
         metrics[f"precision{suffix}"], metrics[f"recall{suffix}"] = precision_recall(a, b)
         kernel = "KID" if fid else f"KD{suffix}"
         metrics[kernel], metrics[f"{kernel} std"] = kernel_distance(a, b)
-    elif (samples.vectors is None) != (reference.vectors is None):  # not where both were left out on purpose
+    elif (samples.vectors is None) != (reference.vectors is None):  # if both are None, they were left out on purpose
         notes.append("precision, recall and the kernel distance were not taken: they need the images of both sides.")
     return Report(
         features=samples.features, samples=samples.count, reference=reference.count, metrics=metrics, notes=notes
@@ -209,7 +208,7 @@ def compare(samples: Statistics, reference: Statistics, *, device: torch.device 
 
 
 def _count_notes(samples: Statistics, reference: Statistics) -> list[str]:
-    """What is known of the bias of Frechet distances: Chong and Forsyth 2020 (arXiv 1911.07023)."""
+    """Notes on the bias of Frechet distances with few images: Chong and Forsyth 2020 (arXiv 1911.07023)."""
     notes, width = [], samples.pool.mean.shape[0]
     for name, count in (("samples", samples.count), ("the reference", reference.count)):
         if count is None or count >= USUAL_COUNT:
@@ -239,7 +238,7 @@ def evaluate(
     save: Path | None = None,
     progress: bool = True,
 ) -> Report | None:
-    """`tread eval`: the figures, or None where there is no reference and the samples are only saved."""
+    """`tread eval`: the report, or None without a reference, when the samples are only saved."""
     if save is not None and save.suffix != ".npz":
         raise ConfigError(f"--save is {str(save)!r}; the name must end with .npz.")
     if work is not None and work.exists() and not work.is_dir():
@@ -265,7 +264,7 @@ def evaluate(
 
 
 def _check_place(place: Path, extractor: Extractor) -> None:
-    """Refuse a place that has nothing to compare."""
+    """Refuse a path without at least 2 images or usable statistics."""
     _published(place, extractor)
     if has_images(place) and (count := len(open_images(place))) < 2:
         raise ConfigError(
@@ -274,7 +273,7 @@ def _check_place(place: Path, extractor: Extractor) -> None:
 
 
 def save_reference(path: Path, source: ImageSource, statistics: Statistics) -> None:
-    """An ADM reference batch: images, mu and sigma, and whose features they are."""
+    """Write an ADM reference batch: images, mu, sigma, and the name of the features."""
     arrays = {"mu": statistics.pool.mean, "sigma": statistics.pool.covariance}
     if statistics.spatial is not None:
         arrays |= {"mu_s": statistics.spatial.mean, "sigma_s": statistics.spatial.covariance}

@@ -2,7 +2,7 @@
 
 - MobileNet blocks without squeeze-and-excite, ReLU6 everywhere, as the Lite variants have them.
 - TensorFlow's "same" padding: where a stride of 2 needs an odd amount, the extra row goes to the bottom and right.
-- Module names are those of the published state dict, so that it loads as it is.
+- Module names are those of the published state dict, so that it loads directly.
 """
 
 import torch
@@ -45,7 +45,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 class MBConv(nn.Module):
-    """Expand, filter each channel on its own, project; the input is added where the shape allows it."""
+    """An inverted-residual block: expand, depthwise convolution, project; the input is added if the shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -82,16 +82,12 @@ class EfficientNetLite0(nn.Module):
         self._blocks = nn.Sequential(*blocks)
         self._conv_head = SameConv(inputs, WIDTH, 1)
         self._bn1 = _norm(WIDTH)
-        self._fc = nn.Linear(WIDTH, CLASSES)
+        self._fc = nn.Linear(WIDTH, CLASSES)  # unused; part of the published state dict
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu6(self._bn0(self._conv_stem(x)))  # (B, 32, H/2, W/2)
         x = F.relu6(self._bn1(self._conv_head(self._blocks(x))))  # (B, 1280, H/32, W/32)
         return x.mean((2, 3))  # (B, 1280)
-
-    def classify(self, x: Tensor) -> Tensor:
-        """Logits of the 1,000 ImageNet classes, (B, 1000)."""
-        return self._fc(self(x))
 
 
 def imagenet_pixels(images: Tensor, *, shorter: int, crop: int) -> Tensor:

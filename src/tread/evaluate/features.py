@@ -1,14 +1,13 @@
-"""Extractors: networks that turn images into features, with the pixels each was made for.
+"""Extractors: networks that turn images into features, each with its own preprocessing.
 
-- FID is the Frechet distance on Inception's original weights and on nothing else. Every other extractor gives its name
-  to its distance: FD-EffLite0, FD-DINOv2.
-- Weights come from a file that the user names, or from the cache folder. What is missing is said before any image is
-  read, with the place to get it and the extractors that need no download.
-- Networks run in float32, whatever precision the caller trains in; on CUDA, torch's TF32 settings hold.
+- FID is the Frechet distance on Inception's original weights only. The distance of another extractor carries its
+  name: FD-EffLite0, FD-DINOv2.
+- Weights come from a file that the user names, or from the cache folder. Missing weights are reported before any image
+  is read, with their URL and the other extractors.
+- Networks run in float32, also under autocast; on CUDA, torch's TF32 settings apply.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tread.errors import ConfigError
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
+from tread.files import cache_folder
 
 INCEPTION = "Inception"
 INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
@@ -35,9 +35,9 @@ DINOV2_ID = "facebook/dinov2-large"
 
 @dataclass(frozen=True)
 class Extractor:
-    """A network and its pixels; any torch module joins by `Extractor("MyNet", module, prepare)`.
+    """A network and its preprocessing; any torch module can be used as `Extractor("MyNet", module, prepare)`.
 
-    `prepare` takes uint8 (B, 3, H, W) of any size to what the module takes; the module gives features (B, D), or
+    `prepare` maps uint8 (B, 3, H, W) of any size to the module's input; the module returns features (B, D) or
     `Activations`.
     """
 
@@ -53,12 +53,12 @@ class Extractor:
 
     @property
     def distance(self) -> str:
-        """What the Frechet distance on these features is called."""
+        """The name of the Frechet distance on these features."""
         return "FID" if self.name == INCEPTION else f"FD-{self.name}"
 
     @torch.no_grad()
     def __call__(self, images: Sequence[np.ndarray]) -> Activations:
-        """uint8 (H, W, 3) each, of equal size or not."""
+        """The activations of uint8 images (H, W, 3), of equal size or not."""
         shapes = {image.shape for image in images}
         groups = [np.stack(images)] if len(shapes) == 1 else [image[None] for image in images]
         tensors = [torch.from_numpy(group).permute(0, 3, 1, 2).to(self.device) for group in groups]  # (B, 3, H, W)
@@ -68,7 +68,7 @@ class Extractor:
         return found if isinstance(found, Activations) else Activations(found)
 
     def fingerprint(self) -> str:
-        """Changes with the weights."""
+        """A hash of the name and the weights."""
         digest = hashlib.sha256(self.name.encode())
         for name, tensor in self.module.state_dict().items():
             digest.update(name.encode())
@@ -93,7 +93,7 @@ def load_efflite0(weights: str | None, device: torch.device | str) -> Extractor:
 
 
 class ClassToken(nn.Module):
-    """A vision transformer of `transformers`, as one vector an image: its class token after the last norm."""
+    """A vision transformer of `transformers` that returns its class token after the last norm."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -132,25 +132,25 @@ def load_extractor(features: str, weights: str | None = None, device: torch.devi
     return FEATURES[features](weights, device)
 
 
-def cache_folder() -> Path:
-    """Where weights are looked for and downloads are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tread" / "weights"
+def weights_folder() -> Path:
+    """The folder of weights, downloaded ones included."""
+    return cache_folder() / "weights"
 
 
 def find_weights(weights: str | None, file: str, origin: str) -> Path:
-    """The weights' file: the one named, one downloaded from a URL, or `file` in the cache folder."""
+    """The path of the weights: the named file, a download, or `file` in the cache folder."""
     if weights is not None and "://" in weights:
-        path = cache_folder() / weights.rsplit("/", 1)[-1]
+        path = weights_folder() / weights.rsplit("/", 1)[-1]
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 torch.hub.download_url_to_file(weights, str(path), progress=False)
-            except OSError as error:  # urllib's errors are OSErrors
+            except OSError as error:  # urllib's errors are OSErrors too
                 raise ConfigError(
                     f"cannot download {weights} ({error}): get it by hand and name the file with --weights."
                 ) from None
     else:
-        path = cache_folder() / file if weights is None else Path(weights)
+        path = weights_folder() / file if weights is None else Path(weights)
     if path.is_dir():
         path = path / file
     if not path.is_file():
@@ -176,7 +176,7 @@ def _load(module: nn.Module, path: Path) -> None:
             found = load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever another file makes of the unpickler, and its page of advice
+    except Exception as error:  # the unpickler may raise anything on another file
         raise ConfigError(f"{path} is no file of weights, or damaged; check --weights.") from error
     own = module.state_dict()
     wrong = [name for name, tensor in own.items() if name in found and found[name].shape != tensor.shape]

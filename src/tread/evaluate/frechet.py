@@ -1,7 +1,7 @@
 """The Frechet distance between two normal distributions.
 
-- In float64, with no square root of a product: the trace of (S1 S2)^1/2 is the sum of the singular values of
-  S1^1/2 S2^1/2, which keep all their digits even where too few images left a covariance singular.
+- Computed in float64 without a matrix square root of a product: the trace of (S1 S2)^1/2 is the sum of the singular
+  values of S1^1/2 S2^1/2, which stays accurate when too few images make a covariance singular.
 """
 
 import numpy as np
@@ -21,10 +21,10 @@ def frechet_distance(mean: np.ndarray, covariance: np.ndarray, mean_2: np.ndarra
             f"one side has {mean.shape[0]} features and the other {mean_2.shape[0]}; give both the same --features."
         )
     first, second = (np.asarray(matrix, np.float64) for matrix in (covariance, covariance_2))
-    # S^1/2 is V L V^T; the outer V of either side turn the product without changing its singular values
+    # S^1/2 is V L V^T; the outer V are rotations, which do not change the singular values
     shared = np.linalg.svd(_root(first).T @ _root(second), compute_uv=False).sum()
     gap = np.asarray(mean, np.float64) - np.asarray(mean_2, np.float64)  # (D,)
-    # Rounding may leave equal distributions a hair below zero
+    # rounding may leave equal distributions slightly below zero
     return max(float(gap @ gap + np.trace(first) + np.trace(second) - 2 * shared), 0.0)
 
 

@@ -1,11 +1,11 @@
-"""Where images to be evaluated come from: a folder, tars, ADM's `.npz` batches, or an array in memory.
+"""Sources of images to evaluate: a folder, tars, ADM's `.npz` batches, or an array in memory.
 
-- A source has a count and reads any range of it, so that processes can share it and an interrupted pass goes on.
-- Images keep their own size: resizing belongs to the extractor, and doing it twice changes the figures.
+- A source has a length and reads any range, so that processes can share it and an interrupted pass resumes.
+- Images keep their own size: the extractor resizes, and resizing twice would change the metrics.
 - Folders are searched with their subfolders in sorted order. Hidden files and `grid.png`, which `tread sample` writes
-  beside its images, are no samples, in a folder as in a tar of it.
-- An `.npz` is read and written in pieces: 50,000 images of 256 pixels are ten gigabytes. It stays open between two
-  pieces, because a compressed one can be read forwards only.
+  beside its images, are skipped, in a folder and in a tar.
+- An `.npz` is read and written in pieces: 50,000 images of 256 pixels are ten gigabytes. It stays open between
+  pieces, because a compressed one can only be read forwards.
 """
 
 import hashlib
@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tread.data.captioned.pixels import reading
-from tread.data.images import SUFFIXES, upright_rgb
+from tread.data.images import SUFFIXES, reading, upright_rgb
 from tread.errors import ConfigError, DataError, check_int
 from tread.files import atomic_write
 
@@ -34,7 +33,7 @@ class ImageSource(ABC):
     """`len(source)` images; `source.read(first, stop)` gives some of them, uint8 (H, W, 3) each."""
 
     read_ahead = True
-    """Whether `read` may run in another thread, while the images before are looked at."""
+    """Whether `read` may run in another thread."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -44,11 +43,11 @@ class ImageSource(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Changes where the images may have changed."""
+        """A string that changes if the images may have changed."""
 
 
 class ArrayImages(ImageSource):
-    """Images that a program holds already: uint8 (N, H, W, 3 or 1)."""
+    """Images in memory: uint8 (N, H, W, 3 or 1)."""
 
     def __init__(self, images: np.ndarray) -> None:
         self.images = np.broadcast_to(images, (*images.shape[:3], 3))  # grey becomes RGB
@@ -102,13 +101,13 @@ class FolderImages(ImageSource):
 
 
 class TarImages(ImageSource):
-    """The images in tars, in the order of the files; whatever else a tar holds is left alone."""
+    """The images in tars, in the order of the files; other members are ignored."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
         self.members: list[tuple[Path, str, int, int]] = []
         for path in paths:
-            with reading(path), tarfile.open(path, "r:") as tar:  # plain: a compressed one has no offsets to seek to
+            with reading(path), tarfile.open(path, "r:") as tar:  # uncompressed: members are read by offset
                 found = [member for member in tar if member.isfile() and _is_sample(Path(member.name))]
             self.members += [(path, member.name, member.offset_data, member.size) for member in found]
         if not self.members:
@@ -164,7 +163,7 @@ class BatchImages(ImageSource):
 
 
 def open_images(path: Path, count: int | None = None) -> ImageSource:
-    """A folder of images or of tars, a tar, or an `.npz` with images; of these the first `count`."""
+    """The first `count` images, or all, of a folder of images or tars, a tar, or an `.npz`."""
     if count is not None:
         return FirstImages(open_images(path), count)
     if path.is_dir():
@@ -180,7 +179,7 @@ def open_images(path: Path, count: int | None = None) -> ImageSource:
 
 
 def arrays_of(path: Path) -> dict[str, np.ndarray]:
-    """What an `.npz` holds beside its images; nothing for any other place."""
+    """The arrays of an `.npz` other than its images; empty for any other path."""
     if path.suffix != ".npz" or not path.is_file():
         return {}
     with reading(path), np.load(path, allow_pickle=False) as file:
@@ -188,7 +187,7 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def has_images(path: Path) -> bool:
-    """Whether a place holds images, or statistics alone."""
+    """Whether a path holds images, not just statistics."""
     if path.suffix != ".npz" or not path.is_file():
         return True
     with reading(path), zipfile.ZipFile(path) as archive:
@@ -196,7 +195,7 @@ def has_images(path: Path) -> bool:
 
 
 def write_batch(path: Path, source: ImageSource, arrays: Mapping[str, np.ndarray], *, batch_size: int = 256) -> None:
-    """An ADM reference batch: the images as `arr_0`, and arrays beside them (mu, sigma, mu_s, sigma_s)."""
+    """Write an ADM reference batch: the images as `arr_0`, and `arrays` (mu, sigma, mu_s, sigma_s)."""
     with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open(f"{IMAGES_KEY}.npy", "w", force_zip64=True) as member:
             shape = source.read(0, 1)[0].shape
@@ -216,7 +215,7 @@ def write_batch(path: Path, source: ImageSource, arrays: Mapping[str, np.ndarray
 
 
 def _is_sample(path: Path) -> bool:
-    """By its place below the folder or in the tar."""
+    """Whether a file, by its path relative to the folder or tar, is a sample."""
     hidden = any(part.startswith(".") for part in path.parts)
     return path.suffix.lower() in SUFFIXES and path.name != GRID and not hidden
 

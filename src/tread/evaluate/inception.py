@@ -1,11 +1,11 @@
-"""Inception-v3 as FID uses it, and the pixels it is given.
+"""Inception-v3 of FID, and its preprocessing.
 
-- The network of the TensorFlow graph of 2015-12-05, which differs from the usual one: averages leave padding out, the
-  last mixed layer pools by maximum, and there are 1,008 classes.
-- Module names are those of the `pt_inception-2015-12-05` state dict, so that it loads as it is.
-- The resize is the graph's own: bilinear without antialias, output pixel i looking at input i * (in / out). Today's
-  resizes look at pixel centres instead, which is another input.
-- Class probabilities leave the bias out, as the Inception Score's first implementation and ADM's evaluator do.
+- It is the TensorFlow graph of 2015-12-05, which differs from the usual network: average pooling excludes padding,
+  the last mixed layer uses max pooling, and there are 1,008 classes.
+- Module names are those of the `pt_inception-2015-12-05` state dict, so that it loads directly.
+- The resize is the graph's own: bilinear without antialias, output pixel i samples input i * (in / out). Current
+  resizes sample at pixel centres, which gives another input.
+- Class probabilities omit the bias, as the Inception Score's first implementation and ADM's evaluator do.
 """
 
 import torch
@@ -31,10 +31,10 @@ def _resize(x: Tensor, axis: int) -> Tensor:
     size = x.shape[axis]
     if size == SIZE:
         return x
-    place = torch.arange(SIZE, device=x.device, dtype=torch.float32) * (size / SIZE)  # (299,)
-    low = place.floor().long().clamp(max=size - 1)
+    position = torch.arange(SIZE, device=x.device, dtype=torch.float32) * (size / SIZE)  # (299,)
+    low = position.floor().long().clamp(max=size - 1)
     high = (low + 1).clamp(max=size - 1)
-    weight = (place - low).view(-1, 1) if axis == -2 else place - low
+    weight = (position - low).view(-1, 1) if axis == -2 else position - low
     below, above = x.index_select(axis, low), x.index_select(axis, high)
     return below + (above - below) * weight
 

@@ -1,8 +1,7 @@
-"""Metrics that look at single features: precision and recall, the kernel distance; and the Inception Score.
+"""Metrics on single features: precision and recall, the kernel distance; and the Inception Score.
 
-- Distances and kernels in float64, in blocks of rows, so that memory grows with the number of images and not with its
-  square.
-- What is random (the kernel distance's subsets) is a hash of its indices: the same figures every time.
+- Distances and kernels are computed in float64, in blocks of rows, so that memory is linear in the number of images.
+- The random subsets of the kernel distance are a hash of their indices, so it is reproducible.
 """
 
 from collections.abc import Iterator
@@ -19,28 +18,28 @@ _SUBSET_WORD = int.from_bytes(b"kid")
 
 
 # Kynkäänniemi et al. 2019 (arXiv 1904.06991) Eqs. 1 and 2
-def precision_recall(samples: Tensor, reference: Tensor, neighbours: int = NEIGHBOURS) -> tuple[float, float]:
+def precision_recall(samples: Tensor, reference: Tensor) -> tuple[float, float]:
     """The share of samples (N, D) inside the reference's manifold, and of the reference (M, D) inside the samples'.
 
     A manifold is the union of balls around each feature that reach its k-th nearest neighbour.
     """
-    centre = reference.double().mean(0)  # distances from norms and products lose digits far from the origin
+    centre = reference.double().mean(0)  # |a|^2 + |b|^2 - 2ab loses digits far from the origin
     samples, reference = samples.double() - centre, reference.double() - centre
-    precision = _inside(samples, reference, _radii(reference, neighbours))
-    recall = _inside(reference, samples, _radii(samples, neighbours))
+    precision = _inside(samples, reference, _radii(reference))
+    recall = _inside(reference, samples, _radii(samples))
     return precision, recall
 
 
 def _squared_distances(rows: Tensor, columns: Tensor) -> Iterator[Tensor]:
-    """(BLOCK, M) at a time."""
+    """Squared distances of all pairs, (BLOCK, M) at a time."""
     norms = columns.square().sum(1)  # (M,)
     for block in rows.split(BLOCK):
         yield (block.square().sum(1, keepdim=True) + norms - 2 * block @ columns.T).clamp(min=0)
 
 
-def _radii(features: Tensor, neighbours: int) -> Tensor:
-    """Squared distance of each feature to its k-th neighbour; the nearest of all is itself. (N,)"""
-    rank = min(neighbours + 1, features.shape[0])
+def _radii(features: Tensor) -> Tensor:
+    """Squared distance of each feature to its k-th neighbour, not counting itself, (N,)."""
+    rank = min(NEIGHBOURS + 1, features.shape[0])
     return torch.cat([block.kthvalue(rank, dim=1).values for block in _squared_distances(features, features)])
 
 
@@ -55,7 +54,7 @@ def kernel_distance(
 ) -> tuple[float, float]:
     """Unbiased squared MMD, (N, D) against (M, D): mean and standard deviation over subsets.
 
-    It may be below zero: an unbiased estimate of nothing is sometimes negative.
+    It may be negative, as it is unbiased.
     """
     size = min(subset_size, samples.shape[0], reference.shape[0])
     if size == samples.shape[0] == reference.shape[0]:  # every subset is everything
@@ -74,7 +73,7 @@ def _kernel(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _draw(features: Tensor, subset: int, side: int, size: int) -> Tensor:
-    """`size` different row indices."""
+    """`size` distinct row indices."""
     keys = noise.bits(_SUBSET_WORD, subset, side, torch.arange(features.shape[0], device=features.device))  # (N,)
     return keys.argsort(stable=True)[:size]
 

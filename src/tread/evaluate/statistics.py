@@ -1,9 +1,9 @@
-"""What is kept of a set of images: moments of its features in float64, the features themselves, sums for a score.
+"""Statistics of a set of images: float64 moments of its features, the features themselves, sums for the score.
 
-- A tally takes batches as they come, joins with another process's, and is saved and read again as one `.npz`.
-- Statistics that somebody published are read from an `.npz` with `mu` and `sigma`, as ADM's evaluator writes it.
-- Moments are a mean and the scatter around it, joined by Chan's formula: sums of squares would lose digits where
-  features are far from zero.
+- A tally accumulates batches, merges with another process's, and is saved as one `.npz`.
+- Published statistics are read from an `.npz` with `mu` and `sigma`, as ADM's evaluator writes it.
+- Moments are a mean and the scatter around it, merged by Chan's formula: sums of squares would lose digits if features
+  are far from zero.
 - Covariances divide by N - 1, as FID's first implementation does.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from tread.data.captioned.pixels import reading
+from tread.data.images import reading
 from tread.errors import DataError
 from tread.evaluate.activations import Activations
 from tread.evaluate.features import INCEPTION
@@ -39,7 +39,7 @@ class Statistics:
     features: str
     """The extractor's name."""
     count: int | None
-    """How many images; None where a file of published statistics does not say."""
+    """The number of images; None if a file of published statistics does not have it."""
     pool: Gaussian
     spatial: Gaussian | None = None
     vectors: np.ndarray | None = None
@@ -49,9 +49,9 @@ class Statistics:
 
 
 def read_statistics(path: Path) -> Statistics | None:
-    """What an `.npz` says of its images; None where it has neither `mu` nor `sigma`, or is no `.npz`.
+    """The statistics in an `.npz`; None if it has neither `mu` nor `sigma`, or is no `.npz`.
 
-    A file that does not say whose features they are has Inception's, as ADM's reference batches do.
+    A file that does not name its features has Inception's, as ADM's reference batches do.
     """
     arrays = arrays_of(path)
     pool = _read_gaussian(arrays, "mu", "sigma", path)
@@ -79,7 +79,7 @@ def _read_gaussian(arrays: Mapping[str, np.ndarray], mean: str, covariance: str,
 
 # Chan, Golub and LeVeque 1979 Eq. 2.1
 class Moments:
-    """Count, mean (D,) and scatter (D, D) of rows seen so far."""
+    """Count, mean (D,) and scatter (D, D) of the rows added so far."""
 
     def __init__(self, width: int) -> None:
         self.count = 0
@@ -87,7 +87,7 @@ class Moments:
         self.scatter = np.zeros((width, width))
 
     def add(self, rows: np.ndarray) -> None:
-        """(B, D)"""
+        """Add rows (B, D)."""
         rows = rows.astype(np.float64)
         part = Moments(rows.shape[1])
         part.count = rows.shape[0]
@@ -112,7 +112,7 @@ class Moments:
 
 
 class Tally:
-    """Everything that one pass over images gathers. `total` is how many there are in all processes together."""
+    """The accumulated statistics of one pass over images; `total` is their number over all processes."""
 
     def __init__(self, features: str, total: int, *, keep_vectors: bool = True) -> None:
         self.features = features
@@ -127,7 +127,7 @@ class Tally:
         return self.moments["pool"].count if self.moments else 0
 
     def add(self, batch: Activations, first: int) -> None:
-        """A batch whose first image has the index `first` in the whole set."""
+        """Add a batch whose first image has the index `first` in the whole set."""
         pool = batch.pool.float().cpu().numpy()  # (B, D)
         if not np.isfinite(pool).all():
             raise DataError(f"an image among {first}..{first + len(pool) - 1} has features that are not finite")
@@ -145,7 +145,7 @@ class Tally:
         if not self.score:
             classes = probabilities.shape[1]
             self.score = {"counts": np.zeros(splits), "sums": np.zeros((splits, classes)), "logs": np.zeros(splits)}
-        # Every splits-th image, not a run of neighbours: a folder sorted by class would give splits of few classes
+        # interleaved: in a folder sorted by class, contiguous splits would hold few classes
         split = np.arange(first, first + len(probabilities)) % splits  # (B,)
         logs = np.log(probabilities, where=probabilities > 0, out=np.zeros_like(probabilities))  # (B, C)
         np.add.at(self.score["counts"], split, 1)
@@ -153,7 +153,7 @@ class Tally:
         np.add.at(self.score["logs"], split, (probabilities * logs).sum(1))
 
     def merge(self, other: "Tally") -> None:
-        """Join the tally of the images that follow these."""
+        """Append the tally of the images that follow these."""
         for name, moments in other.moments.items():
             self.moments.setdefault(name, Moments(len(moments.mean))).merge(moments)
         self.vectors += other.vectors

@@ -1,11 +1,11 @@
-"""Adapters on a frozen transformer: LoRA and LoKr through peft, everything else through lycoris.
+"""Adapters on a frozen transformer: LoRA and LoKr through peft, other algorithms through lycoris.
 
-- The base is frozen; what is trained is float32 whatever the base is, because steps are small and bfloat16 loses them.
-- A target is the end of a linear's name, as in peft: `to_q` is every `to_q`, `attn.to_q` fewer. One that names no
-  linear is an error: an adapter that silently trains half of what was asked for is worse than none.
-- The start is a function of the seed alone, whatever was drawn before and whatever the device, and changes no output.
-- Lycoris keeps its parameters in a network of its own beside the model. It becomes a submodule, so that optimizer,
-  checkpoints and moving average see them as the model's.
+- The base is frozen. The adapter is float32 whatever the dtype of the base, because bfloat16 rounds small steps away.
+- A target is the end of a linear's name, as in peft: `to_q` matches every `to_q`, `attn.to_q` fewer. A target that
+  matches no linear is an error: an adapter that silently trains half of what was asked for is worse than none.
+- The initial weights are a function of the seed alone, not of the device or of earlier draws, and change no output.
+- Lycoris keeps its parameters in a network beside the model. It becomes a submodule, so that optimizer, checkpoints
+  and moving average see its parameters as the model's.
 """
 
 import re
@@ -21,7 +21,7 @@ from tread.finetune.quantize import not_unpacked
 
 AdapterKind = Literal["standard", "lokr", "lycoris"]
 ADAPTER = "default"
-"""The name that peft files the adapter under."""
+"""The name of the adapter in peft."""
 NETWORK = "lycoris_network"
 """The submodule that holds a lycoris adapter."""
 
@@ -40,9 +40,9 @@ def add_adapter(
 ) -> None:
     """Freeze the model and put a new adapter on its linears.
 
-    `factor` is LoKr's: the size of the smaller Kronecker factor, -1 for nearly square ones. `dropout` acts on LoRA's
-    input, on the rows of a LoKr's update. `lycoris_config` is the library's own: `algo`, `linear_dim`, `linear_alpha`
-    and further arguments, or `apply_preset` to choose the linears by class, then `targets` are not read.
+    `factor` is the size of LoKr's smaller Kronecker factor, -1 for nearly square ones. `dropout` acts on the input of a
+    LoRA and on the rows of a LoKr's update. `lycoris_config` holds arguments of the lycoris library: `algo`,
+    `linear_dim`, `linear_alpha` and others; its `apply_preset` chooses the linears by class, instead of `targets`.
     """
     model.requires_grad_(False)
     preset = (lycoris_config or {}).get("apply_preset")
@@ -61,13 +61,13 @@ def add_adapter(
 
 
 def find_linears(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Linear]:
-    """The linears that `targets` name, by their full names."""
+    """The linears that `targets` match, by full name."""
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     found: dict[str, nn.Linear] = {}
     for target in targets:
         named = {name: linear for name, linear in linears.items() if name == target or name.endswith(f".{target}")}
         if not named:
-            # the last two words, without layer numbers that stand alone before them
+            # the last two words of each name, without a leading layer number
             ends = sorted({re.sub(r"^\d+\.", "", ".".join(name.split(".")[-2:])) for name in linears})
             raise ConfigError(
                 f"lora_targets names {target!r}, which is no linear of {type(model).__name__}"
@@ -78,7 +78,7 @@ def find_linears(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Linea
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
-    """The adapter's tensors under the names that its loader reads."""
+    """The adapter's tensors, under the names that its loader reads."""
     network = getattr(model, NETWORK, None)
     if network is not None:
         return {name: tensor.detach() for name, tensor in network.state_dict().items()}
@@ -88,7 +88,7 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def adapter_metadata(model: nn.Module) -> dict[str, Any]:
-    """Peft's config of the adapter as JSON; empty for lycoris, whose file says everything itself."""
+    """Peft's config of the adapter in JSON types; empty for lycoris, whose file needs no config."""
     configs: Any = getattr(model, "peft_config", {})
     if ADAPTER not in configs:
         return {}
@@ -99,7 +99,7 @@ def adapter_metadata(model: nn.Module) -> dict[str, Any]:
 @not_unpacked()
 def _add_lora(model: nn.Module, targets: Sequence[str], rank: int, alpha: float, dropout: float) -> None:
     peft = _peft()
-    # an alpha of 16.0 would be written so into the file, and some loaders want a whole number
+    # written to the file as it is given, and some loaders need an integer
     whole = int(alpha) if float(alpha).is_integer() else alpha
     _inject(model, peft.LoraConfig(r=rank, lora_alpha=whole, lora_dropout=dropout, target_modules=list(targets)), peft)
 
@@ -118,7 +118,7 @@ def _add_lokr(
     from peft.tuners.lokr.layer import factorization
 
     if any(linear.weight.shape != (linear.out_features, linear.in_features) for linear in linears.values()):
-        # peft gives LoKr's update the shape of the weight, which bitsandbytes packs into bytes (peft 0.21)
+        # peft 0.21 gives LoKr's update the shape of the stored weight, which bitsandbytes packs into bytes
         raise ConfigError(
             "lora_type is 'lokr' and base_model_precision is 'nf4', which peft cannot combine: set "
             "base_model_precision to 'int4', or lora_type to 'standard'."
@@ -126,7 +126,7 @@ def _add_lokr(
     sides = [side for linear in linears.values() for side in (linear.in_features, linear.out_features)]
     largest = max(factorization(side, factor)[1] for side in sides)
     if rank >= largest / 2:
-        alpha = rank  # nothing is decomposed, so there is no rank to scale by: scale 1, as lycoris has it
+        alpha = rank  # full matrices have no rank to scale by: scale 1, as in lycoris
     config = peft.LoKrConfig(
         r=rank, alpha=alpha, rank_dropout=dropout, target_modules=list(targets), decompose_factor=factor
     )
@@ -135,10 +135,10 @@ def _add_lokr(
 
 def _inject(model: Any, config: Any, peft: Any) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*get_apply_tensor_subclass.*")  # for merging, which is not done
+        warnings.filterwarnings("ignore", message=".*get_apply_tensor_subclass.*")  # it concerns merging alone
         if hasattr(model, "add_adapter"):
             model.add_adapter(config, ADAPTER)
-        else:  # PixArt's class has no loaders for adapters
+        else:  # PixArt's class has no add_adapter
             peft.inject_adapter_in_model(config, model, ADAPTER)
 
 
@@ -151,10 +151,10 @@ def _add_lycoris(model: nn.Module, linears: Mapping[str, nn.Linear], config: dic
     by_name = {"target_name": [f"{re.escape(name)}$" for name in linears], "target_module": []}
     chosen = config.pop("apply_preset", None) or by_name
     every = {"enable_conv": False, "target_name": [], "target_module": [], "module_algo_map": {}, "name_algo_map": {}}
-    # the library reads presets by name and keeps the last one for the whole process: this one sets every field
+    # lycoris keeps the fields of the last preset for the whole process, so this preset sets every field
     PRESET["tread"] = {**every, "use_fnmatch": False, "exclude_name": [], **chosen}
     if any(type(linear) is not nn.Linear or type(linear.weight.data) is not Tensor for linear in linears.values()):
-        config["bypass_mode"] = True  # otherwise it adds its update to the weight, which is not a plain tensor
+        config["bypass_mode"] = True  # otherwise lycoris adds its update to the weight, which is not a plain tensor
     multiplier = config.pop("multiplier", 1.0)
     network = create_lycoris(model, multiplier, warn_on_unmatched=False, preset="tread", **config)
     if not network.loras:

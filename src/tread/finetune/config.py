@@ -1,7 +1,7 @@
 """From a file and the command line to a `FinetuneConfig`, or to a report on every key.
 
 - JSON or YAML, flat; keys may begin with `--`, as flat JSON written for command lines has them.
-- `key=value` on the command line replaces what the file says; a value that begins with `[`, `{` or a quote is JSON.
+- `key=value` on the command line replaces what the file says; the type of the key decides how the value is read.
 - Files that a config names (data_backend_config, lycoris_config, user_prompt_library, tread_config) are read into it,
   so that the config a run keeps is whole. Paths are relative to the working directory, not to the config.
 - A config with unsupported keys does not run; what is ignored is said once.
@@ -15,7 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tread.config.schema import parse
+from tread.config.documents import Plain, read_document, settled
+from tread.config.fields import Field
+from tread.config.layers import assigned, settings_of, split_assignment
+from tread.config.schema import from_text, parse, takes_text
 from tread.errors import ConfigError
 from tread.finetune.compat.rules import Verdict
 from tread.finetune.compat.translate import KeyVerdict, Translated, translate
@@ -77,12 +80,24 @@ def describe(translated: Translated) -> str:
 
 def read_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The keys of a config file, dashes taken off, with overrides and the files that it names read in."""
-    config = _named(_read(Path(path)), path)
+    known = settings_of(FinetuneConfig)
+    config = _named(read_document(Path(path)), path)
+    config = {name: _by_type(known.get(name), value) for name, value in config.items()}
     for text in overrides:
-        name, value = _override(text)
-        config[name] = value
+        name, value = split_assignment(text.lstrip("-"), "max_train_steps")
+        if name.partition(".")[0] in known:
+            config = assigned(config, f"{name}={value}", known, "tread finetune")
+        else:  # a key of another trainer
+            config[name] = settled(from_text(str | dict[str, Any] | tuple[Any, ...] | None, value, name))
     _read_in(config)
     return config
+
+
+def _by_type(field: Field | None, value: object) -> object:
+    """A value of a file; an unquoted YAML scalar is text where its field takes text."""
+    if field is not None and isinstance(value, Plain) and takes_text(field.hint, value):
+        return str(value)
+    return settled(value)
 
 
 def _as_json(translated: Translated) -> str:
@@ -118,62 +133,24 @@ def _named(found: object, path: str | Path) -> dict[str, Any]:
     return config
 
 
-def _override(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    name = name.strip().lstrip("-")
-    if not equals or not name:
-        raise ConfigError(f"cannot read {text!r}: write key=value, e.g. max_train_steps=500, after the config file.")
-    if value == "null":
-        return name, None
-    if not value.startswith(("[", "{", '"', "'")):
-        return name, value
-    import yaml
-
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ConfigError(f"cannot read {text!r}: the value is not valid JSON.") from None
-
-
 def _read_in(config: dict[str, Any]) -> None:
-    """Replace the paths of other files by what these hold."""
+    """Replace the paths of other files by their content."""
     backends = config.get("data_backend_config")
     if backends is not None:
-        entries = _read(Path(backends), "data_backend_config") if isinstance(backends, str) else backends
+        entries = _content(backends, "data_backend_config") if isinstance(backends, str) else backends
         if not isinstance(entries, list):
             raise ConfigError(f"data_backend_config {backends!r} is not a list; it must be a list of data entries.")
         own = config.get("data")
         config["data"] = [*([] if own is None else own if isinstance(own, list) else [own]), *entries]
     for key in ("lycoris_config", "user_prompt_library"):
         if isinstance(config.get(key), str) and config[key]:
-            config[key] = _read(Path(config[key]), key)
+            config[key] = _content(config[key], key)
     routes = config.get("tread_config")
     if isinstance(routes, str) and routes not in PRESETS and not routes.lstrip().startswith("{"):
-        config["tread_config"] = _read(Path(routes), "tread_config")
+        if not Path(routes).is_file():
+            raise ConfigError(f"tread_config is {routes!r}: no preset ({', '.join(PRESETS)}) and no such file.")
+        config["tread_config"] = _content(routes, "tread_config")
 
 
-def _read(path: Path, setting: str = "") -> object:
-    """The content of a JSON or YAML file; `setting` is what named it."""
-    which = f"{setting} names {str(path)!r}, which" if setting else f"the config file {str(path)!r}"
-    if not path.is_file():
-        place = "" if path.is_absolute() else f" (paths are relative to the working directory, {Path.cwd()})"
-        presets = f"; nor is there such a preset: {', '.join(PRESETS)}" if setting == "tread_config" else ""
-        raise ConfigError(f"{which} does not exist{place}{presets}.")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{which} is not text; a config is JSON or YAML.") from None
-    if path.suffix.lower() in {".yaml", ".yml"}:
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            raise ConfigError(f"{which} is not valid YAML{place}: {getattr(error, 'problem', error)}.") from None
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise ConfigError(f"{which} is not valid JSON at {place}: {error.msg}.") from None
+def _content(path: str, setting: str) -> Any:
+    return settled(read_document(Path(path), setting))

@@ -1,8 +1,8 @@
-"""The transformers of one model, each for its own range of times: one in most families, two in Wan 2.2 A14B.
+"""Experts: the transformers of one model, each trained on its own range of times (one in most models, two in Wan A14B).
 
-- A micro-batch goes to one expert, drawn in proportion to the training times in its range, so that over the run each
-  time is trained as often as a single model's would be.
-- Times are quantiles of u, so an expert's range is an interval of u.
+- A micro-batch goes to one expert, drawn with the probability of the training times in its range, so that over a run
+  each time is trained as often as with a single transformer.
+- A training time is the quantile function at u, so the range of an expert is an interval of u.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,37 +17,37 @@ from tread.finetune.target import FlowTarget, Target
 
 
 class Experts(nn.Module):
-    """Several transformers; a call names one of them."""
+    """Several transformers as one module; the first argument of a call names one of them."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.models = nn.ModuleDict(models)
 
     def forward(self, part: str, **arguments: Any) -> Any:
-        """What the transformer `part` answers."""
+        """The output of the transformer `part`."""
         return self.models[part](**arguments)
 
 
 def joined(models: Mapping[str, nn.Module]) -> nn.Module:
-    """The transformers, by part, as the one model that a checkpoint names the parameters of."""
+    """The transformers, by part, as one module: the optimizer and checkpoints see its parameters."""
     return Experts(models) if len(models) > 1 else next(iter(models.values()))
 
 
 @dataclass(frozen=True)
 class Range:
-    """A transformer and the interval of quantiles of u that it is trained on."""
+    """The interval of u, in (0, 1), that one transformer is trained on."""
 
     expert: str
     low: float
     high: float
 
     def spread(self, u: Tensor) -> Tensor:
-        """u in (0, 1) -> the range."""
+        """Map u from (0, 1) into the interval."""
         return self.low + u * (self.high - self.low)
 
 
 def ranges(family: TuneFamily, target: Target, parts: Sequence[str], tokens: int) -> list[Range]:
-    """The range of each of the `parts` for images of `tokens` tokens, the noisiest first."""
+    """The range of each of the `parts` for samples of `tokens` tokens, the noisiest first."""
     found = []
     for part, low, high in family.experts:
         if part in parts:
@@ -63,7 +63,7 @@ def _quantile(target: Any, time: float, tokens: int) -> float:
 
 
 def choose(found: Sequence[Range], u: float) -> Range:
-    """The range that u, uniform in (0, 1), falls into when each has its share."""
+    """The range drawn by u, uniform in (0, 1), with a probability in proportion to its length."""
     total = sum(span.high - span.low for span in found)
     for span in found:
         u -= (span.high - span.low) / total
@@ -73,5 +73,5 @@ def choose(found: Sequence[Range], u: float) -> Range:
 
 
 def caller(model: nn.Module, part: str, several: bool) -> Callable[..., Any]:
-    """What a family calls: the model itself, or one expert of it; `model` may be a wrapper."""
+    """The callable that `TuneFamily.predict` takes: the model itself, or one of its experts; `model` may be wrapped."""
     return partial(model, part) if several else model

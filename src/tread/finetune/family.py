@@ -1,11 +1,12 @@
-"""What fine-tuning needs to know of a model family: text, latents, the call, the target, the sampler.
+"""`TuneFamily`: the base class of what fine-tuning knows about a model family.
 
-- A family leans on its stock pipeline wherever that has a method: prompts are encoded by `pipeline.encode_prompt`,
-  samples drawn by `pipeline(...)`. What is written here is what pipelines keep inside their `__call__`.
+- A family encodes text and pixels, calls the transformer, chooses the training target and names the arguments of the
+  stock pipeline for previews. It uses methods of that pipeline wherever they exist (`encode_prompt`, `__call__`) and
+  reimplements only what pipelines keep inside their `__call__`.
 - A family is made for one `Source` and reads shapes from its configs; it holds no weights.
-- Latents leave `encode_pixels` normalised, and `predict` takes and gives them in the same form: packing, ids and the
-  sign and scale of time are inside it. Flow families predict the velocity noise - x at a time in (0, 1).
-- One file per family in `families/`, one line in its table.
+- Latents leave `encode_pixels` normalised, and `predict` takes and returns them in the same form: it does the packing,
+  the position ids, and the sign and scale of time. Flow families predict the velocity noise - x at a time in (0, 1).
+- One module per family in `families/`, one line in its table.
 """
 
 import inspect
@@ -22,9 +23,9 @@ from tread.finetune.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
 
 Text = dict[str, Tensor]
-"""What a model reads of one caption, without a batch axis."""
+"""The embeddings of one caption by name, without a batch axis."""
 Batch = dict[str, Tensor]
-"""See the package's docs: `mean`, `std`, `weight`, `reference.mean`, `text.*` and what the family adds."""
+"""Tensors of a batch by name: `mean`, `std`, `weight`, `reference.mean`, `text.*` and those the family adds."""
 
 
 JOINT_ATTENTION = (
@@ -35,32 +36,33 @@ JOINT_ATTENTION = (
 
 
 class TuneFamily(ABC):
-    """Subclass it, name it, and fill in what is abstract."""
+    """A model family; subclasses set the class variables without a default and implement the abstract methods."""
 
     name: ClassVar[str]
     """`model_family` in a config."""
     pipelines: ClassVar[tuple[str, ...]]
-    """The stock pipelines that are this family, as model_index.json names them."""
+    """Classes of the stock pipelines of this family, as model_index.json names them."""
     text_parts: ClassVar[tuple[str, ...]]
-    """What `encode_text` needs of the pipeline, e.g. ("tokenizer", "text_encoder")."""
+    """Parts of the pipeline that `encode_text` needs, e.g. ("tokenizer", "text_encoder")."""
     longest_text: ClassVar[int]
-    """How many tokens of a caption the stock pipeline reads at most."""
+    """The most tokens of a caption that the stock pipeline reads."""
     texts_differ: ClassVar[bool] = False
-    """Whether batches have texts of different lengths, instead of all of them padded to the longest."""
+    """Whether batches differ in text length; False: every text is padded to `text_length`."""
     pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
-    """What `encode_pixels` needs of it."""
+    """Parts of the pipeline that `encode_pixels` needs."""
     lora_targets: ClassVar[tuple[str, ...]]
-    """The linears that get an adapter unless a config names others."""
+    """Names of the linears that get an adapter unless a config names others."""
     video: ClassVar[bool] = False
     """Whether latents have a frame axis; an image is then a video of one frame."""
     guidance: ClassVar[float]
-    """The scale that previews are drawn with by default."""
+    """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
+    """The pipeline's argument for the guidance scale."""
     steps: ClassVar[int]
-    """The solver steps that previews are drawn with by default."""
+    """Default solver steps of previews."""
 
     text_multiple = 1
-    """Padded texts are a multiple of this long, so that compiled code sees few lengths."""
+    """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         self.source = source
@@ -68,17 +70,17 @@ class TuneFamily(ABC):
 
     @property
     def factor(self) -> int:
-        """Pixels per latent, on each side."""
+        """Pixels per latent along height and width."""
         return pixels_per_latent(self.source.config("vae"))
 
     @property
     def frame_factor(self) -> int:
-        """Frames per latent frame; clips have 1 + a multiple of it."""
+        """Frames per latent frame; a clip has 1 + a multiple of it."""
         return 1
 
     @property
     def patch(self) -> tuple[int, int, int]:
-        """Latent frames, rows and columns per token."""
+        """Latent frames, rows and columns of one token."""
         return 1, 2, 2
 
     @property
@@ -88,66 +90,66 @@ class TuneFamily(ABC):
 
     @property
     def takes_image(self) -> bool:
-        """Whether the stock pipeline draws from an image beside the prompt."""
+        """Whether the stock pipeline takes an image beside the prompt."""
         import diffusers
 
         return "image" in inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters
 
     @property
     def takes_references(self) -> bool:
-        """Whether the model learns from pairs: a reference image beside each sample."""
+        """Whether the model is trained on pairs: each sample has a reference image."""
         return False
 
     @property
     def experts(self) -> tuple[tuple[str, float, float], ...]:
-        """The transformers, each with the range of times it is for; the first is called at the noisiest."""
+        """(part, lowest time, highest time) of each transformer, the one for the noisiest times first."""
         return (("transformer", 0.0, 1.0),)
 
     @abstractmethod
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
-        """What the model reads of each caption; without padding where the model has a text mask."""
+        """The embeddings of each caption, without padding if the model has a text mask."""
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
-        """Texts of equal shape are stacked; a family with ragged text pads here and adds its mask."""
+        """One batch of texts. Texts of equal shape are stacked; a family with ragged text pads them and adds a mask."""
         return {name: torch.stack([text[name] for text in texts]) for name in texts[0]}
 
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        """Pixels (B, 3, F, H, W) in [-1, 1], F = 1 for images -> `mean` and, where the autoencoder has it, `std`.
+        """Pixels (B, 3, F, H, W) in [-1, 1], F = 1 for images -> latents `mean` and, if the autoencoder has it, `std`.
 
-        Normalised as the transformer sees them, (B, C, h, w), or (B, C, f, h, w) where `video`. What else the model
-        is conditioned on (a first frame, say) goes beside them under its own name.
+        They are normalised for the transformer: (B, C, h, w), or (B, C, f, h, w) if `video`. Other tensors that the
+        model is conditioned on (a first frame, say) are returned under names of their own.
         """
         return encode_images(pipeline.vae, pixels)
 
     def target(self, *, shift: float | None, distance: Distance) -> Target:
-        """The training target; `shift` replaces the sampler's own."""
+        """The training target; `shift` replaces the shift of the stock scheduler."""
         return FlowTarget.from_scheduler(self.source.config("scheduler"), shift=shift, distance=distance)
 
     @abstractmethod
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
-        """The model's prediction at the noisy latents, in their shape; time (B,) as `target` draws it."""
+        """The model's prediction for noisy latents, in their shape; time is (B,), as `target` draws it."""
 
     def weight(self, batch: Batch) -> Tensor | None:
-        """The loss weight that the family itself gives, like `mean` with one channel; None: all alike.
+        """The loss weight that the family itself sets, shaped like `mean` with one channel; None: 1 everywhere.
 
-        Where it is 0 the model is given the clean latent (a first frame), whose tokens are forced.
+        Latents of weight 0 (a first frame) are given to the model clean, and their tokens are forced.
         """
         return None
 
     def tokens(self, latents: Tensor) -> int:
-        """How many target tokens latents of this shape have."""
+        """Number of target tokens of latents of this shape."""
         count = 1
         for size, patch in zip(self._grid(latents), self.patch, strict=True):
             count *= size // patch
         return count
 
     def any_in_token(self, latents: Tensor) -> Tensor:
-        """Bool like latents with one channel -> (B, S): which tokens have a True anywhere in their patch."""
+        """Bool, shaped like latents with one channel -> (B, S): True for tokens with any True in their patch."""
         grid = latents.reshape(len(latents), 1, *self._grid(latents)).float()  # (B, 1, F, H, W)
         return F.max_pool3d(grid, self.patch).flatten(1) > 0  # (B, S)
 
     def of_tokens(self, values: Tensor, latents: Tensor) -> Tensor:
-        """A number per token, (B, S) -> the same for each latent of its patch, like latents with one channel."""
+        """A number per token, (B, S) -> the same number at each latent of its patch, (B, 1, [F,] H, W)."""
         frames, rows, columns = (size // patch for size, patch in zip(self._grid(latents), self.patch, strict=True))
         grid = values.reshape(len(values), 1, frames, rows, columns)
         for axis, patch in zip((2, 3, 4), self.patch, strict=True):
@@ -158,16 +160,20 @@ class TuneFamily(ABC):
         *frames, rows, columns = latents.shape[2:]
         return (frames[0] if frames else 1), rows, columns
 
-    @abstractmethod
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        """The stock pipeline's arguments for a prompt that is encoded already; `negative` where it is guided."""
+        """The stock pipeline's arguments for an encoded prompt; `negative` is None without guidance."""
+        arguments = {}
+        for prefix, encoded in (("", text), ("negative_", negative or {})):
+            names = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
+            arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
+        return arguments
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
-        """What else the stock pipeline must be told to draw this size and no other."""
+        """Further arguments that make the stock pipeline draw exactly this size."""
         return {}
 
     def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
-        """Write the LoRA of each transformer by the pipeline's own saver, so that its own loader reads it."""
+        """Write the LoRA of each transformer with the stock pipeline's saver, so that its loader reads it."""
         import diffusers
 
         cls: Any = getattr(diffusers, self.source.pipeline_name)

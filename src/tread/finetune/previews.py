@@ -1,11 +1,11 @@
-"""Previews: the validation prompts drawn by the stock pipeline, all tokens in all layers, with what was trained.
+"""Previews: samples of the validation prompts, drawn dense by the stock pipeline with the weights trained so far.
 
-- The prompts were encoded with the captions, so no text encoder is in memory; the autoencoder is loaded for the
-  pictures and goes with them.
-- An expert that is not trained is loaded for them too. Its layers wait on the CPU and visit the device one by one:
-  beside the expert that trains there need be no room for it.
-- Noise is the same at every step, so that pictures of different steps can be compared.
-- Images are PNGs; a video is an animated WebP and a strip of its frames.
+- The prompts were encoded with the captions, so no text encoder is loaded; the autoencoder is loaded for the previews
+  and freed afterwards.
+- An expert that is not trained is loaded too. Its layers stay on the CPU and move to the device one at a time (group
+  offload), so that it takes no memory beside the expert in training.
+- The initial noise is the same at every step, so that previews of different steps can be compared.
+- An image is saved as PNG, a video as an animated WebP and a strip of its frames.
 """
 
 import gc
@@ -26,12 +26,12 @@ from tread.finetune.family import Text, TuneFamily
 from tread.finetune.settings import FinetuneConfig
 
 STRIP = 8
-"""Frames in the strip of a video."""
+"""Frames in the strip of a video, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Previews:
-    """`draw` writes to FOLDER/previews and to the trackers."""
+    """The settings of previews; `draw` writes them to FOLDER/previews and to the trackers."""
 
     folder: Path
     family: TuneFamily
@@ -51,7 +51,7 @@ class Previews:
 
     @torch.no_grad()
     def draw(self, models: Mapping[str, nn.Module], step: int) -> list[tuple[str, str]]:
-        """One picture per prompt; returns the prompts with the pictures' paths from the folder."""
+        """Draw one preview per prompt; returns the prompts with the paths of their previews, relative to the folder."""
         device = self.accelerator.device
         parts = [part for part in self.family.pixel_parts if part in self.family.source.parts]
         others = [part for part in ("transformer", "transformer_2") if part in self.family.source.parts]
@@ -75,7 +75,7 @@ class Previews:
             self._track(f"preview {index}: {prompt[:60]}", path, step)
         del pipeline
         if missing:
-            gc.collect()  # hooks of an expert know it: the one of the next previews would join it in memory
+            gc.collect()  # the expert and its hooks form a cycle: it would still be in memory at the next previews
         return drawn
 
     def _call(self, pipeline: Any, text: Text, device: torch.device) -> Any:
@@ -107,7 +107,7 @@ class Previews:
 def make_previews(
     config: FinetuneConfig, family: TuneFamily, data: Prepared, folder: Path, accelerator: Accelerator
 ) -> Previews:
-    """As a config asks for them; the size is that of the data unless it says otherwise."""
+    """The previews of a config; their size is that of the data unless validation_resolution is set."""
     width, height = config.validation_size or (data.bucket.width, data.bucket.height)
     longest = max(entry.bucket.frames for entry in data.train.entries)
     _check_image(config, family)
@@ -133,17 +133,17 @@ def make_previews(
 def _check_image(config: FinetuneConfig, family: TuneFamily) -> None:
     image, name = config.validation_image, family.source.pipeline_name
     if image is not None and not Path(image).is_file():
-        raise ConfigError(f"validation_image names {image!r}, which does not exist.")
+        raise ConfigError(f"validation_image is {image!r}, which does not exist; name an image file.")
     if image is not None and not family.takes_image:
-        raise ConfigError(f"validation_image is {image!r}, but a {name} starts from text alone; leave it out.")
+        raise ConfigError(f"validation_image is {image!r}, but a {name} takes no image; leave it out.")
     if image is None and family.takes_image and config.prompts:
         raise ConfigError(
-            f"a {name} starts from an image: name one in validation_image, or leave validation_prompt out."
+            f"a {name} needs an image for previews: set validation_image, or leave validation_prompt out."
         )
 
 
 def _save(picture: Any, stem: Path, framerate: int) -> Path:
-    """An image, or the frames of a video, in files whose names begin with `stem`; returns the still one."""
+    """Save an image, or the frames of a video, under names that begin with `stem`; returns the path of the PNG."""
     still = stem.with_suffix(".png")
     if isinstance(picture, Image.Image):
         picture.save(still)

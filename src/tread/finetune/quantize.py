@@ -190,7 +190,7 @@ def _float8_product(x: Tensor, codes: Tensor | None, scale: Tensor | None, bias:
 def _float8_gradient(gradient: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """gradient @ weight with both operands in float8; the weight's scales are multiplied into the gradient first."""
     packed, spread = float8.round_rows(gradient.flatten(0, -2), scale.flatten())  # (M, N), (M, 1)
-    back = float8.turn_bytes(codes).view(FLOAT8)  # (K, N)
+    back = float8.transpose_bytes(codes).view(FLOAT8)  # (K, N)
     product = float8.product(packed, back, spread, scale.new_ones(codes.shape[1], 1))  # (M, K)
     return product.to(gradient.dtype).view(*gradient.shape[:-1], -1)
 
@@ -213,7 +213,7 @@ def _bitsandbytes_int8(linear: nn.Linear) -> nn.Module:
     new = bnb.Linear8bitLt(
         linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
     )
-    # bitsandbytes quantizes int8 weights only when they move from the CPU to the GPU
+    # bitsandbytes quantizes int8 weights only if they come from the CPU
     new.weight = bnb.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False).to(device)
     new.bias = linear.bias
     new.register_forward_pre_hook(_Cast(weight.dtype))
@@ -233,7 +233,7 @@ class _Cast:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """How one precision is made: the function that replaces a linear, and what it requires."""
+    """One precision: the function that replaces a linear, and what it requires."""
 
     apply: Callable[[nn.Linear], nn.Module]
     """Makes the quantized linear that replaces a linear."""
@@ -272,4 +272,4 @@ METHODS: dict[str, Method] = {
     "int8-bnb": Method(apply=_bitsandbytes_int8, package="bitsandbytes", flag="is_loaded_in_8bit"),
     "nf4": Method(apply=_bitsandbytes_nf4, package="bitsandbytes", flag="is_loaded_in_4bit"),
 }
-"""`base_model_precision` -> how it is made; the values that store the base unquantized are in settings.UNQUANTIZED."""
+"""`base_model_precision` -> its method; the values that store the base unquantized are in settings.UNQUANTIZED."""

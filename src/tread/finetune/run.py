@@ -4,7 +4,6 @@ Each stage has in memory what it needs and no more: the list of samples, then th
 then the transformer. Encoded text and latents are on disk, so a second run starts at the transformer.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,70 +11,23 @@ import torch
 from torch import nn
 
 import tread
+from tread.config.schema import plain
 from tread.finetune.adapters import add_adapter
 from tread.finetune.data.prepare import DTYPES, prepare
 from tread.finetune.families import open_family
 from tread.finetune.family import TuneFamily
+from tread.finetune.job import FinetuneJob
 from tread.finetune.quantize import METHODS, check_precision, quantize
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.source import Source
-from tread.finetune.task import Finetuning, memory_advice
+from tread.finetune.task import Finetuning
 from tread.kernels.checkpointing import recomputing
 from tread.kernels.compiling import compiles
-from tread.pretrain.settings import (
-    CheckpointConfig,
-    EMAConfig,
-    JobConfig,
-    LogConfig,
-    LoopConfig,
-    OptimizerConfig,
-    PreviewConfig,
-    ValidationConfig,
-)
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
 from tread.training.job import claimed_folder, end, make_accelerator, run
 from tread.training.memory import out_of_memory
-
-EMA_WARMUP = 10
-
-
-def job_config(config: FinetuneConfig, processes: int = 1) -> JobConfig:
-    """What the loop reads of a config."""
-    return JobConfig(
-        output_dir=config.output_dir,
-        resume=config.resume_from_checkpoint,
-        train=LoopConfig(
-            steps=config.max_train_steps,
-            batch_size=config.train_batch_size * config.gradient_accumulation_steps * processes,
-            micro_steps=config.gradient_accumulation_steps,
-            seed=config.seed,
-            precision="bf16" if config.mixed_precision == "bf16" else "float32",
-            compile=config.compile,
-            attention=config.attention,
-            graphs=config.graphs,
-        ),
-        optimizer=OptimizerConfig(
-            name=config.optimizer,
-            learning_rate=config.learning_rate,
-            schedule=config.lr_scheduler,
-            warmup_steps=config.lr_warmup_steps,
-            betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.adam_weight_decay,
-            clip=config.max_grad_norm or None,
-        ),
-        ema=EMAConfig(decay=config.ema_decay, warmup=EMA_WARMUP) if config.use_ema else None,
-        checkpoint=CheckpointConfig(every=config.checkpoint_step_interval, keep=config.checkpoints_total_limit),
-        validation=ValidationConfig(every=config.eval_steps_interval),
-        sample=PreviewConfig(every=config.validation_steps if config.prompts else 0),
-        log=LogConfig(
-            every=config.logging_steps,
-            trackers=config.report_to,
-            project=config.tracker_project_name,
-            run=config.tracker_run_name,
-        ),
-    )
 
 
 def finetune(config: FinetuneConfig) -> Path:
@@ -84,11 +36,11 @@ def finetune(config: FinetuneConfig) -> Path:
     family = open_family(config.model_family, source, config.tokenizer_max_length)
     if (plan := config.plan()) is not None and source.depth:
         plan.resolve(source.depth)  # refuses windows outside the model before anything is encoded
-    accelerator = make_accelerator(job_config(config), attention_setting=Finetuning.attention_setting, find_unused=True)
+    accelerator = make_accelerator(FinetuneJob.of(config), find_unused=True)
     if config.base_model_precision not in UNQUANTIZED:
         check_precision(config.base_model_precision, accelerator.device)
-    claimed = claimed_folder(job_config(config), accelerator, resume_setting="resume_from_checkpoint")
-    with claimed as folder, out_of_memory(memory_advice(config)):
+    job = FinetuneJob.of(config)
+    with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
         # previews draw with an expert that is not trained too
         source.check(*(part for part, _, _ in (family.experts if config.prompts else trained_experts(config, family))))
         data = prepare(config, family, accelerator, folder)
@@ -99,7 +51,7 @@ def finetune(config: FinetuneConfig) -> Path:
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         if task.routing:  # now, so that every checkpoint can say it
             task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
-        run(task, job_config(config, accelerator.num_processes), accelerator, folder, _plain(config))
+        run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(config))
     del task, models, handles
     end(accelerator)
     accelerator.print(f"run: {folder}")
@@ -155,8 +107,3 @@ def _attach(config: FinetuneConfig, model: nn.Module) -> Handle | None:
     if config.adapts:
         warn_once(adapter_risks(plan), set())
     return tread.attach(model, plan, seed=int(noise.bits(plan.seed, config.seed)))
-
-
-def _plain(config: FinetuneConfig) -> dict[str, Any]:
-    """The config as a run keeps it: JSON types alone."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(config).items()}

@@ -7,8 +7,6 @@
 - `plan()` is the routing with the schedule that fine-tunes get unless the config says `schedule: null`.
 """
 
-import ast
-import inspect
 import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,6 +20,7 @@ from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
+from tread.training.settings import OptimizerName
 
 Precision = Literal[
     "no_change",
@@ -35,7 +34,6 @@ Precision = Literal[
     "int8-bnb",
     "nf4",
 ]
-OptimizerName = Literal["adamw", "adamw-8bit", "adamw-bf16", "lion", "lion-8bit", "adafactor"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
 """Settings of a config that hold for the data entries without one of their own."""
@@ -322,14 +320,3 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             )
         if self.lora_targets == ():
             raise ConfigError("lora_targets is empty, so nothing would be trained; name layers, or leave it out.")
-
-
-def field_docs() -> dict[str, str]:
-    """The text under each field."""
-    tree = ast.parse(inspect.getsource(FinetuneConfig)).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    docs = {}
-    for field, text in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            docs[field.target.id] = ast.literal_eval(text.value)
-    return docs

@@ -1,8 +1,8 @@
-"""The pretrained model: a stock diffusers pipeline, in a local folder or on the hub.
+"""`Source`: the pretrained model, a stock diffusers pipeline in a local folder or on the hub, loaded part by part.
 
-- `model_index.json` says which pipeline it is, so nothing is guessed from names.
-- Parts are loaded when they are needed and no sooner: text encoders first, then the autoencoder, then the transformer.
-- A part that was not asked for is None in the pipeline, as diffusers allows.
+- `model_index.json` names the class of the pipeline; nothing is guessed from the name of the model.
+- A part is loaded when it is needed: text encoders first, then the autoencoder, then the transformer. Parts that are
+  not requested are None in the pipeline, as diffusers allows.
 - `check` refuses parts with missing tensors, which stock loaders would fill with random numbers (`data/stock.py`).
 """
 
@@ -18,14 +18,14 @@ from tread.data.stock import check_tokenizer, check_weights
 from tread.errors import ConfigError
 
 DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
-"""The keys of a transformer's config that count layers, one or two of them in each family."""
+"""Keys of a transformer's config that count layers; each family has one or two of them."""
 
 STOCK = ("diffusers", "transformers")
-"""The libraries that parts come from."""
+"""Libraries whose classes may be loaded as parts."""
 
 
 class Source:
-    """`Source("folder-or-hub-id")`; raises ConfigError where there is no pipeline."""
+    """`Source("folder-or-hub-id")`; raises ConfigError if there is no pipeline."""
 
     def __init__(self, place: str, *, revision: str | None = None, variant: str | None = None) -> None:
         self.place, self.revision, self.variant = place, revision, variant
@@ -39,42 +39,33 @@ class Source:
 
     @property
     def parts(self) -> list[str]:
-        """The names of the parts that are there, e.g. "vae", "transformer_2"."""
+        """Names of the parts that the pipeline has, e.g. "vae", "transformer_2"."""
         return [name for name, value in self.index.items() if isinstance(value, list) and value[0] is not None]
 
     def config(self, part: str) -> dict[str, Any]:
-        """The config of a part, e.g. of "vae", "transformer" or "scheduler"."""
+        """The config of a part, e.g. "vae", "transformer" or "scheduler"."""
         if part not in self._configs:
             self._configs[part] = self._load_config(part)
         return self._configs[part]
 
     @property
     def depth(self) -> int:
-        """The layers of a transformer, by its config; 0 where that does not say."""
+        """Number of layers of the transformer, from its config; 0 if unknown."""
         return sum(self.config("transformer").get(name) or 0 for name in DEPTHS)
 
-    def pipeline(
-        self, *parts: str, dtype: torch.dtype = torch.float32, given: Mapping[str, Any] | None = None, name: str = ""
-    ) -> Any:
-        """The stock pipeline with the parts named, and those `given`, in place; all others are None.
-
-        `name` asks for another pipeline class than the index says.
-        """
+    def pipeline(self, *parts: str, dtype: torch.dtype = torch.float32, given: Mapping[str, Any] | None = None) -> Any:
+        """The stock pipeline with `parts` loaded and those of `given` taken over; all other parts are None."""
         import diffusers
 
-        cls = getattr(diffusers, name or self.pipeline_name)
+        cls = getattr(diffusers, self.pipeline_name)
         given = dict(given or {})
         listed = (part for part, value in self.index.items() if isinstance(value, list))
         wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
         absent = dict.fromkeys(part for part in listed if part not in wanted)
-        try:
-            return cls.from_pretrained(self.place, dtype=dtype, **self._where, **absent, **given)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ConfigError(f"{', '.join(parts)} of {self.place} cannot be loaded: {reason}") from error
+        return self._load(cls, ", ".join(parts), dtype=dtype, **absent, **given)
 
     def check(self, *parts: str) -> None:
-        """Refuse those of the parts that are not whole, before anything is made with them; weights are not read."""
+        """Raise ConfigError if files or tensors of a part are missing; no weights are read."""
         for part in parts:
             cls = self._class_of(part) if part in self.parts else None
             if hasattr(cls, "vocab_files_names"):
@@ -83,17 +74,19 @@ class Source:
                 quantized = "quantization_config" in self.config(part)
                 check_weights(cls, self.place, part, quantized=quantized, **self._where)
 
-    def transformer(self, part: str, *, dtype: torch.dtype, **options: Any) -> nn.Module:
-        """A transformer alone, on the CPU or where `options` (of `from_pretrained`) put it."""
-        cls = self._class_of(part)
+    def transformer(self, part: str, *, dtype: torch.dtype) -> nn.Module:
+        """One transformer without the rest of the pipeline, on the CPU."""
+        return self._load(self._class_of(part), part, dtype=dtype, subfolder=part)
+
+    def _load(self, cls: Any, what: str, **arguments: Any) -> Any:
         try:
-            return cls.from_pretrained(self.place, subfolder=part, dtype=dtype, **self._where, **options)
+            return cls.from_pretrained(self.place, **self._where, **arguments)
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise ConfigError(f"{part} of {self.place} cannot be loaded: {reason}") from error
+            raise ConfigError(f"cannot load {what} of {self.place}: {reason}") from error
 
     def _class_of(self, part: str) -> Any:
-        """The stock class of a part; None where it comes from elsewhere."""
+        """The class of a part; None if it is not from diffusers or transformers."""
         library, name = self.index[part]
         return getattr(importlib.import_module(library), name, None) if library in STOCK else None
 
@@ -116,6 +109,8 @@ class Source:
             if part is None:
                 raise ConfigError(
                     f"no model at pretrained_model_name_or_path {self.place!r}: give a folder in diffusers format (it "
-                    "has model_index.json) or the id of one on the hub that this machine can reach."
+                    "has model_index.json), or the id of a model on the hub that this machine can reach."
                 ) from error
-            raise ConfigError(f"{self.place!r} has no {part}, which its pipeline needs; get it again.") from error
+            raise ConfigError(
+                f"{self.place!r} has no {part}, which its pipeline needs; download the model again."
+            ) from error

@@ -1,12 +1,11 @@
-"""`tread init FAMILY --model DIR --data DIR`: a config that runs as it is, each key with a line that explains it.
+"""`tread init FAMILY --model DIR --data DIR`: write a first config that runs as it is, with a comment on each key.
 
-- The model's own configs say what it is (pairs, first frames, two experts) and how deep; the data's headers say which
-  size, how many samples, whether there are masks. Where one of them cannot be read, the usual is written.
-- What a person must know or change is a warning; the text itself is always whole.
-- Comments are the texts under the fields of `FinetuneConfig`: there is no second wording of them.
+- The model's configs tell its pipeline (pairs, first frames, two experts) and depth; the headers of the data tell size,
+  number of samples and masks. If one of them cannot be read, usual values are written.
+- Whatever the user must know or change is a warning; the config itself is always complete.
+- Comments are the docs of the fields of `FinetuneConfig`, so that there is one wording of them.
 """
 
-import json
 import math
 import textwrap
 import warnings
@@ -15,29 +14,33 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tread.config.fields import fields_of
+from tread.config.reference import scalar
 from tread.config.schema import parse
 from tread.data.captioned.entries import DataConfig, data_configs
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError
 from tread.finetune.families import family_class, open_family
-from tread.finetune.settings import field_docs
+from tread.finetune.settings import FinetuneConfig
 from tread.finetune.source import Source
 from tread.routing.risks import ADAPTER_RATIO
 
 RATIO = 0.25
-"""The ratio of a first LoRA: the layers of preset 'lora', with fewer dropped tokens."""
+"""selection_ratio of a first LoRA: fewer dropped tokens than preset 'lora', in the same layers."""
 SAMPLES = 100
-"""Visits to each sample that a first run aims at, within FEWEST and MOST steps."""
+"""Visits to each sample that the number of steps aims at, between FEWEST and MOST steps."""
 FEWEST, MOST = 500, 3000
 LARGE = 10e9
-"""Bytes of transformer weights from which the base is quantized."""
+"""Bytes of transformer weights at which the base is quantized."""
 PAIRED = "FluxKontextPipeline"
+"""The pipeline trained on pairs of images."""
 FIRST_FRAME = "WanImageToVideoPipeline"
+"""The pipeline that draws from a first frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What a config depends on; the defaults are for a model that cannot be looked at."""
+    """The facts about a model that a config depends on; the defaults are for a model that cannot be read."""
 
     pipeline: str = ""
     depth: int = 28
@@ -118,21 +121,21 @@ def _look_at_model(family: str, place: str) -> Model:
 
 
 def _is_large(family: str, place: str) -> bool:
-    """By the files of a local folder; by what the family usually is on the hub."""
+    """Whether the transformer is LARGE, by the files of a local folder or the family of a model on the hub."""
     if not Path(place).is_dir():
         return family in ("flux", "qwen_image")
     return sum(path.stat().st_size for path in Path(place, "transformer").glob("*.safetensors")) >= LARGE
 
 
 def _look_at_data(place: str, *, video: bool, paired: bool) -> tuple[dict[str, Any], list[Sample]]:
-    """The entry for a place of data, and what is found there."""
+    """The data entry for a folder or table, and its samples."""
     entry = data_configs(place)[0]
     folder = Path(place)
     if paired:
         pairs = _beside(folder, ("references", "reference", "sources", "source"))
         if pairs is None:
             pairs = folder.with_name(f"{folder.name}-reference")
-            message = f"Kontext learns from pairs: put the source images, named as in {place}, into {pairs}."
+            message = f"Kontext trains on pairs: put the source images, named as in {place}, into {pairs}."
             warnings.warn(message, stacklevel=2)
         entry |= {"conditioning_data_dir": str(pairs), "conditioning_type": "reference"}
     elif masks := _beside(folder, ("masks", "mask")):
@@ -146,42 +149,46 @@ def _look_at_data(place: str, *, video: bool, paired: bool) -> tuple[dict[str, A
             told.append(str(error))
             continue
         if captions:
-            warnings.warn(f"{place} has no captions: the files' names are taken; write .txt files.", stacklevel=2)
+            warnings.warn(
+                f"{place} has no captions, so file names are used; write a .txt file beside each image.", stacklevel=2
+            )
         return entry | captions, samples
     warnings.warn(told[0], stacklevel=2)
     return entry, []
 
 
 def _beside(folder: Path, words: tuple[str, ...]) -> Path | None:
-    """A folder beside the data's, named `photos_masks`, `photos-masks` or just `masks`."""
+    """The folder beside `folder` that is named like `photos_masks`, `photos-masks` or `masks`, if there is one."""
     names = [f"{folder.name}{joint}{word}" for word in words for joint in ("_", "-")] + list(words)
     return next((path for name in names if (path := folder.with_name(name)).is_dir()), None)
 
 
 def _resolution(samples: list[Sample], most: int, multiple: int) -> int:
-    """The side of the square with the area of the middle sample, as a multiple of what the model needs."""
+    """The side of the square that has the median area of the samples, `most` at most, as a multiple of `multiple`."""
     side = median(math.sqrt(width * height) for width, height in (s.size for s in samples)) if samples else most
     return max(multiple, int(min(side, most)) // multiple * multiple)
 
 
 def _route(depth: int) -> dict[str, float | int]:
-    """The window of preset 'lora', or as much of it as a shallow model has."""
+    """The route of preset 'lora' with RATIO; a shallow model gets a shorter window."""
     start, end = (3, -4) if depth >= 8 else (2, -2) if depth >= 4 else (0, -1)
     return {"selection_ratio": RATIO, "start_layer_idx": start, "end_layer_idx": end}
 
 
 def _first_image(samples: list[Sample], pipeline: str) -> str | None:
-    """What previews of such a pipeline start from, if the data has it as a file."""
+    """The path of a source image for previews, if the pipeline needs one and the data has it as a file."""
     places = [sample.reference for sample in samples] if pipeline == PAIRED else []
     return next((str(place) for place in places if isinstance(place, Path)), None)
 
 
 def _section(settings: dict[str, Any]) -> str:
-    docs = field_docs()
+    fields = fields_of(FinetuneConfig)
     lines: list[str] = []
     for name, value in settings.items():
-        lines += textwrap.wrap(docs[name], 116, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-        lines += [f"{name}: {_scalar(value)}"] if not isinstance(value, list | dict) else [f"{name}:", *_nested(value)]
+        lines += textwrap.wrap(
+            fields[name].doc, 116, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+        )
+        lines += [f"{name}: {scalar(value)}"] if not isinstance(value, list | dict) else [f"{name}:", *_nested(value)]
         if name == "tread_config":
             lines += [
                 "  # The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
@@ -194,14 +201,3 @@ def _nested(value: list[Any] | dict[str, Any]) -> list[str]:
     import yaml
 
     return textwrap.indent(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=110), "  ").splitlines()
-
-
-def _scalar(value: Any) -> str:
-    """A value on one line; a text is quoted where YAML would read something else."""
-    import yaml
-
-    try:
-        plain = isinstance(value, str) and yaml.safe_load(value) == value
-    except yaml.YAMLError:
-        plain = False
-    return value if plain else json.dumps(value, ensure_ascii=False)

@@ -1,9 +1,9 @@
-"""What a released model was trained to predict, and how noisy the states are that it is trained on.
+"""Training targets of released models: what is predicted, the distribution of times, and the loss of each element.
 
 - `FlowTarget`: the velocity noise - x on the straight path, time in (0, 1); FLUX, SD3, AuraFlow, Wan, Lumina2, Qwen.
 - `EpsilonTarget`: the noise of a discrete diffusion, time 0..999, and the learned variance beside it; PixArt.
-- A time is a quantile of u in (0, 1), so that validation can visit quantiles evenly and an expert its own range.
-- The maths runs in float32, whatever the autocast.
+- A time is the quantile function at u in (0, 1): validation visits quantiles evenly, an expert those of its range.
+- The loss is computed in float32, also under autocast.
 """
 
 import math
@@ -22,14 +22,14 @@ Distance = Literal["l2", "huber"]
 
 
 class Target(Protocol):
-    """Everything the loss needs to know of a model's objective."""
+    """The training objective of a model, as the loss uses it."""
 
     def times(self, u: Tensor, tokens: int) -> Tensor:
-        """The training distribution of times as its quantile function, (B,) -> (B,), for images of `tokens` tokens."""
+        """The quantile function of training times, u (B,) -> times (B,), for samples of `tokens` tokens."""
         ...
 
     def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        """The noisy state, (B, C, ...); time (B,)."""
+        """The noisy state at `time` (B,), (B, C, ...)."""
         ...
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Target(Protocol):
 
 
 def distance(a: Tensor, b: Tensor, kind: Distance) -> Tensor:
-    """Elementwise, in float32."""
+    """The elementwise loss of two tensors, in float32."""
     if kind == "huber":
         return F.huber_loss(a.float(), b.float(), reduction="none")
     return F.mse_loss(a.float(), b.float(), reduction="none")
@@ -49,14 +49,14 @@ class FlowTarget:
     """Rectified flow with logit-normal times (Esser et al. 2024)."""
 
     shift: float = 1.0
-    """Above 1 moves times towards the noise; not read where `dynamic` is set."""
+    """A shift above 1 moves times towards noise; ignored if `dynamic` is set."""
     dynamic: tuple[float, float, int, int] | None = None
     """(base_shift, max_shift, base_seq_len, max_seq_len): the shift grows with the number of tokens, as in FLUX."""
     distance: Distance = "l2"
 
     @classmethod
     def from_scheduler(cls, config: Mapping[str, Any], *, shift: float | None, distance: Distance) -> "FlowTarget":
-        """As the stock sampler shifts, unless `shift` says otherwise."""
+        """The target with the shift of a stock scheduler's config, or with `shift` if that is given."""
         if shift is not None:
             return cls(shift=shift, distance=distance)
         if config.get("use_dynamic_shifting"):
@@ -67,7 +67,7 @@ class FlowTarget:
         return cls(shift=config.get("shift") or config.get("flow_shift") or 1.0, distance=distance)
 
     def shift_of(self, tokens: int) -> float:
-        """The shift for images of `tokens` tokens."""
+        """The shift for samples of `tokens` tokens."""
         if self.dynamic is None:
             return self.shift
         base, top, few, many = self.dynamic
@@ -77,7 +77,7 @@ class FlowTarget:
         return Flow(time="logit-normal", shift=self.shift_of(tokens)).level(u)
 
     def quantile(self, time: float, tokens: int) -> float:
-        """The share of training times below `time`: the inverse of `times`."""
+        """The fraction of training times below `time`: the inverse of `times`."""
         shift = self.shift_of(tokens)
         unshifted = time / (shift - (shift - 1) * time)
         return float(torch.special.ndtr(torch.logit(torch.tensor(unshifted, dtype=torch.float64))))
@@ -90,15 +90,18 @@ class FlowTarget:
 
 
 class Tables(NamedTuple):
-    """What the maths of a discrete diffusion reads at a time, each (T,) float32."""
+    """Coefficients of a discrete diffusion by time, each (T,) float32."""
 
     signal: Tensor
+    """Factor of x in the noisy state."""
     noise: Tensor
+    """Factor of the noise in the noisy state."""
     low: Tensor
-    """The logarithm of the smallest variance that the model may predict, and of the largest."""
+    """Logarithm of the smallest variance that the model may predict."""
     high: Tensor
+    """Logarithm of the largest variance that the model may predict."""
     apart: Tensor
-    """From the error of the noise to that of the mean."""
+    """Factor from the error of the noise to the error of the mean."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,19 +110,19 @@ class EpsilonTarget:
 
     A model with twice the channels predicts its variance too, and is trained by L_hybrid of Nichol and Dhariwal
     (2021, arXiv 2102.09672): the bound is in bits, its sum over T times is weighted by 0.001 as in the paper, and the
-    mean is detached in it, so that it moves the variance alone. At time 0 it has the density of the data where the
-    paper has that of a bin of pixel values, which latents do not have.
+    mean is detached in it, so that it trains the variance alone. At time 0 the bound is the density of the data; the
+    paper takes the density of a bin of pixel values, which latents do not have.
     """
 
     betas: Tensor
     """(T,) float64: the variances of the forward process."""
     distance: Distance = "l2"
     _tables: dict[torch.device, Tables] = field(default_factory=dict, init=False, repr=False)
-    """Kept on each device: a step would wait for their copy."""
+    """One copy on each device: copying them in a step would synchronise."""
 
     @classmethod
     def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "EpsilonTarget":
-        """With the forward process of the stock sampler."""
+        """The target with the betas of a stock scheduler's config."""
         import diffusers
 
         scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
@@ -144,7 +147,7 @@ class EpsilonTarget:
         return error + 0.001 * len(self.betas) * bound
 
     def _bound(self, off: Tensor, variance: Tensor, time: Tensor) -> Tensor:
-        """One term of the variational bound in bits, every element on its own; `off` is the error of the noise."""
+        """One term of the variational bound in bits, elementwise; `off` is the error of the noise."""
         tables = self._tables_on(time.device)
         low, high = _at(tables.low, time, off), _at(tables.high, time, off)
         share = (variance + 1) / 2
@@ -160,10 +163,10 @@ class EpsilonTarget:
             alphas = 1 - self.betas
             kept = alphas.cumprod(0)
             before = torch.cat([kept.new_ones(1), kept[:-1]])
-            # Nichol and Dhariwal Eq. 10; at time 0 it is 0, whose logarithm is cut to the next one's
+            # Nichol and Dhariwal Eq. 10; it is 0 at time 0, where the value of time 1 replaces it before the logarithm
             posterior = self.betas * (1 - before) / (1 - kept)
             low = torch.cat([posterior[1:2], posterior[1:]]).log()
-            # how far the two means are apart: Eq. 11 with x written by the noise, at time 0 the mean's distance from x
+            # Eq. 11 with x expressed by the noise: the distance of the two means, at time 0 that of the mean from x
             apart = self.betas / ((1 - kept) * alphas).sqrt()
             tables = kept.sqrt(), (1 - kept).sqrt(), low, self.betas.log(), apart
             self._tables[device] = Tables(*(table.float().to(device) for table in tables))

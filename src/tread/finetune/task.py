@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from tqdm import tqdm
 from tread.attach.attach import Attachment
 from tread.attach.registry import layers_of
 from tread.data.captioned.buckets import BucketOrder
-from tread.data.order import positions
 from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, caller, choose, joined, ranges
@@ -37,6 +37,7 @@ from tread.kernels.compiling import Attempt, compile_layers, lengths
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
+from tread.training.task import Review, is_due
 
 LATENT, NOISE, TIME, EXPERT, VALIDATION = (
     int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali")
@@ -49,17 +50,18 @@ COMPILED_TEXT = 64
 
 @dataclass(frozen=True)
 class TuneBatch:
-    """One micro-batch: tensors on the device, and on the host the tokens that may not drop, (B, S)."""
+    """One micro-batch."""
 
     tensors: Batch
+    """Latents, text and the positions of the samples in the run, on the device."""
     forced: Tensor | None
+    """Tokens that may not drop, (B, S), on the host."""
+    micro_step: int
+    """Index of the micro-batch, counted over the run and all processes."""
 
 
 class Finetuning:
     """The task; `models` are the transformers by part, `handles` their routing, None where dense."""
-
-    steps_setting = "max_train_steps"
-    attention_setting = "attention"
 
     def __init__(
         self,
@@ -88,11 +90,6 @@ class Finetuning:
         plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
         sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
         self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
-        self.memory_advice = memory_advice(config)
-        self.divergence_advice = (
-            "Lower learning_rate or max_grad_norm, or set mixed_precision to 'no', and continue with "
-            "resume_from_checkpoint=latest."
-        )
 
     def summary(self) -> str:
         """What is trained, on what, with which routes."""
@@ -110,20 +107,9 @@ class Finetuning:
 
     @property
     def routing(self) -> list[Handle]:
-        """Of every expert."""
-        return [handle for handle in self.handles.values() if handle is not None]
-
-    @property
-    def kept_share(self) -> float:
-        """Of the last forward; 1 where it was dense."""
-        handle = self.handles[self._last]
-        return 1.0 if handle is None else handle.kept_share
-
-    def set_step(self, step: int) -> None:
-        """Selections follow the step."""
-        for handle in self.handles.values():
-            if handle is not None:
-                handle.set_step(step)
+        """The handles of the experts, that of the last forward first."""
+        parts = sorted(self.handles, key=lambda part: part != self._last)
+        return [handle for part in parts if (handle := self.handles[part]) is not None]
 
     def compile(self) -> Attempt:
         """Compile each layer, at the lengths that buckets, texts and the ratio's levels give."""
@@ -163,8 +149,9 @@ class Finetuning:
 
     def _on_device(self, batch: Batch) -> TuneBatch:
         forced = self._forced(batch)  # on the host: its count must not wait for the device
-        device = self.accelerator.device
-        return TuneBatch({name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}, forced)
+        device, micro_step = self.accelerator.device, int(batch["position"][0]) // self.order.size
+        tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        return TuneBatch(tensors, forced, micro_step)
 
     def _forced(self, batch: Batch) -> Tensor | None:
         """Tokens with any loss weight, and those of clean latents; (B, S)."""
@@ -180,12 +167,11 @@ class Finetuning:
             forced = clean if forced is None else forced | clean
         return forced
 
-    def loss(self, model: nn.Module, batch: TuneBatch, step: int, micro_step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: TuneBatch) -> Tensor:
         """The mean loss of one micro-batch."""
-        seed, index = self.config.seed, step * self.config.gradient_accumulation_steps + micro_step
-        where = positions(step, micro_step, **self._slices).to(self.accelerator.device, non_blocking=True)  # (B,)
+        seed, where = self.config.seed, batch.tensors["position"]  # (B,)
         tokens = self.family.tokens(batch.tensors["mean"])
-        span = choose(self._ranges(tokens), float(noise.uniform(seed, EXPERT, index)))
+        span = choose(self._ranges(tokens), float(noise.uniform(seed, EXPERT, batch.micro_step)))
         u = span.spread(noise.uniform(seed, TIME, where))
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
@@ -222,6 +208,15 @@ class Finetuning:
         # a sample whose mask is all black teaches nothing instead of dividing by zero
         return (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
 
+    def reviews(self, step: int) -> list[Review]:
+        """The dense validation loss, and previews, each every so many steps."""
+        config = self.config
+        due = {
+            self.validate: config.eval_steps_interval,
+            partial(self.preview, step): config.validation_steps if config.prompts else 0,
+        }
+        return [review for review, every in due.items() if is_due(every, step, config.max_train_steps)]
+
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """The mean loss on fixed samples, noise and times, all tokens in all layers."""
@@ -253,15 +248,12 @@ class Finetuning:
             groups.setdefault((group, part), []).append((i, u))
         return [(part, all_[i : i + size]) for (_, part), all_ in groups.items() for i in range(0, len(all_), size)]
 
-    def preview(self, step: int) -> None:
-        """By the stock pipeline, on rank 0."""
+    def preview(self, step: int) -> dict[str, float]:
+        """Draw the validation prompts by the stock pipeline, on rank 0."""
         if self.accelerator.is_main_process:
             with self.accelerator.autocast():
                 self.facts["previews"] = self._previews.draw(self.models, step)
         self.accelerator.wait_for_everyone()
-
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Pictures of a few prompts have no statistics."""
         return {}
 
     def saved(self, checkpoint: Path) -> None:
@@ -301,34 +293,6 @@ class Finetuning:
             counts.append(counter.get_total_flops())
         return handle.kept_share, counts[0] / counts[1]
 
-    def resume_command(self, folder: Path) -> str:
-        """With the config the run keeps."""
-        return f"tread finetune {folder / 'config.yaml'} resume_from_checkpoint=latest"
-
 
 def _forcing(handle: Handle | None, forced: Tensor | None) -> AbstractContextManager[None]:
     return nullcontext() if handle is None or forced is None else handle.force_keep(forced)
-
-
-def memory_advice(config: FinetuneConfig) -> str:
-    """What would save memory and is not done yet, the most helpful first."""
-    ways = ["set graphs to false"] if config.graphs else []
-    if config.gradient_checkpointing is not True:
-        ways.append("set gradient_checkpointing to true")
-    if not config.adapts:
-        ways.append("set model_type to 'lora'")
-        if not config.optimizer.endswith("8bit"):
-            ways.append("set optimizer to 'adamw-8bit'")
-    elif "4" not in config.base_model_precision:
-        quantized = config.base_model_precision.startswith(("int8", "fp8"))
-        smaller = "int4" if config.lora_type == "lokr" else "nf4"
-        ways.append(f"set base_model_precision to {smaller if quantized else 'int8'!r}")
-    if config.train_batch_size > 1:
-        ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")
-    if config.use_ema:
-        ways.append("set use_ema to false")
-    plan = config.plan()
-    if plan is None:
-        ways.append("route tokens (tread_config: balanced)")
-    ways.append("lower the resolution of the data")
-    return "Any of these needs less: " + "; ".join(ways) + "."

@@ -1,11 +1,11 @@
-"""adaLN: a norm whose scale and shift come from the condition, and the gated branch that precedes it.
+"""adaLN: a norm whose scale and shift come from the condition, fused with the gated residual add before it.
 
 - Norms carry no weights of their own: scale and shift are their affine part.
-- On GPUs both are kernels of our own (`tread.kernels.adaln_triton`), because the compiler's read rows of more than
-  1,024 numbers twice. A plain twin computes the same elsewhere, in float64, and under torch.func, for which kernels
-  have no rules; nor have they second derivatives.
-- Under autocast the result has autocast's type, as linears want it; sums are in float32 at least.
-- A norm hands its input on, so that one kernel adds up both gradients of the stream.
+- On GPUs both run as Triton kernels (`tread.kernels.adaln_triton`), because Inductor's reductions read rows of more
+  than 1,024 elements twice. The plain version in torch operations serves CPUs, float64 and torch.func transforms. The
+  kernels have no vmap rules and no second derivatives.
+- Under autocast the result has the autocast dtype, which linears expect; reductions are in float32 at least.
+- A norm returns its input too, so that one backward kernel adds both gradients of the stream.
 """
 
 from typing import Any, Literal
@@ -20,7 +20,7 @@ NormName = Literal["layer", "rms"]
 
 EPS = 1e-6
 WIDEST = 4096
-"""Numbers in a row that one program of a kernel holds."""
+"""Largest row, in elements, that one kernel program holds."""
 
 
 class AdaNorm(nn.Module):
@@ -34,13 +34,13 @@ class AdaNorm(nn.Module):
         return self.name
 
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, S, D) as it is, and normed and modulated by (B, 1, D) each."""
+        """x (B, S, D) unchanged, and x normed, scaled and shifted by (B, 1, D) each."""
         if _fits(x):
             return _Norm.apply(x, None, None, shift, scale, self.name, _wanted(x))  # pyright: ignore[reportReturnType]
         return x, self._plain(x, shift, scale)
 
     def after(self, x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """x + gate * branch, and the same normed and modulated."""
+        """x + gate * branch, and that sum normed, scaled and shifted."""
         if _fits(x):
             return _Norm.apply(x, branch, gate, shift, scale, self.name, _wanted(x))  # pyright: ignore[reportReturnType]
         x = x + gate * branch
@@ -62,7 +62,7 @@ def _wanted(x: Tensor) -> torch.dtype:
 
 
 class _Norm(torch.autograd.Function):
-    """AdaNorm by kernels: the stream, and the stream normed and modulated."""
+    """AdaNorm by Triton kernels: the stream, and the stream normed and modulated."""
 
     @staticmethod
     def forward(
@@ -75,7 +75,7 @@ class _Norm(torch.autograd.Function):
         name: NormName,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        from tread.kernels.adaln_triton import ada_norm  # Triton, which only GPUs need
+        from tread.kernels.adaln_triton import ada_norm  # imports Triton, which only GPUs need
 
         ctx.centred, ctx.dtype = name == "layer", x.dtype
         stream, out, mean, spread = ada_norm(x, branch, gate, shift, scale, EPS, ctx.centred, dtype)

@@ -1,11 +1,11 @@
-"""adaLN as Triton kernels: one reads a row and writes it normed and modulated, one does the way back.
+"""adaLN as Triton kernels: one forward, which norms and modulates a row, and one backward.
 
-- A program of the way back takes several rows of one sample, so that it can add up what goes to shift, scale and gate
-  as it reads them; what is left are a few partial sums. No atomics: the same bits in every run.
-- As operators the compiler sees them, and launches them as it does its own: with a `stream`, so that no argument of a
-  kernel may be called that; the stream is `added` there.
-- The plain twin is `tread.kernels.adaln.AdaNorm._plain`. Of a routed step of DiT-XL/2 both take 13 ms, where what the
-  compiler makes of the twin takes 24 (docs/performance.md).
+- A backward program handles several rows of one sample and accumulates the gradients of shift, scale and gate while it
+  reads them, which leaves a few partial sums. No atomics: every run gives the same bits.
+- They are `triton_op`s, so the compiler sees and launches them. Its launcher passes an argument named `stream`, so the
+  kernels call the token stream `added`.
+- The plain version is `tread.kernels.adaln.AdaNorm._plain`. In a routed step of DiT-XL/2 the kernels take 13 ms; the
+  compiled plain version takes 24 (docs/performance.md).
 """
 
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 ROWS = 32
-"""That a program of the way back takes."""
+"""Rows handled by one backward program."""
 AHEAD = 64 * 1024
-"""Bytes of shared memory, which every GPU has, for rows that are read ahead of their turn."""
+"""Bytes of shared memory for prefetched rows; every GPU has as many."""
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def warps(length: int) -> int:
 
 
 def stages(length: int, size: int) -> int:
-    """How many rows are in work at once, where the numbers of all that is read of one place take `size` bytes."""
+    """Pipeline stages of the loop over rows; `size` is the bytes read per element, all inputs together."""
     return 3 if 2 * length * size <= AHEAD else 1
 
 
@@ -145,8 +145,8 @@ def ada_norm(
     centred: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The stream x + gate * branch, empty without a branch; the stream normed and modulated, in `dtype`; of each row
-    its mean and the norm's factor, (B, S). x and branch are (B, S, D); gate, shift and scale (B, 1, D)."""
+    """The stream x + gate * branch, empty without a branch; the stream normed and modulated, in `dtype`; the mean and
+    the reciprocal standard deviation of each row, (B, S). x and branch are (B, S, D); gate, shift, scale (B, 1, D)."""
     samples, tokens, width = x.shape
     stream = x.new_empty(0)
     if branch is not None and gate is not None:
@@ -194,7 +194,7 @@ def ada_norm_backward(
     centred: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, in `dtype`, of the branch, empty without one, and of shift, scale and gate, (B, 3, D)."""
+    """Gradients: x in `dtype`; the branch, empty without one; shift, scale and gate stacked, (B, 3, D)."""
     samples, tokens, width = stream.shape
     to_x = stream.new_empty(stream.shape, dtype=dtype)
     to_branch = stream.new_empty(0) if branch is None else branch.new_empty(branch.shape)
@@ -230,5 +230,5 @@ def ada_norm_backward(
 
 
 def _in_rows(x: Tensor) -> Tensor:
-    """(B, 1, D) whose rows lie in one piece each."""
+    """x (B, 1, D) with each row contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,11 +1,11 @@
-"""Which kernel computes attention, set once for the process.
+"""The attention kernel, set once for the process.
 
-- Before anything is compiled, because compiled code keeps the choice.
-- `cudnn` is the operator of `tread.kernels.cudnn` wherever it fits, put in the place of torch's function, through which
-  every model goes; what does not fit (masks, float32) is left to torch's other kernels.
-- `flash`, `efficient` and `math` are torch's switches: that kernel and no other. `default` is whatever torch chooses.
-- `auto` is `cudnn` on Hopper and newer. Elsewhere it is flash, then what takes masks, so every model runs.
-- CPUs have one way to compute it.
+- Set it before anything is compiled: compiled code keeps the choice.
+- `cudnn` replaces `F.scaled_dot_product_attention`, which every model calls, by the operator of `tread.kernels.cudnn`;
+  inputs that it does not support (masks, float32) go to torch's other kernels.
+- `flash`, `efficient` and `math` enable that backend of torch and no other. `default` leaves the choice to torch.
+- `auto` is `cudnn` on Hopper and newer; elsewhere flash, then the backends that take masks, so every model runs.
+- CPUs have a single implementation.
 """
 
 from collections.abc import Iterator
@@ -28,15 +28,15 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 SAFE = ("flash", "efficient", "math")
-"""Of torch's own, in its order of preference; its way to cuDNN is not among them (see `tread.kernels.cudnn`)."""
+"""Torch's backends in its order of preference, without its cuDNN backend (see `tread.kernels.cudnn`)."""
 AMPERE, HOPPER = (8, 0), (9, 0)
 _TORCH = F.scaled_dot_product_attention
 _UNAVAILABLE = "No available kernel", "Invalid backend"
-"""What torch says where no kernel fits: of CPUs and compiled code, and of GPUs."""
+"""Torch's errors when no kernel fits: on CPUs and in compiled code, and on GPUs."""
 
 
 def check_attention(name: Attention, device: torch.device, setting: str = "attention") -> None:
-    """Refuse a kernel that this device cannot have; `setting` is what the error calls it."""
+    """Refuse a kernel that `device` does not support; `setting` is its name in the error."""
     if device.type != "cuda":
         if name not in ("auto", "default"):
             raise ConfigError(f"{setting} is {name!r}, a kernel of GPUs, and this run is on {device}: use 'auto'.")
@@ -45,7 +45,7 @@ def check_attention(name: Attention, device: torch.device, setting: str = "atten
 
 
 def use_attention(name: Attention, device: torch.device) -> None:
-    """Let attention run on the kernels that `name` stands for."""
+    """Use the kernels that `name` stands for."""
     if device.type != "cuda":
         return
     if name == "auto" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= HOPPER:
@@ -69,9 +69,9 @@ def _by_cudnn(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch's function, by cuDNN where it fits."""
+    """`F.scaled_dot_product_attention`, by cuDNN if it supports the inputs."""
     if attn_mask is None and dropout_p == 0 and not is_causal:
-        if query.is_cuda and torch.is_autocast_enabled("cuda"):  # as torch's own does
+        if query.is_cuda and torch.is_autocast_enabled("cuda"):  # as torch's function does
             dtype = torch.get_autocast_dtype("cuda")
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         if cudnn.fits(query, key, value):
@@ -81,7 +81,7 @@ def _by_cudnn(
 
 @contextmanager
 def relaxed(name: Attention, device: torch.device) -> Iterator[None]:
-    """Inside, a kernel that was forced for the network does not bind other models, such as autoencoders."""
+    """Inside, models other than the network, such as autoencoders, may use any kernel."""
     use_attention("default" if name == "default" else "auto", device)
     try:
         yield
@@ -91,7 +91,7 @@ def relaxed(name: Attention, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def explained(name: Attention, setting: str = "attention") -> Iterator[None]:
-    """Turns torch's error about a kernel that was forced and does not fit into a sentence."""
+    """Turn torch's error about an unsupported kernel into a ConfigError."""
     try:
         yield
     except RuntimeError as error:

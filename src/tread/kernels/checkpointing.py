@@ -1,11 +1,12 @@
-"""What a layer keeps for its backward pass, and what it computes again: activation checkpointing.
+"""Activation checkpointing: what a layer saves for backward, and what backward recomputes.
 
-- `true` keeps the inputs alone and computes everything again (Chen et al. 2016, arXiv 1604.06174).
-- `selective` also keeps what is dear: the results of matrix products and of attention. Norms, modulation, rotary
-  positions, activations and the small products of a LoRA are computed again: on FLUX a quarter less to keep, for 3 % of
-  the time (docs/performance.md).
-- Gradients are those of the layer as it is, and random numbers are drawn again.
-- Compiled or not, it is torch's `checkpoint` with a policy. Compiled code is cached on disk by a hash of this file.
+- `true` saves only the inputs and recomputes everything (Chen et al. 2016, arXiv 1604.06174).
+- `selective` also saves the expensive results: matrix products and attention. Norms, modulation, rotary positions,
+  activations and the small products of a LoRA are recomputed: on FLUX a quarter less memory for 3 % of the time
+  (docs/performance.md).
+- Gradients are unchanged, and the recomputation draws the same random numbers.
+- Compiled or eager, it is torch's `checkpoint` with a policy. The compile cache on disk is keyed by a hash of this
+  file.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 Checkpointing = bool | Literal["selective"]
 
 LEAST = 256
-"""Products that sum over fewer numbers are cheap for what they give: a LoRA's, and the scores of attention."""
+"""Products with a shorter inner dimension are recomputed: a LoRA's, and attention scores."""
 PRODUCTS = {
     "aten::mm": 0,
     "aten::bmm": 0,
@@ -33,22 +34,22 @@ PRODUCTS = {
     "bitsandbytes::int8_scaled_mm": 0,
     "bitsandbytes::int8_mixed_scaled_mm": 0,
 }
-"""By name, the argument whose last axis is summed over."""
+"""Operator name -> index of the argument whose last axis is the inner dimension."""
 ATTENTION = ("tread::attention", "aten::_scaled_dot_product")
-"""How the names of its operators begin."""
+"""Prefixes of the names of attention operators."""
 
 
 def recomputing(how: Checkpointing, *, compiled: bool = False) -> Callable[..., Any]:
-    """A function that calls a layer, its first argument, with the others; `compiled`: inside compiled code."""
+    """A function `(layer, *args)` that calls the layer checkpointed; `compiled` if it runs inside compiled code."""
     if how == "selective":
-        return partial(checkpoint, use_reentrant=False, context_fn=_dear_is_kept)
-    # torch before 2.12 keeps what a function with its own gradient computes, such as a product with packed weights
+        return partial(checkpoint, use_reentrant=False, context_fn=_save_expensive)
+    # before torch 2.12, compiled code saves results of autograd functions, such as products with packed weights
     if compiled and TorchVersion(torch.__version__) < "2.12":
-        return partial(checkpoint, use_reentrant=False, context_fn=_nothing_is_kept)
+        return partial(checkpoint, use_reentrant=False, context_fn=_save_nothing)
     return partial(checkpoint, use_reentrant=False)
 
 
-def _is_dear(name: str, args: tuple[Any, ...]) -> bool:
+def _is_expensive(name: str, args: tuple[Any, ...]) -> bool:
     if name in PRODUCTS:
         return args[PRODUCTS[name]].shape[-1] >= LEAST
     if name == "aten::convolution":
@@ -57,19 +58,19 @@ def _is_dear(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    dear = _is_dear(operator.name(), args)
-    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
+    expensive = _is_expensive(operator.name(), args)
+    return CheckpointPolicy.MUST_SAVE if expensive else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _dear_is_kept() -> Any:
+def _save_expensive() -> Any:
     return create_selective_checkpoint_contexts(_policy)
 
 
-def _nothing_is_kept() -> Any:
+def _save_nothing() -> Any:
     return create_selective_checkpoint_contexts(lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE)
 
 
-for _contexts in (_dear_is_kept, _nothing_is_kept):  # without a name for what they do, nothing is cached
+for _contexts in (_save_expensive, _save_nothing):  # without it, torch does not cache
     _contexts.__dict__["cache_hash"] = _contexts.__name__ + hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-# torch warns of operations in place, once, whether there are any or not; compiled code has none
+# torch warns about in-place operations once, even if there are none; compiled code has none
 logging.getLogger("torch._higher_order_ops.wrap").addFilter(lambda record: "context_fn" not in record.getMessage())

@@ -1,13 +1,11 @@
-"""Compiling the layers of a model, one by one, and the noise of a step, for every trainer.
+"""`torch.compile` for the layers of a model, one by one, and for the noise of a step.
 
-- At static shapes. Routing adds lengths to the dense one, as many as the plan says and no more; torch's limit on
-  recompilations, beyond which it would silently run layers as they are, is raised to that number.
-- Where compiling fails (no C compiler, an operation that cannot be compiled), the layer's own code runs in its place,
-  in this call and in all later ones of every layer: one sentence says so, and the run goes on. The backward pass is
-  compiled together with the forward, so that no step fails halfway.
-- Checkpointing is compiled with the layer: its backward computes again what was not kept (`checkpointing.py`),
-  but for what no gradient needs. Around compiled code, torch's checkpointing would cost the host more than routing
-  saves the device (docs/performance.md).
+- Shapes are static. Routing adds sequence lengths to the dense one, a number that the plan determines; torch's
+  recompile limit, beyond which it would silently run eager code, is raised to it.
+- If compiling fails (no C compiler, an unsupported operation), every layer runs eager from then on; one message says
+  so. The backward is compiled together with the forward, so that no step fails halfway.
+- Checkpointing is compiled with the layer (`checkpointing.py`). Torch's checkpointing around compiled code would cost
+  the host more time than routing saves the device (docs/performance.md).
 - A layer keeps its parameter names and its hooks.
 """
 
@@ -20,19 +18,19 @@ from torch import nn
 
 from tread.kernels.checkpointing import Checkpointing, recomputing
 from tread.routing import noise
+from tread.routing.budget import SHAPE_LEVELS
 from tread.routing.plan import RoutePlan
-from tread.routing.selection import SHAPE_LEVELS
 
 Switch = Literal["auto"] | bool
 
 
 def compiles(setting: Switch, device: torch.device) -> bool:
-    """What `auto` means: on a GPU."""
+    """Whether to compile; `auto` compiles on a GPU."""
     return device.type == "cuda" if setting == "auto" else setting
 
 
 def lengths(plan: RoutePlan | None, *, masked: bool = False) -> int:
-    """How many lengths of the stream a layer may see for one size of the input; `masked`: tokens are forced by masks.
+    """The number of sequence lengths a layer may see for one input size; `masked`: force masks are used.
 
     >>> lengths(RoutePlan.from_config({"preset": "paper"}))
     2
@@ -54,14 +52,14 @@ def compile_layers(
 ) -> "Attempt":
     """Compile each layer in place, for up to `shapes` shapes of its inputs; `options` are torch.compile's.
 
-    With `checkpointed`, a layer keeps less for its backward pass. Returns how it goes, which the first steps will show.
+    `checkpointed` is the activation checkpointing of each layer. The returned `Attempt` tells whether compiling failed.
     """
-    from torch._dynamo import config as limits  # a second to import, which only those who compile need
+    from torch._dynamo import config as limits  # takes a second to import
     from torch._functorch import config as lowering
 
-    kinds = len({type(layer) for layer in layers})
-    # kinds share one code object, and a first layer's input may need no gradient where the others' do
-    needed = 2 * kinds * shapes
+    classes = len({type(layer) for layer in layers})
+    # all classes share one code object; twice, because the first layer's input may need no gradient
+    needed = 2 * classes * shapes
     limits.recompile_limit = max(needed, limits.recompile_limit)
     limits.accumulated_recompile_limit = max(needed, limits.accumulated_recompile_limit)
     lowering.force_non_lazy_backward_lowering = True
@@ -74,28 +72,28 @@ def compile_layers(
 
 
 def compile_noise(attempt: "Attempt") -> None:
-    """Compile what the noise of a step is made of, for the process; the bits stay the same."""
+    """Compile `noise.draw_two` for the process; the bits stay the same."""
     own = noise.two_uniforms
     noise.draw_two = Compiled(own, torch.compile(own, dynamic=False), attempt)
 
 
 class Attempt:
-    """Whether compiling works here; what all layers of a model share."""
+    """Whether compiling has failed, shared by all layers of a model."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.failed, self._say = False, say
 
     def fail(self, error: Exception) -> None:
-        """From now on, nothing is compiled."""
+        """Run everything eager from now on, and report the first error."""
         if not self.failed:
-            cause = getattr(error, "inner_exception", error)  # the compiler's own, without a page about the backend
+            cause = getattr(error, "inner_exception", error)  # without the page about the backend
             reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
             self._say(f"compiling failed, so the run goes on without it, slower ({reason}).")
         self.failed = True
 
 
 class Compiled:
-    """A compiled function, or the function itself where compiling fails."""
+    """A compiled function that falls back to the eager one if compiling fails."""
 
     def __init__(self, own: Callable[..., Any], compiled: Any, attempt: Attempt) -> None:
         from torch._dynamo.exc import TorchDynamoException

@@ -1,12 +1,12 @@
-"""cuDNN's attention as an operator of its own, safe in every model.
+"""cuDNN attention as a custom operator that is safe in every model.
 
-- On Hopper it is about twice as fast as the flash kernels that torch carries, forward and backward.
-- As torch's own choice it ended FLUX in an illegal memory access (torch 2.11), in its backward pass, eager and
-  compiled. The cause is not known: the same shapes and layouts alone do not show it. Called from here, with the
-  gradient and the outputs in one layout, the same steps run.
-- As an operator, the compiler does not look into it: it cannot choose other layouts in between.
-- Only what the kernel was made for comes here: `fits` says what. Everything else is torch's to choose.
-- On CPUs the same operator computes plainly, so that it can be tried there.
+- On Hopper it is about twice as fast as torch's flash kernels, forward and backward.
+- Torch's own cuDNN backend ended FLUX in an illegal memory access in backward (torch 2.11, eager and compiled). The
+  cause is unknown: the same shapes and layouts alone do not reproduce it. Called from here, with gradient and outputs
+  in one layout, the same steps run.
+- A custom operator is opaque to the compiler, which therefore cannot change the layouts in between.
+- `fits` tells which inputs the kernel supports; others go to torch's kernels.
+- On CPUs the operator computes in plain torch operations, for tests.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 LARGEST_HEAD = 128
-"""What the kernel's backward takes on every GPU that has it."""
+"""Largest head size that the backward kernel supports on every GPU."""
 
 
 def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether these are what the kernel takes; masks, dropout and causal order are the caller's to see."""
+    """Whether the kernel supports these shapes and dtypes; the caller rules out masks, dropout and causal order."""
     size = query.shape[-1]
     return (
         query.is_cuda
@@ -38,13 +38,13 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    """What queries find among keys and values, all (B, H, S, D) -> (B, H, S, D)."""
+    """Attention without a mask: query, key and value (B, H, S, D) -> (B, H, S, D)."""
     return attention(query, key, value, scale)[0]
 
 
 @custom_op("tread::attention", mutates_args=())
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
-    """`attend`, and the logsumexp (B, H, S, 1) that its backward needs."""
+    """The output of `attend`, and the logsumexp (B, H, S, 1) that backward needs."""
     query, key, value = (_dense_rows(x) for x in (query, key, value))
     if not query.is_cuda:
         scores = _scores(query, key, scale)
@@ -64,13 +64,13 @@ def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[T
 def attention_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values."""
+    """The gradients of query, key and value."""
     query, key, value = (_dense_rows(x) for x in (query, key, value))
     gradient = _tokens_first(gradient)
     if not query.is_cuda:
         found = _plain_backward(gradient, query, key, value, out, logsumexp, scale)
     else:
-        unused = torch.empty((), dtype=torch.int64, device=query.device)  # random state, which only dropout reads
+        unused = torch.empty((), dtype=torch.int64, device=query.device)  # RNG state, which only dropout reads
         run = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
         state = (logsumexp, unused, unused, None, None, None, query.shape[2], key.shape[2], 0.0, False)
         found = run(gradient, query, key, value, out, *state, scale=scale)
@@ -97,12 +97,12 @@ attention.register_autograd(_gradients, setup_context=_save)
 
 
 def _tokens_first(x: Tensor) -> Tensor:
-    """x (B, H, S, D) with tokens before heads in memory, copied only where it lies otherwise."""
+    """x (B, H, S, D) with the memory layout (B, S, H, D); a copy only if the layout differs."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """x with its last axis dense and nothing expanded, copied only where it lies otherwise."""
+    """x with stride 1 on its last axis and no expanded axis; a copy only if it has neither."""
     return x if x.stride(-1) == 1 and 0 not in x.stride() else _tokens_first(x)
 
 
@@ -125,7 +125,7 @@ def _plain_backward(
     return [x.to(query.dtype) for x in found]
 
 
-# torch's counter knows its own operators only
+# torch's FLOP counter does not know custom operators
 @register_flop_formula(torch.ops.tread.attention)
 def _flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     return sdpa_flop_count(query, key, value)

@@ -1,11 +1,11 @@
-"""What float8 costs beside its products, as Triton kernels: rounding rows, and turning bytes.
+"""The work of float8 besides its products, as Triton kernels: rounding rows, and transposing bytes.
 
-- `round_rows` reads a row once, where compiled code would read it twice: its largest number, then the rounding. Rows of
-  these models are longer than the compiler holds.
-- `turn` moves tiles through shared memory, both sides in whole lines.
-- As operators the compiler sees them, and launches them as it does its own.
-- Each has a plain twin in `tread.kernels.float8` that computes the same bits. With both, a routed FLUX step on a float8
-  base takes 146 instead of 156 ms (docs/performance.md).
+- `round_rows` reads a row once; compiled code would read it twice, for the maximum and for the rounding, because the
+  rows of these models are longer than an Inductor reduction holds.
+- `transpose` moves tiles through shared memory, so that reads and writes are coalesced.
+- They are `triton_op`s, so the compiler sees and launches them.
+- Each has a plain version in `tread.kernels.float8` with the same bits. With both kernels a routed FLUX step on a
+  float8 base takes 146 instead of 156 ms (docs/performance.md).
 """
 
 import torch
@@ -26,7 +26,7 @@ def _round_row(x, columns, out, scale, size, LARGEST: tl.constexpr, LENGTH: tl.c
     if SCALED:
         values *= tl.load(columns + at, mask=inside, other=0.0)
     most = tl.maximum(tl.max(tl.abs(values), 0), 1e-12)
-    broken = tl.sum((values != values).to(tl.int32), 0)  # tl.max overlooks what is no number
+    broken = tl.sum((values != values).to(tl.int32), 0)  # tl.max ignores NaN
     most = tl.where(broken != 0, float("nan"), most)
     scaled = values * (tl.div_rn(1.0, most) * LARGEST)
     rounded = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
@@ -40,7 +40,7 @@ def warps(length: int) -> int:
 
 @triton_op("tread::round_rows", mutates_args=())
 def round_rows(x: Tensor, columns: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x (M, K), times `columns` (K,) where given, rounded to float8 -> (M, K), and each row's scale (M, 1)."""
+    """x (M, K), times `columns` (K,) if given, rounded to float8 -> (M, K), and each row's scale (M, 1)."""
     x = x.contiguous()
     rows, size = x.shape
     out, scale = torch.empty_like(x, dtype=dtype), x.new_empty(rows, 1, dtype=torch.float32)
@@ -61,7 +61,7 @@ def round_rows(x: Tensor, columns: Tensor | None, dtype: torch.dtype) -> tuple[T
 
 
 @triton.jit
-def _turn_tile(x, out, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+def _transpose_tile(x, out, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
     row = (tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)).to(tl.int64)
     column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)).to(tl.int64)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
@@ -69,12 +69,12 @@ def _turn_tile(x, out, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr)
     tl.store(out + column[:, None] * rows + row[None, :], tl.trans(tile), mask=tl.trans(inside))
 
 
-@triton_op("tread::turn_bytes", mutates_args=())
-def turn(x: Tensor) -> Tensor:
-    """Bytes (M, K), row by row -> (K, M), row by row."""
+@triton_op("tread::transpose_bytes", mutates_args=())
+def transpose(x: Tensor) -> Tensor:
+    """The contiguous transpose of bytes, (M, K) -> (K, M)."""
     rows, columns = x.shape
     out = x.new_empty(columns, rows)
     grid = triton.cdiv(rows, TILE[0]), triton.cdiv(columns, TILE[1])
     with torch.cuda.device_of(x):
-        wrap_triton(_turn_tile)[grid](x, out, rows, columns, HEIGHT=TILE[0], WIDTH=TILE[1], num_warps=8)
+        wrap_triton(_transpose_tile)[grid](x, out, rows, columns, HEIGHT=TILE[0], WIDTH=TILE[1], num_warps=8)
     return out

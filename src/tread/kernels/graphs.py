@@ -1,23 +1,21 @@
-"""The network of a step as CUDA graphs: launched once, not kernel by kernel.
+"""The network of a step as CUDA graphs: one launch instead of one per kernel.
 
-- A step on few tokens is over before the host has asked for it: routed LoRA steps of 57 layers wait for Python
-  (docs/performance.md). A graph holds the forward or the backward of the network as the device saw it once, and costs
-  the host one launch.
-- One pair of graphs for each kind of call: the inputs' shapes and plain values, what the host decides about routing,
-  the network's mode and autocast's. It is made when the same call has run a few times, so that everything is compiled
-  and chosen by then. Graphs share their memory, their gradients too: a forward runs by a graph only when the one before
-  it has had its backward.
-- A graph reads and writes the places in memory that it was captured with: inputs are copied there, and when a weight
-  has moved, or others train, all graphs are made anew.
+- Steps on few tokens are bound by the host: routed LoRA steps of 57 layers wait for Python (docs/performance.md). A
+  graph replays the captured forward or backward of the network with one launch.
+- There is one pair of graphs per signature: the inputs' shapes, dtypes and plain values, what the host decides about
+  routing, training mode and autocast. It is captured after a few eager calls, when everything is compiled and tuned.
+- All graphs share one memory pool and their gradients, so a forward is replayed only if the previous one has had its
+  backward.
+- A graph uses the addresses it was captured with: inputs are copied into its own tensors, and all graphs are dropped
+  when a weight has moved or requires_grad has changed.
 - Tokens are selected inside the graph: the handle keeps its step on the device, where the graph reads it.
-- Around the network nothing changes: noise, times, the loss, clipping and the optimizer run as before.
-- What a graph cannot hold runs without: forwards with a force mask or selections of their own, inputs that need
-  gradients or lie on the host, forwards without gradients, or those watched by a mode that counts operations. Where
-  capturing fails, one sentence says so, all graphs are dropped and the run goes on without.
-- Autocast remembers the weights that it has cast. What it remembers from outside would be gone when the graph is
-  replayed, and what it remembers from a capture was never computed: it forgets both.
-- torch's `make_graphed_callables` does the same but forbids other threads to touch CUDA meanwhile, and a loader that
-  pins memory is one.
+- Noise, times, the loss, clipping and the optimizer run outside the graphs as before.
+- Calls that cannot be captured run eager: with a force mask or given selections, inputs that require gradients or are
+  on the host, gradients disabled, or a dispatch mode (a FLOP counter) active. If capture fails, one message says so,
+  all graphs are dropped and the run continues without.
+- The autocast cache: entries cached before capture are freed by replay; entries cached during it were never computed.
+  It is cleared before and after.
+- torch's `make_graphed_callables` forbids CUDA calls of other threads during capture, such as a pinning loader's.
 """
 
 import weakref
@@ -34,13 +32,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from tread.routing.handle import Handle, Seen
 
 CALLS = 2
-"""Of one kind that run as they are before they are captured."""
+"""Eager calls per signature before capture."""
 VALUES = (bool, int, float, str, torch.dtype, torch.device, type(None))
-"""Arguments besides tensors that tell kinds of calls apart."""
+"""Types of non-tensor arguments, which are part of the signature by value."""
 
 
 class Graphs:
-    """A network that is called as ever, and runs as graphs."""
+    """A callable like the network that replays CUDA graphs."""
 
     def __init__(self, network: nn.Module, handles: Sequence[Handle], say: Callable[[str], None] = print) -> None:
         self.network, self.handles, self._say = network, handles, say
@@ -48,7 +46,7 @@ class Graphs:
         self._captured: dict[Any, tuple[Capture, list[Seen]]] = {}
         self.failed = False
         self._weights = [*network.parameters(), *network.buffers()]
-        self._found = self._look()
+        self._seen_weights = self._look()
         self._device = self._weights[0].device
         for handle in handles:
             handle.to(self._device)
@@ -57,13 +55,13 @@ class Graphs:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if self.failed or self._is_running() or not self._fits(leaves):
             return self.network(*args, **kwargs)
-        if (found := self._look()) != self._found:
-            self._found = found
+        if (weights := self._look()) != self._seen_weights:
+            self._seen_weights = weights
             self._forget()
-        kind = tree, tuple(map(_kind, leaves)), *self._mode()
-        if not self._ready(kind, leaves, tree):
+        signature = tree, tuple(map(_signature, leaves)), *self._mode()
+        if not self._ready(signature, leaves, tree):
             return self.network(*args, **kwargs)
-        capture, seen = self._captured[kind]
+        capture, seen = self._captured[signature]
         for handle, one in zip(self.handles, seen, strict=True):
             handle.recall(one)
         return capture([leaf for leaf in leaves if isinstance(leaf, Tensor)])
@@ -81,28 +79,28 @@ class Graphs:
         return isinstance(leaf, VALUES)
 
     def _look(self) -> tuple[list[int], list[bool]]:
-        """Where the weights are, and which of them train."""
+        """The address of every weight, and whether it requires gradients."""
         return [weight.data_ptr() for weight in self._weights], [weight.requires_grad for weight in self._weights]
 
     def _mode(self) -> tuple[Any, ...]:
-        """What the host decides about a forward besides its arguments."""
+        """The part of the signature that is not in the arguments."""
         device, training = self._device.type, self.network.training
-        routing = tuple(handle.kind(training=training) for handle in self.handles)
+        routing = tuple(handle.signature(training=training) for handle in self.handles)
         return training, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), routing
 
-    def _ready(self, kind: Any, leaves: list[Any], tree: pytree.TreeSpec) -> bool:
-        """Whether this kind of call has graphs; makes them when its time has come."""
-        if kind in self._captured:
+    def _ready(self, signature: Any, leaves: list[Any], tree: pytree.TreeSpec) -> bool:
+        """Whether this signature has graphs; captures them after `CALLS` eager calls."""
+        if signature in self._captured:
             return True
-        self._calls[kind] = self._calls.get(kind, 0) + 1
-        if self._calls[kind] <= CALLS:
+        self._calls[signature] = self._calls.get(signature, 0) + 1
+        if self._calls[signature] <= CALLS:
             return False
         try:
-            self._captured[kind] = self._capture(leaves, tree)
-        except RuntimeError as error:  # torch's own errors and those of CUDA are of this kind
+            self._captured[signature] = self._capture(leaves, tree)
+        except RuntimeError as error:  # the class of torch's and CUDA's errors
             self.failed = True
             self._forget()
-            self._say(f"capturing a CUDA graph failed, so the run goes on without ({str(error).splitlines()[0]}).")
+            self._say(f"CUDA graph capture failed; continuing without graphs ({str(error).splitlines()[0]}).")
         return not self.failed
 
     def _forget(self) -> None:
@@ -123,13 +121,13 @@ class Graphs:
 
 
 class Capture:
-    """The graphs of one kind of call; `shared` is another whose memory they use."""
+    """The graphs of one signature; `shared` is an earlier capture whose memory pool they use."""
 
     def __init__(
         self, network: nn.Module, leaves: list[Any], tree: pytree.TreeSpec, shared: "Capture | None" = None
     ) -> None:
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # graphs have memory of their own, and need what the steps before them used
+        torch.cuda.empty_cache()  # the pool needs the memory that eager steps have cached
         self.pool = torch.cuda.graph_pool_handle() if shared is None else shared.pool
         self.trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
@@ -143,17 +141,17 @@ class Capture:
                 raise RuntimeError("the network returns more than tensors")
             ends = [out for out in outputs if out.requires_grad]
             self._given = [torch.empty_like(out) for out in ends]
-            # backwards run outside autocast
+            # backward runs outside autocast
             with self._recording(self._backward), torch.autocast("cuda", enabled=False):
                 gradients = torch.autograd.grad(ends, self.trained, self._given, allow_unused=True)
                 self.gradients = gradients if shared is None else _moved(gradients, shared.gradients)
         self._differentiable = [out.requires_grad for out in outputs]
-        self._outputs = [out.detach() for out in outputs]  # what autograd noted on the recording stream is let go
+        self._outputs = [out.detach() for out in outputs]  # free the autograd graph of the capture stream
         self._call: weakref.ref[_Call] | None = None
 
     @property
     def is_running(self) -> bool:
-        """Whether a forward still waits for its backward."""
+        """Whether a replayed forward still waits for its backward."""
         return self._call is not None and self._call() is not None
 
     def _recording(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
@@ -165,18 +163,16 @@ class Capture:
         return pytree.tree_unflatten(_Replay.apply(self, *self.trained), self._tree)
 
     def replay_forward(self, call: "_Call") -> tuple[list[Tensor], list[Tensor]]:
-        """The outputs, in the graph's own memory, and those of them that have no gradient."""
+        """The outputs, in the graph's memory, and those among them that are not differentiable."""
         self._forward.replay()
         self._call = weakref.ref(call)
         outputs = [out.detach() for out in self._outputs]
         return outputs, [out for out, has in zip(outputs, self._differentiable, strict=True) if not has]
 
     def replay_backward(self, call: "_Call", gradients: Sequence[Tensor | None]) -> None:
-        """Fill `gradients` from those of the outputs."""
+        """Compute the parameters' gradients from `gradients` of the outputs."""
         if self._call is None or self._call() is not call:
-            raise RuntimeError(
-                "a forward that ran as a CUDA graph has one backward, and it has run: go without graphs."
-            )
+            raise RuntimeError("backward ran twice on a CUDA-graph forward; set graphs=false.")
         self._call = None
         wanted = [given for given, has in zip(gradients, self._differentiable, strict=True) if has]
         for mine, given in zip(self._given, wanted, strict=True):
@@ -185,11 +181,11 @@ class Capture:
 
 
 class _Call:
-    """Lives as long as a forward's part in the graph of autograd."""
+    """A token that lives as long as a replayed forward's autograd node."""
 
 
 class _Replay(torch.autograd.Function):
-    """A capture as a function of the parameters."""
+    """A capture as an autograd function of the parameters."""
 
     @staticmethod
     def forward(ctx: Any, capture: Capture, *trained: Tensor) -> tuple[Tensor, ...]:
@@ -202,21 +198,21 @@ class _Replay(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.capture.replay_backward(ctx.call, gradients)
-        return None, *ctx.capture.gradients  # torch copies them: others hold them too
+        return None, *ctx.capture.gradients  # torch copies them, as they have other references
 
 
-def _moved(gradients: Sequence[Tensor | None], places: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """`gradients` copied to `places`; one that has no place stays where it is."""
+def _moved(gradients: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """`gradients` copied into `targets`; one without a target is returned itself."""
     return tuple(
-        mine if mine is None or place is None else place.copy_(mine)
-        for mine, place in zip(gradients, places, strict=True)
+        mine if mine is None or target is None else target.copy_(mine)
+        for mine, target in zip(gradients, targets, strict=True)
     )
 
 
 @contextmanager
 def _put_back() -> Iterator[None]:
-    """Where capturing fails, torch stays on the stream that it recorded, and leaves the generator of random numbers
-    believing that the recording goes on."""
+    """Restore the current stream and the generator's state after a failed capture, which torch leaves as they were
+    during it."""
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     before = generator.clone_state()
     try:
@@ -227,6 +223,6 @@ def _put_back() -> Iterator[None]:
         raise
 
 
-def _kind(leaf: Any) -> Any:
-    """What must be the same for a graph to serve another call; 1, 1.0 and True are not."""
+def _signature(leaf: Any) -> Any:
+    """The part of the signature for one argument; 1, 1.0 and True differ."""
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf)

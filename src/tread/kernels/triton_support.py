@@ -1,6 +1,6 @@
-"""Where kernels of our own run: on GPUs that Triton knows, with a C compiler for what it generates.
+"""Whether tread's Triton kernels can run: they need a supported GPU and a C compiler.
 
-`TREAD_KERNELS=0` in the environment turns them off, for a GPU or a Triton that they fail on.
+`TREAD_KERNELS=0` in the environment turns them off, for a GPU or a Triton version on which they fail.
 """
 
 import os
@@ -21,7 +21,7 @@ CAN_BE_BUILT = _can_be_built()
 
 @torch.compiler.assume_constant_result
 def run_on(device: torch.device) -> bool:
-    """Whether they do; elsewhere their plain twins compute the same."""
+    """Whether the kernels run on `device`; otherwise their plain versions are used."""
     if device.type != "cuda" or not CAN_BE_BUILT:
         return False
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)

@@ -1,4 +1,8 @@
-"""The networks: a class-conditional diffusion transformer, its sizes by name, and published weights."""
+"""The networks for training from scratch: a class-conditional diffusion transformer, its named sizes, and published
+weights.
+
+It imports torch, `tread.errors`, `tread.routing` and `tread.kernels`; data, objectives and jobs are unknown to it.
+"""
 
 from tread.models.dit import DiT
 from tread.models.sizes import SIZES, model_size

@@ -1,14 +1,14 @@
 """DiT: a class-conditional diffusion transformer (Peebles and Xie, arXiv 2212.09748; SiT shares it).
 
-- Routing lives in the layer loop of `DiT.forward` and nowhere else. `route` hangs a `Handle` on the model as a
-  plain attribute: parameters, buffers and state-dict keys stay as they are.
+- Routing is in the layer loop of `DiT.forward` only. `route` sets a `Handle` as a plain attribute: parameters,
+  buffers and state-dict keys do not change.
 - Labels are dropped by the trainer, not here; the null class is the index `num_classes`.
-- `time` is embedded as it comes: callers scale their noise level to about 0..1000.
+- `time` is embedded as given: callers scale their noise level to about 0..1000.
 - The position table and the rope table are functions of the grid and therefore not in the state dict. The
-  position table is added with rope too: rope tells distances only, and an image has borders.
-- With `checkpointing`, blocks keep less for the backward pass; selecting and restoring tokens is not part of it.
-- Weights are initialised by one function whose last lines zero adaLN and the output, so nothing can undo it: a
-  fresh model is the identity on the stream and predicts exactly 0.
+  position table is added with rope too: rope encodes relative positions only, and an image has borders.
+- `checkpointing` covers the blocks; selecting and restoring tokens is outside it.
+- One function initialises all weights and zeroes adaLN and the output last: a fresh model is the identity on the
+  stream and predicts exactly 0.
 """
 
 import math
@@ -84,8 +84,9 @@ class DiT(nn.Module):
             raise ConfigError(f"checkpointing is {checkpointing!r}; it must be true, false or 'selective'.")
         self.checkpointing: Checkpointing = checkpointing
         self.stream: torch.dtype | None = None
-        """Of the tokens between layers, for use under autocast; None: as the embedding gives them, float32 there."""
+        """dtype of the residual stream; None keeps the embedding's."""
         self.routing: Handle | None = None
+        """The handle that `route` made; None: every forward is dense."""
 
         self.grid = (self.input_size[0] // patch, self.input_size[1] // patch)
         table = rope_positions(self.grid, width // heads) if rope else None
@@ -113,13 +114,9 @@ class DiT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def route(self, config: RoutePlan | Mapping[str, Any] | str | Path, *, seed: int | None = None) -> Handle:
-        """Route tokens in training from now on, as a `tread_config` or a plan says; replaces earlier routing."""
+        """Route tokens in training from now on by a `tread_config` or a plan; replaces earlier routing."""
         self.routing = Handle(RoutePlan.from_config(config), depth=self.depth, seed=seed)
         return self.routing
-
-    def unroute(self) -> None:
-        """Take routing off: every forward is dense again."""
-        self.routing = None
 
     def forward(self, x: Tensor, time: Tensor, labels: Tensor) -> Tensor:
         """Images x (B, C, H, W), time (B,), labels (B,) in 0..num_classes -> (B, out_channels, H, W)."""

@@ -1,10 +1,10 @@
-"""The layers of a diffusion transformer, as functions of the tokens they are given.
+"""The layers of a diffusion transformer.
 
-- No layer knows about routing, grids or the length of the sequence: positions reach a block as a per-token
-  table, so whoever selects tokens selects the table's rows with them.
+- Layers know neither routing nor grids nor the sequence length: positions reach a block as a per-token table,
+  whose rows are gathered together with the tokens.
 - The paper's layers (Peebles and Xie, arXiv 2212.09748) are the default; rotary positions, QK-norm, RMSNorm
-  and SwiGLU stand beside them as options of the same modules.
-- The condition `c` comes in with its SiLU already applied: every block would compute the same one.
+  and SwiGLU are options of the same modules.
+- SiLU is applied to the condition `c` once, by the caller, as it is the same for every block.
 - Tables are computed in float64 and rounded once; angles are never computed below float32.
 """
 
@@ -48,8 +48,8 @@ def _angles(position: Tensor, count: int, period: float) -> Tensor:
 def sincos_positions(grid: tuple[int, int], width: int) -> Tensor:
     """The fixed position embedding of a grid (h, w) -> (S, width).
 
-    The first half of the channels tells the column and the second the row, each as sines then cosines: the
-    order in which the published weights expect them.
+    The first half of the channels encodes the column and the second the row, each as sines then cosines: the
+    order of the published weights.
     """
     rows, columns = (_angles(axis, width // 4, 10_000.0) for axis in _coordinates(grid))  # (S, width / 4)
     table = torch.cat([columns.sin(), columns.cos(), rows.sin(), rows.cos()], dim=1)  # (S, width)
@@ -58,10 +58,10 @@ def sincos_positions(grid: tuple[int, int], width: int) -> Tensor:
 
 # Su et al. 2021 (arXiv 2104.09864), Eq. 34, half of the channel pairs turning with each axis
 def rope_positions(grid: tuple[int, int], head_size: int) -> Tensor:
-    """Cosine and sine by which each token's queries and keys turn -> (S, head_size / 2, 2).
+    """Cosine and sine of the rotation of each token's queries and keys -> (S, head_size / 2, 2).
 
-    The period is 100 where text uses 10000: a grid's side is tens of tokens, and slower angles would hardly
-    differ across it.
+    The period is 100, where text models use 10000: a grid has tens of tokens per side, over which slower angles
+    would hardly change.
     """
     rows, columns = (_angles(axis, head_size // 4, 100.0) for axis in _coordinates(grid))
     angles = torch.cat([rows, columns], dim=1)  # (S, head_size / 2)
@@ -69,7 +69,7 @@ def rope_positions(grid: tuple[int, int], head_size: int) -> Tensor:
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Turn x (B, heads, S, head_size) by a table (S, head_size / 2, 2) or, per sample, (B, S, ...)."""
+    """Rotate x (B, heads, S, head_size) by a table (S, head_size / 2, 2) or, per sample, (B, S, ...)."""
     cos, sin = rope.unsqueeze(-4).unbind(-1)  # (1, S, head_size / 2) or (B, 1, S, head_size / 2)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
@@ -86,7 +86,7 @@ class TimeEmbedding(nn.Module):
         self.fc2 = nn.Linear(width, width)
 
     def forward(self, time: Tensor) -> Tensor:
-        time = time.to(torch.promote_types(time.dtype, torch.float32))  # bf16 cannot tell 999 from 1000
+        time = time.to(torch.promote_types(time.dtype, torch.float32))  # bf16 rounds 999 to 1000
         angles = _angles(time, self.frequencies, 10_000.0)  # (B, 128)
         waves = torch.cat([angles.cos(), angles.sin()], dim=1)  # (B, 256)
         return self.fc2(F.silu(self.fc1(waves.to(self.fc1.weight.dtype))))  # (B, D)
@@ -100,7 +100,7 @@ class HeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(head_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        # The weight is kept out of rms_norm: under autocast its type differs from x's, which costs the fused
+        # The weight is not passed to rms_norm: under autocast its dtype differs from x's, which disables the fused
         # kernel.
         return (F.rms_norm(x, x.shape[-1:], eps=EPS) * self.weight).to(x.dtype)
 

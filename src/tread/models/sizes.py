@@ -1,7 +1,7 @@
 """Model sizes by name: "S/2" ... "XL/8", "tiny", and each of them as "modern-...".
 
 - A size is a dict of `DiT` keyword arguments that depend on no data: image size, channels and classes come
-  from whoever has the data.
+  from the data.
 - The letters are the sizes of Peebles and Xie (arXiv 2212.09748, table 1), the number is the patch; "tiny" is for
   the 8 x 8 digits, one token per pixel.
 - "modern-" changes the layers and nothing else: rotary positions, QK-norm, RMSNorm and SwiGLU.
@@ -37,7 +37,7 @@ SIZES = tuple(_table())
 
 
 def model_size(name: str) -> dict[str, Any]:
-    """The `DiT` keyword arguments of a named size, as a dict of the caller's own.
+    """The `DiT` keyword arguments of a named size, as a new dict.
 
     >>> model_size("B/2")
     {'patch': 2, 'depth': 12, 'width': 768, 'heads': 12}

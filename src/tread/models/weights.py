@@ -1,7 +1,7 @@
 """Read the published weights of facebookresearch/DiT into our DiT.
 
-- A key map and four changes of layout, nothing else: the networks compute the same function.
-- Everything is checked before anything is written, so a mismatch leaves the model as it was.
+- The networks compute the same function; only keys and four layouts differ.
+- Everything is checked before anything is written, so a mismatch leaves the model unchanged.
 - The published models predict noise and a variance; a model with `out_channels == in_channels` takes the
   noise half alone.
 - Their position embedding is a fixed table that ours computes for itself; it is compared and not stored.
@@ -32,7 +32,7 @@ _INSIDE = {
 
 
 def _key_map(depth: int) -> dict[str, str]:
-    """Published key -> our key, for every weight that is stored."""
+    """Published key -> our key, for every stored weight."""
     modules = dict(_OUTSIDE)
     for layer in range(depth):
         modules |= {f"blocks.{layer}.{theirs}": f"blocks.{layer}.{ours}" for theirs, ours in _INSIDE.items()}

@@ -1,6 +1,7 @@
-"""Training objectives: what the network learns, and the field a solver integrates afterwards.
+"""Training objectives: the loss that a network is trained on, and the field that a solver integrates.
 
-A new one is a file with a frozen dataclass that follows `objective.Objective`, and a line in `OBJECTIVES`.
+A new one is a file with a frozen dataclass that follows `objective.Objective`, and a line in `OBJECTIVES`. It
+imports torch and `tread.errors` only.
 """
 
 from collections.abc import Mapping

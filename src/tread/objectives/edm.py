@@ -2,9 +2,9 @@
 
 - The level is sigma, the standard deviation of the noise added to the data.
 - The loss is written for the raw network (Eq. 8): with the weight 1 / c_out^2 of Table 1 it is a plain mean
-  square against a target of unit variance. The target is simplified by hand, so that nothing cancels and
-  nothing is divided by a small sigma.
-- The field is (x - D(x; sigma)) / sigma, Eq. 1 with Eq. 3 put in and sigma itself as the ODE's time.
+  square against a target of unit variance. The target is simplified by hand, which avoids cancellation and
+  division by a small sigma.
+- The field is (x - D(x; sigma)) / sigma: Eq. 1 with Eq. 3 inserted and sigma as the ODE's time.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class EDM:
     sigma_max: float = 80.0
     """The level sampling starts from."""
     rho: float = 7.0
-    """How strongly the sampling levels crowd towards sigma_min; 1 spaces them evenly."""
+    """Exponent of the sampling levels: above 1 they crowd towards sigma_min, 1 spaces them evenly."""
 
     default_solver: ClassVar[str] = "heun"
     additive_noise: ClassVar[bool] = True
@@ -80,7 +80,7 @@ class EDM:
 
     # Eq. 7
     def denoise(self, net: Net, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
-        """The best guess D(x; sigma) of the clean data, (B, C, H, W); sigma (B,)."""
+        """The denoised data D(x; sigma), (B, C, H, W); sigma (B,)."""
         x = at_least_float32(x)
         sigma = sigma.to(x.dtype)
         at = beside(sigma, x)  # (B, 1, 1, 1)

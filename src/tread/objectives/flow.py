@@ -2,7 +2,7 @@
 arXiv 2210.02747; time distributions from Esser et al. 2024, arXiv 2403.03206).
 
 - Time runs from the data at t = 0 to the noise at t = 1, as in Esser et al. (Liu and Lipman have it the other
-  way round): so a level rises with the noise here as in EDM, and sampling walks down both.
+  way round). So levels rise with the noise as in EDM, and sampling descends in both.
 - The level is t. The network predicts the velocity noise - x, which is dx_t/dt, the field itself.
 - `shift` moves the training times and the sampling levels alike.
 """
@@ -45,7 +45,7 @@ class Flow:
     """
 
     time: Time = "uniform"
-    """How t is drawn in training."""
+    """Distribution of t in training."""
     logit_mean: float = 0.0
     """Mean of logit(t) when time is logit-normal; above 0 trains more on noisy states."""
     logit_std: float = 1.0
@@ -81,7 +81,7 @@ class Flow:
         return self._shifted(t)
 
     def velocity(self, net: Net, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        """The network's guess of noise - x at x_t, (B, C, H, W); t (B,)."""
+        """The network's prediction of noise - x at x_t, (B, C, H, W); t (B,)."""
         x = at_least_float32(x)
         return net(x, TIME_SCALE * t.to(x.dtype), labels).to(x.dtype)
 

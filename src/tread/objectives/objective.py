@@ -1,14 +1,14 @@
-"""What a training objective is: the one interface that trainer and sampler know.
+"""The interface of a training objective, for trainer and sampler.
 
-- A *level* says how noisy a state is, in the objective's own unit (EDM: sigma, flow: t). It falls to 0 at
-  the data. Training draws one per sample, as a tensor; a solver visits a fixed list shared by the batch, as
-  Python floats, so that no decision about a level ever waits for the device.
-- A *field* is the slope dx/dlevel of the ODE that carries noise to data. Both objectives give the same kind
-  of field, so one Euler and one Heun serve both. Guidance may work on slopes, for a slope is affine in the
-  network's answer and the guidance weights sum to one. A field is never asked at level 0.
+- A *level* is the amount of noise in a state, in the objective's own unit (EDM: sigma, flow: t); 0 is the
+  data. Training draws one per sample, as a tensor; a solver uses a fixed list shared by the batch, as Python
+  floats, so that no decision about a level synchronises with the device.
+- A *field* is the slope dx/dlevel of the ODE that carries noise to data. Both objectives have such
+  a field, so one Euler and one Heun serve both. Guidance may work on slopes, because a slope is affine in the
+  network's output and the guidance weights sum to one. A field is never evaluated at level 0.
 - Randomness is always an argument: `noise` like x and `u` uniform in (0, 1), which the objective maps to its
-  levels. An objective holds settings and nothing else.
-- The maths runs in float32 at least, whatever the autocast; float64 stays float64.
+  levels. An objective holds settings only.
+- The maths is in float32 at least, also under autocast; float64 stays float64.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ Field = Callable[[Tensor, float, Tensor], Tensor]
 """x (B, C, H, W), level > 0, labels (B,) -> dx/dlevel (B, C, H, W)."""
 
 TIME_SCALE = 1000.0
-"""A network embeds its time by sinusoids whose periods run from 2 pi upwards, made for times of 0..1000. Over
-a range of about one, nearly all of them would be constant, so noise conditions are stretched by this."""
+"""Factor on the noise condition. Networks embed time by sinusoids with periods from 2 pi upwards, made for 0..1000;
+over a range of about one, nearly all of them would be constant."""
 
 
 class Objective(Protocol):
     default_solver: ClassVar[str]
     additive_noise: ClassVar[bool]
-    """Whether a state is data plus level times noise: what churn needs to raise a level by adding noise."""
+    """Whether a state is data plus level times noise, as churn requires."""
 
     def level(self, u: Tensor) -> Tensor:
         """The training distribution of levels as its quantile function, (B,) -> (B,)."""
@@ -49,8 +49,7 @@ class Objective(Protocol):
         ...
 
     def levels(self, steps: int) -> list[float]:
-        """steps + 1 falling levels: the first times standard normal noise is where sampling starts, the
-        last is 0."""
+        """steps + 1 falling levels; sampling starts from the first times standard normal noise, the last is 0."""
         ...
 
 
@@ -68,8 +67,8 @@ def mean_square(error: Tensor) -> Tensor:
 
 
 def check_number(setting: str, value: object, *, above: float = -inf, at_least: float = -inf) -> None:
-    """Refuse anything but a finite number within the bounds, naming the setting."""
-    is_bool = isinstance(value, bool)  # which Python counts among the ints
+    """Refuse anything but a finite number within the bounds."""
+    is_bool = isinstance(value, bool)  # a subclass of int
     if isinstance(value, int | float) and not is_bool and above < value < inf and value >= at_least:
         return
     bound = f" above {above:g}" if above > -inf else f" of at least {at_least:g}" if at_least > -inf else ""

@@ -1,1 +1,5 @@
-"""Pretraining."""
+"""`tread train`: a class-conditional DiT from scratch, and `tread sample`, which draws from its runs.
+
+The settings and how they are composed, the task that the loop trains, evaluation inside a run. It may import everything
+but `finetune`, `report` and `cli`.
+"""

@@ -1,257 +1,215 @@
-"""The config of a run: composed from files and the command line, kept in the run's folder, changed on resume.
+"""The config of `tread train [FILE] [name=value ...]`: composed in layers, kept in the run's folder, changed on resume.
 
-- Hydra composes `configs/config.yaml`, the chosen groups, an optional file of the user's own and the overrides of
-  the command line; `settings.py` types and checks the result.
+- The layers, each over the one before: the defaults of the fields, `configs/config.yaml`, the chosen groups
+  (`configs/model/tread.yaml`, ...), a file of the user's own, `name=value`. A wheel needs no `configs/`: the defaults
+  of the fields are the same.
+- A group is chosen by its name: `model=dit` on the command line, `model: dit` or `model: {name: dit}` in a file.
 - A resumed run starts from the settings it was saved with; only what the command line names changes.
-- Whatever Hydra or OmegaConf complain about leaves here as one sentence about the setting.
+- Files with Hydra's `defaults:` list are read: it chooses groups.
 """
 
-import importlib
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tread.config.schema import parse
-from tread.errors import ConfigError, nearest
-from tread.pretrain.settings import PretrainConfig
+from tread.config.documents import YAML_SUFFIXES, read_document
+from tread.config.fields import MISSING, fields_of
+from tread.config.layers import Settings, assigned, check_names, merged, settings_of, split_assignment
+from tread.config.schema import arguments, parse
+from tread.data import DATASETS
+from tread.errors import ConfigError
+from tread.objectives import OBJECTIVES
+from tread.pretrain.settings import AUTO, MODELS, ModelConfig, PretrainConfig
+from tread.training.job import CONFIG_FILE, saved_settings
 
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-
-CONFIG_FILE = "config.yaml"
-GROUPS = ("model", "data", "objective")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Composed:
-    """A config with the plain mapping it was read from, which a run keeps on disk."""
-
-    config: PretrainConfig
-    raw: dict[str, Any]
-
-
-def config_folder() -> Path:
-    """`configs/`: inside the installed package, or at the root of a clone."""
-    package = Path(importlib.import_module("tread").__path__[0])
-    for folder in (package / "configs", package.parents[1] / "configs"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise ConfigError("tread's configs/ folder is missing from this installation; install tread-diffusion again.")
+COMMAND = "tread train"
+GROUPS: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "model": ("tread", dict.fromkeys(MODELS, ModelConfig)),
+    "data": ("digits", DATASETS),
+    "objective": ("flow", OBJECTIVES),
+}
+"""Each group with the option that is chosen by default, and what an option's settings are read off."""
+RENAMED = {"model.preset": "model.size"}
+"""Settings that had another name in earlier versions; saved configs and users' files may still have it."""
 
 
-def compose(arguments: Sequence[str]) -> Composed:
-    """The config of `tread train [FILE.yaml] [setting=value ...]`."""
-    file, rest = _split(arguments)
-    overrides = _parse(rest)
-    settings = [override.input_line or "" for override in overrides]
-    # first without complaints: a resumed run may have settings that the default groups lack
-    loose = [text if text.startswith(("+", *_group_prefixes())) else f"++{text}" for text in settings]
-    located = _hydra(file, loose)
-    if missing := PretrainConfig.__dataclass_fields__.keys() - located:
-        raise ConfigError(f"{file} lacks {min(missing)}: begin it with `defaults: [config, _self_]`, as recipes/ do.")
-    resume, run = located["resume"], Path(str(located["output_dir"]))
-    if isinstance(resume, str) and resume != "latest":
-        raw = _resumed(Path(resume), overrides, located)
-    elif resume == "latest" and (run / CONFIG_FILE).is_file():
-        raw = _resumed(run, overrides, located)
-    else:  # a new run, or nothing to resume yet
-        raw = _hydra(file, settings, complete=True)
-    return Composed(config=parse(PretrainConfig, raw), raw=raw)
+def config_folder() -> Path | None:
+    """`configs/` at the root of a clone; None in an installed wheel."""
+    folder = Path(__file__).resolve().parents[3] / "configs"
+    return folder if (folder / CONFIG_FILE).is_file() else None
 
 
-def compose_file(file: Path) -> dict[str, Any]:
-    """The mapping of a file whose `defaults` name others; "???" where a value is still to be given."""
-    return _hydra(file, [])
+def compose(given: Sequence[str], folder: Path | None = None) -> PretrainConfig:
+    """The config of `tread train`; `folder` is a `configs/` to read, by default that of the clone."""
+    return typed(layered(given, folder))
 
 
-def from_run(folder: Path) -> Composed:
-    """The config a run folder was trained with."""
-    raw = read_saved(folder)
-    return Composed(config=parse(PretrainConfig, raw), raw=raw)
+def layered(given: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
+    """All layers of a config in one mapping, names checked; values may be missing, and are not in their types yet."""
+    file, texts = _split(given)
+    texts = [_current(text) for text in texts]
+    names = dict(split_assignment(text) for text in texts)
+    layer = {} if file is None else read_layer(file)
+    resume = names.get("resume", layer.get("resume"))
+    if resume not in (None, "null"):
+        run = Path(str(names.get("output_dir", layer.get("output_dir", AUTO))) if resume == "latest" else str(resume))
+        if resume != "latest" or (run / CONFIG_FILE).is_file():  # else there is nothing to resume yet
+            return _resumed(run, texts)
+    folder = folder or config_folder()
+    base = {} if folder is None else read_layer(folder / CONFIG_FILE)
+    chosen = {
+        group: _check_option(group, names.get(f"{group}.name") or _name(layer, group) or _name(base, group) or usual)
+        for group, (usual, _) in GROUPS.items()
+    }
+    config = merged(base, {group: _group(group, name, folder) for group, name in chosen.items()})
+    config = merged(merged(config, layer), {group: {"name": name} for group, name in chosen.items()})
+    return _assigned(config, texts, "" if file is None else str(file))
 
 
-def read_saved(folder: Path) -> dict[str, Any]:
-    """The settings that a run folder keeps, as they were written."""
-    import yaml
-    from omegaconf import OmegaConf
-
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise ConfigError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}.")
-    try:
-        raw: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read ({_one_line(error)}); restore it.") from None
-    return raw
+def from_run(folder: Path) -> PretrainConfig:
+    """The config that a run folder was trained with."""
+    return typed(saved(folder))
 
 
-def flatten(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Settings by dotted name; those in a list of mappings, such as routes, by their place in it."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            value = {str(place): item for place, item in enumerate(value)}
-        flat |= flatten(value, f"{where}{name}.") if isinstance(value, Mapping) else {f"{where}{name}": value}
-    return flat
+def saved(folder: Path) -> dict[str, Any]:
+    """The settings that a run folder keeps."""
+    saved_settings(folder)  # refuses what is not the folder of a run
+    return read_layer(folder / CONFIG_FILE)
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The settings in which two configs differ, as "train.steps: 100 -> 200"."""
-    before, after = flatten(old), flatten(new)
-    return [
-        f"{name}: {before.get(name)} -> {after.get(name)}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
+def typed(config: Mapping[str, Any]) -> PretrainConfig:
+    """The config of a mapping with every layer in it."""
+    chosen = _options(config)
+    check_names(config, known(chosen), COMMAND)
+    settings: dict[str, Any] = {**config}
+    for group in ("data", "objective"):
+        section = {name: value for name, value in config.get(group, {}).items() if name != "name"}
+        settings[group] = {"name": chosen[group], **_filled(GROUPS[group][1][chosen[group]], section, group)}
+    if settings.get("output_dir", AUTO) == AUTO:
+        settings["output_dir"] = f"runs/{chosen['model']}-{chosen['data']}"
+    return parse(PretrainConfig, settings)
 
 
-def _split(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+def known(chosen: Mapping[str, str]) -> Settings:
+    """Every setting by dotted name, given the option that each group has."""
+    return settings_of(PretrainConfig, {group: GROUPS[group][1][name] for group, name in chosen.items()})
+
+
+def read_layer(path: Path) -> dict[str, Any]:
+    """The settings of a file, under their names of today."""
+    layer = _document(path)
+    if "defaults" in layer:
+        layer = _without_hydra(layer)
+    for group in GROUPS:
+        if isinstance(layer.get(group), str):  # `model: dit`
+            layer[group] = {"name": str(layer[group])}
+    return _today(layer)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    document = read_document(path)
+    if document is not None and not isinstance(document, Mapping):
+        raise ConfigError(f"{path} is no mapping of settings; write e.g. `train: {{steps: 500}}`.")
+    return {str(name): value for name, value in (document or {}).items()}
+
+
+def _today(layer: dict[str, Any]) -> dict[str, Any]:
+    """A layer with settings of an earlier version under their names of today."""
+    for old, new in RENAMED.items():
+        section, name = old.split(".")
+        if isinstance(layer.get(section), Mapping) and name in layer[section]:
+            renamed = {name: new.split(".")[1]}
+            layer[section] = {renamed.get(key, key): value for key, value in layer[section].items()}
+    return layer
+
+
+def _split(given: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The config file, if the first argument is one, and the settings."""
-    if not arguments or not arguments[0].endswith(".yaml") or "=" in arguments[0]:
-        return None, list(arguments)
-    file = Path(arguments[0])
-    if not file.is_file():
-        raise ConfigError(f"the config file {str(file)!r} does not exist.")
-    return file, list(arguments[1:])
+    if given and "=" not in given[0] and Path(given[0]).suffix.lower() in (*YAML_SUFFIXES, ".json"):
+        return Path(given[0]), list(given[1:])
+    return None, list(given)
 
 
-def _parse(settings: list[str]) -> "list[Override]":
-    """Hydra's reading of "setting=value" texts."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser, overrides = OverridesParser.create(), []
-    for text in settings:
-        name, equals, value = text.partition("=")
-        if not equals or name.startswith("~"):
-            raise ConfigError(
-                f"cannot read {text!r}: write setting=value, e.g. train.steps=500, after at most one FILE.yaml."
-            )
-        if "[" in name or re.search(r"\.routes\.\D", name):
-            raise ConfigError(
-                f"cannot read {text!r}: write the place in a list as a number, e.g. "
-                "model.tread_config.routes.0.selection_ratio=0.5."
-            )
-        texts = [text]
-        if name == "model.tread_config":
-            # it replaces the one before, where Hydra would merge the two; Hydra does not read JSON's quoted keys
-            texts = [f"{name}=null", f"{name}={_quoted(value)}" if _is_json(value) else text]
-        try:
-            parsed = parser.parse_overrides(texts)
-        except HydraException:
-            parsed = []
-        if not parsed or parsed[-1].is_sweep_override():
-            raise ConfigError(f"cannot read {text!r}: quote a value that holds spaces, commas or brackets.")
-        if name in GROUPS and not isinstance(parsed[-1].value(), str):
-            raise ConfigError(f"cannot read {text!r}: choose the group by its name, e.g. model=dit.")
-        overrides += parsed
-    return overrides
+def _current(text: str) -> str:
+    """An argument under the names of today; `model=dit` chooses a group by its name."""
+    name, value = split_assignment(text)
+    name = RENAMED.get(name, name)
+    return f"{name}.name={value}" if name in GROUPS else f"{name}={value}"
 
 
-def _is_json(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except json.JSONDecodeError:
-        return False
+def _resumed(run: Path, texts: Sequence[str]) -> dict[str, Any]:
+    """The saved settings of the run that is resumed, with what the command line sets on top."""
+    config, names = saved(run), dict(split_assignment(text) for text in texts)
+    for group in GROUPS:
+        name = names.get(f"{group}.name")
+        if name is not None:  # an option that is chosen anew begins with its defaults
+            config[group] = {"name": name, **_group(group, _check_option(group, name), config_folder())}
+    config["output_dir"] = str(run)  # a run goes on in its own folder, even if that was moved
+    return _assigned(config, texts)
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "\\'") + "'"
+def _assigned(config: dict[str, Any], texts: Sequence[str], source: str = "") -> dict[str, Any]:
+    """A config after the settings of the command line; `source` is the file that a message names."""
+    names = known(_options(config))
+    check_names(config, names, COMMAND, source)
+    for text in texts:
+        config = assigned(config, text, names, COMMAND)
+    return config
 
 
-def _group_prefixes() -> tuple[str, ...]:
-    return tuple(f"{group}=" for group in GROUPS)
+def _group(group: str, name: str, folder: Path | None) -> dict[str, Any]:
+    """The defaults of one option of a group, where they differ from those of its fields."""
+    section = MODELS[name] if group == "model" else {}
+    if folder is not None and (folder / group / f"{name}.yaml").is_file():
+        section = merged(section, _group_file(folder / group, name))
+    return {key: value for key, value in section.items() if key != "name"}
 
 
-def _hydra(file: Path | None, settings: list[str], *, complete: bool = False) -> dict[str, Any]:
-    """The mapping that Hydra composes; if `complete`, a setting without a value is an error."""
-    import hydra
-    import yaml
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    folder, name, search = config_folder(), "config", []
-    if file is not None:
-        # the file stands in its own folder; `defaults: [config]` inside it finds the package's
-        search = [f"hydra.searchpath=[file://{folder}]"]
-        folder, name = file.resolve().parent, file.stem
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(folder), version_base=None):
-            composed = hydra.compose(name, overrides=[*search, *settings])
-        raw: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=complete)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_explain(error, settings)) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not valid YAML: {_one_line(error)}.") from None
-    except RecursionError:
-        raise ConfigError(f"the config.yaml beside {file} hides tread's own of that name; rename it.") from None
-    return raw
+def _group_file(folder: Path, name: str) -> dict[str, Any]:
+    """The settings of a file such as configs/model/tread.yaml, over those that its old `defaults:` list names."""
+    section = {key: value for key, value in _document(folder / f"{name}.yaml").items() if value != "???"}
+    for other in section.pop("defaults", []):
+        if other != "_self_":
+            section = merged(_group_file(folder, str(other)), section)
+    return _today({folder.name: section})[folder.name]
 
 
-def _explain(error: Exception, settings: list[str]) -> str:
-    """Hydra's errors in our words: which setting, and what would do."""
-    from omegaconf.errors import ConfigAttributeError, ConfigIndexError, ConfigKeyError, MissingMandatoryValue
-
-    cause = error.__cause__ or error
-    setting = getattr(cause, "full_key", None)
-    if isinstance(cause, MissingMandatoryValue):
-        return f"{setting} is missing; give it as {setting}=VALUE."
-    if isinstance(cause, ConfigIndexError):
-        return f"there is no {setting}: places in a list count from 0; to make it longer, give the whole list."
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and setting:
-        return _no_setting(setting, _hydra(None, [text for text in settings if text.startswith(_group_prefixes())]))
-    found = re.search(
-        r"Could not find '(\w+)/(.*?)'\s+Available options in '\w+':\s+(.*?)\s*Config search", str(error), re.S
-    )
-    if found:
-        group, name, options = found.groups()
-        return f"there is no {group}={name}; choose one of: {', '.join(options.split())}."
-    return _one_line(cause)
+def _options(config: Mapping[str, Any]) -> dict[str, str]:
+    """The option that is chosen in each group."""
+    return {group: _check_option(group, _name(config, group) or usual) for group, (usual, _) in GROUPS.items()}
 
 
-def _no_setting(setting: str, known: Mapping[str, Any]) -> str:
-    setting = re.sub(r"\[(\d+)\]", r".\1", setting)  # OmegaConf's way to write the place in a list
-    flat = flatten(known)
-    if any(f"{name}.".startswith(f"{setting}.") for name in flat):
-        return f"{setting} cannot be set here: another setting has replaced what it is a part of."
-    close = nearest(setting, [*known, *flat])
-    return f"there is no setting {setting}{close} `tread train --help` lists them all."
+def _check_option(group: str, name: str) -> str:
+    if name not in GROUPS[group][1]:
+        raise ConfigError(f"there is no {group}={name}; choose one of: {', '.join(GROUPS[group][1])}.")
+    return name
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+def _name(config: Mapping[str, Any], group: str) -> str | None:
+    section = config.get(group)
+    name = section.get("name") if isinstance(section, Mapping) else None
+    return None if name is None else str(name)
 
 
-def _resumed(run: Path, overrides: "list[Override]", located: dict[str, Any]) -> dict[str, Any]:
-    """The saved settings of the run that is resumed, with what the command line set on top."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+def _filled(option: Any, section: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """The settings of an option with its defaults, each in its type."""
+    fields = fields_of(option)
+    for name, field in fields.items():
+        if field.default is MISSING and section.get(name) is None:
+            raise ConfigError(f"{group}.{name} is missing; give it as {group}.{name}=VALUE.")
+    values = arguments(option, section, group)
+    return {name: values.get(name, field.default) for name, field in fields.items()}
 
-    saved = from_run(run).raw
-    resumed = OmegaConf.create(saved)
-    given = [(override.key_or_group, override.value()) for override in overrides]
-    for name in GROUPS:
-        if name in dict(given):
-            resumed[name] = located[name]
-    OmegaConf.set_struct(resumed, True)
-    for name, value in given:
-        if name in GROUPS:
-            continue
-        try:
-            OmegaConf.update(resumed, name, value)
-        except OmegaConfBaseException:
-            raise ConfigError(_no_setting(name, saved)) from None
-    # it goes on in its own folder, wherever that was moved to
-    resumed.output_dir = located["output_dir"] if "output_dir" in dict(given) else str(run)
-    resumed.resume = located["resume"]
-    try:
-        raw: Any = OmegaConf.to_container(resumed, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_explain(error, [])) from None
-    return raw
+
+def _without_hydra(layer: dict[str, Any]) -> dict[str, Any]:
+    """A file that Hydra composed: the groups of its `defaults:` list become names, values still to be given go."""
+    defaults = layer.pop("defaults")
+    for entry in defaults if isinstance(defaults, list) else []:
+        for key, name in entry.items() if isinstance(entry, Mapping) else ():
+            group = str(key).removeprefix("override").strip()
+            section = layer.get(group, {})
+            if group in GROUPS and isinstance(section, Mapping):
+                layer[group] = {"name": str(name), **section}
+    if layer.get("output_dir") == "runs/${model.name}-${data.name}":
+        layer["output_dir"] = AUTO
+    return layer

@@ -26,7 +26,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from tread.data import Dataset
-from tread.errors import ConfigError
+from tread.errors import ConfigError, RiskWarning
 from tread.evaluate.compare import Options, compare, measure, measure_place
 from tread.evaluate.features import load_extractor
 from tread.evaluate.images import ArrayImages, ImageSource
@@ -37,7 +37,6 @@ from tread.objectives import Objective
 from tread.objectives.objective import Net
 from tread.pretrain.decode import Decode
 from tread.pretrain.settings import EvaluateConfig, PretrainConfig
-from tread.routing.risks import RiskWarning
 from tread.sampling.generate import generate
 
 FOLDER = "evaluation"

@@ -15,10 +15,10 @@ from tread.errors import CheckpointError, ConfigError, check_int
 from tread.models import DiT
 from tread.objectives import Objective
 from tread.objectives.objective import check_number
+from tread.pretrain.build import build_model, build_objective
 from tread.pretrain.config import from_run
 from tread.pretrain.decode import make_decode
 from tread.pretrain.settings import PretrainConfig
-from tread.pretrain.task import build_model, build_objective
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import flops_per_sample, generate
 from tread.sampling.grid import image_names, make_grid, save_images
@@ -49,7 +49,7 @@ def open_run(folder: Path, *, weights: str = "ema", device: torch.device | str =
     """The newest whole checkpoint of a run, or one checkpoint by its own folder; `weights` is "ema" or "model"."""
     chosen = (folder / MANIFEST).is_file()
     run = folder.resolve().parents[1] if chosen else folder
-    config = from_run(run).config
+    config = from_run(run)
     found = (folder, read_manifest(folder)) if chosen else newest(run / CHECKPOINTS)
     if found is None:
         raise CheckpointError(f"{folder} has no checkpoint yet; train it first.")

@@ -1,79 +1,106 @@
-"""The settings of a run as typed dataclasses: `JobConfig` is what the loop reads, `PretrainConfig` adds its own.
+"""The settings of `tread train`: types, defaults and documentation of every field.
 
-Types and bounds live here; `configs/config.yaml` says what each setting means and holds its default. Checks that need
-the model or the data are made where those are built.
+`configs/config.yaml`, `tread train --help` and docs/settings.md are generated from here. Checks that need the model or
+the data are made where those are built.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from tread.config.schema import at_least
 from tread.errors import ConfigError
-from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
-from tread.kernels.compiling import Switch
 from tread.kernels.float8 import Float8
 from tread.routing.plan import RoutePlan
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_interval
+from tread.training.settings import CheckpointConfig, EMAConfig, JobConfig, LogConfig, LoopConfig, OptimizerConfig
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A preset, what differs from it, and the routes."""
+    """A class-conditional diffusion transformer; with routes (model=tread) or all tokens in all layers (model=dit)."""
 
-    name: str
-    preset: str
-    patch: int | None
-    depth: int | None
-    width: int | None
-    heads: int | None
-    mlp_ratio: float | None
-    rope: bool | None
-    qk_norm: bool | None
-    norm: Literal["layer", "rms"] | None
-    mlp: Literal["gelu", "swiglu"] | None
-    weights: str | None
-    tread_config: dict[str, Any] | str | None
+    name: Literal["tread", "dit"] = "tread"
+    """tread (half the tokens skip layers 2..-4, the paper's best placement) | dit (dense)"""
+    size: str = "tiny"
+    """tiny | S/2 ... XL/8 | modern-<any of them>; each setting below changes one thing about it"""
+    patch: int | None = None
+    """pixels or latents on a side of a token"""
+    depth: int | None = None
+    """layers"""
+    width: int | None = None
+    """size of a token"""
+    heads: int | None = None
+    """attention heads"""
+    mlp_ratio: float | None = None
+    """width of the MLP over that of the token"""
+    rope: bool | None = None
+    """rotary positions beside the fixed ones"""
+    qk_norm: bool | None = None
+    """normalise queries and keys"""
+    norm: Literal["layer", "rms"] | None = None
+    """layer | rms"""
+    mlp: Literal["gelu", "swiglu"] | None = None
+    """gelu | swiglu"""
+    weights: str | None = None
+    """a .safetensors or .pt of facebookresearch/DiT to start from"""
+    tread_config: dict[str, Any] | str | None = None
+    """the routes: a mapping, a preset such as balanced, or a JSON or YAML file; null: dense"""
 
     def __post_init__(self) -> None:
         if self.tread_config is not None:
             RoutePlan.from_config(self.tread_config)
 
     def overrides(self) -> dict[str, Any]:
-        """What differs from the preset."""
+        """The settings that differ from those of the size."""
         return {
             name: value
             for name, value in vars(self).items()
-            if value is not None and name not in ("name", "preset", "weights", "tread_config")
+            if value is not None and name not in ("name", "size", "weights", "tread_config")
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoopConfig:
-    """How long and on what batches."""
-
-    steps: int
-    batch_size: int
-    micro_steps: int
-    seed: int
-    precision: Literal["auto", "bf16", "bf16-stream", "float32"]
-    compile: Switch
-    attention: Attention
-    graphs: bool
-
-    def __post_init__(self) -> None:
-        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0)
+MODELS: dict[str, dict[str, Any]] = {
+    "tread": {
+        "tread_config": {
+            "routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -4}],
+            "selector": "random",
+            "importance": None,
+            "seed": None,
+            "schedule": None,
+        }
+    },
+    "dit": {"tread_config": None},
+}
+"""The defaults of `model=NAME`, beside those of the fields."""
+ROUTE_DOCS = {
+    "selection_ratio": "the fraction dropped",
+    "start_layer_idx": "inclusive, from 0",
+    "end_layer_idx": "inclusive, negative from the end",
+    "selector": "random (the paper) | l1 (prefer tokens with a large L1 norm)",
+    "importance": "with l1: 0 (all chance) .. 1 (all importance); null: 0.5",
+    "seed": "of the selections, together with train.seed; null: 42",
+    "schedule": "{warmup_steps: 500, cooldown_fraction: 0.1, levels: 4}",
+}
+"""What the keys of a tread_config mean, for the reference."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainLoopConfig(LoopConfig):
-    """The loop of class-conditional training."""
+    """How long to train, on which batches, and how a step is computed."""
 
-    float8: Float8 | None
-    checkpointing: Checkpointing
-    workers: int
-    class_dropout: float
+    float8: Float8 | None = None
+    """rowwise | tensorwise: products of wide linears (sides from 512) in float8; Ada and Hopper GPUs"""
+    checkpointing: Checkpointing = False
+    """true: recompute activations in backward, less memory for a third more time; selective: only cheap ones"""
+    class_dropout: float = 0.1
+    """share of labels replaced by the null class, for classifier-free guidance"""
+    workers: int = 0
+    """data-loading processes per training process"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,93 +110,48 @@ class PretrainLoopConfig(LoopConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """Which optimizer, and its learning rate."""
-
-    name: str
-    learning_rate: float
-    schedule: Literal["constant", "linear", "cosine"]
-    warmup_steps: int
-    betas: tuple[float, ...]
-    weight_decay: float
-    clip: float | None
-
-    def __post_init__(self) -> None:
-        at_least(self, "optimizer", learning_rate=0, warmup_steps=0, weight_decay=0)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"optimizer.betas is {list(self.betas)}; it must be two numbers with 0 <= value < 1.")
-        if self.clip is not None and self.clip <= 0:
-            raise ConfigError(f"optimizer.clip is {self.clip}; it must be above 0, or null for no clipping.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EMAConfig:
-    """Moving average of the weights."""
-
-    decay: float
-    warmup: int
-
-    def __post_init__(self) -> None:
-        at_least(self, "ema", warmup=1)
-        if not 0 <= self.decay < 1:
-            raise ConfigError(f"ema.decay is {self.decay}; allowed is 0 <= value < 1.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """How often, and how many."""
-
-    every: int
-    keep: int
-
-    def __post_init__(self) -> None:
-        at_least(self, "checkpoint", every=1, keep=1)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
-    """Dense validation loss; every 0 steps: never."""
+    """The loss of the averaged weights, all tokens, fixed noise, on data held out from training."""
 
-    every: int
-
-    def __post_init__(self) -> None:
-        at_least(self, "validation", every=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOutConfig(ValidationConfig):
-    """On so many samples held out of the training data."""
-
-    samples: int
+    every: int = 500
+    """steps; 0: never"""
+    samples: int = 256
+    """samples held out of the training data"""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "validation", samples=0)
+        at_least(self, "validation", every=0, samples=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreviewConfig:
-    """Samples drawn while training; every 0 steps: never."""
+class SampleConfig:
+    """Grids drawn while training, and the defaults of `tread sample`."""
 
-    every: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleConfig(PreviewConfig):
-    """Sample grids."""
-
-    per_class: int
-    classes: int
-    steps: int
-    solver: Literal["euler", "heun"] | None
-    guidance: float
-    interval: tuple[float, ...] | None
-    seed: int
+    every: int = 500
+    """steps; 0: never"""
+    per_class: int = 4
+    """images per class"""
+    classes: int = 10
+    """grids show at most this many classes"""
+    steps: int = 40
+    """solver steps"""
+    solver: Literal["euler", "heun"] | None = None
+    """euler | heun; null: the objective's own"""
+    guidance: float = 1.5
+    """guidance scale; 1: none"""
+    interval: tuple[float, ...] | None = None
+    """[low, high] in the objective's levels: guide only between them"""
     guidance_kind: Literal["cfg", "sg", "cfg+sg"] = "cfg"
+    """what the weak branch lacks: its label (cfg), tokens (sg), both (cfg+sg)"""
     strong_ratio: float = 0.0
+    """tokens the strong branch drops"""
     weak_ratio: float | None = None
+    """tokens the weak branch drops, with sg; null: 0.7"""
     ratio_schedule: Literal["constant", "cosine"] = "constant"
+    """constant, or cosine: both ratios fall to 0 over the solver's steps"""
     vae: str | None = None
+    """autoencoder (folder or hub id) of data=latents; null: grids show latent channels"""
+    seed: int = 0
+    """of the noise"""
 
     def __post_init__(self) -> None:
         at_least(self, "sample", every=0, per_class=1, classes=1, steps=1, guidance=0, seed=0)
@@ -185,7 +167,7 @@ class SampleConfig(PreviewConfig):
 
     @property
     def branches(self) -> Branches:
-        """What guidance compares."""
+        """The two branches that guidance compares."""
         return Branches(
             kind=self.guidance_kind,
             strong_ratio=self.strong_ratio,
@@ -196,68 +178,52 @@ class SampleConfig(PreviewConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """Samples against a reference; every 0 steps: never."""
+    """Figures of the averaged weights' samples, as `tread eval` takes them; drawn as `sample` says."""
 
-    every: int
-    samples: int
-    reference: str | None
-    features: str
-    weights: str | None
-    guidance: float
-    batch_size: int
-    frechet_only: bool
+    every: int = 0
+    """steps, and at the last one; 0: never"""
+    samples: int = 10000
+    """over all processes together; labels and noise are fixed by index"""
+    reference: str | None = None
+    """a folder, .tar or .npz, as `tread eval --ref`; null: the training data"""
+    features: str = "inception"
+    """inception (FID) | efflite0 | dinov2"""
+    weights: str | None = None
+    """the extractor's weights: a file or URL; null: those in the cache folder"""
+    guidance: float = 1.0
+    """guidance scale; 1: none"""
+    batch_size: int = 64
+    """images drawn and measured together, on each process"""
+    frechet_only: bool = True
+    """false: precision, recall and the kernel distance too; keeps every feature in memory"""
 
     def __post_init__(self) -> None:
         at_least(self, "evaluate", every=0, samples=2, guidance=0, batch_size=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogConfig:
-    """Metrics."""
-
-    every: int
-    trackers: Literal["auto", "none", "tensorboard", "wandb"]
-    project: str
-    run: str | None = None
-
-    def __post_init__(self) -> None:
-        at_least(self, "log", every=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobConfig:
-    """What every job has; the loop reads nothing else."""
-
-    output_dir: str
-    resume: str | None
-    train: LoopConfig
-    optimizer: OptimizerConfig
-    ema: EMAConfig | None
-    checkpoint: CheckpointConfig
-    validation: ValidationConfig
-    sample: PreviewConfig
-    log: LogConfig
-    evaluate: EvaluateConfig | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class PretrainConfig(JobConfig):
-    """Everything `tread train` reads."""
+    """Everything `tread train` reads; `config.compose` makes it."""
 
-    model: ModelConfig
+    output_dir: str = AUTO
+    """the folder of the run: checkpoints, metrics, grids, settings; auto: runs/MODEL-DATA"""
+    model: ModelConfig = field(default_factory=ModelConfig)
     data: dict[str, Any]
+    """The dataset and the arguments of its class."""
     objective: dict[str, Any]
-    train: PretrainLoopConfig
-    ema: EMAConfig
-    validation: HeldOutConfig
-    sample: SampleConfig
+    """The objective and its fields."""
+    train: PretrainLoopConfig = field(default_factory=PretrainLoopConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ema: EMAConfig = field(default_factory=EMAConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        for section in ("data", "objective"):
-            if not isinstance(getattr(self, section).get("name"), str):
-                raise ConfigError(f"{section}.name is missing; choose the group with {section}=NAME.")
         scales = {"sample.guidance": self.sample.guidance}
-        if self.evaluate is not None and self.evaluate.every > 0:
+        if self.evaluate.every > 0:
             scales["evaluate.guidance"] = self.evaluate.guidance
         for name, scale in scales.items():
             if scale != 1 and self.train.class_dropout == 0 and self.sample.branches.needs_null_label:
@@ -271,3 +237,24 @@ class PretrainConfig(JobConfig):
                 f"{self.sample.strong_ratio}, which drops tokens, but the model has no routes: set "
                 "sample.guidance_kind=cfg and sample.strong_ratio=0, or give model.tread_config."
             )
+
+    @property
+    def memory_advice(self) -> str:
+        """What to change when memory runs out."""
+        graphs = "Set train.graphs=false, for graphs keep memory of their own. " if self.train.graphs else ""
+        return (
+            f"{graphs}Raise train.micro_steps (smaller forwards, the same batch), set train.checkpointing=true, lower "
+            "train.batch_size, or drop more tokens."
+        )
+
+    @property
+    def divergence_advice(self) -> str:
+        """What to change when the loss is no longer a number."""
+        return (
+            "Lower optimizer.learning_rate, set optimizer.clip or train.precision=float32, and continue with "
+            "resume=latest."
+        )
+
+    def resume_command(self, folder: Path) -> str:
+        """What a user types to go on with a stopped run."""
+        return f"tread train resume={folder}"

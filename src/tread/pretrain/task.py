@@ -1,81 +1,51 @@
-"""Pretraining a class-conditional DiT: the job behind `tread train` and `accelerate launch train.py`.
+"""Pretraining as a task of the loop: a class-conditional DiT, a dataset, an objective.
 
 Labels, noise, times and the data's own randomness are hashes of (seed, purpose, global sample position), so a
 step is the same step whatever the number of processes, and a resumed run needs no random state.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
-from tread.config.schema import arguments
-from tread.data import DATASETS, Dataset, Order, StepSampler, positions, split
-from tread.errors import ConfigError, check_choice
-from tread.kernels.checkpointing import Checkpointing
+from tread.data import Order, StepSampler, Visited, positions, split
+from tread.errors import ConfigError
 from tread.kernels.compiling import Attempt, compile_layers, compiles, lengths
 from tread.kernels.float8 import SMALLEST, Float8, check_float8, train_in_float8
-from tread.models import DiT, load_published_dit, model_size
-from tread.objectives import Objective, build
-from tread.pretrain.config import Composed
+from tread.models import DiT, load_published_dit
+from tread.objectives import Objective
+from tread.pretrain.build import build_dataset, build_model, build_objective, read_weights
 from tread.pretrain.decode import make_decode
 from tread.pretrain.evaluation import Evaluation, ModelImages
-from tread.pretrain.settings import EvaluateConfig, ModelConfig, PretrainConfig
+from tread.pretrain.settings import EvaluateConfig, PretrainConfig
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
-from tread.training.job import claimed_folder, end, make_accelerator, run
+from tread.training.task import Review, is_due
 
 NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
 
 
-def build_dataset(settings: Mapping[str, Any]) -> Dataset:
-    """The dataset of a `data` section: its name, and the arguments of its class."""
-    settings = dict(settings)
-    dataset = DATASETS[check_choice(settings.pop("name"), "data.name", DATASETS)]
-    return dataset(**arguments(dataset, settings, "data"))
+class Batch(NamedTuple):
+    """One micro-batch on the device."""
 
-
-def build_objective(settings: Mapping[str, Any]) -> Objective:
-    """The objective of an `objective` section: its name, and the arguments of its class."""
-    settings = dict(settings)
-    return build(settings.pop("name"), settings)
-
-
-def build_model(
-    config: ModelConfig, shape: tuple[int, int, int], num_classes: int, *, checkpointing: Checkpointing
-) -> DiT:
-    """The model of a `model` section for samples of `shape` (C, H, W), dense and freshly initialised."""
-    channels, height, width = shape
-    return DiT(
-        input_size=(height, width),
-        in_channels=channels,
-        num_classes=num_classes,
-        checkpointing=checkpointing,
-        **(model_size(config.preset) | config.overrides()),
-    )
+    x: Tensor
+    labels: Tensor
+    positions: Tensor
+    """The positions of the samples in the run, (B,): everything random about them is a hash of these."""
 
 
 class Pretraining:
     """The task: a DiT, a dataset, an objective."""
-
-    steps_setting = "train.steps"
-    attention_setting = "train.attention"
-    memory_advice = (
-        "Raise train.micro_steps (smaller forwards, the same batch), set train.checkpointing=true, lower "
-        "train.batch_size, or drop more tokens."
-    )
-    divergence_advice = (
-        "Lower optimizer.learning_rate, set optimizer.clip or train.precision=float32, and continue with resume=latest."
-    )
 
     def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
         self.config, self.accelerator, self.folder = config, accelerator, folder
@@ -95,7 +65,7 @@ class Pretraining:
         if config.train.precision == "bf16-stream":
             self.model.stream = torch.bfloat16
         if config.model.weights is not None:
-            load_published_dit(self.model, _read_weights(Path(config.model.weights)))
+            load_published_dit(self.model, read_weights(Path(config.model.weights)))
         if config.train.float8 is not None:
             self._use_float8(config.train.float8)
         self.handle: Handle | None = None
@@ -114,10 +84,8 @@ class Pretraining:
         self._decode = make_decode(
             config.data, shape[0], config.sample.vae, setting="sample.vae", device=accelerator.device
         )
-        if config.train.graphs:
-            self.memory_advice = f"Set train.graphs=false, for graphs keep memory of their own. {self.memory_advice}"
         self._evaluation: Evaluation | None = None
-        if config.evaluate is not None and config.evaluate.every > 0:
+        if config.evaluate.every > 0:
             self._evaluation = Evaluation(
                 config, config.evaluate, accelerator, folder, dataset=self.dataset, decode=self._decode
             )
@@ -136,24 +104,14 @@ class Pretraining:
         routes = "dense" if self.handle is None else ", ".join(str(route) for route in self.handle.plan.routes)
         processes, device = self.accelerator.num_processes, self.accelerator.device
         return (
-            f"{self.config.model.preset} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
+            f"{self.config.model.size} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
             f"{self.dataset.num_classes} classes ({len(self.held_out)} held out), {processes} process(es) on {device}"
         )
 
     @property
     def routing(self) -> list[Handle]:
-        """Of the one model."""
+        """The handle of the model; empty if it is dense."""
         return [] if self.handle is None else [self.handle]
-
-    @property
-    def kept_share(self) -> float:
-        """1 where training is dense."""
-        return 1.0 if self.handle is None else self.handle.kept_share
-
-    def set_step(self, step: int) -> None:
-        """Selections follow the step."""
-        if self.handle is not None:
-            self.handle.set_step(step)
 
     def compile(self) -> Attempt:
         """Compile each block: one shape inside windows, one outside, for every layer alike."""
@@ -163,22 +121,21 @@ class Pretraining:
         checkpointed, say = self.config.train.checkpointing, self.accelerator.print
         return compile_layers(list(self.model.blocks), shapes=shapes, checkpointed=checkpointed, say=say)
 
-    def batches(self, start_step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(x, labels) on the device."""
+    def batches(self, start_step: int) -> Iterator[Batch]:
+        """Samples, labels and positions of each micro-step, on the device."""
         train, device = self.config.train, self.accelerator.device
         order = Order(len(self.train_set), train.seed)
         sampler = StepSampler(order, start_step=start_step, steps=train.steps, **self._slices)
         loader = DataLoader(
-            self.train_set, batch_sampler=sampler, num_workers=train.workers, pin_memory=device.type == "cuda"
+            Visited(self.train_set), batch_sampler=sampler, num_workers=train.workers, pin_memory=device.type == "cuda"
         )
-        for x, labels in loader:
-            yield x.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        for tensors in loader:
+            yield Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], step: int, micro_step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The objective's mean loss; labels are dropped here, so the model never does."""
-        x, labels = batch
+        x, labels, where = batch
         seed = self.config.train.seed
-        where = positions(step, micro_step, **self._slices).to(x.device, non_blocking=True)  # (B,)
         x = self.dataset.prepare(x, seed, where)  # (B, C, H, W)
         dropped = noise.uniform(seed, LABEL, where) < self.config.train.class_dropout
         labels = labels.masked_fill(dropped, self.dataset.num_classes)
@@ -189,6 +146,16 @@ class Pretraining:
             noise=noise.per_sample_normal(seed, where, x.shape[1:], NOISE),
             u=noise.uniform(seed, TIME, where),
         ).mean()
+
+    def reviews(self, step: int) -> list[Review]:
+        """The validation loss, a grid of samples and the figures of an evaluation, each every so many steps."""
+        config, steps = self.config, self.config.train.steps
+        due = {
+            self.validate: config.validation.every,
+            partial(self.preview, step): config.sample.every,
+            partial(self.evaluate, step): config.evaluate.every,
+        }
+        return [review for review, every in due.items() if is_due(every, step, steps)]
 
     def validate(self) -> dict[str, float]:
         """The mean loss on held-out data with fixed noise and evenly spread times."""
@@ -219,7 +186,7 @@ class Pretraining:
                 losses = self.objective.loss(self.model, x, labels, noise=drawn, u=u)
             yield u, losses
 
-    def preview(self, step: int) -> None:
+    def preview(self, step: int) -> dict[str, float]:
         """A grid of samples, one row per class, drawn on rank 0."""
         if self.accelerator.is_main_process:
             sample, classes = self.config.sample, self.dataset.num_classes
@@ -244,6 +211,7 @@ class Pretraining:
             path.parent.mkdir(exist_ok=True)
             make_grid(self._decode(samples), columns=sample.per_class).save(path)
         self.accelerator.wait_for_everyone()
+        return {}
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Figures of as many samples as `evaluate` asks for."""
@@ -266,32 +234,6 @@ class Pretraining:
 
     def saved(self, checkpoint: Path) -> None:
         """A checkpoint is all there is."""
-
-    def resume_command(self, folder: Path) -> str:
-        """As documented."""
-        return f"tread train resume={folder}"
-
-
-def pretrain(composed: Composed) -> Path:
-    """Run (or go on with) the training of a config; returns the run's folder."""
-    config = composed.config
-    accelerator = make_accelerator(config)
-    with claimed_folder(config, accelerator) as folder:
-        run(Pretraining(config, accelerator, folder), config, accelerator, folder, composed.raw)
-    end(accelerator)
-    accelerator.print(f"run: {folder}")
-    return folder
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ConfigError(f"model.weights names {str(path)!r}, which does not exist.")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes of the unpickler
-        raise ConfigError(f"model.weights names {str(path)!r}, which cannot be read; get it again.") from error
 
 
 def _coprime(count: int) -> int:

@@ -3,16 +3,14 @@ docs/families.md.
 
 - The tables are made from the families themselves and from the installed diffusers; nothing is kept twice.
 - Layers are those of the class's default config, counted on the meta device, where no weights are made.
-- `python -m tread.report.families docs/families.md` writes the tables between their markers.
+- `make docs` writes the tables between their markers.
 """
 
 import inspect
 import operator
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,8 +157,3 @@ def _pipelines_with_loader() -> Iterator[tuple[str, str]]:
 def updated(page: str) -> str:
     """A page with its tables written anew between the markers."""
     return with_tables(page, {"classes": class_table(), "elsewhere": table_elsewhere(), "adapters": adapter_table()})
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(updated(path.read_text()))

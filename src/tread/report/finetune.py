@@ -1,38 +1,24 @@
 """The tables of docs/finetune.md: every key of a config, the models that a flavour names, how results are loaded.
 
-`python -m tread.report.finetune docs/finetune.md` writes them.
+`make docs` writes them.
 """
 
-import dataclasses
 import json
-import sys
-from pathlib import Path
 
+from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.rules import MODELS
 from tread.finetune.result.card import loader_table
-from tread.finetune.settings import FinetuneConfig, field_docs
+from tread.finetune.settings import FinetuneConfig
 from tread.report.pages import markdown_table, with_tables
-from tread.routing.plan import PRESETS
 
 
 def key_table() -> str:
     """Keys, defaults and meanings, in the order of the dataclass."""
-    docs = field_docs()
-    rows = []
-    for field in dataclasses.fields(FinetuneConfig):
-        given = field.default is dataclasses.MISSING
-        default = "required" if given else f"`{json.dumps(field.default)}`"
-        rows.append((f"`{field.name}`", default, docs[field.name]))
-    return markdown_table(("key", "default", "meaning"), rows)
-
-
-def preset_table() -> str:
-    """The presets of tread_config."""
     rows = [
-        (f"`{name}`", str(route.selection_ratio), f"{route.start_layer_idx} .. {route.end_layer_idx}")
-        for name, route in PRESETS.items()
+        (f"`{name}`", "required" if field.default is MISSING else f"`{json.dumps(field.default)}`", field.doc)
+        for name, field in fields_of(FinetuneConfig).items()
     ]
-    return markdown_table(("preset", "selection_ratio", "layers"), rows)
+    return markdown_table(("key", "default", "meaning"), rows)
 
 
 def model_table() -> str:
@@ -45,10 +31,5 @@ def model_table() -> str:
 
 def updated(page: str) -> str:
     """docs/finetune.md with its tables written anew."""
-    tables = {"keys": key_table(), "presets": preset_table(), "models": model_table(), "loaders": loader_table()}
+    tables = {"keys": key_table(), "models": model_table(), "loaders": loader_table()}
     return with_tables(page, tables)
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(updated(path.read_text()))

@@ -1,15 +1,13 @@
 """A plan in words and numbers: which layers see how many tokens, and what that can gain."""
 
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
 
-from tread.errors import check_int
-from tread.pretrain.config import compose_file
+from tread.config.documents import settled
+from tread.errors import RiskWarning, check_int
+from tread.routing.budget import kept_count
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.plan import PRESETS, RoutePlan, read_mapping
-from tread.routing.risks import RiskWarning, layer_risks, token_risks
-from tread.routing.selection import kept_count
+from tread.routing.risks import layer_risks, token_risks
 
 
 def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: int = 0) -> str:
@@ -43,14 +41,15 @@ def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: 
 
 
 def _plan(config: str) -> RoutePlan | None:
-    """Of routes, or of the config of a run, which has them among other things; None where that is dense."""
+    """The plan of routes, or that of a run's config, which has other settings beside it; None if the run is dense."""
     mapping = read_mapping(config)
-    if "defaults" in mapping and config.endswith(".yaml"):
-        mapping = compose_file(Path(config))
-    model = mapping.get("model")
-    among = {**mapping, **model} if isinstance(model, Mapping) else mapping
-    settings = {str(name).removeprefix("--"): value for name, value in among.items()}
-    if "tread_config" in settings or "model_family" in settings:  # a fine-tune need not mention it
-        found = settings.get("tread_config")
-        return None if found is None else RoutePlan.from_config(found)
-    return RoutePlan.from_config(mapping)
+    names = {str(name).lstrip("-") for name in mapping}
+    if names & {"defaults", "model", "train"}:  # a config of `tread train`
+        from tread.pretrain.config import layered
+
+        found = settled(layered([config])["model"].get("tread_config"))
+    elif names & {"tread_config", "model_family"}:  # a config of `tread finetune` need not mention routes
+        found = {str(name).lstrip("-"): value for name, value in mapping.items()}.get("tread_config")
+    else:
+        found = mapping
+    return None if found is None else RoutePlan.from_config(found)

@@ -1,20 +1,22 @@
-"""What a plan costs: FLOPs, activation bytes and the speed-up nothing can beat.
+"""The cost of a plan: FLOPs, activation bytes and the upper bound of the speed-up.
 
 The formulas count matrix multiplications as 2 * rows * columns * inner, as `torch.utils.flop_counter` does, for
-the layers alone: patch embedding and head are the same in both and small. Backward is twice forward, so ratios
+the layers alone: patch embedding and head are small and the same dense and routed. Backward is twice forward, so ratios
 of forward FLOPs are ratios of training FLOPs.
 """
 
 from dataclasses import dataclass
 
 from tread.errors import ConfigError, check_int
+from tread.routing.budget import kept_count
 from tread.routing.plan import RoutePlan
-from tread.routing.selection import kept_count
+
+ELEMENT_BYTES = 2  # bf16
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """One transformer layer; `context` counts tokens beside the stream that join attention and are never dropped."""
+    """One transformer layer; `context` is the number of tokens that join its attention and are never dropped."""
 
     width: int
     mlp_hidden: int | None = None
@@ -28,11 +30,11 @@ class LayerShape:
 
     @property
     def hidden(self) -> int:
-        """Width of the mlp's hidden layer; four times the model's unless given."""
+        """Width of the MLP's hidden layer; by default four times the model's."""
         return 4 * self.width if self.mlp_hidden is None else self.mlp_hidden
 
     def flops(self, tokens: int) -> int:
-        """Forward FLOPs of one sample: projections, attention scores and values, mlp, adaLN modulation."""
+        """Forward FLOPs of one sample: projections, attention scores and values, MLP, adaLN modulation."""
         rows = tokens + self.context
         projections = 8 * rows * self.width**2
         attention = 4 * rows**2 * self.width
@@ -66,9 +68,7 @@ class Cost:
         return self.dense_flops / self.routed_flops
 
 
-def plan_cost(
-    plan: RoutePlan, shape: LayerShape, *, tokens: int, forced: int | None = None, element_bytes: int = 2
-) -> Cost:
+def plan_cost(plan: RoutePlan, shape: LayerShape, *, tokens: int, forced: int | None = None) -> Cost:
     """The cost of a resolved plan on `tokens` tokens; `forced` as in `kept_count`.
 
     >>> paper = RoutePlan.from_config({"preset": "paper"}).resolve(28)
@@ -84,6 +84,6 @@ def plan_cost(
     return Cost(
         dense_flops=plan.depth * shape.flops(tokens),
         routed_flops=sum(shape.flops(count) for count in counts),
-        dense_bytes=plan.depth * shape.activation_elements(tokens) * element_bytes,
-        routed_bytes=sum(shape.activation_elements(count) for count in counts) * element_bytes,
+        dense_bytes=plan.depth * shape.activation_elements(tokens) * ELEMENT_BYTES,
+        routed_bytes=sum(shape.activation_elements(count) for count in counts) * ELEMENT_BYTES,
     )

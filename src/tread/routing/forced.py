@@ -1,7 +1,7 @@
-"""Forced tokens: what the inputs of a forward keep from being dropped, beside a user's force mask.
+"""Forced tokens: the tokens that a forward's inputs keep from being dropped, in addition to a user's force mask.
 
-Their places are the same in all samples, so their number is known on the host and the budget counts it exactly. Those
-of reference images are no part of the target: a force mask, which is made for the target, does not cover them.
+Their positions are the same in all samples, so their number is known on the host and the budget counts it exactly.
+Tokens of reference images are not part of the target, so a force mask, which covers the target, leaves them out.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tread.routing.state import Where
+from tread.routing.state import End
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,19 +17,19 @@ class Forced:
     """The image tokens that a forward's inputs force."""
 
     references: int = 0
-    """How many belong to reference images, at one end."""
-    references_at: Where = "last"
-    """At which end of the image tokens those are."""
+    """The number of reference tokens, all at one end."""
+    references_at: End = "last"
+    """The end of the image tokens that the references are at."""
     pinned: int = 0
-    """How many, from the first, the layers address by their place."""
+    """The number of leading tokens that the layers address by index."""
 
     @property
     def count(self) -> int:
-        """How many tokens of each sample are forced."""
+        """The number of forced tokens in each sample."""
         return self.references + self.pinned
 
     def with_mask(self, mask: Tensor | None, like: Tensor) -> Tensor | None:
-        """All forced tokens of `like` (B, S), with those of a force mask (B, S - references); None: there are none."""
+        """All forced tokens, bool (B, S) like `like`; `mask` (B, S - references) adds its own; None if none."""
         if mask is None and self.count == 0:
             return None
         forced = torch.zeros_like(like, dtype=torch.bool)  # (B, S)

@@ -1,11 +1,11 @@
-"""The handle of a routed model: when routing is on, which step it is, and what must be kept.
+"""The handle of a routed model: whether routing is on, the current step, and the forced tokens.
 
-- On only in training with gradients; `routed()` turns it on anywhere, `dense()` off.
+- Routing is on only in training mode with gradients enabled; `routed()` turns it on anywhere, `dense()` off.
 - Selections are a pure function of (seed, step, micro-step, global sample position, route, token). The step and
-  micro-step are 0-d CPU tensors: they change every step without a recompile, mix with any device without a copy
-  or a synchronisation, and a resumed run goes on where it stopped. They change in place, so that a CUDA graph, which
-  needs them on its device, reads the step that it is replayed in.
-- A handle owns no parameters and is no module: state-dict keys do not know it.
+  micro-step are 0-d CPU tensors: a new value needs no recompile, and combining them with device tensors needs neither
+  a copy nor a synchronisation. They are updated in place, so that a CUDA graph, which needs them on its device, reads
+  the step of its replay. A resumed run sets the step and makes the same selections.
+- A handle is no module and owns no parameters, so state-dict keys do not change.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -18,16 +18,17 @@ from torch import Tensor
 
 from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise, recompute
+from tread.routing.budget import kept_count
 from tread.routing.forced import NONE_FORCED, Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.route import Route
-from tread.routing.selection import check_mask, check_selection, kept_count, l1_rank, mixed_score, select
+from tread.routing.selection import check_mask, check_selection, l1_rank, mixed_score, select
 from tread.routing.state import Select, State
 
 
 class _Given(NamedTuple):
-    """A selection from outside, (B, K), and its largest index."""
+    """A selection (B, K) that the caller gave, and its largest index."""
 
     ids: Tensor
     largest: int
@@ -35,8 +36,8 @@ class _Given(NamedTuple):
 
 @dataclass(frozen=True)
 class _Mode:
-    """What the contexts set: on or off by force, another ratio, given selections, another step and other places in the
-    batch to draw for, a force mask and the most tokens of a sample in it."""
+    """Settings of the context managers: routing on or off, a ratio, selections, the step and sample positions to draw
+    for, a force mask, and the largest number of tokens it forces in a sample. None means not set."""
 
     on: bool | None = None
     ratio: float | None = None
@@ -48,7 +49,7 @@ class _Mode:
 
 
 class Held(NamedTuple):
-    """What forwards depend on beside their inputs."""
+    """The hidden inputs of a forward: everything but its arguments that it depends on."""
 
     step: Tensor
     micro_step: Tensor
@@ -57,7 +58,7 @@ class Held(NamedTuple):
 
 
 class Layout(TypedDict, total=False):
-    """What a state has to know of a forward's inputs."""
+    """Arguments of `State` that describe a forward's inputs."""
 
     tokens: int | None
     offset: Tensor | None
@@ -65,14 +66,14 @@ class Layout(TypedDict, total=False):
 
 
 class Seen(NamedTuple):
-    """What a forward leaves with its handle."""
+    """The record of a forward that its handle keeps."""
 
     selections: dict[int, Tensor]
     tokens: int
 
 
 class Handle:
-    """Routing for one model of `depth` layers by `plan`; `seed` replaces the plan's."""
+    """Routes one model of `depth` layers by `plan`; `seed` replaces the plan's."""
 
     def __init__(self, plan: RoutePlan, *, depth: int, seed: int | None = None) -> None:
         plan = plan.resolve(depth)
@@ -96,7 +97,7 @@ class Handle:
         recompute.follow(self)
 
     def set_step(self, step: int) -> None:
-        """Say which optimizer step the next forwards belong to; micro-steps count from it.
+        """Set the optimizer step of the next forwards and reset the micro-step.
 
         A loop that never calls this advances by itself, one micro-step per routed forward.
         """
@@ -108,7 +109,7 @@ class Handle:
 
     @contextmanager
     def force_keep(self, mask: Tensor) -> Iterator[None]:
-        """Never drop the tokens that are True in mask (B, S). Its count is read here, outside the forward."""
+        """Never drop the tokens that are True in mask (B, S). Its counts are read here, outside the forward."""
         check_mask(mask)
         masked = int(mask.sum(dim=1).max())
         warn_once(mask_risks(mask.shape[1], masked), self._said, stacklevel=4)  # one more: contextlib's
@@ -126,10 +127,10 @@ class Handle:
     ) -> Iterator[None]:
         """Route in any mode, with another ratio for all routes or with given ascending indices (B, K) per route.
 
-        `step` and `samples` (B,) stand for the step and the places in the global batch that selections are drawn for:
-        with a `step`, every forward inside drops the same tokens and the handle's own step does not move. One place
-        (1,) is that of the whole batch, whose samples then drop the same tokens. The range of given indices is read
-        here, outside the forward: one wait where they are on a GPU.
+        `step` and `samples` (B,) replace the step and the global sample positions that selections are drawn for. With
+        a `step`, every forward inside drops the same tokens and the handle's own step does not move. A single position
+        (1,) serves the whole batch, whose samples then drop the same tokens. The range of given indices is read here,
+        outside the forward, with one synchronisation if they are on a GPU.
         """
         if selection_ratio is not None:
             check_fraction(selection_ratio, "selection_ratio", closed=False)
@@ -159,19 +160,19 @@ class Handle:
 
     @property
     def active_scale(self) -> float:
-        """What the schedule makes of every ratio at this step: 1 as configured, 0 dense."""
+        """The schedule's factor on every ratio at this step: 1 as configured, 0 dense."""
         if self._scale is None:
             raise ConfigError("the schedule needs to know the step: call handle.set_step(step) before each step.")
         return self._scale
 
     def is_on(self, *, training: bool) -> bool:
-        """Whether a forward would route now; `training` is the model's mode."""
+        """Whether a forward would be routed now; `training` is the model's mode."""
         if self._mode.on is not None:
             return self._mode.on
         return training and (torch.is_grad_enabled() or self.entered) and self.active_scale > 0
 
     def ratios(self, *, training: bool) -> tuple[float, ...]:
-        """What each route would drop in a forward now; `training` is the model's mode."""
+        """The ratio of each route in a forward now; `training` is the model's mode."""
         on = self.is_on(training=training)
         return tuple(self._ratio(self._mode, route) if on else 0.0 for route in self.plan.routes)
 
@@ -179,8 +180,8 @@ class Handle:
         return route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
 
     def begin(self, *, training: bool, forced: Forced = NONE_FORCED, **layout: Unpack[Layout]) -> State:
-        """The state of one forward; `training` is the model's mode, `forced` what its inputs force, `layout` what
-        `State` has to know of them. A forward that runs again has the state it had."""
+        """The state of one forward; `training` is the model's mode, `forced` the tokens its inputs force, `layout`
+        arguments of `State`. A recomputed forward gets a fork of its first state."""
         if (state := self.replayed()) is not None:
             return state
         self.check_foreign("the model", training=training)
@@ -191,8 +192,8 @@ class Handle:
         return self._taped(state)
 
     def replayed(self) -> State | None:
-        """The state of the next forward that runs again; None where none does."""
-        if torch.compiler.is_compiling() or self.replay is None:  # compiled code selects again, for the same step
+        """The state of the next forward in a recomputation; None outside one."""
+        if torch.compiler.is_compiling() or self.replay is None:  # compiled code computes the selection again
             return None
         state = next(self.replay, None)
         if state is None:
@@ -206,7 +207,7 @@ class Handle:
         return state
 
     def check_foreign(self, what: str, *, training: bool) -> None:
-        """Refuse a routed call in backward that no checkpointed function of torch's makes."""
+        """Refuse a routed call in backward that does not come from torch's checkpointing."""
         if torch.compiler.is_compiling() or self.replay is not None or not recompute.in_backward():
             return
         if self.is_on(training=training):
@@ -218,26 +219,26 @@ class Handle:
 
     @property
     def selections(self) -> list[Tensor]:
-        """The kept indices (B, K) of each route in the last forward; none where it ran dense."""
+        """The kept indices (B, K) of each route in the last forward; empty if it ran dense."""
         return list(self._selections.values())
 
     def hold(self) -> Held:
-        """What forwards depend on beside their inputs: a recomputation has it put back."""
+        """A copy of the hidden inputs, for a recomputation to restore."""
         return Held(self._step.clone(), self._micro_step.clone(), self._scale, self._mode)
 
     def put_back(self, held: Held) -> None:
-        """Go back to what `hold` gave."""
+        """Restore what `hold` returned."""
         self._step.copy_(held.step)
         self._micro_step.copy_(held.micro_step)
         self._scale, self._mode = held.scale, held.mode
 
     def come_back(self) -> Callable[[], None] | None:
-        """Route in a recomputation, as its forward did; nothing to do here."""
+        """Turn routing on for a recomputation; nothing to do here, as this handle is never detached."""
         return None
 
     @property
     def kept_share(self) -> float:
-        """The share of tokens kept in the routed layers of the last forward; 1 where it ran dense."""
+        """The share of tokens kept in the routed layers of the last forward; 1 if it ran dense."""
         if not self._selections:
             return 1.0
         layers = [route.end_layer_idx - route.start_layer_idx + 1 for route in self.plan.routes]
@@ -246,7 +247,7 @@ class Handle:
 
     @property
     def kept(self) -> Tensor | None:
-        """The tokens that no route of the last forward dropped, (B, S) bool; None where it ran dense."""
+        """The tokens that no route of the last forward dropped, (B, S) bool; None if it ran dense."""
         kept = None
         for selection in self.selections:  # (B, K)
             here = selection.new_zeros(len(selection), self._tokens, dtype=torch.bool).scatter_(1, selection, True)
@@ -254,7 +255,7 @@ class Handle:
         return kept
 
     def _selector(self, mode: _Mode, forced: Forced) -> Select:
-        """The function that chooses the tokens of each route in this forward; moves on to the next micro-step."""
+        """The function that selects the tokens of each route in this forward; increments the micro-step."""
         step, micro_step = self._step, self._micro_step.clone()
         if mode.step is not None:
             step, micro_step = mode.step, torch.zeros_like(mode.step)
@@ -268,7 +269,7 @@ class Handle:
                 return _fitting(mode.selections[index], index, batch, tokens).to(stream.device)
             self._check(mode, batch, tokens - forced.references)
             ratio = self._ratio(mode, self.plan.routes[index])
-            position = _places(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
+            position = _sample_positions(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
             token = torch.arange(tokens, device=stream.device)  # (S,)
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
             if self.plan.importance:
@@ -287,45 +288,45 @@ class Handle:
             warn_once(token_risks(self.plan, tokens), self._said)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the selections stand, for loops that keep their own checkpoints."""
+        """The step and micro-step, for loops that write their own checkpoints."""
         return {"step": int(self._step), "micro_step": int(self._micro_step)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from `state_dict()`."""
+        """Restore what `state_dict()` returned."""
         if state.keys() != self.state_dict().keys():
             raise ConfigError(f"the state has {', '.join(state) or 'nothing'}; it must be what state_dict() returned.")
         self.set_step(state["step"])
         self._micro_step.fill_(state["micro_step"])
 
     def to(self, device: torch.device) -> None:
-        """Keep the step there: a CUDA graph reads it where it runs."""
+        """Keep the step on `device`, where a CUDA graph reads it."""
         self._step, self._micro_step = self._step.to(device), self._micro_step.to(device)
 
-    def kind(self, *, training: bool) -> tuple[Hashable, ...]:
-        """What the host decides about a forward now: repeatable ones of a kind differ in their inputs and the step
-        alone."""
+    def signature(self, *, training: bool) -> tuple[Hashable, ...]:
+        """The host-side decisions about a forward now: repeatable forwards with equal signatures differ only in their
+        inputs and the step."""
         return self.is_on(training=training), *self.ratios(training=training)
 
     @property
     def repeatable(self) -> bool:
-        """Whether the next forward depends on nothing but its inputs, the step and its kind: no force mask, no
-        selections, steps or places of its own."""
+        """Whether the next forward depends only on its inputs, the step and `signature`: no force mask and no given
+        selections, step or sample positions."""
         mode = self._mode
         return all(one is None for one in (mode.selections, mode.step, mode.samples, mode.mask))
 
     @property
     def seen(self) -> Seen:
-        """What the last forward left here."""
+        """The record of the last forward."""
         return Seen(self._selections, self._tokens)
 
     def recall(self, seen: Seen) -> None:
-        """Take what a forward left for what the last one did: a graph that is replayed writes the same tensors."""
+        """Restore a captured forward's record: a replay runs no Python."""
         self._selections, self._tokens = seen
 
 
 def _fitting(given: _Given, route: int, batch: int, tokens: int) -> Tensor:
-    """The given indices, which must be tokens of this forward."""
-    if torch.compiler.is_compiling():  # a number that is looked at is compiled in: each largest index anew
+    """The given indices (B, K), checked against the shape of this forward."""
+    if torch.compiler.is_compiling():  # reading `largest` would guard on it: a recompile for each value
         return given.ids
     if len(given.ids) != batch or given.largest >= tokens:
         raise ConfigError(
@@ -335,8 +336,8 @@ def _fitting(given: _Given, route: int, batch: int, tokens: int) -> Tensor:
     return given.ids
 
 
-def _places(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:
-    """The places of a forward's samples in the global batch, (B,)."""
+def _sample_positions(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:
+    """The positions of a forward's samples in the global batch, (B,)."""
     if samples is None:
         first = _rank() * batch
         return torch.arange(first, first + batch, device=device)

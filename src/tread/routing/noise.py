@@ -1,12 +1,12 @@
 """Random numbers as a pure function of integer words: no generator, no global state.
 
-- `bits(seed, step, sample, token)` hashes its words and nothing else, so a number depends on what it is
-  for and never on what was drawn before it: a resumed run, another number of processes, CPU or GPU, eager
-  or compiled code all see the same values.
+- `bits(seed, step, sample, token)` hashes its words and nothing else, so a number depends on its words and
+  never on earlier draws: a resumed run, another number of processes, CPU or GPU, eager or compiled code all
+  see the same values.
 - A word is a non-negative Python int or an int64 tensor below 2**32; tensors broadcast against each other.
   Leading Python ints are folded on the host and cost no kernel.
-- Everything stays below 2**63: a 32-bit state times a constant below 2**31. No backend has to wrap, so
-  none can wrap differently.
+- Everything stays below 2**63: a 32-bit state times a constant below 2**31. No product overflows, so
+  backends cannot differ in how they wrap.
 """
 
 import math
@@ -22,7 +22,7 @@ _GOLDEN = 0x1E3779B9
 
 
 def _mix(h: Word) -> Word:
-    """A bijection of 32-bit integers in which every input bit moves every output bit."""
+    """A bijection of 32-bit integers in which every input bit affects every output bit."""
     h = h ^ (h >> 16)
     h = (h * 0x21F0AAAD) & _MASK
     h = h ^ (h >> 15)
@@ -37,7 +37,7 @@ def _fold(words: tuple[Word, ...], h: Word = _GOLDEN) -> Word:
         h = _mix(h ^ (word & _MASK))
         while isinstance(word, int) and (word := word >> 32) > 0:  # a seed may be longer than 32 bits
             h = _mix(h ^ (word & _MASK))
-        h = (h + _GOLDEN) & _MASK  # a step between words, so that (0, 1) and (1, 0) part ways
+        h = (h + _GOLDEN) & _MASK  # between words, so that (0, 1) and (1, 0) differ
     return h
 
 
@@ -52,29 +52,34 @@ def bits(*words: Word) -> Tensor:
 
 def uniform(*words: Word) -> Tensor:
     """Float32 in the open interval (0, 1), in steps of 2**-23."""
-    return _spread(bits(*words))
+    return _to_unit(bits(*words))
 
 
-def _spread(found: Tensor) -> Tensor:
-    return ((found >> 9).float() + 0.5) * 2.0**-23
+def _to_unit(bits: Tensor) -> Tensor:
+    return ((bits >> 9).float() + 0.5) * 2.0**-23
 
 
 def two_uniforms(*words: Word) -> tuple[Tensor, Tensor]:
     """`uniform(*words, 0)` and `uniform(*words, 1)`, from one fold of the words they share."""
     shared = _fold(words)
-    first, second = (_spread(torch.as_tensor(_mix(_fold((last,), shared)))) for last in (0, 1))
+    first, second = (_to_unit(torch.as_tensor(_mix(_fold((last,), shared)))) for last in (0, 1))
     return first, second
 
 
 draw_two: Callable[..., tuple[Tensor, Tensor]] = two_uniforms
-"""What `normal` calls, some hundred kernels; trainers on a GPU compile it, which gives the same bits. What follows it
-is never compiled: logarithms and cosines would differ in their last bit."""
+"""The integer part of `normal`, about a hundred kernels. Trainers on a GPU replace it by a compiled version with the
+same bits. The rest of `normal` is never compiled: its logarithm and cosine would differ in the last bit."""
 
 
 def normal(*words: Word) -> Tensor:
-    """Standard normal float32 by Box and Muller's transform of two independent uniforms."""
+    """Standard normal float32, by the Box-Muller transform of two independent uniforms."""
     first, second = draw_two(*words)
     return torch.sqrt(-2.0 * torch.log(first)) * torch.cos(2.0 * math.pi * second)
+
+
+def permutation(count: int, *words: int) -> Tensor:
+    """A permutation of 0..count - 1, (count,) int64: the stable sort of hashed indices."""
+    return torch.argsort(bits(*words, torch.arange(count)), stable=True)
 
 
 def per_sample_normal(seed: int, index: Tensor, shape: tuple[int, ...], *words: int) -> Tensor:

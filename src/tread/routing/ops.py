@@ -1,9 +1,9 @@
-"""Take rows out of a sequence and put them back, saving nothing for backward but the indices.
+"""Gather rows of a sequence and restore them, saving only the indices for backward.
 
-- `gather` copies K rows; `restore` writes one full sequence. Nothing else of that size is made.
-- `index_select`, on rows flattened over the batch, and `scatter` keep only the index for backward, where
-  `torch.gather` keeps its whole input and `index_copy` its source.
-- No row is taken twice, so in backward rows are written; torch, which does not know, would add them by atomics.
+- `gather` copies K rows; `restore` writes one full sequence. Neither allocates anything else of that size.
+- `index_select`, on rows flattened over the batch, and `scatter` save only the index for backward;
+  `torch.gather` saves its whole input and `index_copy` its source.
+- No row is taken twice, so backward copies rows; torch's own backward would add them with atomics.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def gather(x: Tensor, ids: Tensor) -> Tensor:
 
 
 class _Taken(torch.autograd.Function):
-    """The rows (K,), all different, of x (N, ...) -> (K, ...)."""
+    """The distinct rows (K,) of x (N, ...) -> (K, ...)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -42,10 +42,10 @@ class _Taken(torch.autograd.Function):
 def restore(x: Tensor, ids: Tensor, bypass: Tensor) -> Tensor:
     """The rows x (B, K, D) written over those rows of bypass (B, S, D); all other rows pass through.
 
-    The result has bypass's layout in memory, so that a compiled layer after a window sees the strides it sees dense.
+    The result has the strides of bypass, so that a compiled layer after a window sees the strides of a dense forward.
     """
     rows = ids.unsqueeze(-1).expand(-1, -1, x.shape[-1])  # (B, K, D), no copy
     x = x.to(bypass.dtype)
-    if bypass.is_contiguous():  # nothing in place: a selective policy may have saved the copy
+    if bypass.is_contiguous():  # out of place: a selective policy may have saved the copy
         return bypass.scatter(1, rows, x)  # (B, S, D)
     return bypass.clone().scatter_(1, rows, x)  # (B, S, D)

@@ -2,17 +2,17 @@
 
 `RoutePlan.from_config` takes what users write: a mapping, a JSON string, the path of a JSON or YAML file, or just the
 name of a preset; with or without the outer key `tread_config`, with `routes` or a `preset`. `plan.resolve(depth)` gives
-the plan of one model: routes sorted, disjoint and in range. Nothing is silently dropped: a route either runs as
-written or is refused by name.
+the plan of one model: routes sorted, disjoint and in range. A route either runs as written or is
+refused by name.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tread.config.documents import parse_json, read_document, settled
 from tread.errors import ConfigError, check_choice, check_fraction, check_int, check_keys
 from tread.routing.route import Route
 from tread.routing.schedule import Schedule
@@ -70,7 +70,7 @@ class RoutePlan:
 
     @classmethod
     def from_config(cls, config: "RoutePlan | Mapping[str, Any] | str | Path") -> "RoutePlan":
-        """A plan from any form a user may write it in.
+        """A plan from a mapping, a JSON string, a path or the name of a preset.
 
         >>> RoutePlan.from_config("paper").resolve(12).routes[0].end_layer_idx
         8
@@ -78,7 +78,7 @@ class RoutePlan:
         if isinstance(config, RoutePlan):
             return config
         config = tread_mapping(config)
-        config = {key: value for key, value in config.items() if value is not None}  # YAML's null: not set
+        config = {key: value for key, value in config.items() if value is not None}  # null in YAML: not set
         selector = check_choice(config.get("selector", "random"), "selector", SELECTORS)
         schedule = config.get("schedule")
         return cls(
@@ -104,7 +104,7 @@ class RoutePlan:
         return replace(self, routes=tuple(route for route, _ in resolved), depth=depth)
 
     def with_total_steps(self, total_steps: int) -> "RoutePlan":
-        """The plan with the schedule's `total_steps` filled in where it was left open."""
+        """The plan with the schedule's `total_steps` filled in if it is not set."""
         if self.schedule is None or self.schedule.total_steps is not None:
             return self
         return replace(self, schedule=replace(self.schedule, total_steps=total_steps))
@@ -125,7 +125,7 @@ class RoutePlan:
 
 
 def tread_mapping(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    """What a user wrote, as the mapping inside `tread_config`, keys checked; values are left as they are."""
+    """The mapping inside `tread_config`, its keys checked and its values not."""
     mapping = read_mapping(config)
     if "tread_config" in mapping:
         check_keys(mapping, ["tread_config"], "around tread_config")
@@ -145,32 +145,14 @@ def read_mapping(config: object) -> Mapping[str, Any]:
     if isinstance(config, str) and config in PRESETS:
         return {"preset": config}
     if isinstance(config, str) and config.lstrip().startswith("{"):
-        try:
-            config = json.loads(config)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"tread_config is not valid JSON: {error}.") from None
+        config = parse_json(config, "tread_config")
     elif isinstance(config, str | Path):
-        config = _read_file(Path(config))
+        if not Path(config).is_file():
+            raise ConfigError(f"tread_config is {str(config)!r}: no preset ({', '.join(PRESETS)}) and no such file.")
+        config = settled(read_document(Path(config), "tread_config"))
     if not isinstance(config, Mapping):
         raise ConfigError(f"tread_config is {config!r}; it must be a mapping, a preset, a JSON string or a path.")
     return config
-
-
-def _read_file(path: Path) -> object:
-    if not path.is_file():
-        raise ConfigError(f"tread_config is {str(path)!r}: no preset ({', '.join(PRESETS)}) and no file that exists.")
-    text = path.read_text(encoding="utf-8")
-    if path.suffix.lower() in {".yaml", ".yml"}:
-        import yaml
-
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not valid YAML: {error}.") from None
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}.") from None
 
 
 def _routes(config: Mapping[str, Any]) -> tuple[Route, ...]:

@@ -1,20 +1,21 @@
-"""Activation checkpointing in any form: a recomputation finds the routing that the forward had.
+"""Activation checkpointing in any form: a recomputation uses the routing of its forward.
 
-Checkpointed functions run again in backward, when the forward's state is gone, the step may have moved on, and other
-forwards may have run. What a handle holds is a hidden input of such a function, so it is noted where the function
-begins and put back while the function runs again:
+Checkpointed functions run again in backward, when the forward's state is gone, the step may have changed, and other
+forwards may have run. A handle is a hidden input of such a function, so a snapshot of it is taken when the function
+begins and restored while it is recomputed:
 
-- Torch has two ways to run a function again, and every form of checkpointing in torch (`checkpoint` however imported,
+- Torch recomputes in two ways, and every form of checkpointing in torch (`checkpoint` however imported,
   `checkpoint_sequential`, `checkpoint_wrapper`, the composable `checkpoint`, selective policies) ends in one of them:
-  the hooks that `_checkpoint_hook` puts on saved tensors (non-reentrant), and `CheckpointFunction` (reentrant). Both
-  are followed where torch itself looks them up, as long as there is a handle.
+  saved-tensor hooks, `_checkpoint_hook` (non-reentrant), and `CheckpointFunction` (reentrant). Both are patched in
+  torch's own module while a handle exists.
 - Nothing is selected twice. A recomputation uses the indices that the forward kept; compiled models, which cannot look
-  them up, go back to the forward's step.
-- Both passes do the same: side inputs are made, or found, in the recomputation where they were in the forward.
-- Reentrant checkpointing sees gradients of explicit inputs and outputs alone. So its functions make side inputs inside,
-  and the one tensor that may cross their border, the bypass of a window that opens outside and closes inside or the
-  other way round, is given to them as an input and taken from them as an output.
-- What runs a layer again and is neither of the two is seen in backward and refused.
+  them up, select again with the forward's step.
+- Both passes run the same operations: the recomputation gathers a side input, or takes it from the memo, exactly when
+  the forward did.
+- Reentrant checkpointing has gradients for explicit inputs and outputs only. So its functions gather side inputs
+  inside, and the one tensor that may cross their border, the bypass of a window that opens outside and closes inside
+  or the other way round, is passed as an explicit input and output.
+- Any other recomputation of a layer is detected in backward and refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,27 +32,27 @@ from tread.routing.state import State
 
 
 class Recomputed(Protocol):
-    """What a recomputation needs of a handle."""
+    """The part of a handle that recomputation uses."""
 
     state: State
-    """The state of the forward that runs now."""
+    """The state of the current forward."""
     tapes: list[list[State]]
-    """For each checkpointed function that runs now, the states of the forwards that began inside."""
+    """One list per checkpointed function now running: the states of the forwards that began inside it."""
     replay: Iterator[State] | None
-    """The states of the forwards that run again; None where no function does."""
+    """The states of the forwards to recompute; None outside a recomputation."""
     entered: bool
-    """Whether a reentrant function runs, without gradients, that was called with them."""
+    """Whether a reentrant function is in its first pass: gradients are disabled there, but were enabled at the call."""
 
     def hold(self) -> Any:
-        """Everything but the state that forwards depend on."""
+        """A copy of the hidden inputs of forwards other than the state."""
         ...
 
     def put_back(self, held: Any) -> None:
-        """Depend on it again."""
+        """Restore what `hold` returned."""
         ...
 
     def come_back(self) -> Callable[[], None] | None:
-        """Route, detached or not; returns how to leave, if there is anything to do."""
+        """Turn routing on, detached or not; returns a function that undoes it, or None if nothing was done."""
         ...
 
 
@@ -61,24 +62,24 @@ _replays = 0
 
 
 def follow(handle: Recomputed) -> None:
-    """Note what `handle` holds wherever torch checkpoints a function from now on."""
+    """Take a snapshot of `handle` at every checkpointed function from now on."""
     _handles.add(handle)
     _install()
 
 
 def leave(handle: Recomputed) -> None:
-    """Follow a handle no more; torch is as it was when the last one is gone."""
+    """Stop following a handle; after the last one torch is unpatched."""
     _handles.discard(handle)
     _remove_unused()
 
 
 def in_backward() -> bool:
-    """Whether autograd runs now."""
+    """Whether this is called from an autograd backward."""
     return torch._C._current_graph_task_id() != -1
 
 
 class _Snapshot:
-    """What one handle held where a checkpointed function began, and what its forward did inside."""
+    """One handle at the start of a checkpointed function, and what its first pass did inside."""
 
     def __init__(self, handle: Recomputed, *, reentrant: bool) -> None:
         self.handle, self.state = handle, handle.state.fork()
@@ -90,7 +91,7 @@ class _Snapshot:
             self.state.forget()
 
     def begin(self) -> Callable[[], None]:
-        """Note what happens in the first pass, which runs without gradients where it is reentrant; returns its end."""
+        """Record the first pass, which has gradients disabled if it is reentrant; returns a function that ends it."""
         handle, state = self.handle, self.handle.state
         entered = handle.entered
         handle.tapes = [*handle.tapes, self._forwards]
@@ -101,14 +102,14 @@ class _Snapshot:
         def end() -> None:
             if self._reentrant:
                 handle.entered = entered
-                state.forget()  # what was made inside has no gradient
+                state.forget()  # side inputs gathered inside have no gradient
             state.logs = [log for log in state.logs if log is not self._log]
             handle.tapes = [tape for tape in handle.tapes if tape is not self._forwards]
 
         return end
 
     def replay(self, bypass: Tensor | None) -> Callable[[], None]:
-        """Put everything back for a recomputation; `bypass` is the one it is given, if it is. Returns its end."""
+        """Restore the snapshot for a recomputation, with `bypass` if given; returns a function that ends it."""
         handle, held = self.handle, self._held
         before = handle.state, handle.tapes, handle.replay, handle.entered
         now = None if held is None else handle.hold()
@@ -116,7 +117,7 @@ class _Snapshot:
         handle.state, handle.tapes, handle.replay, handle.entered = again, [], iter(self._forwards), False
         if held is not None:
             handle.put_back(held)
-        if not self._reentrant:  # which runs everything anew, and saves nothing that must match
+        if not self._reentrant:  # a reentrant one matches no saved tensors
             again.script = iter(self._log)
         if bypass is not None:
             again.bypass = bypass
@@ -135,27 +136,27 @@ class _Snapshot:
 
 
 class _Region:
-    """One call of a checkpointed function."""
+    """One call of a checkpointed function, with a snapshot of every handle."""
 
     def __init__(self, *, reentrant: bool) -> None:
         self.snapshots = [_Snapshot(handle, reentrant=reentrant) for handle in tuple(_handles)]
         self._ends: list[Callable[[], None]] = []
 
     def begin(self) -> None:
-        """The first pass begins."""
+        """Begin the first pass."""
         self._ends = [snapshot.begin() for snapshot in self.snapshots]
 
     def end(self) -> None:
-        """The first pass has ended, one way or another."""
+        """End the first pass, also after an error."""
         for end in reversed(self._ends):
             end()
         self._ends = []
 
     def again(self, function: Callable[..., Any], *args: Any, bypasses: Sequence[Tensor | None] = ()) -> Any:
-        """Compute the function again."""
+        """Recompute the function."""
         global _replays
         _replays += 1
-        _install()  # functions within this one are checkpointed again
+        _install()  # nested checkpointed functions begin again too
         ends: list[Callable[[], None]] = []
         try:
             for i, snapshot in enumerate(self.snapshots):
@@ -169,12 +170,12 @@ class _Region:
 
 
 class _Hook(_stock_hook):
-    """The hooks of a non-reentrant call: entered before the function runs, left after it."""
+    """The saved-tensor hooks of a non-reentrant call: entered before the function runs, left after it."""
 
     def __init__(self, frame: Any) -> None:
         super().__init__(frame)
         self._region = None
-        if TracingContext.try_get() is None:  # compiled code is traced by the same hooks, and never runs them again
+        if TracingContext.try_get() is None:  # tracing uses the same hooks but never recomputes
             self._region = _Region(reentrant=False)
             frame.recompute_fn = partial(self._region.again, frame.recompute_fn)
 
@@ -199,12 +200,11 @@ def _apply(cls: type, function: Callable[..., Any], preserve: bool, *args: Any) 
 
 
 class _Rerun:
-    """A function that runs once in the forward and then in backward, with the bypass of each handle as an explicit
-    input and output."""
+    """The function of a reentrant call, with the bypass of each handle as an explicit input and output."""
 
     def __init__(self, region: _Region, function: Callable[..., Any]) -> None:
         self._region, self._function, self._first = region, function, True
-        # within a layer no window opens or closes
+        # inside a layer no window opens or closes
         self._bypasses = [
             snapshot.state.bypass if snapshot.state.running is None else None for snapshot in region.snapshots
         ]
@@ -213,7 +213,7 @@ class _Rerun:
 
     @property
     def given(self) -> list[Tensor]:
-        """The tensors that are put before the function's own arguments."""
+        """The bypasses, which precede the function's own arguments."""
         return [bypass for bypass in self._bypasses if bypass is not None]
 
     def __call__(self, *args: Any) -> Any:
@@ -239,7 +239,7 @@ class _Rerun:
         return (*((output,) if self._single else output), *(now[i] for i in self._made))
 
     def unpacked(self, output: Any) -> Any:
-        """The function's own output; a bypass that was made inside is that of its handle from here on."""
+        """The function's own output; bypasses that were made inside are given to their handles."""
         if not self._made:
             return output
         own, made = output[: -len(self._made)], output[-len(self._made) :]

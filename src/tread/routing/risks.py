@@ -1,7 +1,8 @@
-"""Settings that are legal but that the literature warns about, each with the reason and the way out."""
+"""Warnings about settings that are legal but risky, each with the reason and what to change."""
 
 import warnings
 
+from tread.errors import RiskWarning
 from tread.routing.plan import PRESETS, RoutePlan
 
 FEW_TOKENS = 256
@@ -10,12 +11,8 @@ LITTLE_GAIN = 0.75
 ADAPTER_RATIO = PRESETS["lora"].selection_ratio
 
 
-class RiskWarning(UserWarning):
-    """A setting that runs, but that is known to cost quality or to gain no speed."""
-
-
 def layer_risks(plan: RoutePlan) -> list[str]:
-    """Windows that touch the first two layers or the last one of a resolved plan."""
+    """Risks of windows over the first two layers or the last one of a resolved plan."""
     risks = []
     for route in plan.routes:
         if route.start_layer_idx < 2:
@@ -32,7 +29,7 @@ def layer_risks(plan: RoutePlan) -> list[str]:
 
 
 def token_risks(plan: RoutePlan, tokens: int) -> list[str]:
-    """High ratios on few tokens."""
+    """Risks of high ratios on few tokens."""
     return [
         f"{route} keeps {tokens - int(tokens * route.selection_ratio)} of {tokens} tokens: at 256 tokens the paper "
         "lost quality above a ratio of 0.5 (DiT-B/2, FID 21.3 at 0.5, 49.3 at 0.75, 43.5 dense). Use 0.5 or less."
@@ -42,7 +39,7 @@ def token_risks(plan: RoutePlan, tokens: int) -> list[str]:
 
 
 def adapter_risks(plan: RoutePlan) -> list[str]:
-    """Ratios that cost a LoRA or LoKr quality."""
+    """Risks of high ratios while only a LoRA or LoKr is trained."""
     return [
         f"{route} is above a ratio of {ADAPTER_RATIO} while only an adapter is trained: the frozen layers never saw so "
         "few tokens. With loss on all tokens, 0.5 over 2..-2 cost 2.4 % of dense validation loss where preset 'lora' "
@@ -54,7 +51,7 @@ def adapter_risks(plan: RoutePlan) -> list[str]:
 
 
 def mask_risks(tokens: int, forced: int) -> list[str]:
-    """Force masks that leave little to drop."""
+    """Risks of force masks that leave few tokens to drop."""
     if forced < LITTLE_GAIN * tokens:
         return []
     return [
@@ -64,7 +61,7 @@ def mask_risks(tokens: int, forced: int) -> list[str]:
 
 
 def warn_once(risks: list[str], said: set[str], *, stacklevel: int = 3) -> None:
-    """Issue each warning that is not in `said` yet; by default in the name of the caller's caller."""
+    """Warn of each risk that is not in `said` yet; by default at the line of the caller's caller."""
     for risk in risks:
         if risk not in said:
             said.add(risk)

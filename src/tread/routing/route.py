@@ -1,7 +1,7 @@
 """A route: a window of layers that only part of the tokens pass through.
 
 Layer indices are inclusive and may be negative (-1 is the last layer); `selection_ratio` is the fraction of
-tokens that are *dropped* in the window. What can be judged without knowing the model's depth is judged when a
+tokens that are *dropped* in the window. What does not depend on the model's depth is checked when a
 route is made, the rest by `Route.resolve(depth)`.
 """
 

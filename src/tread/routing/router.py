@@ -1,7 +1,7 @@
-"""`TREADRouter`: the low-level class for people who write their own model, with the names model code knows.
+"""`TREADRouter`: the low-level class for people who write their own model, compatible with existing model code.
 
-It keeps those names, `mask_ratio` and `l1_reg` included; everywhere else the package says `selection_ratio` and
-`importance`. Every call of `get_mask` draws anew.
+It keeps the names that such code uses, `mask_ratio` and `l1_reg` included; everywhere else the package says
+`selection_ratio` and `importance`. Every call of `get_mask` draws a new selection.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,15 @@ from torch import Tensor
 
 from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise
+from tread.routing.budget import kept_count
 from tread.routing.ops import gather, restore
 from tread.routing.plan import DEFAULT_SEED
-from tread.routing.selection import check_mask, kept_count, l1_rank, mixed_score, select
+from tread.routing.selection import check_mask, l1_rank, mixed_score, select
 
 
 @dataclass(frozen=True)
 class MaskInfo:
-    """One selection in the forms model code uses; `mask` (B, S) is True where a token is dropped."""
+    """One selection in the forms that model code uses; `mask` (B, S) is True for dropped tokens."""
 
     mask: Tensor
     ids_keep: Tensor
@@ -29,7 +30,7 @@ class MaskInfo:
 
 
 class TREADRouter:
-    """Draws selections, takes the kept tokens out and puts them back.
+    """Draws selections, gathers the kept tokens and restores the full sequence.
 
     >>> router, x = TREADRouter(seed=0), torch.randn(2, 16, 8)
     >>> info = router.get_mask(x, mask_ratio=0.5)
@@ -42,7 +43,7 @@ class TREADRouter:
         self.device = device
         self.calls = 0
         self.mask_token: float | Tensor = 0.0
-        """What `end_route` puts at dropped tokens where it is given no original: a number, or a tensor (D,)."""
+        """The value of dropped tokens if `end_route` is given no original: a number, or a tensor (D,)."""
 
     def get_mask(
         self,
@@ -52,11 +53,11 @@ class TREADRouter:
         inverse: bool = False,
         force_keep: Tensor | None = None,
     ) -> MaskInfo:
-        """Choose which tokens of x (B, S, D) stay.
+        """Select the tokens of x (B, S, D) to keep.
 
         `mask_ratio` is the fraction dropped; `l1_reg` mixes importance (1) with chance (0), the most important
-        tokens staying, or the least important with `inverse`; `force_keep` (B, S) bool names tokens that stay. Both
-        numbers may be numpy's or tensors without axes.
+        tokens being kept, or the least important with `inverse`; `force_keep` (B, S) bool marks tokens that are never
+        dropped. Both numbers may be numpy scalars or 0-d tensors.
         """
         ratio = check_fraction(_number(mask_ratio), "mask_ratio", closed=False)
         importance = check_fraction(_number(l1_reg), "l1_reg")
@@ -103,7 +104,7 @@ class TREADRouter:
     ) -> Tensor:
         """The processed tokens x (B, K, D), also called `routed_x`, written over original_x (B, S, D).
 
-        Without an original, dropped tokens become `mask_token`, the router's where none is given.
+        Without an original, dropped tokens become `mask_token`, by default the router's.
         """
         if (x is None) == (routed_x is None) or info is None:
             raise ConfigError(
@@ -118,5 +119,5 @@ class TREADRouter:
 
 
 def _number(value: Any) -> Any:
-    """A plain number for numpy's and for a tensor without axes, which waits for its device; others as they are."""
+    """A Python number from a numpy scalar or a 0-d tensor (synchronises with its device); other values unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -1,9 +1,9 @@
-"""How the ratio of every route changes over training.
+"""The schedule: how the ratio of every route changes over training.
 
-- Warm-up: the ratio climbs from dense to its full value over the first steps, which spares an adapter the loss
-  spike of suddenly missing tokens.
+- Warm-up: the ratio climbs from dense to its full value over the first steps, which avoids the loss spike of an
+  adapter that suddenly misses tokens.
 - Cool-down: the last fraction of the steps runs dense, which recovers quality.
-- Only `levels` intermediate values are ever taken, so that compiled code sees few shapes.
+- The ratio takes at most `levels` intermediate values, so that compiled code sees few shapes.
 """
 
 from collections.abc import Mapping

@@ -1,20 +1,15 @@
-"""Which tokens a route keeps: the budget, the scores, and the kept indices.
+"""The tokens that a route keeps: their scores and the kept indices.
 
-- One K for the whole batch, so that tensors stay dense. Forced tokens come on top of the budget instead of eating
-  it: the ratio applies to the tokens that may be dropped.
 - Scores are 64-bit integers. Ranking integers has no rounding, so eager, compiled, CPU and GPU agree on every
   index, and a stable sort settles ties by token position.
-- Nothing here reads a tensor on the host but `check_selection`, which runs where selections enter.
+- Only `check_selection`, which runs outside the forward, synchronises with the device.
 """
-
-import math
 
 import torch
 from torch import Tensor
 
 from tread.errors import ConfigError
 
-SHAPE_LEVELS = 16  # with a force mask, K takes at most this many values, so that few shapes are compiled
 _FORCED = 1 << 62  # above every score
 
 
@@ -27,34 +22,18 @@ def check_mask(mask: object) -> None:
 
 
 def check_selection(ids: object, name: str) -> int:
-    """The largest index of a given selection; refuses what is not ascending int64 (B, K) from 0. Waits for a GPU."""
+    """The largest index of a given selection, which must be int64 (B, K) and ascending from 0. Synchronises once."""
     if not isinstance(ids, Tensor):
         raise ConfigError(f"{name} is a {type(ids).__name__}; it must be a tensor, int64 (B, K).")
     if ids.dtype != torch.int64 or ids.ndim != 2 or not ids.numel():
         raise ConfigError(f"{name} is {ids.dtype} of shape {tuple(ids.shape)}; it must be int64 (B, K), K at least 1.")
     ascends = (ids.diff(dim=1) > 0).all()
-    low, high, ascending = torch.stack((ids.min(), ids.max(), ascends)).tolist()  # one wait for all three
+    low, high, ascending = torch.stack((ids.min(), ids.max(), ascends)).tolist()  # one synchronisation
     if not ascending:
         raise ConfigError(f"{name} is not ascending; sort each sample's indices, each of them once.")
     if low < 0:
         raise ConfigError(f"{name} has the index {low}; tokens count from 0.")
     return high
-
-
-def kept_count(tokens: int, ratio: float, forced: int | None = None, always: int = 0) -> int:
-    """How many of `tokens` stay: K = S - int((S - F) * ratio).
-
-    `forced` is the largest number of tokens a force mask names in the batch, or None where there is no mask. With a
-    mask, K is rounded up to a multiple of ceil(S / 16), capped at S. `always` others are forced in every sample.
-
-    >>> kept_count(256, 0.5), kept_count(256, 0.5, forced=100)
-    (128, 192)
-    """
-    kept = tokens - int((tokens - always - (forced or 0)) * ratio)
-    if forced is None:
-        return kept
-    level = math.ceil(tokens / SHAPE_LEVELS)
-    return min(tokens, math.ceil(kept / level) * level)
 
 
 def l1_rank(x: Tensor) -> Tensor:

@@ -1,1 +1,4 @@
-"""Sampling: solvers over a field, guidance around a field, and `generate`, which puts them together."""
+"""Sampling: ODE solvers, guidance (public, also for stock pipelines), `generate`, and image grids.
+
+It imports `tread.objectives`, `tread.attach`, `tread.routing` and `tread.errors`; no data and no job.
+"""

@@ -1,13 +1,12 @@
-"""From labels to samples.
+"""Sampling: from labels to images.
 
-- The noise of a sample is a hash of the seed and the sample's place in the whole job, so a sample depends
-  neither on the batch size nor on how many processes share the work: a process passes its slice of the labels
-  and the place of the first one, `first_index`.
-- The network runs in eval mode without gradients, so a routed model runs dense but for the branches of guidance that
-  drop tokens; every module gets its mode back, whatever happens.
-- FLOPs are counted by torch along the whole way of one sample, on the meta device: every level with the branches it
-  has, and nothing is computed.
-- Autocast is the caller's choice: the state stays float32 and the objectives convert the network's answers.
+- The noise of a sample is a hash of the seed and the sample's index in the whole job, so a sample depends
+  neither on the batch size nor on the number of processes: a process passes its slice of the labels and the
+  index of the first one, `first_index`.
+- The network runs in eval mode without gradients, so a routed model runs dense except in guidance branches that drop
+  tokens. The mode of every module is restored, also after an error.
+- FLOPs are counted by torch over all levels and branches of one sample, on the meta device.
+- Autocast is the caller's choice: the state stays float32 and the objectives convert the network's output.
 """
 
 import copy
@@ -23,11 +22,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from tread.errors import ConfigError
+from tread.errors import ConfigError, RiskWarning
 from tread.objectives.objective import Net, Objective
 from tread.routing import noise
 from tread.routing.handle import Handle
-from tread.routing.risks import RiskWarning
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_scale, within
 from tread.sampling.solvers import SOLVERS, Churn, Solver, edm_heun
@@ -58,7 +56,7 @@ def generate(
 
     `solver` is a name in `solvers.SOLVERS`, by default the objective's own; `churn` goes with EDM and heun.
     `guidance` is the scale, `null_label` and `interval` are those of `guidance.classifier_free`, which is used unless
-    `branches` says otherwise; `weak` is the other network of its kinds `ag` and `ag+sg`.
+    `branches` says otherwise; `weak` is the other network of the guidance kinds `ag` and `ag+sg`.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; sampling needs at least 1.")
@@ -77,7 +75,7 @@ def generate(
             f"guidance does nothing: none of the levels {levels[0]:.4g} to {levels[-2]:.4g} is in its interval "
             f"{interval}. Choose one in the objective's levels (flow: t, EDM: sigma), or leave it out.",
             RiskWarning,
-            stacklevel=1,  # said once, whoever calls
+            stacklevel=1,  # shown once for all callers
         )
     guided = partial(
         (branches or Branches()).field,
@@ -110,8 +108,8 @@ def generate(
 
 
 def flops_per_sample(net: nn.Module, objective: Objective, *, weak: nn.Module | None = None, **settings: Any) -> int:
-    """FLOPs that `generate` with these settings spends on each sample, as torch counts them: the multiplications and
-    additions of matrix products and attention."""
+    """FLOPs per sample of `generate` with these settings: multiplications and additions of matrix products and
+    attention, by torch's counter."""
     meters = [_Meter(net), None if weak is None else _Meter(weak)]
     label = torch.zeros(1, dtype=torch.int64, device="meta")
     generate(meters[0], objective, label, weak=meters[1], **settings, device="meta", progress=False)  # pyright: ignore[reportArgumentType]
@@ -119,29 +117,29 @@ def flops_per_sample(net: nn.Module, objective: Objective, *, weak: nn.Module | 
 
 
 class _Meter:
-    """A network of shapes without numbers that adds up what its forwards cost; each kind of forward runs once."""
+    """A network on the meta device that sums the FLOPs of its forwards; forwards of equal shapes are counted once."""
 
     def __init__(self, net: nn.Module) -> None:
-        tensors = chain(net.parameters(), net.buffers())  # neither copied nor moved: only their shapes are
+        tensors = chain(net.parameters(), net.buffers())  # deepcopy takes meta tensors in their stead
         self.net = copy.deepcopy(net, {id(tensor): tensor.to("meta") for tensor in tensors}).eval()
         self.routing: Handle | None = getattr(self.net, "routing", None)
         self.flops = 0
         self._known: dict[tuple[int, tuple[float, ...]], tuple[int, Tensor]] = {}
 
     def __call__(self, x: Tensor, time: Tensor, labels: Tensor) -> Tensor:
-        kind = x.shape[0], () if self.routing is None else self.routing.ratios(training=False)
-        if kind not in self._known:
+        shape = x.shape[0], () if self.routing is None else self.routing.ratios(training=False)
+        if shape not in self._known:
             with FlopCounterMode(display=False) as counter:
                 answer = self.net(x, time, labels)
-            self._known[kind] = counter.get_total_flops(), answer
-        flops, answer = self._known[kind]
+            self._known[shape] = counter.get_total_flops(), answer
+        flops, answer = self._known[shape]
         self.flops += flops
         return answer
 
 
 @contextmanager
 def _evaluating(net: Net | None) -> Iterator[None]:
-    """Eval mode inside; afterwards each module has the mode it had, frozen parts included."""
+    """Eval mode inside; afterwards the mode of every module is restored."""
     if not isinstance(net, nn.Module):
         yield
         return
@@ -150,6 +148,6 @@ def _evaluating(net: Net | None) -> Iterator[None]:
     try:
         yield
     finally:
-        net.train(modes[0][1])  # modules() begins with the net itself; lets an override of train() know
+        net.train(modes[0][1])  # the net comes first in modules(); calls an overridden train()
         for module, mode in modes:
             module.training = mode

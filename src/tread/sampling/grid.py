@@ -8,30 +8,31 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-SMALLEST = 48  # pixels: smaller images are enlarged by whole factors, so that an 8 x 8 digit can be seen
+SMALLEST = 48  # pixels; smaller images, such as 8 x 8 digits, are enlarged by an integer factor
+GAP = 4  # pixels between images
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """One uint8 image (H, W, 3 or 1)."""
+    """A uint8 image (H, W, 3 or 1) as a PIL image."""
     array = image.cpu().numpy()
     return Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
 
 
-def make_grid(images: Tensor, columns: int, gap: int = 4) -> Image.Image:
-    """uint8 images (N, H, W, 3 or 1) row by row on white."""
+def make_grid(images: Tensor, columns: int) -> Image.Image:
+    """A grid of uint8 images (N, H, W, 3 or 1) on white, row by row."""
     count, height, width, channels = images.shape
     factor = max(1, math.ceil(SMALLEST / max(height, width)))
     large = images.repeat_interleave(factor, 1).repeat_interleave(factor, 2).cpu().numpy()  # (N, fH, fW, C)
     height, width, rows = height * factor, width * factor, math.ceil(count / columns)
-    canvas = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), 255, np.uint8)
+    canvas = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, channels), 255, np.uint8)
     for i, image in enumerate(large):
-        top, left = i // columns * (height + gap), i % columns * (width + gap)
+        top, left = i // columns * (height + GAP), i % columns * (width + GAP)
         canvas[top : top + height, left : left + width] = image
     return Image.fromarray(canvas.squeeze(-1) if channels == 1 else canvas)
 
 
 def image_names(labels: Sequence[int]) -> list[str]:
-    """`class-index.png` for each image, counted within its class."""
+    """File names `class-index.png`; the index counts within the class."""
     counts: dict[int, int] = {}
     names = []
     for label in labels:
@@ -41,7 +42,7 @@ def image_names(labels: Sequence[int]) -> list[str]:
 
 
 def save_images(images: Tensor, names: Sequence[str], folder: Path) -> None:
-    """Each image by its name."""
+    """Write each image under its name."""
     folder.mkdir(parents=True, exist_ok=True)
     for image, name in zip(images, names, strict=True):
         to_pil(image).save(folder / name)

@@ -2,9 +2,9 @@
 
 - A solver takes a field (the slope dx/dlevel), the starting state `x` = levels[0] * noise, and falling levels
   that end at 0. It knows nothing of networks, objectives or guidance.
-- No solver asks the field at level 0, where EDM's slope is undefined and a logit-normal flow was never
-  trained. So Heun's last step is an Euler step; one local error of second order leaves it a second-order
-  method.
+- No solver evaluates the field at level 0, where EDM's slope is undefined and a logit-normal flow was never
+  trained. So Heun's last step is an Euler step; one step with a second-order local error leaves the
+  method second order.
 - Churn's noise comes in through `draw`, so that a solver has no random state.
 """
 
@@ -53,16 +53,16 @@ def _heun_step(field: Field, x: Tensor, labels: Tensor, level: float, lower: flo
 
 @dataclass(frozen=True, kw_only=True)
 class Churn:
-    """How much fresh noise Algorithm 2 of Karras et al. 2022 adds before each step."""
+    """The fresh noise that Algorithm 2 of Karras et al. 2022 adds before each step."""
 
     s_churn: float
     """Total amount, spread over the steps; no step raises its level by more than a factor sqrt(2)."""
     s_tmin: float = 0.0
-    """Levels below get none."""
+    """No noise is added below this level."""
     s_tmax: float = inf
-    """Levels above get none."""
+    """No noise is added above this level."""
     s_noise: float = 1.0
-    """Standard deviation of the fresh noise; slightly above 1 makes up for detail a network smooths away."""
+    """Standard deviation of the fresh noise; slightly above 1 compensates for detail that a network smooths away."""
 
     def __post_init__(self) -> None:
         for setting in ("s_churn", "s_tmin", "s_noise"):

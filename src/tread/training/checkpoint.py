@@ -2,13 +2,12 @@
 
 - A checkpoint is a folder `step-00001000` with one safetensors file per part (model, ema, optimizer) and a
   `checkpoint.json` that lists them with their sizes. It is written under a temporary name, synced to disk and
-  renamed, so an interrupted save leaves the earlier ones untouched. One that it replaces is removed last, and `recover`
-  finishes a save that was killed just before its rename.
-- The newest checkpoint that is whole is the one that is loaded; a broken one is named and passed over, and never
-  counts as one of those that are kept. Where all are broken nothing is loaded: to start anew would replace files that
-  can perhaps be mended.
-- Each save has an id of its own, by which a result knows its checkpoint.
-- There is no random state to keep: noise, data order and selections are functions of the step.
+  renamed, so an interrupted save leaves the earlier ones untouched. A checkpoint of the same step is removed last, and
+  `recover` finishes a save that was killed just before its rename.
+- The newest whole checkpoint is loaded; broken ones are reported and skipped, and do not count towards those kept. If
+  all are broken, an error is raised: starting again would replace files that could be repaired.
+- Each save has its own id, which a result records.
+- There is no random state to save: noise, data order and selections are functions of the step.
 """
 
 import json
@@ -33,7 +32,7 @@ Parts = Mapping[str, Mapping[str, Tensor]]
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps lies."""
+    """The path of the checkpoint after `step` steps."""
     return folder / f"step-{step:08d}"
 
 
@@ -81,7 +80,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def recover(folder: Path) -> None:
-    """Give a checkpoint its name where a killed save left none: the new one if that is whole, else the one before."""
+    """Rename what a killed save left: the new checkpoint if it is whole, else the one it was to replace."""
     for left_over in _left_overs(folder):
         final = folder / left_over.stem.removeprefix(".")
         if not final.exists() and _is_whole(left_over):
@@ -89,19 +88,19 @@ def recover(folder: Path) -> None:
 
 
 def _left_overs(folder: Path) -> list[Path]:
-    """Folders of killed saves: new ones first, then those that a new one was about to replace."""
+    """Folders of killed saves: new checkpoints first, then those that were being replaced."""
     return [*folder.glob(".step-*.tmp"), *folder.glob(".step-*.old")]
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, after checking that every file it lists is there in full."""
+    """The manifest of a checkpoint, after checking that every file it lists exists and has its size."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         for name, size in manifest["files"].items():
             found = (path / name).stat().st_size
             if found != size:
                 raise CheckpointError(f"{path} is not whole: {name} has {found} of {size} bytes")
-            with safe_open(path / name, framework="pt"):  # reads the list of tensors alone
+            with safe_open(path / name, framework="pt"):  # reads the header only
                 pass
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not whole: {Path(error.filename).name} is missing") from error
@@ -118,9 +117,9 @@ def _is_whole(path: Path) -> bool:
 
 
 def newest(folder: Path, say: Callable[[str], object] = print) -> tuple[Path, dict[str, Any]] | None:
-    """The newest whole checkpoint and its manifest, None where there is no checkpoint at all.
+    """The newest whole checkpoint and its manifest; None if there is no checkpoint.
 
-    Broken ones are named through `say`; where all are broken, the error says what of them may be whole.
+    Broken ones are reported through `say`; if all are broken, the error lists their files that still open.
     """
     broken: list[tuple[Path, CheckpointError]] = []
     for path in reversed(list_checkpoints(folder)):
@@ -142,7 +141,7 @@ def newest(folder: Path, say: Callable[[str], object] = print) -> tuple[Path, di
 
 
 def _may_be_whole(path: Path) -> str:
-    """The files of a broken checkpoint that open; one that was cut does not."""
+    """A phrase that lists the files of a broken checkpoint that still open."""
     opened = [file.name for file in sorted(path.glob("*.safetensors")) if is_safetensors(file)]
     return f"{', '.join(opened)} may be whole" if opened else "no other file of it is whole"
 
@@ -162,7 +161,7 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: Path) -> None:
-    """Put a checkpoint's weights into those of a model, or say in what the two differ."""
+    """Copy a checkpoint's weights into a model's; refused if names or shapes differ."""
     here = {name: tuple(tensor.shape) for name, tensor in own.items()}
     there = {name: tuple(tensor.shape) for name, tensor in given.items()}
     if here != there:
@@ -177,7 +176,7 @@ def load_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source:
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """An optimizer's state as flat tensors, "3.exp_avg" for the fourth parameter."""
+    """An optimizer's state as flat tensors: "3.exp_avg" belongs to the fourth parameter."""
     state = optimizer.state_dict()["state"]
     return {
         f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items()
@@ -185,7 +184,7 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put a state from `optimizer_tensors` back; hyper-parameters stay as configured now."""
+    """Restore a state from `optimizer_tensors`; hyper-parameters stay as configured now."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, name = key.split(".", 1)

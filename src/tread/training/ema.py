@@ -1,9 +1,9 @@
-"""A moving average of the weights, with a warm-up that makes it right for short runs.
+"""EMA: an exponential moving average of the weights, with a warm-up for short runs.
 
-A fixed decay of 0.9999 remembers its random start for tens of thousands of updates; with the warm-up the average
-covers a constant share of the run so far until the decay is reached. Averaged are the parameters that train, so an
-adapter on a large frozen model costs little. Each update depends on nothing but the weights and the step, so it is
-identical on every rank.
+With a fixed decay of 0.9999 the random initial weights persist for tens of thousands of updates; with the warm-up the
+average covers a constant share of the run so far until the decay is reached. Only trainable parameters are averaged, so
+an adapter on a large frozen model costs little. An update depends only on the weights and the step, so it is identical
+on every rank.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """Averages of `model`'s trainable parameters, by name; make it after the ranks are in step."""
+    """Averages of `model`'s trainable parameters, by name; create it after the ranks are synchronised."""
 
     def __init__(self, model: nn.Module, *, decay: float, warmup: int) -> None:
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -35,7 +35,7 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights; nothing is copied."""
+        """Inside, the model has the averaged weights; storage is swapped, not copied."""
         self._swap()
         try:
             yield

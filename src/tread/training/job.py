@@ -16,22 +16,22 @@ from accelerate.utils import (
     broadcast_object_list,
 )
 
+from tread.config.documents import read_document, settled
+from tread.config.layers import changes, flatten
 from tread.errors import ConfigError
 from tread.files import atomic_write
 from tread.kernels.attention import check_attention
-from tread.pretrain.config import CONFIG_FILE, changes, flatten, read_saved
-from tread.pretrain.settings import JobConfig
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
 from tread.training.metrics import tracker_of
+from tread.training.settings import JobConfig
 from tread.training.task import Task
 
+CONFIG_FILE = "config.yaml"
 LOCK_FILE = ".lock"
 
 
-def make_accelerator(
-    config: JobConfig, *, attention_setting: str = "train.attention", find_unused: bool = False
-) -> Accelerator:
+def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Accelerator:
     """The accelerator, its attention checked; `find_unused`: some trained parameters may have no gradient."""
     precision = config.train.precision
     if precision == "auto":
@@ -43,16 +43,16 @@ def make_accelerator(
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
         mixed_precision="bf16" if precision.startswith("bf16") else "no",
-        log_with=tracker_of(config.log.trackers),
+        log_with=tracker_of(config),
         project_config=ProjectConfiguration(logging_dir=config.output_dir),
         kwargs_handlers=[autocast, parallel],
     )
-    check_attention(config.train.attention, accelerator.device, attention_setting)
+    check_attention(config.train.attention, accelerator.device, config.called("train.attention"))
     return accelerator
 
 
 @contextmanager
-def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_setting: str = "resume") -> Iterator[Path]:
+def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path]:
     """The run's folder, made and held for a job.
 
     Refused are a folder that holds another run or that another job holds, and a resume from nothing but broken
@@ -61,7 +61,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_settin
     folder = Path(config.output_dir)
     source = _resumed_from(config, folder)
     if source is not None and config.resume != "latest":
-        read_saved(source)  # refuses what is not the folder of a run, where one would begin at step 0
+        saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
         newest(source / CHECKPOINTS, _say_nothing)  # refuses broken ones
@@ -84,33 +84,32 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator, *, resume_settin
         accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
         if taken:
             raise ConfigError(
-                f"{folder} already holds a run: continue it with {resume_setting}=latest, or name another output_dir."
+                f"{folder} already holds a run: continue it with {config.called('resume')}=latest, or name another "
+                "output_dir."
             )
         yield folder
 
 
-def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, raw: dict[str, Any]) -> None:
-    """Train a task from its start or its newest checkpoint; `raw` is the config as it is kept in the folder."""
+def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> None:
+    """Train a task from its start or its newest checkpoint; the folder keeps `settings`, the job's own config."""
     session = Session(task, config, accelerator)
     source = _resumed_from(config, folder)
     start = 0 if source is None else session.load(source / CHECKPOINTS)
     # only now: a run that could not be resumed, or has nothing left to do, keeps its config
     if accelerator.is_main_process and start < config.train.steps:
-        _write_config(folder, source, raw, accelerator)
+        _write_config(folder, source, settings, accelerator)
     if start and source is not None and source.resolve() == folder.resolve():
         session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
         accelerator.wait_for_everyone()
     if accelerator.log_with:
-        settings = {
-            name: value if isinstance(value, int | float) else str(value) for name, value in flatten(raw).items()
+        flat = {
+            name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()
         }
         names = {"wandb": {"name": config.log.run or folder.name}}
-        accelerator.init_trackers(config.log.project, config=settings, init_kwargs=names)
+        accelerator.init_trackers(config.log.project, config=flat, init_kwargs=names)
     accelerator.print(task.summary())
     if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        accelerator.print(
-            "several processes were asked for and one runs: on CPUs, accelerate launch needs --multi_gpu."
-        )
+        accelerator.print("Launched for several processes but running one; on CPUs pass --multi_gpu.")
     fit(session, folder, start=start)
 
 
@@ -156,12 +155,22 @@ def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
     return folder if config.resume == "latest" else Path(config.resume)
 
 
-def _write_config(folder: Path, source: Path | None, raw: dict[str, Any], accelerator: Accelerator) -> None:
-    from omegaconf import OmegaConf
+def saved_settings(folder: Path) -> dict[str, Any]:
+    """The settings that a run folder keeps; refuses a folder that holds no run."""
+    if not (folder / CONFIG_FILE).is_file():
+        raise ConfigError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}.")
+    settings = settled(read_document(folder / CONFIG_FILE))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{folder / CONFIG_FILE} is not the config of a run; restore it.")
+    return settings
+
+
+def _write_config(folder: Path, source: Path | None, settings: dict[str, Any], accelerator: Accelerator) -> None:
+    import yaml
 
     if source is not None and (source / CONFIG_FILE).is_file():
-        for change in changes(read_saved(source), raw):
+        for change in changes(saved_settings(source), settings):
             if not change.startswith(("resume", "output_dir")):
                 accelerator.print(f"changed since the run was started: {change}")
     with atomic_write(folder / CONFIG_FILE) as file:
-        file.write(OmegaConf.to_yaml(OmegaConf.create(raw)).encode())
+        file.write(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120).encode())

@@ -27,13 +27,13 @@ from tread.errors import TrainingDiverged
 from tread.kernels import attention
 from tread.kernels.compiling import compile_noise, compiles
 from tread.kernels.graphs import Graphs
-from tread.pretrain.settings import JobConfig, OptimizerConfig
 from tread.routing import noise
 from tread.training import checkpoint
 from tread.training.ema import EMA
 from tread.training.memory import out_of_memory
 from tread.training.metrics import Metrics
 from tread.training.optimizers import make_optimizer
+from tread.training.settings import JobConfig, OptimizerConfig
 from tread.training.task import Task
 
 CHECKPOINTS = "checkpoints"
@@ -68,14 +68,20 @@ class Session:
         self.due = False
         """Whether what comes after the last whole step, its validation and pictures, is still to be made."""
         self.saved: int | None = None
-        """Of the last checkpoint that this session wrote."""
+        """Step of the last checkpoint written by this session."""
         self.network: Any = self.model
-        """What a step calls."""
+        """The model as a step calls it: as it is, or through CUDA graphs."""
         if config.train.graphs:
             if accelerator.device.type == "cuda" and accelerator.num_processes == 1:
                 self.network = Graphs(self.model, task.routing, accelerator.print)
             else:
-                accelerator.print("CUDA graphs are for runs on one GPU, so this run goes on without.")
+                accelerator.print(f"{config.called('train.graphs')} needs exactly one CUDA GPU; continuing without.")
+
+    @property
+    def kept_share(self) -> float:
+        """The share of tokens kept by the routed layers of the last forward; 1 if it was dense."""
+        routing = self.task.routing
+        return routing[0].kept_share if routing else 1.0
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -94,7 +100,8 @@ class Session:
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Tensor]:
         """One optimizer step; returns its loss and gradient norm, still on the device."""
         config, accelerator = self.config, self.accelerator
-        self.task.set_step(step)
+        for handle in self.task.routing:
+            handle.set_step(step)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, step, config.train.steps)
         micro_steps = config.train.micro_steps
@@ -107,7 +114,7 @@ class Session:
             last = micro_step == micro_steps - 1
             with nullcontext() if last else accelerator.no_sync(self.model):
                 with accelerator.autocast():
-                    loss = self.task.loss(self.network, batch, step, micro_step)
+                    loss = self.task.loss(self.network, batch)
                 accelerator.backward(loss / micro_steps)
             losses.append(loss.detach())
             del loss  # and what autograd holds for it: no CUDA graph can be captured beside that
@@ -167,39 +174,30 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
     task, config, accelerator = session.task, session.config, session.accelerator
     steps, log, is_main = config.train.steps, config.log.every, accelerator.is_main_process
     if start >= steps and not session.due:
-        accelerator.print(f"the run is at step {start} already; raise {task.steps_setting} to train on.")
+        accelerator.print(f"the run is at step {start} already; raise {config.called('train.steps')} to train on.")
         return
-    metrics = Metrics(folder, accelerator, start_step=start, advice=task.divergence_advice)
+    metrics = Metrics(folder, accelerator, start_step=start, advice=config.divergence_advice)
     batches = task.batches(start)
     clock, done = _Clock(), start
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
 
     def finish(done: int) -> None:
-        """Make what is due after a step."""
-        evaluate_every = 0 if config.evaluate is None else config.evaluate.every
-        validating, drawing, evaluating = (
-            _due(every, done, steps) for every in (config.validation.every, config.sample.every, evaluate_every)
-        )
-        if validating or evaluating:
+        """Validate, draw and evaluate what is due after a step."""
+        if reviews := task.reviews(done):
             metrics.flush()  # lines stay in order
-        if validating or drawing or evaluating:
             with session.averaged():
-                figures = task.validate() if validating else {}
-                if drawing:
-                    task.preview(done)
-                if evaluating:
-                    figures |= task.evaluate(done)
+                figures = {name: value for review in reviews for name, value in review().items()}
             if figures:
                 metrics.write(done, figures)
                 if is_main:
                     bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
         session.due = False
 
-    explained = attention.explained(config.train.attention, task.attention_setting)
+    explained = attention.explained(config.train.attention, config.called("train.attention"))
     with (
         _graceful(accelerator) as asked,
         _rescued(session, folder, metrics),
-        out_of_memory(task.memory_advice),
+        out_of_memory(config.memory_advice),
         explained,
         settling() as settle,
         bar,
@@ -212,7 +210,7 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
             done = step + 1
             if done == start + SETTLED:
                 settle()
-            kept = task.kept_share
+            kept = session.kept_share
             metrics.add(done, {"learning_rate": session.optimizer.param_groups[0]["lr"], "tokens_kept": kept}, values)
             bar.update()
 
@@ -232,7 +230,7 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
             if stop:
                 break
     if done < steps:
-        accelerator.print(f"stopped at step {done} of {steps}; continue with: {task.resume_command(folder)}")
+        accelerator.print(f"stopped at step {done} of {steps}; continue with: {config.resume_command(folder)}")
 
 
 @contextmanager
@@ -277,13 +275,9 @@ def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
             if step != session.saved:
                 raise
             # the checkpoint is whole; what lies beside it for others is of an earlier step
-    command = session.task.resume_command(folder)
+    command = session.config.resume_command(folder)
     accelerator.print(f"an error stopped the run; step {step} is saved, continue with: {command}")
     metrics.flush(together=False)
-
-
-def _due(every: int, done: int, steps: int) -> bool:
-    return every > 0 and (done % every == 0 or done == steps)
 
 
 class _Clock:

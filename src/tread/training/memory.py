@@ -1,4 +1,4 @@
-"""When memory runs out: what to change, instead of an allocator's traceback."""
+"""Out-of-memory errors as messages that say what to change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from tread.errors import OutOfMemory
 
 @contextmanager
 def out_of_memory(advice: str) -> Iterator[None]:
-    """Turns an allocator's error inside into a sentence that ends in `advice`."""
+    """Turn an allocator's error inside into an OutOfMemory whose message ends in `advice`."""
     try:
         yield
     except RuntimeError as error:
@@ -20,7 +20,7 @@ def out_of_memory(advice: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator raised it, the device's or the host's."""
+    """Whether the device's or the host's allocator raised `error`."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 

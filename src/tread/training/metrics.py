@@ -19,17 +19,20 @@ from torch import Tensor
 
 from tread.errors import ConfigError, TrainingDiverged
 from tread.files import atomic_write
+from tread.training.settings import JobConfig
 
 FILE = "metrics.jsonl"
 
 
-def tracker_of(setting: str) -> str | None:
-    """The accelerate tracker a setting means; one that was asked for by name must be installed."""
-    if setting == "none" or (setting == "auto" and importlib.util.find_spec("tensorboard") is None):
+def tracker_of(config: JobConfig) -> str | None:
+    """The accelerate tracker that a config asks for; one asked for by name must be installed."""
+    asked = config.log.trackers
+    if asked == "none" or (asked == "auto" and importlib.util.find_spec("tensorboard") is None):
         return None
-    name = "tensorboard" if setting == "auto" else setting
+    name = "tensorboard" if asked == "auto" else asked
     if importlib.util.find_spec(name) is None:
-        raise ConfigError(f"log.trackers is {setting!r}, but {name} is missing: pip install 'tread-diffusion[track]'.")
+        setting = config.called("log.trackers")
+        raise ConfigError(f"{setting} is {asked!r}, but {name} is missing: pip install 'tread-diffusion[track]'.")
     return name
 
 

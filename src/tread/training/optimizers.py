@@ -1,9 +1,9 @@
-"""The optimizers, by the name a config gives them.
+"""The optimizers by their config names.
 
 - `adamw` and `adafactor` are torch's; `adamw-8bit` and `lion-8bit` are bitsandbytes', which run on CPUs and GPUs alike;
   `lion` and `adamw-bf16` are small enough to be written here.
-- Every state is a flat mapping of plain tensors, so that a checkpoint is safetensors and a resumed run goes on bit for
-  bit. Bitsandbytes' code books are the same for every parameter: they are left out and put back.
+- Every state is a flat mapping of plain tensors, so that a checkpoint is safetensors and a resumed run is bit-equal.
+  Bitsandbytes' code books are the same for every parameter: they are not saved, and restored on loading.
 - `adamw-bf16` rounds by a hash of (step, parameter, element): unbiased, and the same on every rank, which torch's
   generator would not be.
 """
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tread.errors import check_choice
-from tread.pretrain.settings import OptimizerConfig
 from tread.routing import noise
+from tread.training.settings import OptimizerConfig
 
 ROUNDING = int.from_bytes(b"roun")
 
@@ -44,7 +44,7 @@ def _lion(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
 
 
 def _adafactor(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """Its steps are relative to each weight's size, so it wants a rate some hundred times AdamW's; it has no betas."""
+    """Adafactor scales its steps by each weight, so it needs a rate about a hundred times AdamW's; it has no betas."""
     return torch.optim.Adafactor(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
 
 
@@ -73,7 +73,7 @@ def _adam_arguments(config: OptimizerConfig) -> dict[str, Any]:
 
 # Chen et al. 2023 (arXiv 2302.06675), Algorithm 2
 class Lion(Optimizer):
-    """The sign of an interpolation between momentum and gradient; wants a rate some ten times below AdamW's."""
+    """Lion: steps by the sign of an interpolation of momentum and gradient; needs about a tenth of AdamW's rate."""
 
     def __init__(
         self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
@@ -96,8 +96,9 @@ class Lion(Optimizer):
 class AdamWBF16(Optimizer):
     """AdamW that keeps bfloat16 parameters and their moments in bfloat16, with stochastic rounding.
 
-    Rounding to nearest would lose every step below 1/256 of a weight, which is nearly all of them; rounding at random
-    keeps them on average. Half the memory of float32 weights with float32 moments. Float32 parameters get plain AdamW.
+    Rounding to nearest would lose every update below 1/256 of a weight, which is nearly all of them; stochastic
+    rounding keeps them in expectation. It needs half the memory of float32 weights with float32 moments. Float32
+    parameters get plain AdamW.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class AdamWBF16(Optimizer):
 
     @staticmethod
     def _update(parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any], index: int) -> None:
-        step = int(state["step"])  # lives on the CPU: nothing waits for the device
+        step = int(state["step"])  # a CPU tensor: no synchronisation
         beta1, beta2 = group["betas"]
         gradient = parameter.grad.float()  # pyright: ignore[reportOptionalMemberAccess]
         mean = state["exp_avg"].float().lerp(gradient, 1 - beta1)
@@ -141,8 +142,8 @@ class AdamWBF16(Optimizer):
 
 
 def round_to_bf16(x: Tensor, chance: Tensor) -> Tensor:
-    """Float32 -> bfloat16, up or down with the odds that keep x on average; `chance` int32 in [0, 2**16), as x."""
-    # the low 16 bits are what bfloat16 cannot hold; adding a random number below 2**16 carries with their probability
+    """Float32 -> bfloat16 by stochastic rounding, unbiased; `chance` int32 in [0, 2**16), shaped like x."""
+    # bfloat16 drops the low 16 bits; adding a random number below 2**16 carries with their probability
     bits = (x.view(torch.int32) + chance) & -65536
     return bits.view(torch.float32).bfloat16()
 
@@ -158,7 +159,7 @@ def _chance(parameter: Tensor, step: int, index: int) -> Tensor:
 
 @cache
 def _bitsandbytes() -> dict[str, Any]:
-    """Bitsandbytes' optimizers with a flat state of plain tensors, and without a wait for the device at each step."""
+    """Bitsandbytes' optimizers with a flat state of plain tensors and without a synchronisation in each step."""
     try:
         optim: Any = importlib.import_module("bitsandbytes.optim")
         base: Any = importlib.import_module("bitsandbytes.optim.optimizer").Optimizer8bit

@@ -1,6 +1,6 @@
 """A task: what a job brings to the training loop, which knows nothing else of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,32 +9,24 @@ from torch import Tensor, nn
 from tread.kernels.compiling import Attempt
 from tread.routing.handle import Handle
 
+Review = Callable[[], dict[str, float]]
+"""Validates, draws or evaluates the averaged model on every rank; returns the figures to log, on rank 0 at least."""
+
 
 class Task(Protocol):
-    """What is trained."""
+    """What is trained: a model, its batches and their loss."""
 
     facts: dict[str, Any]
-    """What a checkpoint must say about the model and its training for others to use it, its routes among them; JSON."""
-    steps_setting: str
-    """The name of the setting that says how long to train."""
-    attention_setting: str
-    """The name of the setting that chooses attention's kernel."""
-    memory_advice: str
-    """What to change when memory runs out."""
-    divergence_advice: str
-    """What to change when the loss is no longer a number."""
+    """What a checkpoint says about the model and its training, its routes among them; JSON."""
 
     @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def routing(self) -> Sequence[Handle]:
-        """The handles of the model; none where it is dense."""
+    def model(self) -> nn.Module:
+        """The network; parameters that require gradients are trained."""
         ...
 
     @property
-    def kept_share(self) -> float:
-        """The share of tokens that the routed layers of the last forward kept."""
+    def routing(self) -> Sequence[Handle]:
+        """The routing of the network, that of the last forward first; empty if it is dense."""
         ...
 
     def summary(self) -> str:
@@ -45,28 +37,16 @@ class Task(Protocol):
         """Compile the model in place, parameter names unchanged."""
         ...
 
-    def set_step(self, step: int) -> None:
-        """Called before each optimizer step."""
-        ...
-
     def batches(self, start_step: int) -> Iterator[Any]:
-        """This rank's micro-batches from `start_step` on, on the device."""
+        """This rank's micro-batches from `start_step` on, on the device; each carries its sample positions."""
         ...
 
-    def loss(self, model: nn.Module, batch: Any, step: int, micro_step: int) -> Tensor:
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The mean loss of one micro-batch; `model` may be a wrapper of the task's own."""
         ...
 
-    def validate(self) -> dict[str, float]:
-        """Figures of the averaged model, all tokens in all layers; called on every rank."""
-        ...
-
-    def preview(self, step: int) -> None:
-        """Draw samples of the averaged model; called on every rank."""
-        ...
-
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Figures of the averaged model's samples; called on every rank, rank 0 has them."""
+    def reviews(self, step: int) -> Sequence[Review]:
+        """What is due after `step` steps; the loop runs it with the averaged weights, all tokens in all layers."""
         ...
 
     def saved(self, checkpoint: Path) -> None:
@@ -76,6 +56,7 @@ class Task(Protocol):
         """
         ...
 
-    def resume_command(self, folder: Path) -> str:
-        """What a user types to go on with a stopped run."""
-        ...
+
+def is_due(every: int, step: int, steps: int) -> bool:
+    """Whether something that happens every so many steps (0: never) and after the last one happens after `step`."""
+    return every > 0 and (step % every == 0 or step == steps)

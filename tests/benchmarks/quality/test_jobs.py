@@ -34,15 +34,15 @@ def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:
 
 def test_the_recipe_has_the_settings_of_the_headline(prepared: Path) -> None:
     ours = config_of(BY_NAME["routed"], 0, SCALES["full"], prepared, steps=3000)
-    recipe = compose([str(ROOT / "recipes" / "cifar10-s-2.yaml"), "data.path=somewhere"]).config
+    recipe = compose([str(ROOT / "recipes" / "cifar10-s-2.yaml"), "data.path=somewhere"])
     assert (recipe.optimizer, recipe.ema, recipe.objective) == (ours.optimizer, ours.ema, ours.objective)
     same = "batch_size", "micro_steps", "compile", "class_dropout", "checkpointing", "steps"
     assert [getattr(recipe.train, name) for name in same] == [getattr(ours.train, name) for name in same]
     assert recipe.data == {"name": "images", "path": "somewhere", "size": 32, "flip": True}
     sizes = [f"model.{name}={value}" for name, value in (("depth", 12), ("width", 16), ("heads", 2))]
-    small = compose([str(ROOT / "recipes" / "cifar10-s-2.yaml"), "data.path=somewhere", *sizes]).config
+    small = compose([str(ROOT / "recipes" / "cifar10-s-2.yaml"), "data.path=somewhere", *sizes])
     model = replace(ours.model, width=16, heads=2)
-    from tread.pretrain.task import build_model
+    from tread.pretrain.build import build_model
 
     first, second = (build_model(one, (3, 32, 32), 10, checkpointing=False) for one in (small.model, model))
     assert first.state_dict().keys() == second.state_dict().keys()

@@ -73,9 +73,9 @@ def test_the_last_steps_of_a_cool_down_are_dense(prepared: Path, judge: Judge, t
     assert task.handle is not None
     kept = []
     for step in range(10):
-        task.set_step(step)
-        task.loss(task.model.train(), next(task.batches(step)), step, 0)
-        kept.append(task.kept_share)
+        task.handle.set_step(step)
+        task.loss(task.model.train(), next(task.batches(step)))
+        kept.append(task.handle.kept_share)
     assert kept == [0.5] * 8 + [1.0] * 2
 
 

@@ -2,19 +2,21 @@
 
 import importlib
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 from torch import Tensor
 
-from tests.tiny.autoencoders import kl_autoencoder, tiny_autoencoder
+from tests.tiny.autoencoders import kl_autoencoder, real_autoencoder, tiny_autoencoder
 from tests.tiny.pipelines.case import Tiny
 from tests.tiny.text_encoders import clip_text, t5_text
-from tests.tiny.tokenizers import clip_tokenizer, t5_tokenizer
+from tests.tiny.tokenizers import clip_tokenizer, real_tokenizers, t5_tokenizer
 from tests.tiny.weights import randomised
 
 
-def build(pipeline: str = "FluxPipeline", *, kl: bool = False, guided: bool = True) -> Any:
+def build(pipeline: str = "FluxPipeline", *, kl: bool = False, guided: bool = True, real: Path | None = None) -> Any:
+    """With the real tokenizers and the real taef1 where `real` is the folder of real data."""
     diffusers: Any = importlib.import_module("diffusers")
     transformer = diffusers.FluxTransformer2DModel(
         in_channels=64,
@@ -27,16 +29,15 @@ def build(pipeline: str = "FluxPipeline", *, kl: bool = False, guided: bool = Tr
         axes_dims_rope=(4, 6, 6),
         guidance_embeds=guided,
     )
-    vae = (
-        kl_autoencoder(channels=16, scaling_factor=0.3611, shift_factor=0.1159) if kl else tiny_autoencoder(channels=16)
-    )
+    make_vae = partial(kl_autoencoder, scaling_factor=0.3611, shift_factor=0.1159) if kl else tiny_autoencoder
+    clip, t5 = real_tokenizers(real / "tokenizers") if real else (clip_tokenizer(), t5_tokenizer())
     return getattr(diffusers, pipeline)(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=guided),
-        vae=vae,
-        text_encoder=clip_text(),
-        tokenizer=clip_tokenizer(),
-        text_encoder_2=t5_text(),
-        tokenizer_2=t5_tokenizer(),
+        vae=real_autoencoder(real / "taesd", "taef1") if real else make_vae(channels=16),
+        text_encoder=clip_text(tokenizer=clip),
+        tokenizer=clip,
+        text_encoder_2=t5_text(tokenizer=t5),
+        tokenizer_2=t5,
         transformer=randomised(transformer),
     )
 

@@ -22,7 +22,7 @@ def build() -> Any:
         num_kv_heads=2,
         multiple_of=16,
         axes_dim_rope=(4, 2, 2),
-        axes_lens=(256, 16, 16),
+        axes_lens=(300, 16, 16),
         cap_feat_dim=16,
     )
     return diffusers.Lumina2Pipeline(

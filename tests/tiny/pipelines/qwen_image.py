@@ -46,6 +46,8 @@ CASES = [
         build=build,
         embedder="img_in",
         pack=pack,
+        # a call reads 512 tokens unless told, `encode_prompt` and the family 1024
+        arguments=lambda pixels: {"max_sequence_length": 1024},
         waits=("torch.as_tensor(text_seq_len",),
     )
 ]

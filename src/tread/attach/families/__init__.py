@@ -1,4 +1,8 @@
-"""Every family, one file each, and the classes that cannot be routed."""
+"""The families of stock models, one file each, and the classes that cannot be routed, with the reason.
+
+A file declares data and small functions of a forward's arguments. It imports torch, `tread.attach.family` and other
+families; never the model's library.
+"""
 
 from tread.attach.families.ace_step import ACE_STEP
 from tread.attach.families.allegro import ALLEGRO
@@ -138,7 +142,7 @@ ELSEWHERE: tuple[Family, ...] = (
     DIT_SIT,
     WAN_MODEL,
 )
-"""Models that live outside diffusers. Several families may name one class: the first that fits the model is taken."""
+"""Families of models outside diffusers. Several may name one class; the first that fits the model is taken."""
 
 REFUSED: dict[str, str] = {
     "AnyFlowFARTransformer3DModel": (
@@ -173,4 +177,4 @@ REFUSED: dict[str, str] = {
         "its layers rotate the stream and pack it for a block mask by its grid of frames, rows and columns."
     ),
 }
-"""Class name -> the reason."""
+"""Class name -> the reason why it cannot be routed."""

@@ -15,8 +15,8 @@ def _refuse(model: Any, arguments: Arguments) -> str | None:
     if not sys.modules[_MODULE]._is_flash_attention_backend(attentions[0].processor):
         return None
     return (
-        "flash attention is told a sliding window in places of the stream, which are not the tokens' own once some are "
-        "dropped. Use the native attention backend, which is given a mask."
+        "flash attention takes its sliding window by index in the stream, which is not the token's position once "
+        "some are dropped. Use the native attention backend, which is given a mask."
     )
 
 
@@ -25,7 +25,7 @@ ACE_STEP = Family(
     stacks=(
         Stack(
             name="layers",
-            # the sliding window's mask is (1, 1, S, S): by token, not by place in the stream
+            # the sliding window's mask, (1, 1, S, S), is by token position
             sides=(
                 Side(name="position_embeddings", dim=0),
                 Side(name="attention_mask", dim=2),

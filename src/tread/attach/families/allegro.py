@@ -10,7 +10,7 @@ ALLEGRO = Family(
             sides=(
                 Side(name="attention_mask", dim=1),
                 Side(name="attention_mask", dim=2),
-                # (tables, the place of each token in them)
+                # (tables, the index of each token in them)
                 Side(name="image_rotary_emb", dim=1, member=1),
             ),
         ),

@@ -1,22 +1,17 @@
 """Ideogram 4."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tread.attach.family import Arguments, Family, Side, Stack
+from tread.attach.family import Arguments, Family, Side, Stack, read_count
 
 _IMAGE = 2  # how `indicator` marks an image token
 _LAYOUT = "every sample must end with its image tokens, and all samples have the same number of them."
 
 
-@torch.compiler.assume_constant_result
-def _read(count: Tensor) -> int:
-    return int(count)
-
-
 def _tokens(model: nn.Module, arguments: Arguments) -> int:
     """No shape tells how long the text is, so this waits for the device; in compiled code it is a constant."""
-    return _read((arguments["indicator"][0] == _IMAGE).sum())
+    return read_count((arguments["indicator"][0] == _IMAGE).sum())
 
 
 def _refuse(model: nn.Module, arguments: Arguments) -> str | None:

@@ -8,7 +8,7 @@ from tread.attach.family import Arguments, Family, Side, Stack
 def _refuse(model: nn.Module, arguments: Arguments) -> str | None:
     if arguments.get("sparse_params") is None:
         return None
-    return "sparse attention (sparse_params) groups tokens by their place in the grid. Train with full attention."
+    return "sparse attention (sparse_params) groups tokens by their position in the grid. Train with full attention."
 
 
 KANDINSKY5 = Family(

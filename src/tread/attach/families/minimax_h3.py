@@ -7,7 +7,7 @@ from torch import Tensor
 from tread.attach.family import Arguments, Family, Side, Stack, length
 
 
-def _places(model: Any, arguments: Arguments) -> Tensor:
+def _indices(model: Any, arguments: Arguments) -> Tensor:
     """Text, audio and the conditions' rows lie before and between the video rows."""
     return arguments["video_indices"].unsqueeze(0)
 
@@ -33,7 +33,7 @@ MINIMAX_H3 = Family(
         ),
     ),
     tokens=length("hidden_states"),
-    offset=_places,
+    offset=_indices,
     references=_references,
     references_at="first",
     refuse=_refuse,

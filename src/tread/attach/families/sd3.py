@@ -6,7 +6,7 @@ from tread.attach.family import Arguments, Family, Stack, setting
 
 
 def _refuse(model: nn.Module, arguments: Arguments) -> str | None:
-    """A window that is still open where the layers end would leave the image short."""
+    """Without the last layer, an open window would never close."""
     last = setting("config.num_layers")(model) - 1
     if last in (arguments.get("skip_layers") or ()):
         return "skip_layers names the last layer, at which every window must have ended."

@@ -34,7 +34,7 @@ def _tokens(model: nn.Module, arguments: Arguments) -> int:
 
 
 def _offset(model: nn.Module, arguments: Arguments) -> Tensor:
-    """Where the target begins: first in its sample; in omni mode after the captions and the images it refers to."""
+    """Index of the target's first token: 0, or in omni mode after the captions and the images it refers to."""
     starts = []
     # the stock model leaves out captions beyond the images, which some scripts pass
     for sample, captions in zip(arguments["x"], arguments["cap_feats"], strict=False):

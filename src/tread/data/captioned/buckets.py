@@ -1,13 +1,14 @@
-"""Aspect buckets: the few sizes that samples are brought to, and the order in which batches of one size come.
+"""Aspect buckets: the sizes that samples are scaled to, and the order of batches of one size.
 
-- The shapes are named ratios from 1:4 to 4:1 at about constant area, sides rounded to what the model can take. Few
-  shapes mean full batches and few compiled graphs; the ratios are those of cameras and screens, so little is cut off.
-- A sample is scaled to cover its bucket and what stands out is cut off, in one resampling: a `Crop` is a box in
-  fractions of the picture, so that a mask of another size gets the very same one.
+- Buckets have fixed aspect ratios from 1:4 to 4:1 at about constant area, sides rounded to a multiple that the model
+  needs. Few shapes mean full batches and few compiled graphs; the ratios are those of cameras and screens, so little
+  is cropped.
+- A sample is scaled to cover its bucket and cropped, in one resampling. A `Crop` is a box in fractions of the picture,
+  so that a mask of another size gets the same one.
 - Random crops are a hash of the content: a file has one crop, and its cached latents stay valid.
-- The order of batches is a pure function of the batch's index, as in `order.py`. A batch has one group only (a bucket,
-  say). Every epoch visits every sample as often as it is repeated; a group's last batch is filled up from the start
-  of the group's own permutation, so that none is dropped and none comes twice in a batch if it can be helped.
+- The order of batches is a pure function of the batch's index, as in `order.py`. A batch has samples of one group
+  only, such as a bucket. Every epoch visits every sample `repeats` times; a group's last batch is filled from the start
+  of the group's permutation, so that no sample is dropped, nor repeated in a batch unless the group is too small.
 """
 
 import math
@@ -22,7 +23,7 @@ from tread.errors import ConfigError
 from tread.routing import noise
 
 RATIOS = ((1, 1), (9, 8), (5, 4), (4, 3), (3, 2), (8, 5), (16, 9), (2, 1), (12, 5), (3, 1), (4, 1))
-"""Longer to shorter side."""
+"""Aspect ratios, longer to shorter side."""
 
 _MEGAPIXEL = 1024 * 1024
 _CROP_WORD, _ENTRY_WORD, _BATCH_WORD = (int.from_bytes(word) for word in (b"crop", b"entr", b"batc"))
@@ -45,7 +46,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Crop:
-    """What of a picture goes into its bucket; the sides of the box are fractions of the picture's."""
+    """The box of a picture that fills its bucket, in fractions of the picture's sides."""
 
     bucket: Bucket
     left: float
@@ -92,7 +93,7 @@ def bucket_of(size: Size, config: DataConfig, multiple: int, *, frames: int = 1,
 
 
 def crop_of(size: Size, bucket: Bucket, config: DataConfig, content: str) -> Crop:
-    """Where a picture is cut for its bucket; `content` is the hex digest of its file."""
+    """The crop of a picture for its bucket; `content` is the hex digest of its file."""
     width, height = size
     scale = cover = enlargement(size, bucket)
     target = config.target_downsample_size or config.maximum_image_size
@@ -111,7 +112,7 @@ def crop_of(size: Size, bucket: Bucket, config: DataConfig, content: str) -> Cro
 
 
 def enlargement(size: Size, bucket: Bucket) -> float:
-    """The scale at which a picture covers its bucket; above 1 where the picture is too small."""
+    """The scale at which a picture covers its bucket; above 1 if the picture is too small."""
     return max(bucket.width / size[0], bucket.height / size[1])
 
 
@@ -153,15 +154,12 @@ class BucketOrder:
         """The samples of the batch with this index, counted from the start of the run: (batch,) int64."""
         epoch, slot = divmod(index, self.batches)
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, self._permutation(self.batches, _BATCH_WORD, epoch), {})
+            self._epoch = (epoch, noise.permutation(self.batches, self.seed, _BATCH_WORD, epoch), {})
         _, shuffled, entries = self._epoch
-        place = shuffled[slot]
-        group = int(torch.searchsorted(self._first, place, right=True)) - 1
+        unshuffled = shuffled[slot]
+        group = int(torch.searchsorted(self._first, unshuffled, right=True)) - 1
         if group not in entries:
             members = self._members[group]
-            entries[group] = members[self._permutation(len(members), _ENTRY_WORD, epoch, group)]
-        first = int(place - self._first[group]) * self.size
+            entries[group] = members[noise.permutation(len(members), self.seed, _ENTRY_WORD, epoch, group)]
+        first = int(unshuffled - self._first[group]) * self.size
         return entries[group][torch.arange(first, first + self.size) % len(entries[group])]  # (batch,)
-
-    def _permutation(self, count: int, *words: int) -> Tensor:
-        return torch.argsort(noise.bits(self.seed, *words, torch.arange(count)), stable=True)  # (count,)

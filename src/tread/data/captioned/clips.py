@@ -1,8 +1,8 @@
-"""Video clips: their size and their frames, by PyAV.
+"""Video clips: size and frames, by PyAV.
 
-- A clip is read from its start, frame by frame, at its own rate: the first F frames, none left out and none repeated.
-- Frames are turned upright by the rotation that phones write beside them.
-- The number of frames is what the container says, or counted where it says nothing.
+- A clip is read from its start at its own frame rate: the first F frames, none skipped or repeated.
+- Frames are rotated by the container's rotation tag, as phones write it.
+- The number of frames is the container's, or counted if it has none.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def probe_clip(path: Path) -> tuple[int, int, int]:
 
 
 def read_clip(path: Path) -> Iterator[Image.Image]:
-    """The frames of a clip in RGB, upright, decoded one by one."""
+    """The frames of a clip, RGB and upright, decoded lazily."""
     with _open(path) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")

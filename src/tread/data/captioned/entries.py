@@ -1,9 +1,9 @@
 """The settings of captioned data: one entry per folder, table or dataset.
 
-- The names are those that users of the existing trainers know; every setting but the place of the data has a default,
-  so that a folder of images with `.txt` captions needs nothing else.
-- An entry is checked when it is made, as far as that goes without looking at the files.
-- The dataclasses are parsed by `tread.config.schema`; this file only says what an entry is.
+- The names are those of existing trainers. Every setting except the path has a default, so that a folder of images
+  with `.txt` captions needs nothing else.
+- An entry is checked when it is made, without reading files.
+- `tread.config.schema` parses the dataclasses.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tread.errors import ConfigError
 
 TABLES = (".csv", ".jsonl", ".parquet")
-"""What a `metadata_file` may end with."""
+"""Suffixes of a `metadata_file`."""
 
 CaptionStrategy = Literal["textfile", "filename", "instanceprompt", "csv", "jsonl", "parquet", "huggingface"]
 ConditioningType = Literal["mask", "segmentation", "reference"]
@@ -24,14 +24,14 @@ ResolutionType = Literal["pixel", "pixel_area", "area"]
 
 @dataclass(frozen=True, kw_only=True)
 class VideoConfig:
-    """How clips are read."""
+    """Settings of video clips."""
 
     num_frames: int = 81
-    """The most frames that are read of a clip, from its start and at its own rate; shorter clips give fewer."""
+    """Largest number of frames read from a clip, from its start and at its own rate; shorter clips give fewer."""
     min_frames: int = 1
     """Clips with fewer frames are left out."""
     max_frames: int | None = None
-    """Clips with more frames are left out; null takes the beginning of any."""
+    """Clips with more frames are left out; null sets no limit."""
 
     def __post_init__(self) -> None:
         for name in ("num_frames", "min_frames", "max_frames"):
@@ -45,17 +45,17 @@ class DataConfig:
     """One entry of `data`."""
 
     id: str = ""
-    """What messages and `conditioning_data` call this entry; by default the last part of its path."""
+    """The name of this entry in messages and in `conditioning_data`; by default the last part of its path."""
     type: Literal["local", "csv", "huggingface"] = "local"
-    """Where it lies: a folder, a table that names files, or a Hugging Face dataset."""
+    """The source: a folder, a table that names files, or a Hugging Face dataset."""
     dataset_type: Literal["image", "video", "conditioning", "eval"] | None = None
-    """What it is for; null takes images, and clips too where the model is a video model. `eval` is never trained on;
+    """The content; null takes images, and clips too if the model is a video model. `eval` is never trained on;
     `conditioning` holds masks or references of another entry."""
     instance_data_dir: str | None = None
     """The folder of images or clips, searched with its subfolders."""
     metadata_file: str | None = None
-    """A CSV, JSONL or Parquet table with one row per sample; files are relative to `instance_data_dir`, or to the
-    table where that is not given."""
+    """A CSV, JSONL or Parquet table with one row per sample; files are relative to `instance_data_dir`, or else to the
+    table."""
     dataset_name: str | None = None
     """A Hugging Face dataset: a folder (save_to_disk, Parquet or an image folder) or an id on the hub."""
     split: str = "train"
@@ -69,36 +69,36 @@ class DataConfig:
     reference_column: str | None = None
     """The column of the reference images; null looks for reference or reference_file_name."""
     caption_strategy: CaptionStrategy | None = None
-    """Where captions come from; null takes the table where there is one, else `.txt` files."""
+    """The source of captions; null takes the table if there is one, else `.txt` files."""
     instance_prompt: str | None = None
     """The caption of all samples (`instanceprompt`), or of those that have none of their own."""
     repeats: int = 1
-    """How often an epoch visits each sample."""
+    """Number of visits to each sample per epoch."""
     resolution: float = 1024
     """The size that samples are scaled to, in the unit of `resolution_type`."""
     resolution_type: ResolutionType = "pixel_area"
     """`pixel`: the shorter side; `pixel_area`: the side of the square of equal area; `area`: megapixels of 1024 x
     1024."""
     crop: bool = False
-    """Whether samples are cut to the shape of `crop_aspect`; where not, only what the nearest bucket asks for."""
+    """Whether samples are cropped to `crop_aspect`; otherwise only to the nearest bucket's aspect ratio."""
     crop_style: Literal["center", "random"] = "center"
-    """Where cuts are made; `random` is fixed by the content of the file, so that the cache stays valid."""
+    """The position of crops; `random` is a hash of the file's content, so that the cache stays valid."""
     crop_aspect: Literal["square", "preserve"] = "square"
-    """The shape that `crop` cuts to."""
+    """The aspect ratio that `crop` crops to."""
     minimum_image_size: float | None = None
     """Smaller samples are left out; in the unit of `resolution_type`."""
     maximum_image_size: float | None = None
     """With `crop`, larger samples are first scaled down to `target_downsample_size`, smaller ones not at all."""
     target_downsample_size: float | None = None
-    """With `crop`, the size that the cut is taken from; null takes the largest possible cut."""
+    """With `crop`, the size that the crop is taken from; null takes the largest possible crop."""
     conditioning_data_dir: str | None = None
     """A folder with a file of the same name for each sample: its mask or its reference image."""
     conditioning_type: ConditioningType | None = None
-    """What `conditioning_data_dir` holds (null: mask), and how masks that lie beside the images are read."""
+    """The content of `conditioning_data_dir` (null: mask), and how masks beside the images are read."""
     conditioning_data: str | tuple[str, ...] | None = None
     """The id, or ids, of `conditioning` entries that belong to this one."""
     video: VideoConfig = field(default_factory=VideoConfig)
-    """How clips are read."""
+    """Settings of video clips."""
 
     def __post_init__(self) -> None:
         place = {"local": "instance_data_dir", "csv": "metadata_file", "huggingface": "dataset_name"}[self.type]
@@ -128,13 +128,13 @@ class DataConfig:
 
     @property
     def name(self) -> str:
-        """What messages call this entry."""
+        """The name of this entry in messages."""
         place = self.instance_data_dir or self.metadata_file or self.dataset_name or "data"
         return self.id or Path(place).name or place
 
     @property
     def place(self) -> str:
-        """Where it lies, as it was given."""
+        """The path or dataset name, as given."""
         local = self.metadata_file or self.instance_data_dir
         return (self.dataset_name if self.type == "huggingface" else local) or ""
 
@@ -143,7 +143,7 @@ class DataConfig:
 
 
 def data_configs(value: object) -> list[dict[str, Any]]:
-    """The entries of `data`, which may be a place, one mapping, or a list of either.
+    """The entries of `data`, which may be a path, one mapping, or a list of either.
 
     >>> data_configs("photos")
     [{'instance_data_dir': 'photos'}]

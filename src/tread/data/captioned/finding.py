@@ -1,9 +1,9 @@
-"""Where samples and their captions are: folders, tables, datasets.
+"""Finding samples and their captions in folders, tables and datasets.
 
 - A folder is searched with its subfolders, in sorted order; a table and a dataset are read row by row.
-- A sample is found with its captions, or with the reason why it has none. Whether its file is any good is seen later.
-- `photo_mask.png` (or `.mask`, `-mask`) beside `photo.jpg` is its mask and no sample. Any other pairing of files is
-  by folders, and not made here.
+- A sample comes with its captions, or with the reason why it has none. Its file is not opened here.
+- `photo_mask.png` (or `.mask`, `-mask`) beside `photo.jpg` is its mask and no sample. Other pairings are by
+  folder, in `samples.py`.
 """
 
 import os
@@ -28,13 +28,13 @@ from tread.data.captioned.tables import (
 from tread.errors import ConfigError
 
 MASK_ENDINGS = (".mask", "_mask", "-mask")
-"""What the name of a mask has between its picture's name and its own suffix."""
+"""Ending of a mask's stem after its picture's stem."""
 TABLE_STRATEGIES = ("csv", "jsonl", "parquet", "huggingface")
 """The caption strategies that need a column of captions."""
 
 
 class Skipped(NamedTuple):
-    """A file that was left out, and why."""
+    """A file that was left out, and the reason."""
 
     name: str
     reason: str
@@ -42,7 +42,7 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A sample before anything is known to be right about it."""
+    """A candidate sample, not checked yet."""
 
     place: Place
     captions: tuple[str, ...] | Skipped
@@ -51,7 +51,7 @@ class Found:
 
 
 def find(config: DataConfig) -> Iterator[Found]:
-    """Everything in an entry that may be a sample."""
+    """The candidate samples of an entry."""
     if config.type == "huggingface":
         yield from _in_dataset(config)
         return
@@ -145,7 +145,7 @@ def _choose(config: DataConfig, columns: list[str], where: str) -> tuple[str, st
 
 
 def _captions(config: DataConfig, path: Path, cell: Any) -> tuple[str, ...] | Skipped:
-    """The captions of a sample; `cell` is the table's, None where there is no table."""
+    """The captions of a sample; `cell` is the table's caption cell, None without a table."""
     strategy = config.caption_strategy or ("textfile" if cell is None else "csv")
     if strategy == "instanceprompt":
         found, lack = [config.instance_prompt], ""
@@ -168,7 +168,7 @@ def _captions(config: DataConfig, path: Path, cell: Any) -> tuple[str, ...] | Sk
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and its subfolders, sorted, hidden ones left out."""
+    """All files in a folder and its subfolders, sorted, without hidden ones."""
     found: list[Path] = []
     for at, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]

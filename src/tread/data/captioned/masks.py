@@ -1,10 +1,9 @@
-"""Masks: where the loss counts, from an image file to a weight per latent.
+"""Masks: weights of the loss, from an image file to one weight per latent.
 
-- `mask`: the grey value is the weight, white 1 and black 0. `segmentation`: whatever is not black weighs 1.
-- Transparent pixels are black. A mask gets the crop of its picture, whatever its own size.
-- All resampling is averaging over areas, in floating point and without a threshold: a latent weighs 0 if and only if
-  no pixel under it weighs anything. The tokens that routing must keep are found from the same weights, so no pixel
-  that carries loss can be dropped.
+- `mask`: the grey value is the weight, white 1 and black 0. `segmentation`: the weight is 1 unless the pixel is black.
+- Transparent pixels are black. A mask is cropped like its picture, whatever its own size.
+- All resampling is area averaging in floating point without a threshold: a latent has weight 0 if and only if every
+  pixel under it has weight 0. Forced tokens are derived from the same weights, so no token with loss is dropped.
 """
 
 from typing import Literal
@@ -16,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tread.data.captioned.buckets import Crop
-from tread.data.captioned.pixels import reading
 from tread.data.captioned.tables import Place, opened
+from tread.data.images import reading
 
 MaskKind = Literal["mask", "segmentation"]
 
@@ -28,7 +27,7 @@ def read_mask(place: Place, crop: Crop, kind: MaskKind) -> Tensor:
         with Image.open(opened(place)) as image:
             weights = _weights(ImageOps.exif_transpose(image), kind)  # (h, w)
         grey = Image.fromarray(weights)
-        # every pixel of the file lies in exactly one box: none is lost and none spreads
+        # every pixel of the file falls into exactly one box
         size = crop.bucket.width, crop.bucket.height
         fitted = grey.resize(size, Image.Resampling.BOX, box=crop.box(grey.size))
     return torch.from_numpy(np.array(fitted, dtype=np.float32)).clamp_(0, 1)  # (H, W)
@@ -45,13 +44,13 @@ def latent_weight(mask: Tensor, factor: int) -> Tensor:
 
 
 def _weights(image: Image.Image, kind: MaskKind) -> np.ndarray:
-    """Float32 (h, w) at the file's own size."""
+    """Weights at the file's own size, float32 (h, w)."""
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip
         weights = np.asarray(image).clip(0, 65535) / 65535
     else:
         black = Image.new("RGBA", image.size, "black")
         colour = Image.alpha_composite(black, image.convert("RGBA")).convert("RGB")
-        if kind == "segmentation":  # a dark blue has a grey value of 0
+        if kind == "segmentation":  # the grey value of a dark blue is 0
             return (np.asarray(colour).max(axis=-1) > 0).astype(np.float32)
         weights = np.asarray(colour.convert("L")) / 255
     if kind == "segmentation":

@@ -1,15 +1,14 @@
-"""Pixels of one sample in its bucket: images, animations and clips alike.
+"""The pixels of one sample in its bucket, from an image, an animation or a clip.
 
-- Upright by EXIF or the container's rotation, RGB, transparency over white: `images.py` reads a file in the same way.
-- Scaling and cutting are one resampling with Pillow's antialiased bicubic filter, from the file's own pixels.
-- An animation (GIF, WebP, PNG) is a clip where more than one frame is asked for, and its first frame where not.
-- A file that cannot be read raises a DataError that names it; who reads many lists them.
+- Rotated by EXIF or the container's tag, RGB, transparency over white, as `images.py` reads files.
+- Scaling and cropping are one resampling with Pillow's antialiased bicubic filter.
+- An animation (GIF, WebP, PNG) is a clip if the bucket has several frames, else its first frame.
+- A file that cannot be read raises a DataError that names it.
 """
 
 import itertools
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,33 +20,33 @@ from tread.data import images
 from tread.data.captioned import clips
 from tread.data.captioned.buckets import Crop
 from tread.data.captioned.tables import Place, opened
-from tread.errors import DataError
+from tread.data.images import reading
 
 _ANIMATED = ("GIF", "PNG", "WEBP")
 _ORIENTATION = 0x0112
 
 
 def is_image(path: Path) -> bool:
-    """Whether the suffix is one of an image; animations count as images."""
+    """Whether the suffix is an image's; animations count as images."""
     return path.suffix.lower() in images.SUFFIXES
 
 
 def is_clip(path: Path) -> bool:
-    """Whether the suffix is one of a video container."""
+    """Whether the suffix is a video container's."""
     return path.suffix.lower() in clips.SUFFIXES
 
 
 def probe(place: Place) -> tuple[int, int, int]:
-    """Width and height as shown, and the number of frames; images are not decoded for it."""
+    """Width and height as shown, and the number of frames; images are not decoded."""
     with reading(place):
         if isinstance(place, Path) and is_clip(place):
             return clips.probe_clip(place)
         with Image.open(opened(place)) as image:
             width, height = image.size
-            # the base class's: a PNG's own decodes the whole picture to look for a tag behind it
-            if Image.Image.getexif(image).get(_ORIENTATION, 1) >= 5:  # these orientations lie on their side
+            # the base class's: that of PNG decodes the whole picture to find a tag after it
+            if Image.Image.getexif(image).get(_ORIENTATION, 1) >= 5:  # these orientations swap the sides
                 width, height = height, width
-            # the other formats keep thumbnails or pages where these keep frames
+            # in other formats, n_frames counts thumbnails or pages
             return width, height, getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
 
 
@@ -74,15 +73,3 @@ def _frames(place: Place) -> Iterator[Image.Image]:
     with Image.open(opened(place)) as image:
         for frame in ImageSequence.Iterator(image):
             yield images.upright_rgb(frame)
-
-
-@contextmanager
-def reading(place: Place) -> Iterator[None]:
-    """Whatever a decoder raises on a broken file becomes a DataError that names the file."""
-    try:
-        yield
-    except (ImportError, DataError):
-        raise
-    except Exception as error:  # OSError, SyntaxError, struct.error, FFmpeg's own, ...
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"cannot read {place} ({reason}): remove it or save it again") from error

@@ -1,13 +1,12 @@
-"""From data entries to a list of captioned samples.
+"""The list of captioned samples of the data entries.
 
-- Nothing is decoded here but headers: the list is there in seconds, and what can be seen without pixels is checked
-  before a model is loaded.
-- What cannot be used (no caption, unreadable, too small, the wrong kind) is left out and listed with its reason; it
-  stops nothing, and nothing is left out in silence. An entry of which nothing is left is an error.
-- The order is that of the entries, then of sorted paths or of a table's rows: an index means the same sample on every
-  machine and in every process.
-- Masks and references are found by name: `photo.jpg` has the mask `photo_mask.png` beside it, or `photo.*` in a folder
-  of masks.
+- Only headers are read: the list takes seconds, and everything but pixels is checked before a model is loaded.
+- Unusable files (no caption, unreadable, too small, of the wrong type) are left out and listed with their reasons. An
+  entry without usable files is an error.
+- The order is that of the entries, then of sorted paths or of a table's rows, so that an index refers to the same
+  sample on every machine and in every process.
+- Masks and references are matched by name: `photo.jpg` has the mask `photo_mask.png` beside it, or `photo.*` in a
+  folder of masks.
 """
 
 import os
@@ -31,7 +30,7 @@ from tread.errors import ConfigError, DataError, nearest
 from tread.files import atomic_write
 
 Pairs = dict[ConditioningType, dict[str, Path]]
-"""Masks and references by the name that they share with their picture."""
+"""Masks and references by the name they share with their picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +48,15 @@ class Sample:
     reference: Place | None = None
     reference_size: Size | None = None
     dataset: int = 0
-    """Which entry it is of."""
+    """Index of its data entry."""
     repeats: int = 1
     held_out: bool = False
-    """Whether it is of an `eval` entry, never to be trained on."""
+    """Whether it belongs to an `eval` entry, which is never trained on."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What there is to train on, and what was left out."""
+    """The usable samples, and the files left out."""
 
     samples: list[Sample]
     skipped: list[Skipped]
@@ -68,7 +67,7 @@ def collect(
 ) -> Collected:
     """All usable samples of the entries; `video` tells whether the model trains on clips.
 
-    `say` is told what a person should know; `skipped` is for `tell_skipped`.
+    `say` prints messages for the user; `skipped` is for `tell_skipped`.
     """
     samples: list[Sample] = []
     skipped: list[Skipped] = []
@@ -96,7 +95,7 @@ def collect(
 
 
 def tell_skipped(skipped: Sequence[Skipped], file: Path, say: Callable[[str], None]) -> None:
-    """Write the whole list to `file`, and say how many there are with a few examples."""
+    """Write the whole list to `file`, and print its length with a few examples."""
     if not skipped:
         file.unlink(missing_ok=True)
         return
@@ -108,7 +107,7 @@ def tell_skipped(skipped: Sequence[Skipped], file: Path, say: Callable[[str], No
 
 
 def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
-    """Per kind, the files of this entry's masks and references by the name that they share with their picture."""
+    """This entry's masks and references, by conditioning type."""
     known = {other.name: other for other in configs if other.dataset_type == "conditioning"}
     pairs: Pairs = {}
     names = (config.conditioning_data,) if isinstance(config.conditioning_data, str) else config.conditioning_data
@@ -130,7 +129,7 @@ def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
 def _by_name(folder: Path, setting: str) -> dict[str, Path]:
     if not folder.is_dir():
         raise ConfigError(f"{setting} names {str(folder)!r}, which is no folder.")
-    # the first of several files with one name counts
+    # of several files with one name, the first is used
     return {_shared_name(path, folder): path for path in reversed(files_below(folder)) if is_image(path)}
 
 
@@ -140,7 +139,7 @@ def _shared_name(place: Place, root: Path) -> str:
 
 
 def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, video: bool) -> Sample | Skipped:
-    """A sample with its size, or why there is none."""
+    """The sample with its size, or the reason why it is left out."""
     if isinstance(found.captions, Skipped):
         return found.captions
     name, shared = str(found.place), _shared_name(found.place, root_of(config))

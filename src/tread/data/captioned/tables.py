@@ -1,9 +1,8 @@
 """Tables of samples: CSV, JSONL and Parquet files, and Hugging Face datasets.
 
-- A table gives one mapping per sample; which column is what is asked for by name or found among the usual names.
-- A picture is a `Place`: a file, or a cell of a dataset that holds the file's bytes. Cells are read when they are
-  needed and not kept.
-- `datasets` and `pyarrow` are imported only where a dataset or a Parquet file is read.
+- A table gives one mapping per sample; columns are named by the settings or recognised by their usual names.
+- A picture is a `Place`: a file, or a cell of a dataset that holds the file's bytes. Cells are read on demand.
+- `datasets` and `pyarrow` are imported only to read a dataset or a Parquet file.
 """
 
 import csv
@@ -25,7 +24,7 @@ REFERENCE_COLUMNS = ("reference", "reference_file_name")
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """The bytes of a file in a row of a dataset."""
+    """A file whose bytes are in a row of a dataset."""
 
     table: Any
     column: str
@@ -37,7 +36,7 @@ class Cell:
 
     @property
     def identity(self) -> str:
-        """The same for the same content: a dataset's fingerprint changes with its data."""
+        """A string that is equal for equal content: a dataset's fingerprint changes with its data."""
         return f"{self.table._fingerprint}/{self.column}/{self.row}"
 
     def read(self) -> bytes:
@@ -49,14 +48,14 @@ Place = Path | Cell
 
 
 def opened(place: Place) -> Path | io.BytesIO:
-    """What Pillow and PyAV open."""
+    """A path or stream that Pillow and PyAV can open."""
     return place if isinstance(place, Path) else io.BytesIO(place.read())
 
 
 def choose_column(
     columns: Iterable[str], asked: str | None, usual: Sequence[str], setting: str, where: str
 ) -> str | None:
-    """The column that was asked for, else the first of the usual names that is there, else None."""
+    """The column `asked`, else the first of the usual names among the columns, else None."""
     columns = list(columns)
     if asked is not None and asked not in columns:
         raise ConfigError(
@@ -105,13 +104,13 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def load_dataset(config: DataConfig) -> Any:
-    """The dataset of a `huggingface` entry, its pictures left as bytes or paths."""
+    """The dataset of a `huggingface` entry, with its pictures not decoded."""
     try:
         import datasets
     except ImportError as error:
         raise ImportError("a Hugging Face dataset needs datasets: pip install 'tread-diffusion[data]'") from error
     place = config.place
-    # the bars of this library are ours; datasets would add one per file it looks at
+    # datasets would show a progress bar per file
     quiet = not datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
@@ -136,7 +135,7 @@ def load_dataset(config: DataConfig) -> Any:
 
 
 def cell_place(table: Any, column: str, row: int, value: object, where: str) -> Place | None:
-    """Where the picture in a cell lies; None where the cell is empty."""
+    """The place of the picture in a cell; None if the cell is empty."""
     if isinstance(value, str):
         return Path(value)
     if isinstance(value, Mapping):

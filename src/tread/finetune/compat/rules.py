@@ -121,8 +121,8 @@ def family(value: Any, config: Mapping[str, Any]) -> Outcome:
     if value in TUNE_FAMILIES:
         return Outcome.runs(model_family=value)
     return Outcome.unsupported(
-        f"tread finetune has {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with tread.attach "
-        "(docs/attach.md; `tread families` lists them)"
+        f"tread finetune has {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
+        "tread.attach (docs/attach.md; `tread families` lists them)"
     )
 
 
@@ -133,10 +133,10 @@ def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     if config.get("model_family") == "wan" and str(value).endswith(("-high", "-low")) and "experts" not in config:
         settings["experts"] = str(value).rpartition("-")[2]
     if config.get("pretrained_model_name_or_path") is None and value is not None:
-        if value not in models:
+        if str(value) not in models:  # a flavour such as 2.0 may have been read as a number
             known = f" ({', '.join(models)} are known)" if models else ""
             return Outcome.unsupported(f"write pretrained_model_name_or_path instead{known}")
-        settings["pretrained_model_name_or_path"] = models[value]
+        settings["pretrained_model_name_or_path"] = models[str(value)]
     return Outcome.translated(settings) if settings else Outcome.ignored("the flavour is read from the model itself")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
 
+from tread.config.documents import Plain, settled
 from tread.config.schema import convert, parse
 from tread.data.captioned.entries import DataConfig, data_configs
 from tread.errors import ConfigError, nearest
@@ -59,7 +60,7 @@ def translate(config: Mapping[str, Any]) -> Translated:
     'optimizer: lion'
     """
     hints = get_type_hints(FinetuneConfig)
-    config = {key: scalar(value) if key not in hints else value for key, value in config.items()}
+    config = {key: _read(value, hints.get(key), key) for key, value in config.items()}
     done = Translated()
     for key, value in config.items():
         if key == "data":
@@ -76,22 +77,19 @@ def translate(config: Mapping[str, Any]) -> Translated:
     return done
 
 
-def scalar(value: Any) -> Any:
-    """The number or bool that a text spells; any other value as it is.
+def _read(value: Any, hint: Any, key: str) -> Any:
+    """A value in the type of its field, if it fits; the text of a key that is no field as the number or bool it spells.
 
-    >>> [scalar(text) for text in ("1e-4", "8", "True", "flux")]
+    >>> [_read(text, None, "num_cycles") for text in ("1e-4", "8", "True", "flux")]
     [0.0001, 8, True, 'flux']
     """
-    if not isinstance(value, str):
+    plain = Plain(value) if isinstance(value, str) else value
+    if hint is None:
+        return settled(plain)
+    try:
+        return convert(hint, plain, key)
+    except ConfigError:  # a rule may know the value; if none does, `_typed` refuses it
         return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    for number in (int, float):
-        try:
-            return number(value)
-        except ValueError:
-            continue
-    return value
 
 
 def _outcome(
@@ -112,21 +110,12 @@ def _typed(outcome: Outcome, hints: Mapping[str, Any]) -> Outcome:
     settings = {}
     for name, value in outcome.settings.items():
         try:
-            settings[name] = _converted(hints[name], value, name)
+            settings[name] = convert(hints[name], value, name)
         except ConfigError as error:
             if value is None:  # null for a field that has no null: not set
                 continue
             return Outcome.unsupported(str(error))
     return replace(outcome, settings=settings)
-
-
-def _converted(hint: Any, value: Any, name: str) -> Any:
-    try:
-        return convert(hint, value, name)
-    except ConfigError:
-        if scalar(value) is value:
-            raise
-        return convert(hint, scalar(value), name)
 
 
 def _data(value: Any, done: Translated) -> None:
@@ -155,7 +144,7 @@ def _data(value: Any, done: Translated) -> None:
         _attempt(lambda inner=inner, where=where: parse(DataConfig, inner.settings, where), where, inner)
         done.verdicts += inner.verdicts
         kept.append(inner.settings)
-    done.settings["data"] = kept
+    done.settings["data"] = tuple(kept)
     if not kept:
         done.add("data", value, Outcome.unsupported("no entry has images or videos; add one"))
 
@@ -202,7 +191,11 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
     for key, item in value.items():
         unknown = Outcome.unsupported("leave it out; LoKr is peft's here")
         done.add(f"lycoris_config.{key}", item, rules.get(key, unknown))
-    done.settings |= {"lora_rank": rank, "lora_alpha": float(alpha), "lokr_factor": value.get("factor", -1)}
+    settings = {"lora_rank": rank, "lora_alpha": alpha, "lokr_factor": value.get("factor", -1)}
+    typed = _typed(Outcome.translated(settings), get_type_hints(FinetuneConfig))
+    done.settings |= typed.settings
+    if typed.verdict == "unsupported":
+        done.add("lycoris_config", value, typed)
 
 
 def _missing(config: Mapping[str, Any], done: Translated) -> None:
@@ -227,7 +220,7 @@ def _together(done: Translated) -> None:
     if plan is not None:
         _attempt(lambda: RoutePlan.from_config(plan), "tread_config", done)
     if not done.unsupported:
-        _attempt(lambda: parse(FinetuneConfig, done.settings), "", done)
+        _attempt(lambda: FinetuneConfig(**done.settings), "", done)
     entries = data_configs(done.settings["data"])
     for place, verdict in enumerate(done.verdicts):
         given = verdict.key in ENTRY_DEFAULTS and verdict.verdict == "runs" and verdict.value is not None

@@ -1,12 +1,12 @@
-"""A folder of tensors on disk, shared by all processes of a run and by all runs.
+"""The cache of encoded samples on disk, shared by processes and runs: `Cache` stores, `CachedSamples` reads samples.
 
-- One safetensors file per item, named after everything that its content depends on (`hashes.digest`): a changed image,
-  caption or setting is a new item; nothing is ever overwritten or out of date.
-- A file is written whole or not at all, so a run that is killed at any moment goes on where it stopped. What exists
-  is opened before it is trusted; what does not open is made again.
-- Why an item cannot be made is written beside its place, so that every process knows.
-- `CachedSamples` reads samples back: a plain map from a `Pick`, so that workers, ranks and resumes change nothing. A
-  dropped caption is the empty one, encoded like any other.
+- An item is a safetensors file named after everything that its content depends on (`hashes.digest`): a changed image,
+  caption or setting is a new item, so nothing is ever overwritten or stale.
+- Files are written atomically, so a run killed at any moment continues where it stopped. An existing file is opened
+  before it is trusted, and encoded again if it does not open.
+- If an item cannot be encoded, a file beside its path says why, so that every process knows.
+- `CachedSamples` maps a `Pick` to tensors without any state, so workers, ranks and resumes change nothing. A dropped
+  caption is the empty caption, encoded like any other.
 """
 
 import time
@@ -29,16 +29,18 @@ from tread.files import atomic_write
 from tread.finetune.data.hashes import Alone, ContentHashes, Ranks, digest
 from tread.finetune.data.picks import Pick
 
-Kind = Literal["latents", "weights", "text"]
+ItemKind = Literal["latents", "weights", "text"]
+"""Latents of a picture, loss weights of a mask, or embeddings of a caption; also the name of the subfolder."""
 Tensors = dict[str, Tensor]
 
 FORMAT = 1
-"""Part of every name; to be raised when what is stored changes."""
+"""Version of the stored tensors, part of every key; raise it when their content changes."""
 _STALE = 3600
+"""Seconds after which a temporary file cannot belong to a running process."""
 
 
 class Cache:
-    """A folder of tensors by name. `ranks` are the processes that share it (an Accelerator)."""
+    """A folder of items by kind and key; `ranks` are the processes that share it (an Accelerator)."""
 
     def __init__(self, folder: str | Path, ranks: Ranks | None = None) -> None:
         self.folder, self.ranks = Path(folder), ranks or Alone()
@@ -46,48 +48,50 @@ class Cache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"cache_dir {str(folder)!r} cannot be made ({error.strerror}); name another.") from error
+            raise ConfigError(
+                f"cache_dir {str(folder)!r} cannot be created ({error.strerror}); name another folder."
+            ) from error
         if self.is_main:
             self._sweep()
         self.hashes = ContentHashes(self.folder, self.ranks)
 
-    def path(self, kind: Kind, key: str) -> Path:
-        """Where an item lies, or would."""
+    def path(self, kind: ItemKind, key: str) -> Path:
+        """The path of an item, whether it exists or not."""
         return self.folder / kind / key[:2] / f"{key}.safetensors"
 
-    def has(self, kind: Kind, key: str) -> bool:
-        """Whether an item is there and whole."""
+    def has(self, kind: ItemKind, key: str) -> bool:
+        """Whether an item exists and can be opened."""
         try:
             with safe_open(self.path(kind, key), "pt"):
                 return True
         except (OSError, SafetensorError):
             return False
 
-    def load(self, kind: Kind, key: str) -> Tensors:
+    def load(self, kind: ItemKind, key: str) -> Tensors:
         """The tensors of an item, mapped from its file."""
         try:
             return load_file(self.path(kind, key))
         except (OSError, SafetensorError) as error:
             raise DataError(
-                f"{self.path(kind, key)} cannot be read ({error}): go on with the run to encode it again"
+                f"{self.path(kind, key)} cannot be read ({error}): resume the run to encode it again"
             ) from error
 
-    def write(self, kind: Kind, key: str, tensors: Tensors) -> None:
+    def write(self, kind: ItemKind, key: str, tensors: Tensors) -> None:
         """Store an item."""
         path = self.path(kind, key)
         self._put(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
         path.with_suffix(".skipped").unlink(missing_ok=True)
 
-    def skip(self, kind: Kind, key: str, reason: str) -> None:
-        """Say to all processes why there is no such item."""
+    def skip(self, kind: ItemKind, key: str, reason: str) -> None:
+        """Record for all processes why an item cannot be encoded."""
         self._put(self.path(kind, key).with_suffix(".skipped"), reason.encode())
 
-    def why_not(self, kind: Kind, key: str) -> str:
+    def why_not(self, kind: ItemKind, key: str) -> str:
         """The reason that `skip` was given."""
         try:
             return self.path(kind, key).with_suffix(".skipped").read_text()
         except OSError:
-            return f"it is not in {self.folder}: the processes of a run must share one cache_dir"
+            return f"it is missing in {self.folder}: all processes of a run must share one cache_dir"
 
     def _put(self, path: Path, content: bytes) -> None:
         try:
@@ -96,20 +100,20 @@ class Cache:
                 file.write(content)
         except OSError as error:
             raise ConfigError(
-                f"cannot write to cache_dir {str(self.folder)!r} ({error.strerror}): make room there, or name another."
+                f"cannot write to cache_dir {str(self.folder)!r} ({error.strerror}): free space, or name another."
             ) from error
 
     def _sweep(self) -> None:
-        """Remove what killed runs left half written, and what no run can still be writing."""
+        """Remove temporary files that killed runs left behind."""
         for path in self.folder.glob("**/.*.tmp"):
-            with suppress(OSError):  # another process has just finished it
+            with suppress(OSError):  # another process has just renamed it
                 if time.time() - path.stat().st_mtime > _STALE:
                     path.unlink()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A sample that is in the cache: its size, and the names of its items."""
+    """A sample in the cache: its bucket, and the keys of its items."""
 
     sample: Sample
     bucket: Bucket
@@ -120,18 +124,18 @@ class Entry:
 
     @property
     def group(self) -> tuple[Bucket, Bucket | None]:
-        """Samples of one group can be in one batch."""
+        """The shape of the sample; samples of one group can be batched."""
         return self.bucket, self.reference_bucket
 
 
 class Texts:
-    """What a model reads of each caption that was encoded: `texts["a cat"]`."""
+    """The embeddings of encoded captions: `texts["a cat"]`."""
 
     def __init__(self, cache: Cache, identity: str) -> None:
         self.cache, self.identity = cache, identity
 
     def key(self, caption: str) -> str:
-        """The name of a caption's item."""
+        """The key of a caption's item."""
         return digest(FORMAT, caption, self.identity)
 
     def __getitem__(self, caption: str) -> Tensors:
@@ -139,7 +143,7 @@ class Texts:
 
 
 class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
-    """`samples[Pick(i)]`, or `samples[i, dropped]`, is the latents and the text of a visit to sample i."""
+    """The latents and the text of a pick: `samples[Pick(i)]`, or `samples[i, dropped]`."""
 
     def __init__(self, cache: Cache, entries: Sequence[Entry], texts: Texts) -> None:
         self.cache, self.entries, self.texts = cache, entries, texts
@@ -149,12 +153,12 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
 
     @property
     def groups(self) -> list[tuple[Bucket, Bucket | None]]:
-        """For `BucketOrder`: samples of one group can be in one batch."""
+        """Group of each sample, for `BucketOrder`: samples of one group can be batched."""
         return [entry.group for entry in self.entries]
 
     @property
     def repeats(self) -> list[int]:
-        """For `BucketOrder`: how often an epoch visits each sample."""
+        """Visits to each sample per epoch, for `BucketOrder`."""
         return [entry.sample.repeats for entry in self.entries]
 
     def __getitem__(self, pick: Pick | tuple[int, bool]) -> tuple[Tensors, Tensors]:
@@ -162,7 +166,7 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
         entry = self.entries[pick.sample]
         captions = entry.sample.captions
         caption = "" if pick.dropped else captions[pick.caption % len(captions)]
-        latents = self._latents(entry.latents)
+        latents = self._latents(entry.latents) | {"position": torch.tensor(pick.position)}
         if entry.weight is not None:
             weight = self.cache.load("weights", entry.weight)["weight"]  # (h, w)
             latents["weight"] = weight.expand(1, *latents["mean"].shape[1:])  # (1, h, w) or (1, f, h, w)
@@ -173,7 +177,7 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
     def collate(
         self, items: Sequence[tuple[Tensors, Tensors]], collate_text: Callable[[Sequence[Tensors]], Tensors]
     ) -> Tensors:
-        """One batch of visits to samples of one group; `weight` is there where any of them has a mask."""
+        """One batch from samples of one group; it has a `weight` if any of them has a mask."""
         latents = [latents for latents, _ in items]
         if any("weight" in one for one in latents):
             latents = [{"weight": torch.ones(1, *one["mean"].shape[1:]), **one} for one in latents]

@@ -1,11 +1,13 @@
-"""Latents, loss weights and text embeddings, encoded once and kept in the cache.
+"""Encode what the cache lacks of a fine-tune's images, masks and captions.
 
-- Each process encodes its share, of every bucket alike, and waits for the others.
-- Encoders are functions, called only where something is missing: what loads a model may do so at the first call.
+`tread encode`, which writes shards of latents for pretraining, is in `data/shards`.
+
+- Each process encodes its share of every bucket and waits for the others.
+- Encoders are functions that are called only if an item is missing, so they may load a model at the first call.
 - A batch that does not fit into memory is halved, and so are those after it.
-- A file that cannot be decoded is left out of the samples and listed; it stops nothing.
-- A reference image is an item like any other picture; a pair of one shape gets one crop, so that it stays aligned.
-- Latents are stored in half precision, of which an autoencoder's error leaves nothing to be seen; text as encoded.
+- A file that cannot be decoded is skipped and listed; the others are encoded.
+- A reference image is encoded like any picture; a pair of one aspect ratio shares one crop, so that it stays aligned.
+- Latents are stored in float16, whose rounding is far below the autoencoder's own error; text in its own dtype.
 """
 
 import os
@@ -28,19 +30,21 @@ from tread.data.captioned.pixels import read_pixels
 from tread.data.captioned.samples import Sample
 from tread.data.captioned.tables import Place
 from tread.errors import ConfigError, DataError
-from tread.finetune.data.cache import FORMAT, Cache, Entry, Kind, Tensors, Texts
+from tread.finetune.data.cache import FORMAT, Cache, Entry, ItemKind, Tensors, Texts
 from tread.finetune.data.hashes import digest
 
 EncodePixels = Callable[[Tensor], Tensors]
 """(B, 3, F, H, W) in [-1, 1] -> tensors with a batch axis."""
 EncodeText = Callable[[Sequence[str]], list[Tensors]]
+"""Captions -> the embeddings of each, without a batch axis."""
 
 _WRITERS = 8
+"""Threads that write items, or read masks."""
 
 
 @dataclass(frozen=True)
 class _Picture:
-    """One thing to encode."""
+    """An image or video to encode, cropped, and the key of its item."""
 
     key: str
     place: Place
@@ -60,10 +64,10 @@ def encode_samples(
     say: Callable[[str], None] = print,
     progress: bool = True,
 ) -> tuple[list[Entry], list[Skipped]]:
-    """Bring all samples into the cache; returns those that are there, in order, and those left out with the reason.
+    """Encode the samples that the cache lacks; returns the entries in order, and the samples skipped with the reason.
 
-    `identity` names the encoder (`hashes.identity`); `multiple` and `frame_factor` are the family's. All processes
-    call it together with the same samples and get the same result.
+    `identity` names the encoder (`hashes.identity`); `multiple` and `frame_factor` are those of the family. All
+    processes call it together with the same samples and get the same result.
     """
     places = [place for s in samples for place in (s.place, s.mask, s.reference) if place is not None]
     contents = cache.hashes.of(places, progress=progress and cache.is_main)
@@ -90,7 +94,7 @@ def encode_samples(
         say(
             f"{len(enlarged)} of {len(samples)} samples are smaller than their bucket and are enlarged (the first is "
             f"{enlarged[0][0].place}, {width}x{height} to {bucket}); lower resolution, or set minimum_image_size to "
-            "leave them out"
+            "skip them"
         )
     _encode_pictures(cache, list(pictures.values()), encode, batch_size, progress and cache.is_main)
     cache.ranks.wait_for_everyone()
@@ -102,7 +106,7 @@ def encode_samples(
 def _plan(
     sample: Sample, config: DataConfig, contents: dict[Place, str], identity: str, multiple: int, frame_factor: int
 ) -> tuple[Entry, _Picture, _Picture | None]:
-    """What is to be in the cache for a sample."""
+    """The entry of a sample, with the pictures to encode for it: its own and its reference."""
 
     def picture(place: Place, crop: Crop) -> _Picture:
         return _Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
@@ -114,7 +118,7 @@ def _plan(
     if sample.reference is not None and sample.reference_size is not None:
         (width, height), (own_width, own_height) = sample.size, sample.reference_size
         still = Bucket(bucket.width, bucket.height)
-        if width * own_height == height * own_width:  # a pair of one shape stays aligned
+        if width * own_height == height * own_width:  # equal aspect ratios: one crop keeps the pair aligned
             reference_crop = Crop(still, crop.left, crop.top, crop.right, crop.bottom)
         else:
             still = bucket_of(sample.reference_size, config, multiple)
@@ -134,7 +138,7 @@ def _plan(
 def _encode_pictures(
     cache: Cache, pictures: list[_Picture], encode: EncodePixels, batch_size: int, progress: bool
 ) -> None:
-    """This process's share of the latents, bucket by bucket."""
+    """Encode this process's share of the missing latents, bucket by bucket."""
     buckets: dict[Bucket, list[_Picture]] = {}
     for picture in pictures:
         buckets.setdefault(picture.crop.bucket, []).append(picture)
@@ -174,14 +178,14 @@ def _store_latents(cache: Cache, writer: "_Writer", picture: _Picture, row: Tens
 
 
 class _Writer:
-    """Writes items in threads: waiting for the disk, file by file, would take longer than many an encoder."""
+    """Writes items in threads: writing file by file can take longer than encoding."""
 
     def __init__(self, cache: Cache) -> None:
         self.cache, self._pool = cache, ThreadPoolExecutor(_WRITERS)
         self._pending: deque[Future[None]] = deque()
 
-    def write(self, kind: Kind, key: str, tensors: Tensors) -> None:
-        """Soon on the disk; an error shows here or at the end."""
+    def write(self, kind: ItemKind, key: str, tensors: Tensors) -> None:
+        """Queue an item for writing; an error is raised by a later call or on exit."""
         here = {name: tensor.cpu() for name, tensor in tensors.items()}
         self._pending.append(self._pool.submit(self.cache.write, kind, key, here))
         if len(self._pending) > 4 * _WRITERS:
@@ -197,7 +201,7 @@ class _Writer:
 
 
 def _read_ahead(pictures: list[_Picture], batch_size: int) -> Iterator[tuple[list[_Picture], list[Tensor | DataError]]]:
-    """Batches with their pixels, or why there are none; the next batch is decoded meanwhile."""
+    """Batches with the pixels or the error of each picture; the next batch is decoded in the meantime."""
 
     def read(picture: _Picture) -> Tensor | DataError:
         try:
@@ -215,7 +219,7 @@ def _read_ahead(pictures: list[_Picture], batch_size: int) -> Iterator[tuple[lis
 
 
 def _in_parts(encode: Callable[[Any], list[Tensors]], items: Any, limit: int, what: str) -> tuple[list[Tensors], int]:
-    """Encode `limit` items at a time, fewer where memory does not suffice; returns the rows and the new limit."""
+    """Encode `limit` items at a time, fewer if memory runs out; returns the rows and the new limit."""
     rows: list[Tensors] = []
     while len(rows) < len(items):
         part: list[Tensors] | None = None
@@ -224,8 +228,8 @@ def _in_parts(encode: Callable[[Any], list[Tensors]], items: Any, limit: int, wh
                 part = encode(items[len(rows) : len(rows) + limit])
         except torch.OutOfMemoryError as error:
             if limit == 1:
-                raise ConfigError(f"there is not enough memory for {what}.") from error
-        if part is None:  # outside the handler, which keeps the tensors of the failed call alive
+                raise ConfigError(f"not enough memory for {what}.") from error
+        if part is None:  # outside the handler: the exception keeps tensors of the failed call alive
             limit //= 2
             torch.cuda.empty_cache()
             continue
@@ -234,7 +238,7 @@ def _in_parts(encode: Callable[[Any], list[Tensors]], items: Any, limit: int, wh
 
 
 def _weigh(cache: Cache, masks: list[tuple[Entry, _Picture]], progress: bool) -> None:
-    """This process's share of the loss weights, at the resolution of the latents."""
+    """Write this process's share of the missing loss weights, at the resolution of the latents."""
 
     def weigh(item: tuple[Entry, _Picture]) -> None:
         entry, picture = item
@@ -247,7 +251,7 @@ def _weigh(cache: Cache, masks: list[tuple[Entry, _Picture]], progress: bool) ->
             cache.skip("weights", key, str(error))
             return
         if not pixels.any():
-            cache.skip("weights", key, f"its mask {mask} is black wherever the picture is used")
+            cache.skip("weights", key, f"its mask {mask} is black everywhere in the crop")
             return
         with safe_open(cache.path("latents", entry.latents), "pt") as file:
             rows = file.get_slice("mean").get_shape()[-2]
@@ -260,14 +264,14 @@ def _weigh(cache: Cache, masks: list[tuple[Entry, _Picture]], progress: bool) ->
 
 
 def _present(cache: Cache, entries: Sequence[Entry | Skipped]) -> tuple[list[Entry], list[Skipped]]:
-    """What is in the cache now, the same in every process."""
+    """The entries whose items are all in the cache, and the others as skipped; the same in every process."""
     present: list[Entry] = []
     skipped: list[Skipped] = []
     for entry in entries:
         if isinstance(entry, Skipped):
             skipped.append(entry)
             continue
-        items: list[tuple[Kind, str | None]] = [("latents", entry.latents), ("latents", entry.reference)]
+        items: list[tuple[ItemKind, str | None]] = [("latents", entry.latents), ("latents", entry.reference)]
         lacking = [
             (k, key) for k, key in [*items, ("weights", entry.weight)] if key and not cache.path(k, key).exists()
         ]
@@ -290,9 +294,9 @@ def encode_texts(
     batch_size: int = 1,
     progress: bool = True,
 ) -> Texts:
-    """Bring captions into the cache, each once; the empty one and prompts for previews are captions like others."""
+    """Encode the captions that the cache lacks, each once; `captions` includes the empty one and preview prompts."""
     texts = Texts(cache, identity)
-    # long ones first: what does not fit into memory shows at once; equal lengths together need the least padding
+    # longest first, so that running out of memory shows at once, and batches of similar length need little padding
     unique = sorted(dict.fromkeys(captions), key=lambda caption: (-len(caption), caption))
     share = unique[cache.ranks.process_index :: cache.ranks.num_processes]
     todo = [caption for caption in share if not cache.has("text", texts.key(caption))]
@@ -307,7 +311,10 @@ def encode_texts(
             for caption, row in zip(batch, rows, strict=True):
                 wrong = [name for name, tensor in row.items() if not torch.isfinite(tensor).all()]
                 if wrong:
-                    raise DataError(f"the text encoder gives NaN or infinite {wrong[0]} for the caption {caption!r}")
+                    raise DataError(
+                        f"the text encoder gives NaN or infinite {wrong[0]} for the caption {caption!r}: "
+                        "set mixed_precision to 'no'"
+                    )
                 writer.write("text", texts.key(caption), row)
             bar.update(len(batch))
     cache.ranks.wait_for_everyone()

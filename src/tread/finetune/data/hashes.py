@@ -1,9 +1,9 @@
-"""What cached tensors are named after: the content of files, and what encoded them.
+"""Hashes that name cached items: of the content of files, and of the encoder that read them.
 
-- A file is hashed once: its path, size and modification time are remembered with the hash, so that a second start
-  looks at no content. Each process remembers what it hashed in a file of its own, and all read all of them.
-- Weights of encoders are too big to hash whole at every start: their sizes and a few evenly spaced pieces tell two
-  models apart. A model on the hub is told by its commit.
+- A file is hashed once: path, size and modification time are stored with the hash, so that the next start reads no
+  content. Each process stores its hashes in a file of its own and reads those of all processes.
+- Weights of encoders are too large to hash whole at every start: the size and a few evenly spaced pieces of each file
+  tell two models apart. A model on the hub is identified by its commit.
 """
 
 import hashlib
@@ -22,10 +22,11 @@ from tread.files import atomic_write
 from tread.finetune.source import Source
 
 _PIECE, _PIECES, _DIGEST = 65536, 8, 20
+"""Bytes of a piece, pieces of a file, bytes of a hash."""
 
 
 class Ranks(Protocol):
-    """The processes of a run, as `accelerate.Accelerator` knows them."""
+    """The processes of a run: the part of `accelerate.Accelerator` that the cache uses."""
 
     @property
     def process_index(self) -> int: ...
@@ -37,16 +38,16 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """One process."""
+    """`Ranks` of a single process."""
 
     process_index, num_processes = 0, 1
 
     def wait_for_everyone(self) -> None:
-        """There is nobody to wait for."""
+        """Return at once."""
 
 
 def digest(*words: object) -> str:
-    """A name for a sequence of words, 40 hex digits.
+    """The hash of a sequence of words, 40 hex digits.
 
     >>> digest("a", "bc") == digest("ab", "c")
     False
@@ -55,13 +56,13 @@ def digest(*words: object) -> str:
 
 
 class ContentHashes:
-    """Hashes of files, remembered in `folder`; `of(places)` is called by all processes together."""
+    """Hashes of the content of files, stored in `folder`; all processes call `of` together."""
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self.folder, self.ranks = folder, ranks
 
     def of(self, places: Iterable[Place], *, progress: bool = True) -> dict[Place, str]:
-        """The hash of each place's content; a place that cannot be read has none."""
+        """The hash of each file or table cell; one that cannot be read is left out."""
         unique = list(dict.fromkeys(places))
         rank, known = self.ranks.process_index, self._remembered()
         share = unique[rank :: self.ranks.num_processes]
@@ -93,7 +94,7 @@ class ContentHashes:
 
 
 def identity(source: Source, parts: Sequence[str], *words: object) -> str:
-    """What the parts of a pipeline are, whatever their place is called; `words` are settings that matter too."""
+    """The hash of parts of a pipeline, whatever their path; `words` are settings that change what they encode."""
     folder = Path(source.place)
     if folder.is_dir():
         files = [path for part in parts for path in files_below(folder / part)]
@@ -111,7 +112,7 @@ def _commit(source: Source) -> str | None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """What was remembered; nothing where the file is damaged, which costs time only."""
+    """The stored hashes; none if the file is damaged, which only costs hashing again."""
     try:
         return json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -119,7 +120,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _state(place: Place) -> tuple[str, int, int]:
-    """What a file or cell is remembered by."""
+    """Path, size and modification time of a file, or the identity of a cell: the key of a stored hash."""
     if not isinstance(place, Path):
         return place.identity, 0, 0
     try:

@@ -1,7 +1,7 @@
-"""Which samples, with which captions, each micro-step visits.
+"""`PickSampler`: the samples and captions of each micro-step.
 
-Everything about a visit is a hash of the seed and of the sample's global position in the run: whether the caption is
-dropped, and which of several captions it is. There is nothing to save, and any number of processes sees the same run.
+Whether a caption is dropped, and which of several captions is taken, is a hash of the seed and of the sample's global
+position in the run. So a checkpoint saves no sampler state, and any number of processes sees the same run.
 """
 
 from collections.abc import Iterator
@@ -18,17 +18,19 @@ _DROP_WORD, _CAPTION_WORD = (int.from_bytes(word) for word in (b"drop", b"capt")
 
 
 class Pick(NamedTuple):
-    """One visit of a sample."""
+    """One visit to a sample, with the choice of its caption."""
 
     sample: int
     dropped: bool = False
-    """Whether the empty caption takes the place of its own."""
+    """Whether the empty caption replaces the sample's own."""
     caption: int = 0
-    """Which of the sample's captions; counts modulo their number."""
+    """Index of the caption, modulo the number of the sample's captions."""
+    position: int = 0
+    """The sample's global position in the run, which its noise is a function of."""
 
 
 class PickSampler(Sampler[list[Pick]]):
-    """A DataLoader's `batch_sampler`: one list of picks per micro-step, for one rank; see `order.StepSampler`."""
+    """A DataLoader's `batch_sampler`: the picks of one rank, one list per micro-step; compare `order.StepSampler`."""
 
     def __init__(
         self,
@@ -45,7 +47,8 @@ class PickSampler(Sampler[list[Pick]]):
     ) -> None:
         if order.size * micro_steps != batch:
             raise ConfigError(
-                f"the order has batches of {order.size} samples; {micro_steps} micro-step(s) of them are not {batch}."
+                f"the order gives {order.size} samples per micro-step; with {micro_steps} micro-steps the batch is "
+                f"{order.size * micro_steps}, not {batch}."
             )
         self.order, self.caption_dropout, self.seed = order, caption_dropout, seed
         self.start_step, self.steps, self.micro_steps = start_step, steps, micro_steps
@@ -62,4 +65,4 @@ class PickSampler(Sampler[list[Pick]]):
                 samples = self.order.batch(index)[where - index * self.order.size]  # (B,)
                 dropped = noise.uniform(self.seed, _DROP_WORD, where) < self.caption_dropout  # (B,)
                 captions = noise.bits(self.seed, _CAPTION_WORD, where)  # (B,)
-                yield list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist()))
+                yield list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist(), where.tolist()))

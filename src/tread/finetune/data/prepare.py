@@ -1,8 +1,8 @@
-"""From a config's data to samples in the cache, with one encoder in memory at a time.
+"""`prepare`: collect the samples of a config's data and encode them into the cache, one encoder in memory at a time.
 
-- Encoders load when something is missing and leave before the next stage; a second run loads none. Before the first
-  encodes anything, the files of all of them are checked.
-- The validation loss is taken on `eval` entries; where there are none, on evenly spread training samples.
+- An encoder is loaded if an item is missing and freed before the next stage; a second run loads none. The files of all
+  encoders are checked before the first one runs.
+- The validation loss uses entries of dataset_type eval; without any, evenly spaced training samples.
 """
 
 import gc
@@ -30,7 +30,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Everything about the data that training needs."""
+    """The encoded data of a run: training samples, validation samples and texts."""
 
     train: CachedSamples
     held_out: CachedSamples
@@ -38,13 +38,13 @@ class Prepared:
 
     @property
     def bucket(self) -> Bucket:
-        """The most frequent size."""
+        """The most frequent bucket of the training samples."""
         buckets = [entry.bucket for entry in self.train.entries]
         return max(sorted(set(buckets)), key=buckets.count)
 
 
 def prepare(config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, folder: Path) -> Prepared:
-    """Collect and encode; all processes call it together."""
+    """Collect and encode the data of a config; all processes call it together."""
     say, show = accelerator.print, accelerator.is_main_process
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=family.video, say=say, progress=show)
@@ -92,7 +92,7 @@ def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int) -> 
     train = [entry for entry in entries if not entry.sample.held_out]
     held_out = [entry for entry in entries if entry.sample.held_out] or train
     if not train:
-        raise ConfigError("data has entries of dataset_type eval alone; add one to train on.")
+        raise ConfigError("data has only entries of dataset_type eval; add one to train on.")
     spread = torch.linspace(0, len(held_out) - 1, min(count, len(held_out))).round().int().tolist()
     chosen = [held_out[i] for i in spread]
     return Prepared(train=CachedSamples(cache, train, texts), held_out=CachedSamples(cache, chosen, texts), texts=texts)
@@ -103,12 +103,12 @@ def _check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
     name = family.source.pipeline_name
     if count and not family.takes_references:
         raise ConfigError(
-            f"{count} samples have a reference image, but a {name} takes none: name a Kontext model in "
-            "pretrained_model_name_or_path, or remove the references from data."
+            f"{count} samples have a reference image, but a {name} takes none: set pretrained_model_name_or_path to a "
+            "Kontext model, or remove the references from data."
         )
     if family.takes_references and count < len(samples):
         raise ConfigError(
-            f"a {name} learns from pairs, but {len(samples) - count} of {len(samples)} samples have no reference "
+            f"a {name} trains on pairs, but {len(samples) - count} of {len(samples)} samples have no reference "
             "image: give conditioning_data_dir with conditioning_type 'reference' in data (docs/data.md)."
         )
 
@@ -121,7 +121,7 @@ def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:
 
 
 class _Encoder:
-    """A pipeline with a few parts, checked and loaded at its first use."""
+    """A pipeline with a few parts, checked and loaded at first use."""
 
     def __init__(self, load: Callable[[], Any], check: Callable[[], None], device: torch.device) -> None:
         self._load, self._check, self._device = load, check, device
@@ -129,7 +129,7 @@ class _Encoder:
 
     @property
     def pipeline(self) -> Any:
-        """With its models on the device."""
+        """The pipeline, with its models on the device."""
         if self._pipeline is None:
             self._check()
             self._pipeline = self._load()
@@ -137,7 +137,7 @@ class _Encoder:
         return self._pipeline
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory of the pipeline."""
         self._pipeline = None
         gc.collect()
         if self._device.type == "cuda":

@@ -1,13 +1,20 @@
-"""The families that can be fine-tuned: one file each, one line here."""
+"""The model families that can be fine-tuned.
+
+One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
+them are `autoencoders` (pixels to latents) and `ragged_text` (texts of different lengths), which several families
+share. A family knows its stock pipeline and nothing of runs: modules here may import `finetune.family`,
+`finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports none of them, so that reading
+a config loads neither torch nor diffusers.
+"""
 
 import importlib
 from typing import TYPE_CHECKING
 
 from tread.errors import ConfigError, nearest
-from tread.finetune.source import Source
 
-if TYPE_CHECKING:  # family.py imports from this folder
+if TYPE_CHECKING:
     from tread.finetune.family import TuneFamily
+    from tread.finetune.source import Source
 
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
@@ -18,11 +25,11 @@ TUNE_FAMILIES: dict[str, str] = {
     "sd3": "SD3",
     "wan": "Wan",
 }
-"""`model_family` (the module's name too) -> the class."""
+"""`model_family`, which is also the name of the module -> the class in it."""
 
 
 def family_class(name: str) -> "type[TuneFamily]":
-    """The class of a `model_family`."""
+    """The class of a `model_family`; its module is imported here."""
     if name not in TUNE_FAMILIES:
         raise ConfigError(
             f"model_family is {name!r}; it must be one of {', '.join(TUNE_FAMILIES)}"
@@ -31,10 +38,10 @@ def family_class(name: str) -> "type[TuneFamily]":
     return getattr(importlib.import_module(f"{__name__}.{name}"), TUNE_FAMILIES[name])
 
 
-def open_family(name: str, source: Source, text_length: int | None = None) -> "TuneFamily":
-    """The family of a source, or an error that says which family the source is.
+def open_family(name: str, source: "Source", text_length: int | None = None) -> "TuneFamily":
+    """The family `name` for the model at `source`; an error names the family that the model really is.
 
-    `text_length` is how many tokens of a caption are read; None: as many as the stock pipeline does.
+    `text_length` is the number of tokens read of a caption; None: as many as the stock pipeline reads.
     """
     cls = family_class(name)
     if source.pipeline_name not in cls.pipelines:

@@ -1,7 +1,7 @@
-"""AuraFlow.
+"""The family AuraFlow: text to image with UMT5.
 
-- Text is 256 tokens of UMT5. The model has no text mask: padding is zeros, and it is kept out of the cache.
-- Time and velocity are as in the other flow models: 1 is noise, and the model predicts noise - x.
+- Text is 256 tokens of UMT5. The model has no text mask: it reads padding as zeros, which are not cached.
+- Time and velocity are as in the other flow models: time 1 is noise, and the model predicts noise - x.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
 
 
 class AuraFlow(TuneFamily):
-    """AuraFlow."""
+    """AuraFlow v0.2 and v0.3."""
 
     name = "auraflow"
     pipelines = ("AuraFlowPipeline",)
@@ -35,7 +35,7 @@ class AuraFlow(TuneFamily):
         embeds, mask, *_ = pipeline.encode_prompt(
             list(captions), do_classifier_free_guidance=False, max_sequence_length=self.text_length
         )
-        mask = mask.view(embeds.shape)[..., 0].bool()  # (B, 256); the stock mask repeats every token's D times
+        mask = mask.view(embeds.shape)[..., 0].bool()  # (B, 256); the stock mask repeats each token's value D times
         return [{"embeds": e[m]} for e, m in zip(embeds, mask, strict=True)]
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:

@@ -1,7 +1,8 @@
-"""Latents of stock image autoencoders, normalised as transformers are trained on them.
+"""Encode pixels with a stock autoencoder of images or videos, into latents normalised for the transformer.
 
-- AutoencoderKL gives moments; AutoencoderTiny gives one deterministic latent, so no `std`.
-- Normalised: (latent - shift_factor) * scaling_factor; the inverse is in the stock pipelines.
+- AutoencoderKL returns the moments of a distribution; AutoencoderTiny one deterministic latent, so no `std`.
+- Latents of images are (latent - shift_factor) * scaling_factor; those of videos are standardised channel by channel.
+  Stock pipelines have the inverse.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from torch import Tensor
 
 
 def pixels_per_latent(config: Mapping[str, Any]) -> int:
-    """On each side, from the autoencoder's config."""
+    """Pixels per latent along height and width, from an image autoencoder's config."""
     stages = config.get("encoder_block_out_channels") or config["block_out_channels"]
     return 2 ** (len(stages) - 1)
 
@@ -30,8 +31,10 @@ def encode_images(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def encode_videos(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
-    """Pixels (B, 3, F, H, W) in [-1, 1] -> float32 `mean` and `std`, (B, C, f, h, w), each channel standardised by the
-    statistics in the config of an AutoencoderKLWan or AutoencoderKLQwenImage."""
+    """Pixels (B, 3, F, H, W) in [-1, 1] -> float32 `mean` and `std`, (B, C, f, h, w).
+
+    Channels are standardised by the statistics in the config of an AutoencoderKLWan or AutoencoderKLQwenImage.
+    """
     moments = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist
     mean, std = (
         torch.tensor(values, device=vae.device).view(1, -1, 1, 1, 1)

@@ -1,9 +1,9 @@
-"""FLUX.1 dev, schnell and Kontext.
+"""The family FLUX.1: dev, schnell and Kontext.
 
 - Text is CLIP's pooled vector and 512 tokens of T5, padding included: the model has no text mask.
-- Latents go in as 2 x 2 patches, each with the ids (image, row, column).
-- Guidance is an input. It is 1 in training: the data is what guidance 1 should give, whatever previews are drawn with.
-- Kontext: the source image's patches follow the target's, with image id 1, and the prediction is cut to the target's.
+- The model reads latents as 2 x 2 patches, each with the ids (image, row, column).
+- Guidance is an input of dev. It is 1 in training, so that the data is what guidance 1 draws; previews have their own.
+- Kontext appends the patches of the source image, with image id 1; the prediction is cut to the target's patches.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
 
 
 class Flux(TuneFamily):
-    """FLUX.1."""
+    """FLUX.1 dev, schnell and Kontext."""
 
     name = "flux"
     pipelines = ("FluxPipeline", "FluxKontextPipeline")
@@ -59,19 +59,12 @@ class Flux(TuneFamily):
         rows, columns = noisy.shape[2:]
         return FluxPipeline._unpack_latents(prediction[:, :count], rows, columns, vae_scale_factor=1)  # (B, C, H, W)
 
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {"prompt_embeds": text["embeds"][None], "pooled_prompt_embeds": text["pooled"][None]}
-        if negative is not None:  # read only where true_cfg_scale is above 1
-            arguments["negative_prompt_embeds"] = negative["embeds"][None]
-            arguments["negative_pooled_prompt_embeds"] = negative["pooled"][None]
-        return arguments
-
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         return {"max_area": width * height, "_auto_resize": False} if self.takes_references else {}
 
 
 def _tokens(latents: Tensor, *, image: int) -> tuple[Tensor, Tensor]:
-    """The patches of latents (B, C, H, W), and their ids."""
+    """Latents (B, C, H, W) -> patches (B, S, 4C) and their ids (S, 3)."""
     from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 
     batch, channels, rows, columns = latents.shape
@@ -81,10 +74,10 @@ def _tokens(latents: Tensor, *, image: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache
 def _ids(rows: int, columns: int, image: int, device: torch.device) -> Tensor:
-    """The ids of a grid of patches, (S, 3); kept, and not to be written to."""
+    """The ids of a grid of patches, (S, 3); cached, so never written to."""
     from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 
-    with device:  # the stock function would build on the host, and the step would wait for the copy
+    with device:  # the stock function would build them on the host, and the copy would synchronise
         ids = FluxPipeline._prepare_latent_image_ids(1, rows, columns, device, torch.float32)
         ids[:, 0] = image
     return ids

@@ -1,10 +1,10 @@
-"""Lumina-Image 2.0.
+"""The family Lumina-Image 2.0: text to image with Gemma.
 
-- The model's time runs from the noise at 0 to the data at 1, and its velocity with it: both are turned round here.
-- A caption follows the pipeline's system prompt. An empty one, which stands for no caption, is encoded alone, as the
-  pipeline encodes what guidance leads away from.
-- The model cuts each caption at its mask, so texts are stored without padding. In every forward it
-  reads their lengths from the device, a wait that no caller can avoid.
+- The model's time runs from noise at 0 to data at 1, and its velocity is x - noise: `predict` reverses both.
+- A caption follows the pipeline's system prompt. The empty caption is encoded without it, as the pipeline encodes
+  negative prompts.
+- The model cuts each caption at its mask, so texts are cached without padding. Its forward reads the lengths from the
+  device, a synchronisation that callers cannot avoid.
 """
 
 from collections.abc import Sequence

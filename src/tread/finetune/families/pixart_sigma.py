@@ -1,9 +1,9 @@
-"""PixArt sigma, and alpha, its elder: the noise and its variance are predicted, not a velocity.
+"""The family PixArt: sigma, and the earlier alpha, which predict the noise and its variance instead of a velocity.
 
-- Captions are cleaned as the pipeline cleans them by default (by beautifulsoup4 and ftfy where installed).
-- Alpha at 1024 pixels is told the size of its image; sigma is not.
-- `predict` gives the variance behind the noise, twice the channels, where the model has it.
-- Stock diffusers has no LoRA loader for it. The LoRA is a peft folder:
+- Captions are cleaned as the pipeline does by default, if beautifulsoup4 and ftfy are installed.
+- Alpha at 1024 pixels is given the size of the image as an input; sigma is not.
+- If the model predicts a variance, `predict` returns it after the noise, in twice the channels.
+- Stock diffusers has no LoRA loader for it, so the LoRA is saved as a peft folder:
   `pipeline.transformer = PeftModel.from_pretrained(pipeline.transformer, folder)`.
 """
 
@@ -23,7 +23,7 @@ from tread.finetune.source import Source
 from tread.finetune.target import Distance, EpsilonTarget
 
 ALPHA_TEXT = 120
-"""Tokens of a caption that alpha reads."""
+"""The most tokens of a caption that alpha reads."""
 
 
 class PixArtSigma(TuneFamily):
@@ -46,7 +46,7 @@ class PixArtSigma(TuneFamily):
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         from diffusers.utils.import_utils import is_bs4_available, is_ftfy_available
 
-        # asked in vain, the pipeline warns at every call
+        # without these packages the pipeline would warn at every call
         clean = is_bs4_available() and is_ftfy_available()
         embeds, mask, _, _ = pipeline.encode_prompt(
             list(captions),
@@ -63,7 +63,7 @@ class PixArtSigma(TuneFamily):
     def target(self, *, shift: float | None, distance: Distance) -> EpsilonTarget:
         if shift is not None:
             raise ConfigError(
-                f"flow_schedule_shift is {shift}, but {self.name} is no flow: its times are drawn evenly; leave it out."
+                f"flow_schedule_shift is {shift}, but {self.name} is not a flow model: times are uniform; leave it out."
             )
         return EpsilonTarget.from_scheduler(self.source.config("scheduler"), distance=distance)
 
@@ -78,7 +78,7 @@ class PixArtSigma(TuneFamily):
         )[0]  # (B, C or 2 C, h, w)
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        # binning would draw another size than the one asked for; the default negative prompt is refused beside embeds
+        # binning changes the size; the default negative prompt is refused together with embeds
         plain = {"use_resolution_binning": False, "negative_prompt": None}
         return plain | masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
 
@@ -93,6 +93,6 @@ class PixArtSigma(TuneFamily):
         told = config.get("use_additional_conditions")
         if not (config["sample_size"] == 128 if told is None else told):
             return {"resolution": None, "aspect_ratio": None}
-        # filled on the device: a tensor made of a list would be copied there, and the step would wait
+        # filled on the device: copying a tensor made of a list would synchronise
         rows, columns = (noisy.new_full((len(noisy), 1), self.factor * size) for size in noisy.shape[-2:])  # (B, 1)
         return {"resolution": torch.cat([rows, columns], dim=1), "aspect_ratio": rows / columns}  # (B, 2), (B, 1)

@@ -1,9 +1,9 @@
-"""Qwen-Image, text to image.
+"""The family Qwen-Image: text to image with Qwen2.5-VL.
 
-- The autoencoder is one of videos; an image is its only frame, and latents here have no frame axis.
-- Texts have no fixed length. The pipeline makes no mask where all of a batch are equally long, nor does a batch here;
-  given one, the stock model copies a number to the device in every forward, and waits for it.
-- Guidance is the classifier-free one, under the name `true_cfg_scale`.
+- The autoencoder is a video autoencoder; an image is one frame, and latents here have no frame axis.
+- Texts have no fixed length. A batch of equally long texts has no mask, as in the pipeline: with a mask the stock model
+  copies a number to the device in every forward, which synchronises.
+- `true_cfg_scale` is the pipeline's name for the scale of classifier-free guidance.
 """
 
 from collections.abc import Sequence
@@ -59,9 +59,3 @@ class QwenImage(TuneFamily):
             return_dict=False,
         )[0]
         return stock._unpack_latents(velocity, rows, columns, 1)[:, :, 0]  # (B, C, h, w)
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {"prompt_embeds": text["embeds"][None]}
-        if negative is not None:
-            arguments["negative_prompt_embeds"] = negative["embeds"][None]
-        return arguments

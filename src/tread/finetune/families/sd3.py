@@ -1,7 +1,8 @@
-"""Stable Diffusion 3 and 3.5.
+"""The family Stable Diffusion 3: versions 3 and 3.5.
 
-- Text is 77 tokens of two CLIPs side by side, then 256 tokens of T5, and both CLIPs' pooled vectors; no mask.
-- A folder may lack its T5: zeros take its place, as in the stock pipeline and as the model was trained.
+- Text is 77 tokens of two CLIPs, concatenated along channels, then 256 tokens of T5, and both CLIPs' pooled vectors.
+  The model has no text mask.
+- A model folder may lack T5: zeros take its place, as in the stock pipeline and in the model's own training.
 """
 
 from collections.abc import Sequence
@@ -36,8 +37,10 @@ class SD3(TuneFamily):
         captions = list(captions)
         for part in ("text_encoder", "text_encoder_2"):
             if getattr(pipeline, part) is None:
-                raise ConfigError(f"{self.source.place!r} has no {part}; an SD3 pipeline can lack text_encoder_3 only.")
-        # encode_prompt cannot be asked: without T5 it needs the transformer, which is not in memory yet
+                raise ConfigError(
+                    f"{self.source.place!r} has no {part}; only text_encoder_3 may be left out of an SD3 folder."
+                )
+        # not encode_prompt: without T5 it reads the transformer, which is not loaded yet
         encoded = [pipeline._get_clip_prompt_embeds(captions, clip_model_index=index) for index in (0, 1)]
         clip = torch.cat([embeds for embeds, _ in encoded], dim=-1)  # (B, 77, D1 + D2)
         pooled = torch.cat([vector for _, vector in encoded], dim=-1)  # (B, P)
@@ -58,10 +61,3 @@ class SD3(TuneFamily):
             return_dict=False,
         )
         return prediction
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {"prompt_embeds": text["embeds"][None], "pooled_prompt_embeds": text["pooled"][None]}
-        if negative is not None:
-            arguments["negative_prompt_embeds"] = negative["embeds"][None]
-            arguments["negative_pooled_prompt_embeds"] = negative["pooled"][None]
-        return arguments

@@ -1,11 +1,11 @@
-"""Wan 2.1 and 2.2: text to video, image to video, the two experts of A14B and the per-token times of TI2V.
+"""The family Wan, 2.1 and 2.2: text to video, image to video, the two experts of A14B and the per-token times of TI2V.
 
-- Text is padded with zeros to 512 tokens, which the model reads without a mask: stored without them, padded in a batch.
-- Image to video has two forms. 2.1 and A14B see the first frame's latents beside the noisy ones (`condition`), the mask
-  that marks them, and in 2.1 what CLIP sees in it (`image_embeds`). TI2V is given the first latent frame clean, at 0.
-- TI2V's pipeline gives every token a time even where all are the same. One time per sample computes the same and saves
-  the modulation of every token in every layer: tokens have their own only where a first frame is given.
-- Stock LoRA files know one transformer. The low-noise expert's is a second file, `SECOND_FILE`, and loads by
+- Text is padded with zeros to 512 tokens, which the model reads without a mask: cached unpadded, padded in a batch.
+- Image to video has two forms. 2.1 and A14B take the first frame's latents as extra channels (`condition`) with a mask,
+  and 2.1 also CLIP's embedding of it (`image_embeds`). TI2V takes a clean first latent frame, whose tokens have time 0.
+- TI2V's pipeline passes a time per token even if all are equal. One time per sample gives the same result and saves
+  the modulation of every token in every layer, so times are per token only when a first frame is given.
+- Stock LoRA files hold one transformer. The low-noise expert's is a second file, `SECOND_FILE`, loaded by
   `pipeline.load_lora_weights(folder, weight_name=SECOND_FILE, load_into_transformer_2=True)`.
 """
 
@@ -22,6 +22,7 @@ from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.source import Source
 
 SECOND_FILE = "pytorch_lora_weights_2.safetensors"
+"""The LoRA of the low-noise expert."""
 
 
 class Wan(TuneFamily):
@@ -41,8 +42,8 @@ class Wan(TuneFamily):
         super().__init__(source, text_length)
         if self._conditioned and self._transformer.get("pos_embed_seq_len") is not None:
             raise ConfigError(
-                f"{source.place!r} draws a video between a first and a last frame, which cannot be trained here: set "
-                "pretrained_model_name_or_path to a text-to-video model, or to one that is given the first frame alone."
+                f"{source.place!r} takes a first and a last frame, which is not supported: set "
+                "pretrained_model_name_or_path to a text-to-video model, or to one that takes a first frame alone."
             )
 
     @property
@@ -70,7 +71,7 @@ class Wan(TuneFamily):
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         from diffusers.pipelines.wan.pipeline_wan import WanPipeline
 
-        # the image-to-video pipeline's own cannot run without ftfy; this one is the same and can
+        # the same function of the image-to-video pipeline cannot run without ftfy
         embeds = WanPipeline._get_t5_prompt_embeds(
             pipeline, list(captions), max_sequence_length=self.text_length
         )  # (B, 512, D)
@@ -86,8 +87,8 @@ class Wan(TuneFamily):
             return batch
         if pixels.shape[2] == 1:
             raise DataError(
-                "an image was given to an image-to-video model, which would learn to copy it; train it on videos, or "
-                "set pretrained_model_name_or_path to a text-to-video model."
+                "the sample is an image, which an image-to-video model would learn to copy: train on videos, or set "
+                "pretrained_model_name_or_path to a text-to-video model."
             )
         first = torch.cat([pixels[:, :, :1], torch.zeros_like(pixels[:, :, 1:])], dim=2)
         batch["condition"] = encode_videos(pipeline.vae, first)["mean"]
@@ -119,10 +120,10 @@ class Wan(TuneFamily):
         return self._later(batch["mean"]) if self._starts_clean(batch["mean"]) else None
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {"prompt_embeds": self._padded(text["embeds"])[None]}
-        if negative is not None:
-            arguments["negative_prompt_embeds"] = self._padded(negative["embeds"])[None]
-        return arguments
+        def padded(one: Text) -> Text:
+            return {name: self._padded(embeds) for name, embeds in one.items()}
+
+        return super().prompt_arguments(padded(text), padded(negative) if negative else None)
 
     def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
         import diffusers
@@ -146,11 +147,11 @@ class Wan(TuneFamily):
 
     @property
     def _conditioned(self) -> bool:
-        """Whether the first frame is given beside the noisy latents."""
+        """Whether the first frame is an input beside the noisy latents."""
         return self._image_to_video and not self.source.index.get("expand_timesteps")
 
     def _starts_clean(self, latents: Tensor) -> bool:
-        """Whether the first frame is given in place of its noisy latents; an image alone is drawn from text."""
+        """Whether the clean first frame replaces its noisy latents; a single image is drawn from text."""
         return self._image_to_video and not self._conditioned and latents.shape[2] > 1
 
     def _later(self, latents: Tensor) -> Tensor:

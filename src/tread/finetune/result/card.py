@@ -1,9 +1,9 @@
-"""The model card of a result, and the lines that load it: in the card, in the docs and in the tests the same ones.
+"""The model card of a result (README.md), with the Python that loads it; docs and tests use the same lines.
 
-- A result is ordinary: routing leaves no trace in it, so the code of a card knows nothing of this package.
-- Which loader reads an adapter is what the pipeline's class offers: its own (`load_lora_weights`), else its
-  transformer's (`load_lora_adapter`; pipelines refuse LoKr), else peft's; lycoris' files are read by lycoris.
-- The card says what a person asks first: what it was trained from, how to use it, how, and how good it is.
+- A result is an ordinary adapter or model: routing leaves no trace in it, so its code does not import this package.
+- The loader of an adapter is the pipeline's (`load_lora_weights`), else the transformer's (`load_lora_adapter`;
+  pipelines refuse LoKr), else peft's; lycoris reads its own files.
+- The card tells what the result was trained from, how to use it, how it was trained and its validation loss.
 """
 
 import inspect
@@ -20,8 +20,9 @@ from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
 
-Kind = Literal["standard", "lokr", "lycoris", "full"]
-KINDS: dict[Kind, str] = {"standard": "LoRA", "lokr": "LoKr", "lycoris": "lycoris", "full": "all weights"}
+ResultKind = Literal["standard", "lokr", "lycoris", "full"]
+"""The adapter's `lora_type`, or `full` for all weights."""
+KINDS: dict[ResultKind, str] = {"standard": "LoRA", "lokr": "LoKr", "lycoris": "lycoris", "full": "all weights"}
 LORA_FILES = {"transformer": "pytorch_lora_weights.safetensors", "transformer_2": SECOND_FILE}
 LYCORIS_FILES = {"transformer": "lycoris.safetensors", "transformer_2": "lycoris_2.safetensors"}
 TWO_EXPERTS: tuple[str, ...] = ("transformer", "transformer_2")
@@ -38,33 +39,33 @@ ROUTED = (
 
 
 class Facts(TypedDict, total=False):
-    """What is known of a run beside its config."""
+    """Facts about a run that its config does not have; a checkpoint's manifest stores them."""
 
     step: int
     """Optimizer steps so far."""
     id: str
-    """Which save of the step it is."""
+    """Identifies the checkpoint among those saved at the same step."""
     tread_config: Mapping[str, Any] | None
     """The plan; None: dense."""
     val_loss: float
     """The dense validation loss."""
     tokens_kept: float
-    """The share of tokens that the routed layers saw, without warm-up and cool-down."""
+    """The fraction of tokens kept in routed layers, outside warm-up and cool-down."""
     speedup: float
-    """Steps per second over a dense run's, as the FLOPs have it."""
+    """FLOPs of a dense step over those of a routed step."""
     size: tuple[int, int, int]
     """Width, height and frames of a typical sample."""
     previews: Sequence[tuple[str, str]]
-    """Prompts with the pictures drawn for them, paths from the folder."""
+    """Prompts with the paths of their previews, relative to the folder."""
 
 
-def kind_of(config: FinetuneConfig) -> Kind:
-    """What a run trains."""
+def kind_of(config: FinetuneConfig) -> ResultKind:
+    """The kind of result that a config trains."""
     return config.lora_type if config.adapts else "full"
 
 
-def loading_lines(pipeline_name: str, kind: Kind, parts: Sequence[str] = ("transformer",)) -> list[str]:
-    """Python that puts an adapter from `folder` into a stock `pipeline`."""
+def loading_lines(pipeline_name: str, kind: ResultKind, parts: Sequence[str] = ("transformer",)) -> list[str]:
+    """Lines of Python that load an adapter from `folder` into a stock `pipeline`."""
     import diffusers
 
     has_loader = hasattr(getattr(diffusers, pipeline_name), "load_lora_weights")
@@ -87,7 +88,7 @@ def loading_lines(pipeline_name: str, kind: Kind, parts: Sequence[str] = ("trans
 
 
 def loader_table() -> str:
-    """How stock code loads the adapters of every pipeline that can be tuned, as Markdown."""
+    """A Markdown table of how stock code loads the adapters of each pipeline."""
     pipelines = [(name, pipeline) for name in sorted(TUNE_FAMILIES) for pipeline in family_class(name).pipelines]
     entries = [(name, pipeline, TWO_EXPERTS[:1]) for name, pipeline in pipelines]
     entries.append(("wan, both experts", "WanPipeline", TWO_EXPERTS))
@@ -101,7 +102,7 @@ def loader_table() -> str:
 
 
 def card(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts: Facts) -> str:
-    """README.md of a result: front matter for the hub, how to load it, how it was made."""
+    """The text of a result's README.md: front matter for the hub, how to load it, how it was trained."""
     kind, base = kind_of(config), config.pretrained_model_name_or_path
     front = yaml.safe_dump(_front_matter(family, kind, config, facts), sort_keys=False, allow_unicode=True)
     what = "Fine-tuned weights" if kind == "full" else f"A {KINDS[kind]}"
@@ -120,7 +121,7 @@ def card(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts
 
 
 def example(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts: Facts) -> str:
-    """A program that draws one sample with the result; it runs in the result's folder."""
+    """A program that draws one sample with the result, to be run in the result's folder."""
     import diffusers
 
     kind, name, base = kind_of(config), family.source.pipeline_name, config.pretrained_model_name_or_path
@@ -144,12 +145,12 @@ def example(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, fa
 
 
 def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Mapping[str, Any]) -> list[str]:
-    """The call of the pipeline, and saving what it gives."""
+    """Lines that call the pipeline and save its output."""
     width, height, frames = facts.get("size", (None, None, None))
     width, height = config.validation_size or (width, height)
     guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
     arguments = {
-        "image": _Code('load_image("input.png")') if "image" in call else None,
+        "image": _Code('load_image("input.png")') if family.takes_image else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
         "negative_prompt": config.validation_negative_prompt or " " if _guides_by_prompt(family) else None,
         "width": width,
@@ -157,7 +158,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
         "num_frames": config.validation_num_video_frames or frames if family.video else None,
         "num_inference_steps": config.validation_num_inference_steps or family.steps,
         family.guidance_argument: guidance,
-        # PixArt and Kontext would draw another size than the one asked for
+        # without it PixArt and Kontext change the size
         "use_resolution_binning": False if "use_resolution_binning" in call else None,
         "max_area": width * height if "max_area" in call and width and height else None,
         "output_type": "pil" if family.video else None,
@@ -171,29 +172,29 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
 
 
 class _Code(str):
-    """Text that stands in a program as it is."""
+    """Text that `_literal` writes without quotes."""
 
 
 def _literal(value: Any) -> str:
-    """As a formatter would write it."""
+    """A value as a Python literal, formatted like ruff does."""
     if isinstance(value, str) and not isinstance(value, _Code):
         return json.dumps(value, ensure_ascii=False)
     return str(value)
 
 
 def _guides_by_prompt(family: TuneFamily) -> bool:
-    """Qwen-Image is guided only where it is told what to lead away from."""
+    """Whether the pipeline guides only if it has a negative prompt, as Qwen-Image does."""
     return family.guidance_argument == "true_cfg_scale"
 
 
-def _packages(family: TuneFamily, kind: Kind) -> list[str]:
-    """What the example imports; Wan's image-to-video pipeline cannot clean a prompt without ftfy."""
+def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
+    """Packages that the example needs; Wan's image-to-video pipeline cleans prompts with ftfy."""
     adapter = {"standard": ["peft"], "lokr": ["peft"], "lycoris": ["lycoris-lora"], "full": []}[kind]
     return ["diffusers", "transformers", "accelerate", *adapter, *(["ftfy"] if family.name == "wan" else [])]
 
 
-def _front_matter(family: TuneFamily, kind: Kind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
-    source = "image" if _takes_image(family) else "text"
+def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
+    source = "image" if family.takes_image else "text"
     front: dict[str, Any] = {
         "base_model": config.pretrained_model_name_or_path,
         "library_name": "diffusers",
@@ -211,14 +212,8 @@ def _front_matter(family: TuneFamily, kind: Kind, config: FinetuneConfig, facts:
     return front | ({"widget": previews} if previews else {})
 
 
-def _takes_image(family: TuneFamily) -> bool:
-    import diffusers
-
-    return "image" in inspect.signature(getattr(diffusers, family.source.pipeline_name).__call__).parameters
-
-
-def _table(config: FinetuneConfig, kind: Kind, facts: Facts) -> str:
-    """How it was trained, and the dense validation loss."""
+def _table(config: FinetuneConfig, kind: ResultKind, facts: Facts) -> str:
+    """A Markdown table of the training settings, with the dense validation loss."""
     batch = config.train_batch_size * config.gradient_accumulation_steps
     rows = {"trained": KINDS[kind], "steps": facts.get("step"), "batch size per process": batch}
     if kind in ("standard", "lokr"):

@@ -1,8 +1,8 @@
-"""`tread export`: the result of a fine-tune, made again from any of its checkpoints.
+"""`tread export`: write the result of any checkpoint of a fine-tune.
 
 - It needs the run's folder and the base model: no data, no encoders, no GPU.
-- The base is not quantized: an adapter has the same names and numbers on any base.
-- Weights are the average's where the run keeps one, as in the results that training writes.
+- The base is not quantized: an adapter has the same names and values on any base.
+- The weights are the moving average if the run keeps one, as in the results that training writes.
 """
 
 from dataclasses import replace
@@ -19,7 +19,6 @@ from tread.finetune.result.write import RECORD, write_result
 from tread.finetune.run import load_models, trained_experts
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.source import Source
-from tread.pretrain.config import CONFIG_FILE, read_saved
 from tread.training.checkpoint import (
     checkpoint_path,
     list_checkpoints,
@@ -29,14 +28,14 @@ from tread.training.checkpoint import (
     read_manifest,
     trained,
 )
-from tread.training.job import LOCK_FILE, locked
+from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
 from tread.training.loop import CHECKPOINTS
 
 
 def export(run: Path, *, step: int | None = None, out: Path | None = None) -> list[Path]:
-    """Write the result of the checkpoint after `step` steps, the newest by default; returns the paths.
+    """Write the result of the checkpoint of `step`, by default the newest; returns the paths.
 
-    It replaces the result in the run's folder, or is put into the folder `out`, which may hold an earlier one.
+    It replaces the result in the run's folder, or goes to the folder `out`, which may hold an earlier result.
     """
     config = _config(run)
     path, manifest = _checkpoint(run, step)
@@ -63,7 +62,7 @@ def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str,
 
 
 def _config(run: Path) -> FinetuneConfig:
-    if "model_family" not in read_saved(run):
+    if "model_family" not in saved_settings(run):
         raise ConfigError(
             f"{run} is a run of `tread train`, whose checkpoints are its result: draw from it with `tread sample {run}`"
             f", or from one checkpoint with `tread sample {run / CHECKPOINTS}/STEP`."

@@ -1,12 +1,12 @@
-"""What a run leaves behind for others: the adapter or the weights, and a model card.
+"""`write_result`: write the result of a fine-tune, the adapter or all weights, and its model card.
 
 - A result is a function of a checkpoint, its manifest included, and the run's config. `result.json` is written last and
-  says which checkpoint it is of; a result that is not the checkpoint's, or not whole, is made again on resume.
-- Adapters are written by the family's saver, so that stock code loads them. The file's header also says what it was
-  trained from, by which plan and for how long; loaders skip what they do not know.
-- A result is written beside its place, synced and renamed. A folder cannot replace another in one step: the old one is
-  renamed first and removed when the new one stands. What a kill left over, the next result sweeps.
-- The caller gives models that hold the weights to keep, the average's where there is one.
+  names the checkpoint; on resume a result of another checkpoint, or an incomplete one, is written again.
+- Adapters are written by the family's saver, so that stock code loads them. The header of the file also has the base
+  model, the plan and the number of steps; loaders skip what they do not know.
+- A result is written to a temporary folder, synced and renamed. A folder cannot replace another atomically: the old
+  one is renamed first and removed once the new one is in place. Leftovers of a killed process are removed by the next.
+- The models passed hold the weights to write: the moving average if there is one.
 """
 
 import json
@@ -29,7 +29,9 @@ from tread.finetune.result.card import LYCORIS_FILES, Facts, card, kind_of
 from tread.finetune.settings import FinetuneConfig
 
 RECORD = "result.json"
+"""Names the checkpoint of a result and the sizes of its files."""
 CARD = "README.md"
+"""The model card."""
 
 
 def write_result(
@@ -39,9 +41,9 @@ def write_result(
     config: FinetuneConfig,
     manifest: Mapping[str, Any],
 ) -> list[Path]:
-    """Write the transformers `models`, by part, or their adapters, and the card into `folder`; returns the paths.
+    """Write the transformers in `models`, by part, or their adapters, and the card to `folder`; returns the paths.
 
-    `manifest` is that of the checkpoint whose weights the models hold.
+    `manifest` belongs to the checkpoint whose weights the models hold.
     """
     facts = cast("Facts", {name: manifest[name] for name in Facts.__annotations__ if name in manifest})
     facts["previews"] = [(text, path) for text, path in facts.get("previews", ()) if (folder / path).is_file()]
@@ -58,7 +60,7 @@ def write_result(
         sizes = {path.relative_to(temporary).as_posix(): path.stat().st_size for path in written}
         for path in written:
             fsync(path)
-        (folder / RECORD).unlink(missing_ok=True)  # files of two checkpoints are no one's result
+        (folder / RECORD).unlink(missing_ok=True)  # a mixture of two checkpoints has no record
         paths = [_replace(path, folder / path.name) for path in sorted(temporary.iterdir())]
     with atomic_write(folder / CARD) as file:
         file.write(card(family, list(models), config, facts).encode())
@@ -69,7 +71,7 @@ def write_result(
 
 
 def has_result(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    """Whether the result in a folder is whole and of the checkpoint with this manifest; a card may have been edited."""
+    """Whether a folder has the complete result of the checkpoint with this manifest; the card may have been edited."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
         same = (record["step"], record["checkpoint"]) == (manifest["step"], manifest.get("id"))
@@ -81,7 +83,7 @@ def has_result(folder: Path, manifest: Mapping[str, Any]) -> bool:
 
 
 def header(config: FinetuneConfig, facts: Facts) -> dict[str, str]:
-    """What the header of an adapter's file says of the run."""
+    """Metadata about the run for the header of an adapter's file."""
     return {
         "base_model": config.pretrained_model_name_or_path,
         "model_family": config.model_family,
@@ -112,7 +114,7 @@ def _write_adapters(
 
 
 def _replace(path: Path, place: Path) -> Path:
-    """Give a finished file or folder its place."""
+    """Move a finished file or folder to its final path."""
     old = place.with_name(f".{place.name}.old")
     if path.is_dir() and place.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -124,7 +126,7 @@ def _replace(path: Path, place: Path) -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed results left; an old folder stays until a new one stands in its place."""
+    """Remove temporary files of killed processes; a renamed old folder stays until the new one is in place."""
     for path in folder.glob(".result-*"):
         shutil.rmtree(path, ignore_errors=True)
     for name in (CARD, RECORD):

@@ -1,4 +1,7 @@
-"""Guidance: a strong answer led away from a weak one, over fields and over stock pipelines."""
+"""Guidance: weak + scale * (strong - weak), for fields and for stock pipelines.
+
+It is public. It imports `tread.objectives`, `tread.attach` (for pipelines), `tread.routing` and `tread.errors`.
+"""
 
 from tread.sampling.guidance.branches import KINDS, SCHEDULES, Branches
 from tread.sampling.guidance.fields import (

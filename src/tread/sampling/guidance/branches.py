@@ -1,11 +1,10 @@
-"""Which two branches guidance compares, as settings.
+"""Guidance settings: the strong and the weak branch.
 
-- A kind names what the weak branch lacks: `cfg` its label, `sg` tokens, `ag` training (another network, such as an
-  earlier checkpoint), `cfg+sg` and `ag+sg` both. All of them are two branches, so none costs more than two evaluations.
-- The strong ratio holds for every branch that is not made sparser, so a routed network can be sampled cheaply under
-  any kind.
-- The cosine schedule takes both ratios down to 0 along the way: coarse structure is drawn with few tokens, detail
-  with all of them.
+- `kind` names what the weak branch lacks: `cfg` the label, `sg` tokens, `ag` training (another network, such as an
+  earlier checkpoint), `cfg+sg` and `ag+sg` both. There are always two branches, so at most two evaluations per step.
+- The strong ratio applies to every branch that is not sparser by its kind, so a routed network can be sampled cheaply
+  under any kind.
+- The cosine schedule lowers both ratios to 0 during sampling: coarse structure with few tokens, detail with all.
 """
 
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from tread.sampling.guidance.fields import (
 KINDS = ("cfg", "sg", "cfg+sg", "ag", "ag+sg")
 SCHEDULES = ("constant", "cosine")
 WEAK_RATIO = 0.7
-"""What a sparse weak branch drops unless told otherwise."""
+"""Default ratio of a sparse weak branch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +38,13 @@ class Branches:
     """The strong and the weak branch of guidance."""
 
     kind: str = "cfg"
-    """What the weak branch lacks, one of KINDS."""
+    """One of KINDS: what the weak branch lacks."""
     strong_ratio: float = 0.0
     """The fraction of tokens that the strong branch drops; 0 is dense."""
     weak_ratio: float | None = None
     """The fraction that a sparse weak branch drops, with `sg` only; None: WEAK_RATIO."""
     schedule: str = "constant"
-    """How ratios change over sampling, one of SCHEDULES."""
+    """One of SCHEDULES: how the ratios change during sampling."""
 
     def __post_init__(self) -> None:
         check_choice(self.kind, "guidance kind", KINDS)
@@ -62,7 +61,7 @@ class Branches:
 
     @property
     def sparser(self) -> bool:
-        """Whether the weak branch drops tokens of its own."""
+        """Whether the weak branch drops more tokens than the strong one."""
         return self.kind.endswith("sg")
 
     @property
@@ -100,7 +99,7 @@ class Branches:
         seed: int,
         samples: Tensor,
     ) -> Field:
-        """The guided field of `net` for the samples at the places `samples` (B,); `weak` is the other network."""
+        """The guided field of `net` for the samples with indices `samples` (B,); `weak` is the other network."""
         if (weak is not None) != self.needs_weak:
             fix = "needs a weak model, such as an earlier checkpoint" if weak is None else "has no use for a weak model"
             raise ConfigError(f"guidance kind {self.kind!r} {fix}.")
@@ -121,7 +120,7 @@ class Branches:
 
 
 def routing_of(net: Net) -> Handle:
-    """The handle of a network that routes."""
+    """The handle of a routed network."""
     handle = getattr(net, "routing", None)
     if not isinstance(handle, Handle):
         raise ConfigError(

@@ -1,15 +1,15 @@
-"""Wrappers that take fields and return a field.
+"""Guidance as functions from fields to a field.
 
-- Every guidance here is weak + scale * (strong - weak): the kinds differ in what the weak branch lacks, a label
-  (classifier-free), tokens (Sparse Guidance), training (AutoGuidance), or two of these.
+- Every guidance here is weak + scale * (strong - weak). The weak branch lacks a label (classifier-free), tokens
+  (Sparse Guidance), training (AutoGuidance), or two of these.
 - A branch that the formula does not need is not run: scale 1, and any level outside the interval, cost one
   plain evaluation.
 - The branches of classifier-free guidance go through the network as one batch, conditional half first. Branches of
   different lengths or networks cannot.
 - Levels are Python floats, so intervals and ratios are decided on the host.
-- What a sparse branch drops is a hash of seed, level, sample and token. So a sample depends neither on its batch nor
-  on what was drawn before, and two branches of one evaluation are nested: the weak one keeps a part of what the
-  strong one keeps, and with equal ratios they are the same.
+- The tokens that a sparse branch drops are a hash of seed, level, sample and token. So a sample depends neither on its
+  batch nor on earlier draws, and the branches of one evaluation are nested: the weak one keeps a subset of the tokens
+  of the strong one, and with equal ratios they are equal.
 """
 
 import math
@@ -26,7 +26,7 @@ from tread.routing import noise
 from tread.routing.handle import Handle
 
 Ratio = Callable[[float], float]
-"""Level -> the fraction of tokens dropped there."""
+"""Level -> the fraction of tokens dropped."""
 
 
 # Karras et al. 2024 (arXiv 2406.02507) Eq. 3, with weak as the lesser network; Krause et al. 2026 (arXiv 2601.01608)
@@ -78,19 +78,19 @@ def classifier_free(
 
 
 def unconditional(field: Field, null_label: int) -> Field:
-    """The field without a class."""
+    """The field with the null label."""
     return lambda x, level, labels: field(x, level, torch.full_like(labels, null_label))
 
 
 def sparse(field: Field, handle: Handle, ratio: Ratio, *, seed: int = 0, samples: Tensor | None = None) -> Field:
     """The field of a network that drops `ratio(level)` of the tokens on the routes of its `handle`; dense at 0.
 
-    `samples` (B,) are the places of the batch's samples in the whole job; a batch of twice the size repeats them.
+    `samples` (B,) are the indices of the batch's samples in the whole job; a batch of twice the size repeats them.
     """
 
     def dropped(x: Tensor, level: float, labels: Tensor) -> Tensor:
-        places = None if samples is None else samples.repeat(x.shape[0] // samples.shape[0])
-        with dropping(handle, ratio(level), seed=seed, level=level, samples=places):
+        indices = None if samples is None else samples.repeat(x.shape[0] // samples.shape[0])
+        with dropping(handle, ratio(level), seed=seed, level=level, samples=indices):
             return field(x, level, labels)
 
     return dropped
@@ -99,7 +99,7 @@ def sparse(field: Field, handle: Handle, ratio: Ratio, *, seed: int = 0, samples
 def dropping(
     handle: Handle, ratio: float, *, seed: int, level: float, samples: Tensor | None = None
 ) -> AbstractContextManager[None]:
-    """Forwards inside drop `ratio` of the tokens, which ones depending on the arguments alone; 0 is dense."""
+    """Forwards inside drop `ratio` of the tokens, selected by a hash of the arguments; 0 is dense."""
     if ratio == 0:
         return handle.dense()
     (word,) = struct.unpack("<I", struct.pack("<f", level))
@@ -128,24 +128,24 @@ def cosine(first: float, last: float, levels: Sequence[float]) -> Ratio:
 
 
 def within(level: float, interval: tuple[float, float] | None) -> bool:
-    """Open below, closed above; without an interval every level is in it."""
+    """Whether lo < level <= hi; True without an interval."""
     return interval is None or interval[0] < level <= interval[1]
 
 
 def check_scale(scale: float, interval: tuple[float, float] | None) -> None:
-    """Refuse a scale that is no number or leads away from the strong branch, and an empty interval."""
+    """Refuse a scale that is not a finite number >= 0, and an empty interval."""
     check_number("guidance", scale, at_least=0)
     check_interval(interval, "guidance interval")
 
 
 def check_interval(interval: tuple[float, float] | None, name: str) -> None:
-    """Refuse an interval that no level is in."""
+    """Refuse an empty interval."""
     if interval is not None and not interval[0] < interval[1]:
         raise ConfigError(f"{name} is ({interval[0]}, {interval[1]}); its lower end must be below its upper end.")
 
 
 def check_nested(strong_ratio: float, weak_ratio: float) -> None:
-    """Refuse a weak branch that sees more than the strong one."""
+    """Refuse a weak branch that keeps more tokens than the strong one."""
     if weak_ratio < strong_ratio:
         raise ConfigError(
             f"weak ratio is {weak_ratio} and strong ratio {strong_ratio}; the weak branch must drop at least as much. "
@@ -154,7 +154,7 @@ def check_nested(strong_ratio: float, weak_ratio: float) -> None:
 
 
 def check_null_label(null_label: int | None, scale: float) -> int:
-    """Refuse to guide away from 'no class' where the network has no label for it."""
+    """The null label; refused if the network has none."""
     if null_label is None:
         raise ConfigError(
             f"guidance is {scale}, but the model has no label for 'no class'; set guidance to 1, or train it "

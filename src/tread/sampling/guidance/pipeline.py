@@ -1,12 +1,12 @@
-"""Sparse Guidance for a stock pipeline, without touching it.
+"""Sparse Guidance for an unmodified stock pipeline.
 
 - Two hooks on the attached transformer: the first drops the strong branch's tokens, the second runs the weak branch
-  and returns the guided answer. A pipeline calls its transformer and never learns of it.
-- The pipeline's own classifier-free guidance goes on as it was: each of its branches is guided.
+  and returns the guided output. The pipeline calls its transformer as usual.
+- The pipeline's own classifier-free guidance is unchanged: each of its branches is guided.
 - The level is the forward's timestep, in the unit of the model (FLUX: 0..1, SD3: 0..1000), read on the host once per
-  forward: a ratio decides shapes. Selections are a hash of it, so a pipeline call repeats exactly.
-- All samples of a batch drop the same tokens. Half of the batch may be the pipeline's negative prompt: were its tokens
-  others, classifier-free guidance would enlarge that difference with the one between the prompts.
+  forward, because a ratio decides shapes. Selections are a hash of it, so a pipeline call is reproducible.
+- All samples of a batch drop the same tokens. Half of the batch may be the negative prompt: with other tokens there,
+  classifier-free guidance would amplify that difference too.
 """
 
 import inspect
@@ -33,7 +33,7 @@ def guide(
     interval: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> Iterator[None]:
-    """Every forward of an attached model inside answers weak + scale * (strong - weak).
+    """Inside, every forward of an attached model returns weak + scale * (strong - weak).
 
     `handle` is what `tread.attach(model, ...)` returned. Ratios are numbers or functions of the timestep; outside the
     `interval` (lo, hi] of timesteps the strong branch runs alone.
@@ -54,7 +54,7 @@ def guide(
     strong_branch, inside, level = ExitStack(), False, 0.0
 
     def level_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-        """The largest timestep: where every token has its own (Wan 2.2), those of a given first frame are 0."""
+        """The largest timestep: with one per token (Wan 2.2), those of a given first frame are 0."""
         return float(signature.bind(model, *args, **kwargs).arguments["timestep"].max())
 
     def drop(ratio: Ratio, level: float) -> AbstractContextManager[None]:
@@ -63,8 +63,8 @@ def guide(
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal level
         if not inside:
-            level = level_of(args, kwargs)  # once: a second look would wait for the strong branch
-            strong_branch.close()  # what a forward that failed left behind
+            level = level_of(args, kwargs)  # once: reading it again would wait for the strong branch
+            strong_branch.close()  # left open by a forward that failed
             strong_branch.enter_context(drop(strong, level))
 
     def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
@@ -96,7 +96,7 @@ def guide(
 
 
 def _check_attached(model: nn.Module, handle: Attachment) -> None:
-    """Refuse a handle whose ratios the model would never hear of."""
+    """Refuse a handle that does not route `model`."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is a {type(model).__name__}; give guide the network, such as pipeline.transformer.")
     if not isinstance(handle, Attachment) or all(part is not handle.model for part in model.modules()):
@@ -109,7 +109,7 @@ def _ratio(value: float | Ratio, name: str) -> Ratio:
 
 
 def _sample(answer: Any) -> Tensor:
-    """The prediction in what a stock model returns: a tuple, or an output with `sample`."""
+    """The prediction in a stock model's output: the first of a tuple, or `sample`."""
     return answer[0] if isinstance(answer, tuple) else answer.sample
 
 

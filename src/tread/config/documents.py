@@ -1,0 +1,122 @@
+"""JSON and YAML documents, read one way.
+
+- An unquoted YAML scalar that looks like a number or a truth value is kept as `Plain`, the text as it was written. A
+  text field takes it verbatim (`path: 2024`, `mixed_precision: no`), any other field takes its value: the type of the
+  field decides, not the YAML loader (`schema.convert`). `settled` gives the values where no field is known.
+- A key that is given twice in one mapping is refused. Dates stay text, and `1e-4` is a number.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tread.errors import ConfigError
+
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+YAML_SUFFIXES = (".yaml", ".yml")
+
+
+class Plain(str):
+    """An unquoted scalar that YAML reads as a number or a truth value, as it was written."""
+
+    @property
+    def value(self) -> object:
+        """The number or truth value; the text itself where it is neither after all."""
+        text = self.lower().replace("_", "")
+        if text in _TRUTH:
+            return _TRUTH[text]
+        for number in (int, lambda text: int(text, 0), lambda text: float(text.replace(".inf", "inf"))):
+            try:
+                return number(text)
+            except ValueError:
+                continue
+        return str(self)
+
+
+def settled(document: object) -> Any:
+    """A document with the value of each scalar, as YAML defines it.
+
+    >>> settled(parse_yaml("{rate: 1e-4, name: 12b, on: [yes, '1']}"))
+    {'rate': 0.0001, 'name': '12b', 'on': [True, '1']}
+    """
+    if isinstance(document, Plain):
+        return document.value
+    if isinstance(document, Mapping):
+        return {str(key): settled(value) for key, value in document.items()}
+    return [settled(item) for item in document] if isinstance(document, list | tuple) else document
+
+
+def read_document(path: Path, setting: str = "") -> object:
+    """The content of a JSON or YAML file; `setting` is the setting that names it, if one does."""
+    what = f"{setting} names {str(path)!r}, which" if setting else f"the config file {str(path)!r}"
+    if not path.is_file():
+        beside = "" if path.is_absolute() else f" (paths are relative to the working directory, {Path.cwd()})"
+        raise ConfigError(f"{what} does not exist{beside}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{what} is not text; a config is JSON or YAML in UTF-8.") from None
+    return parse_yaml(text, what) if path.suffix.lower() in YAML_SUFFIXES else parse_json(text, what)
+
+
+def parse_json(text: str, what: str = "the text") -> object:
+    """The content of a JSON text; `what` names it in an error."""
+
+    def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        keys = [key for key, _ in pairs]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ConfigError(f"{what} gives {twice[0]!r} twice in one mapping; keep one.")
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=mapping)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"{what} is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}."
+        ) from None
+
+
+def parse_yaml(text: str, what: str = "the text") -> object:
+    """The content of a YAML text, ambiguous scalars as `Plain`; `what` names it in an error."""
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_loader())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"{what} is not valid YAML{position}: {problem}.") from None
+
+
+@cache
+def _loader() -> Any:
+    """PyYAML's safe loader, with `Plain` scalars and without keys that are given twice."""
+    import re
+
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    problem = f"{key.value!r} is given twice in one mapping; keep one"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+            return super().construct_mapping(node, deep)
+
+    # YAML 1.1 wants a dot in every float and reads dates
+    number = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\.inf$|^\.nan$", re.IGNORECASE)
+    scalars = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:bool")
+    dropped = (*scalars[:1], "tag:yaml.org,2002:timestamp")
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in dropped]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
+    for tag in scalars:
+        Loader.add_constructor(tag, lambda loader, node: Plain(node.value))
+    return Loader

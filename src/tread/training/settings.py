@@ -1,0 +1,148 @@
+"""The settings that the training loop reads, whatever the job.
+
+- `JobConfig` is the loop's view of a job. `tread train` extends it; `tread finetune` fills it from its flat keys.
+- Each field holds its type, its default and its documentation; bounds are checked here.
+- Messages name settings as the user of the job knows them: `JobConfig.called`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tread.config.schema import at_least
+from tread.errors import ConfigError
+from tread.kernels.attention import Attention
+from tread.kernels.compiling import Switch
+
+OptimizerName = Literal["adamw", "adamw-8bit", "adamw-bf16", "lion", "lion-8bit", "adafactor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How long to train, on which batches, and how a step is computed."""
+
+    steps: int = 2000
+    """optimizer steps"""
+    batch_size: int = 32
+    """samples per optimizer step, over all processes and micro-steps together"""
+    micro_steps: int = 1
+    """gradient accumulation: forwards and backwards per optimizer step"""
+    seed: int = 0
+    """weights, data order, noise and selections are pure functions of it"""
+    precision: Literal["auto", "bf16", "bf16-stream", "float32"] = "auto"
+    """auto (bf16 on a GPU, float32 on a CPU) | bf16 | bf16-stream (tokens between layers too) | float32"""
+    compile: Switch = "auto"
+    """auto (on a GPU) | true | false: compile each block, which takes a minute at the start"""
+    attention: Attention = "auto"
+    """the kernel: auto (the fastest that fits) | flash | cudnn | efficient | math | default (torch's choice)"""
+    graphs: bool = False
+    """run the network as CUDA graphs, for steps that are bound by the host; needs exactly one GPU"""
+
+    def __post_init__(self) -> None:
+        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate."""
+
+    name: OptimizerName = "adamw"
+    """adamw | adamw-8bit | adamw-bf16 | lion | lion-8bit | adafactor"""
+    learning_rate: float = 3e-3
+    """for the tiny model on the digits; the paper has 1e-4 for S/2 to XL/2"""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """constant, or linear or cosine down to 0 at train.steps"""
+    warmup_steps: int = 100
+    """steps over which the rate climbs linearly from 0"""
+    betas: tuple[float, ...] = (0.9, 0.999)
+    """decay of the two moments"""
+    weight_decay: float = 0.0
+    """decoupled weight decay"""
+    clip: float | None = 1.0
+    """largest gradient norm; null: no clipping"""
+
+    def __post_init__(self) -> None:
+        at_least(self, "optimizer", learning_rate=0, warmup_steps=0, weight_decay=0)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas is {list(self.betas)}; it must be two numbers with 0 <= value < 1.")
+        if self.clip is not None and self.clip <= 0:
+            raise ConfigError(f"optimizer.clip is {self.clip}; it must be above 0, or null for no clipping.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EMAConfig:
+    """A moving average of the weights."""
+
+    decay: float = 0.9999
+    """the ceiling; short runs stay below it through the warm-up"""
+    warmup: int = 10
+    """the decay at update n is min(decay, (1 + n) / (warmup + n))"""
+
+    def __post_init__(self) -> None:
+        at_least(self, "ema", warmup=1)
+        if not 0 <= self.decay < 1:
+            raise ConfigError(f"ema.decay is {self.decay}; allowed is 0 <= value < 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoints."""
+
+    every: int = 1000
+    """steps; the last step is always saved"""
+    keep: int = 3
+    """newest checkpoints kept on disk"""
+
+    def __post_init__(self) -> None:
+        at_least(self, "checkpoint", every=1, keep=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Progress bar, metrics and trackers."""
+
+    every: int = 50
+    """steps between updates of the progress bar and the metrics"""
+    trackers: Literal["auto", "none", "tensorboard", "wandb"] = "auto"
+    """auto (TensorBoard, if installed) | none | tensorboard | wandb"""
+    project: str = "tread"
+    """the wandb project"""
+    run: str | None = None
+    """the name of the run there; null: that of output_dir"""
+
+    def __post_init__(self) -> None:
+        at_least(self, "log", every=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig(ABC):
+    """What every job has; the loop reads nothing else."""
+
+    output_dir: str
+    """the folder of the run: checkpoints, metrics, pictures, the settings"""
+    resume: str | None = None
+    """latest (the newest checkpoint in output_dir) or the folder of a run"""
+    train: LoopConfig
+    optimizer: OptimizerConfig
+    ema: EMAConfig | None
+    checkpoint: CheckpointConfig
+    log: LogConfig
+
+    def called(self, setting: str) -> str:
+        """The name under which the user of this job knows a setting of the loop, such as `train.steps`."""
+        return setting
+
+    @property
+    @abstractmethod
+    def memory_advice(self) -> str:
+        """What to change when memory runs out."""
+
+    @property
+    @abstractmethod
+    def divergence_advice(self) -> str:
+        """What to change when the loss is no longer a number."""
+
+    @abstractmethod
+    def resume_command(self, folder: Path) -> str:
+        """What a user types to go on with a stopped run."""
