@@ -63,7 +63,13 @@ class Work:
 class BenchmarkJob(JobConfig):
     """A job without advice: what fails in a benchmark is looked into."""
 
-    memory_advice = divergence_advice = ""
+    @property
+    def memory_advice(self) -> str:
+        return ""
+
+    @property
+    def divergence_advice(self) -> str:
+        return ""
 
     def resume_command(self, folder: Path) -> str:
         return ""

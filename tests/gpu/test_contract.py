@@ -109,7 +109,8 @@ def in_bf16(case: Any, how: Bf16, device: str, backend: str) -> dict[str, float]
         routed = run(rough, how == "autocast")
         (route,), (selection,) = handle.plan.routes, handle.selections
     kept = contract.kept_mask(selection, case.tokens)
-    with contract.oracle(exact, exact.model(), [(route.start_layer_idx, route.end_layer_idx, kept)]):
+    windows = [(route.start_layer_idx, route.end_layer_idx, kept)]
+    with contract.oracle(exact, exact.model(), windows):  # pyright: ignore[reportArgumentType]
         found = errors(routed, run(exact))
     assert rough.compiler is not None
     assert rough.compiler.frame_count > 0, "nothing was compiled"

@@ -131,7 +131,7 @@ def test_checkpointed_equals_not_bit_for_bit(batch, options, how, monkeypatch):
     plain, checkpointed = small_dit(**options), small_dit(**options, checkpointing=how)
     runs: list[int] = []
     for layer, block in enumerate(checkpointed.blocks):
-        block.register_forward_pre_hook(lambda module, args, layer=layer: runs.append(layer))
+        block.register_forward_pre_hook(lambda *_, layer=layer: runs.append(layer))
     handles = [model.route(ROUTES) for model in (plain, checkpointed)]
     for _ in range(2):
         runs.clear()
@@ -182,8 +182,9 @@ def test_routing_leaves_no_trace(batch):
     assert [name for name, _ in model.named_modules()] == modules
     before = handle.state_dict()
     copied = copy.deepcopy(model)  # as an EMA does
-    copied.eval()
-    assert torch.equal(copied(*batch), dense)
+    assert torch.equal(copied.eval()(*batch), dense)
+    assert not torch.equal(copied.train()(*batch), dense)
+    assert handle.state_dict() == before, "the copy has a handle of its own"
     model.routing = None
     assert model.routing is None
     assert torch.equal(model(*batch), dense)

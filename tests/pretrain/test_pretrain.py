@@ -241,7 +241,7 @@ def test_weights_that_cannot_be_read(tmp_path: Path, name: str) -> None:
         (["data=images", "data.path=3"], "data.path is 3; it must be text or a path."),
         (["+data.size=3"], "data: unknown key 'size'."),
         (["objective.time=never"], "objective.time is 'never'; choose one of: uniform, logit-normal."),
-        (["model.size=XXL/2"], "model preset is 'XXL/2'. Did you mean 'XL/2'?"),
+        (["model.size=XXL/2"], "the model size is 'XXL/2'. Did you mean 'XL/2'?"),
         (["model.patch=3"], "input_size 8 does not divide into patches of 3"),
         (["model.tread_config=paper"], "route 2..-4 at 0.5 starts after it ends in a model of 5 layers"),
     ],

@@ -27,7 +27,8 @@ def tiny_autoencoder(*, channels: int, stages: int = 4, **config: Any) -> Any:
     )
     randomised(model.encoder, scale=1.4)  # latents of unit size, as the real ones are
     randomised(model.decoder, scale=1.0)
-    torch.nn.init.constant_(model.decoder.layers[-1].bias, 0.5)  # grey: pixels are in [0, 1] there
+    last: Any = model.decoder.layers[-1]
+    torch.nn.init.constant_(last.bias, 0.5)  # grey: pixels are in [0, 1] there
     return model.eval()
 
 

@@ -102,9 +102,8 @@ def own_dit(name: str, size: tuple[int, int], width: int) -> Any:
 
 
 def build_wan(**changes: Any) -> Any:
-    return wan.WanTransformer3DModel(
-        **(wan.TINY | {"num_layers": 3, "in_channels": 4, "attention_head_dim": 16} | changes)
-    )
+    sizes: dict[str, Any] = {**wan.TINY, "num_layers": 3, "in_channels": 4, "attention_head_dim": 16, **changes}
+    return wan.WanTransformer3DModel(**sizes)
 
 
 def build_flux() -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 from tests.tiny import tokenizers
 from tests.tiny.weights import randomised
 
-ATTENTION = {"num_hidden_layers": 2, "num_attention_heads": 2}
+ATTENTION: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def clip_text(*, hidden: int = 16, projection: bool = False, seed: int = 0, tokenizer: Any = None) -> Any:

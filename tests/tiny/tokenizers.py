@@ -82,7 +82,7 @@ def numbered(*groups: Iterable[str]) -> dict[str, int]:
 
 
 @cache
-def trained_merges(*words: str, **options: Any) -> list[tuple[str, str]]:
+def trained_merges(*words: str, **options: Any) -> Any:
     """The byte pairs that make one token of each word."""
     tokenizer: Any = Tokenizer(models.BPE())
     trainer: Any = trainers.BpeTrainer(vocab_size=9999, show_progress=False, **options)  # more than there are pairs

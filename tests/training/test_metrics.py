@@ -75,7 +75,7 @@ def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
         return compose([f"log.trackers={name}"])
 
     def finetuning(name: Any) -> JobConfig:
-        paths = {"pretrained_model_name_or_path": "model", "data": "photos"}
+        paths: dict[str, Any] = {"pretrained_model_name_or_path": "model", "data": "photos"}
         return FinetuneJob.of(FinetuneConfig(model_family="flux", report_to=name, **paths))
 
     for job in (pretraining, finetuning):

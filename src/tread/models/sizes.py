@@ -42,4 +42,4 @@ def model_size(name: str) -> dict[str, Any]:
     >>> model_size("B/2")
     {'patch': 2, 'depth': 12, 'width': 768, 'heads': 12}
     """
-    return _table()[check_choice(name, "model preset", SIZES)]
+    return _table()[check_choice(name, "the model size", SIZES)]

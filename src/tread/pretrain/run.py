@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tread.config.schema import plain
+from tread.pretrain.config import from_run
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
 from tread.training.job import claimed_folder, end, make_accelerator, run
@@ -12,7 +13,8 @@ def pretrain(config: PretrainConfig) -> Path:
     """Run (or go on with) the training of a config; returns the run's folder."""
     accelerator = make_accelerator(config)
     with claimed_folder(config, accelerator) as folder:
-        run(Pretraining(config, accelerator, folder), config, accelerator, folder, plain(config))
+        task = Pretraining(config, accelerator, folder)
+        run(task, config, accelerator, folder, plain(config), saved=lambda run: plain(from_run(run)))
     end(accelerator)
     accelerator.print(f"run: {folder}")
     return folder

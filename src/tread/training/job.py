@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -90,14 +90,27 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         yield folder
 
 
-def run(task: Task, config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> None:
-    """Train a task from its start or its newest checkpoint; the folder keeps `settings`, the job's own config."""
+def run(
+    task: Task,
+    config: JobConfig,
+    accelerator: Accelerator,
+    folder: Path,
+    settings: dict[str, Any],
+    saved: Callable[[Path], dict[str, Any]] | None = None,
+) -> None:
+    """Train a task from its start or its newest checkpoint.
+
+    The folder keeps `settings`, the job's own config; `saved` reads those of an earlier version, to say what changed.
+    """
     session = Session(task, config, accelerator)
     source = _resumed_from(config, folder)
     start = 0 if source is None else session.load(source / CHECKPOINTS)
     # only now: a run that could not be resumed, or has nothing left to do, keeps its config
     if accelerator.is_main_process and start < config.train.steps:
-        _write_config(folder, source, settings, accelerator)
+        before = {}
+        if source is not None and (source / CONFIG_FILE).is_file():
+            before = (saved or saved_settings)(source)
+        _write_config(folder, before, settings, accelerator)
     if start and source is not None and source.resolve() == folder.resolve():
         session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
         accelerator.wait_for_everyone()
@@ -165,12 +178,11 @@ def saved_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _write_config(folder: Path, source: Path | None, settings: dict[str, Any], accelerator: Accelerator) -> None:
+def _write_config(folder: Path, before: dict[str, Any], settings: dict[str, Any], accelerator: Accelerator) -> None:
     import yaml
 
-    if source is not None and (source / CONFIG_FILE).is_file():
-        for change in changes(saved_settings(source), settings):
-            if not change.startswith(("resume", "output_dir")):
-                accelerator.print(f"changed since the run was started: {change}")
+    for change in changes(before, settings) if before else ():
+        if not change.startswith(("resume", "output_dir")):
+            accelerator.print(f"changed since the run was started: {change}")
     with atomic_write(folder / CONFIG_FILE) as file:
         file.write(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120).encode())
