@@ -17,6 +17,7 @@ from tests.tiny.runs import (
     TINY,
     assert_same_run,
     assert_same_state,
+    draw,
     final_state,
     forget,
     go_on,
@@ -33,7 +34,6 @@ from tread.evaluate.compare import evaluate
 from tread.evaluate.features import FEATURES
 from tread.pretrain.evaluation import DataImages, ModelImages
 from tread.pretrain.sample import open_run, sample_run
-from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
 
@@ -74,20 +74,7 @@ def test_the_figures_are_those_of_tread_eval_on_the_same_images(tmp_path: Path, 
         folder = train(tmp_path / "run", *settings, "train.steps=5")
     found = reports(folder)
     assert [*found] == ["step-00000002", "step-00000004", "step-00000005"]
-    run = open_run(folder)
-    drawn = generate(
-        run.model,
-        run.objective,
-        torch.arange(12) % 10,
-        shape=(1, 8, 8),
-        seed=3,
-        steps=3,
-        guidance=2.0,
-        null_label=10,
-        batch_size=4,
-        device="cpu",
-        progress=False,
-    )
+    drawn = draw(open_run(folder), torch.arange(12) % 10, seed=3, guidance=2.0, batch_size=4)
     images = write(Digits.to_images(drawn)[:10].numpy(), tmp_path / "images")
     report = evaluate(images, reference, corner(), progress=False)
     assert report is not None
@@ -206,19 +193,7 @@ def test_previews_and_evaluation_take_the_guidance_of_the_settings(tmp_path: Pat
     with session.averaged():
         image = task.evaluation_images(task.config.evaluate).read(0, 1)[0]  # pyright: ignore[reportArgumentType]
         labels = torch.tensor([0, 0, 1, 1])  # the grid's; sample 0 is of class 0 in both
-        expected = generate(
-            task.model,
-            task.objective,
-            labels,
-            shape=(1, 8, 8),
-            seed=0,
-            steps=3,
-            guidance=3.0,
-            null_label=10,
-            branches=Branches(kind="sg", weak_ratio=0.5),
-            device="cpu",
-            progress=False,
-        )
+        expected = draw(task, labels, guidance=3.0, branches=Branches(kind="sg", weak_ratio=0.5))
     images = Digits.to_images(expected)
     assert (image[:, :, :1] == images[0].numpy()).all()
     grid = np.asarray(Image.open(folder / "samples" / "step-00000002.png"))
