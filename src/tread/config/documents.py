@@ -48,6 +48,14 @@ def settled(document: object) -> Any:
     return [settled(item) for item in document] if isinstance(document, list | tuple) else document
 
 
+def find_recipe(path: Path) -> Path:
+    """The path of a config; `recipes/...` that is not in the working directory is looked for where tread is installed."""
+    package = Path(__file__).resolve().parents[1]
+    if not path.exists() and path.parts[:1] == ("recipes",):
+        return next((root / path for root in (package, package.parents[1]) if (root / path).is_file()), path)
+    return path
+
+
 def read_document(path: Path, setting: str = "") -> object:
     """The content of a JSON or YAML file; `setting` is the setting that names it, if one does."""
     what = f"{setting} names {str(path)!r}, which" if setting else f"the config file {str(path)!r}"

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tread.config.documents import Plain, read_document, settled
+from tread.config.documents import Plain, find_recipe, read_document, settled
 from tread.config.fields import Field
 from tread.config.layers import assigned, settings_of, split_assignment
 from tread.config.schema import from_text, parse, takes_text
@@ -81,7 +81,7 @@ def describe(translated: Translated) -> str:
 def read_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The keys of a config file, dashes taken off, with overrides and the files that it names read in."""
     known = settings_of(FinetuneConfig)
-    config = _named(read_document(Path(path)), path)
+    config = _named(read_document(find_recipe(Path(path))), path)
     config = {name: _by_type(known.get(name), value) for name, value in config.items()}
     for text in overrides:
         name, value = split_assignment(text, "max_train_steps")

@@ -59,7 +59,7 @@ def finetune(config: FinetuneConfig) -> Path:
 
 
 def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[str, float, float], ...]:
-    """Those of the family's transformers that a config trains."""
+    """The transformers that a config trains, each with its range of times."""
     return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
 
 

@@ -48,7 +48,7 @@ class DefaultSchedule:
     cooldown_fraction: float
 
     def of(self, steps: int) -> Schedule:
-        """For a run of `steps` optimizer steps."""
+        """The schedule of a run of `steps` optimizer steps."""
         warmup = min(self.warmup_most, round(steps * self.warmup_fraction))
         return Schedule(warmup_steps=warmup, cooldown_fraction=self.cooldown_fraction)
 

@@ -124,7 +124,7 @@ class Finetuning:
         return compile_layers(layers, shapes=shapes, checkpointed=checkpointed, say=self.accelerator.print)
 
     def batches(self, start_step: int) -> Iterator[TuneBatch]:
-        """From the cache, captions dropped."""
+        """Cached latents and text of each micro-step, with some captions dropped."""
         config, device = self.config, self.accelerator.device
         sampler = PickSampler(
             self.order,
@@ -259,7 +259,7 @@ class Finetuning:
     def saved(self, checkpoint: Path) -> None:
         """The adapter or the weights, and the card, by what the checkpoint says of itself."""
         manifest = read_manifest(checkpoint)
-        for name in ("val_loss", "previews"):  # of a run that goes on
+        for name in ("val_loss", "previews"):  # known to the run before it was resumed
             if name in manifest:
                 self.facts.setdefault(name, manifest[name])
         if has_result(self.folder, manifest):

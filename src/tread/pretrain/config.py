@@ -8,11 +8,12 @@
 - Files with Hydra's `defaults:` list are read: it chooses groups.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tread.config.documents import YAML_SUFFIXES, read_document
+from tread.config.documents import YAML_SUFFIXES, find_recipe, read_document
 from tread.config.fields import MISSING, fields_of
 from tread.config.layers import Settings, assigned, check_names, merged, settings_of, split_assignment
 from tread.config.schema import arguments, parse
@@ -34,8 +35,8 @@ RENAMED = {"model.preset": "model.size"}
 
 
 def config_folder() -> Path | None:
-    """`configs/` at the root of a clone; None in an installed wheel."""
-    folder = Path(__file__).resolve().parents[3] / "configs"
+    """`configs/`: that of TREAD_CONFIGS in the environment, else at the root of a clone; None in an installed wheel."""
+    folder = Path(os.environ.get("TREAD_CONFIGS") or Path(__file__).resolve().parents[3] / "configs")
     return folder if (folder / CONFIG_FILE).is_file() else None
 
 
@@ -126,7 +127,7 @@ def _today(layer: dict[str, Any]) -> dict[str, Any]:
 def _split(given: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The config file, if the first argument is one, and the settings."""
     if given and "=" not in given[0] and Path(given[0]).suffix.lower() in (*YAML_SUFFIXES, ".json"):
-        return Path(given[0]), list(given[1:])
+        return find_recipe(Path(given[0])), list(given[1:])
     return None, list(given)
 
 

@@ -1,4 +1,4 @@
-"""What every job does around the loop: the accelerator, the run's folder and its config, trackers, the end."""
+"""A job around the loop: the accelerator, the run's folder and its settings, trackers, the end."""
 
 import os
 import tempfile

@@ -66,7 +66,7 @@ class Session:
         self.whole: int | None = None
         """Steps that weights, average and moments have all taken; None before the first and while one changes them."""
         self.due = False
-        """Whether what comes after the last whole step, its validation and pictures, is still to be made."""
+        """Whether the validation and pictures due after the last whole step are still to be made."""
         self.saved: int | None = None
         """Step of the last checkpoint written by this session."""
         self.network: Any = self.model
@@ -235,8 +235,8 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
 
 @contextmanager
 def settling() -> Iterator[Callable[[], None]]:
-    """Yields a function to call when the first steps have built what stays: until the end, Python's collector does not
-    walk it again while the device waits."""
+    """Yields a function to call after the first steps: it freezes what they built, so that Python's garbage collector
+    does not walk it again while the device waits."""
 
     def settle() -> None:
         gc.collect()
@@ -250,15 +250,15 @@ def settling() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _rescued(session: Session, folder: Path, metrics: Metrics) -> Iterator[None]:
-    """An error inside, such as a file that cannot be read, costs the step it is in and none before."""
+    """Save the last whole step when an error, such as an unreadable file, ends the run."""
     try:
         yield
-    except (TrainingDiverged, checkpoint.CheckpointError):  # nothing worth keeping; no place to keep it
+    except (TrainingDiverged, checkpoint.CheckpointError):  # nothing to save, or no way to save it
         raise
     except Exception:
         try:
             _save_alone(session, folder, metrics)
-        except Exception as second:  # the first is what the user has to know
+        except Exception as second:  # the first error is the one to report
             session.accelerator.print(f"an error stopped the run, and another came while it was saved: {second}")
         raise
 
@@ -274,7 +274,7 @@ def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
         except Exception:
             if step != session.saved:
                 raise
-            # the checkpoint is whole; what lies beside it for others is of an earlier step
+            # the checkpoint is saved; only the exported result is stale
     command = session.config.resume_command(folder)
     accelerator.print(f"an error stopped the run; step {step} is saved, continue with: {command}")
     metrics.flush(together=False)

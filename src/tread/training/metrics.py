@@ -1,4 +1,4 @@
-"""Where the numbers go: a JSONL file always, TensorBoard or wandb by setting.
+"""Metrics: a JSONL file always, TensorBoard or wandb by setting.
 
 - Values stay on the device until `flush`, one transfer for many steps, so that logging never stalls training.
 - The file has one line per step, and one for each validation and speed. After a resume it is cut back to the
@@ -66,7 +66,7 @@ class Metrics:
 
     @property
     def are_finite(self) -> bool:
-        """Whether what is waiting is, on this rank."""
+        """Whether the values that wait to be written are finite on this rank."""
         return all(bool(waiting.values.isfinite().all()) for waiting in self._waiting)
 
     def flush(self, *, together: bool = True) -> dict[str, float]:
