@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 from torch._dynamo.utils import counters
 
@@ -225,7 +224,7 @@ def test_sample_takes_the_kind_of_the_run(tmp_path: Path, capsys: pytest.Capture
         (["evaluate.batch_size=0"], "evaluate.batch_size is 0; it must be at least 1."),
         (
             ["evaluate.features=clip"],
-            "evaluate.features is 'clip'; choose one of: inception, efflite0, dinov2, corner.",
+            "`features` is 'clip'; choose one of: inception, efflite0, dinov2, corner.",
         ),
         (
             ["evaluate.guidance=2", "train.class_dropout=0", "sample.guidance=1"],
@@ -252,8 +251,8 @@ def test_missing_weights_and_references_are_said_before_training(tmp_path: Path)
     with pytest.raises(ConfigError) as error:
         train(tmp_path / "run", *EVALUATE, "evaluate.features=efflite0")
     for advice in (
-        "name them with evaluate.weights (a file",
-        "choose another of the extractors with evaluate.features",
+        "name them with `weights` (a file",
+        "choose another of the extractors with `features`",
     ):
         assert advice in str(error.value)
     with pytest.raises(ValueError, match="there is nothing at nowhere; name a folder of images"):
@@ -279,9 +278,8 @@ def test_a_reference_of_another_width_is_said_before_training(tmp_path: Path) ->
 def test_a_run_from_before_there_was_evaluation_goes_on(tmp_path: Path) -> None:
     folder = train(tmp_path / "run", "train.steps=1")
     path = folder / "config.yaml"
-    saved = yaml.safe_load(path.read_text())
-    del saved["evaluate"]
-    path.write_text(yaml.safe_dump(saved))
+    text = path.read_text()
+    path.write_text(text[: text.index("evaluate:")])  # the last section
     assert len(losses(go_on(folder, "train.steps=2"))) == 2
 
 

@@ -72,7 +72,7 @@ def test_sample_defaults_are_the_runs(trained: Path, tmp_path: Path) -> None:
 def test_weights_of_the_model_or_of_the_average(trained: Path) -> None:
     path = trained / "checkpoints" / "step-00000006"
     for weights in ("ema", "model"):
-        run = open_run(trained, weights=weights)
+        run = open_run(trained, averaged=weights == "ema")
         for name, tensor in run.model.state_dict().items():
             assert torch.equal(tensor, load_part(path, weights)[name])
         assert not run.model.training
