@@ -7,6 +7,7 @@
 """
 
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Any, Literal
 
 import pytest
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def own_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tread, "attach", attach_or_route(tread.attach))
+    monkeypatch.setattr(import_module("tread.attach.attach"), "attach", attach_or_route(tread.attach))
 
 
 def inner(case: Any) -> None:
