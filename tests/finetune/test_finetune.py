@@ -225,7 +225,7 @@ def test_mistakes_are_said_in_a_sentence(config: Any, tmp_path: Path, pipeline_f
     text = refused(lambda: finetune(config("flux", tmp_path / "a", pretrained_model_name_or_path=str(tmp_path))))
     assert text == (
         f"no model at pretrained_model_name_or_path {str(tmp_path)!r}: give a folder in diffusers format (it has "
-        "model_index.json) or the id of one on the hub that this machine can reach."
+        "model_index.json), or the id of a model on the hub that this machine can reach."
     )
     text = refused(lambda: finetune(config("flux", tmp_path / "b", model_family="sd3")))
     assert "is a FluxPipeline: set model_family to 'flux'" in text
