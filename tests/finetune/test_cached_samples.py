@@ -102,7 +102,7 @@ def test_pairs_are_aligned_and_batched_by_both_sizes(pictures: Path, tmp_path: P
     texts = encode_texts(cache, [f"picture {n}" for n in range(6)], encode=TextEncoder(), identity="t", progress=False)
     data = CachedSamples(cache, entries, texts)
     batch = data.collate([data[Pick(1)], data[Pick(2)]], pad)
-    assert sorted(batch) == ["mean", "reference.mean", "reference.std", "std", "text.codes"]
+    assert sorted(batch) == ["mean", "position", "reference.mean", "reference.std", "std", "text.codes"]
     pixels = torch.from_numpy(np.array(Image.open(tmp_path / "before" / "2.png"))).permute(2, 0, 1)
     expected = F.avg_pool2d(pixels.float()[None] / 127.5 - 1, 8)
     torch.testing.assert_close(batch["reference.mean"][1:], expected, atol=1e-3, rtol=1e-3)
