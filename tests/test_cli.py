@@ -85,7 +85,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 WORDS = {
-    "train": ["[FILE.yaml] [setting=value ...]", "batch_size: ", "# data=latents", "# model=dit", "# objective=edm"],
+    "train": ["[FILE.yaml] [name=value ...]", "batch_size: ", "# data=latents", "# model=dit", "# objective=edm"],
     "sample": ["--classes", "--per-class", "--guidance", "--vae", "--out"],
     "encode": ["--vae", "--out", "--size", "--kind"],
     "plan": ["--depth", "--width", "--tokens"],
@@ -116,7 +116,7 @@ def test_a_config_typo(fail: Fail) -> None:
     assert fail("train", "train.stepz=5") == (
         "tread train: there is no setting train.stepz. Did you mean 'train.steps'? `tread train --help` lists them all."
     )
-    assert fail("train", "model=tred") == "tread train: there is no model=tred; choose one of: dit, tread."
+    assert fail("train", "model=tred") == "tread train: there is no model=tred; choose one of: tread, dit."
     assert fail(*TINY, f"model.tread_config={ROUTES.replace('0.5', '1.5')}").startswith(
         "tread train: routes[0]: selection_ratio of route 2..2 at 1.5 is 1.5; allowed is 0 <= value < 1."
     )
@@ -284,7 +284,7 @@ def test_plan_warns_of_risks_and_refuses_mistakes(
     warned = capsys.readouterr().err
     assert warned.count("warning: route 1..27 at 0.7") == 3
     (tmp_path / "numbers.yaml").write_text("1: 2")
-    assert fail("plan", str(tmp_path / "numbers.yaml"), *SHAPE).startswith("tread plan: tread_config: unknown key 1.")
+    assert fail("plan", str(tmp_path / "numbers.yaml"), *SHAPE).startswith("tread plan: tread_config: unknown key '1'.")
     assert fail("plan", "papr", *SHAPE).startswith("tread plan: tread_config is 'papr': no preset (balanced, ")
     assert fail("plan", "paper", "--depth", "3", "--width", "64", "--tokens", "64").startswith(
         "tread plan: end_layer_idx -4 of route 2..-4 at 0.5 is outside a model of 3 layers"
@@ -297,7 +297,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     tread = Path(sys.executable).with_name("tread")
     process = subprocess.run([tread, "train", "model=tred"], capture_output=True, text=True, cwd=tmp_path)
     assert (process.returncode, process.stdout) == (2, "")
-    assert process.stderr == "tread train: there is no model=tred; choose one of: dit, tread.\n"
+    assert process.stderr == "tread train: there is no model=tred; choose one of: tread, dit.\n"
 
 
 def test_a_reader_that_stops_reading_is_no_error() -> None:

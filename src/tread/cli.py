@@ -106,7 +106,9 @@ def sample(arguments: list[str]) -> None:
     parser.add_argument("--churn", type=float, help="EDM's S_churn: noise added and removed along the way")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument("--weights", choices=("ema", "model"), default="ema", help="(default: %(default)s)")
+    parser.add_argument(
+        "--no-ema", dest="averaged", action="store_false", help="the trained weights, not their average"
+    )
     parser.add_argument(
         "--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples (default: the run's)"
     )

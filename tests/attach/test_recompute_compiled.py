@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.attach.forms import FORMS
-from tests.attach.recomputing import COMPILED, DEVICES, SOME, TWO, backend, compare, some_forms
+from tests.attach.recomputing import COMPILED, DEVICES, SOME, TWO, backend, compare
 from tests.tiny.toy import Arguments, Toy, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,10 +23,17 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+WAYS = [
+    pytest.param(name, way, marks=[] if i % len(COMPILED) == j else [pytest.mark.contract])
+    for i, name in enumerate(SOME)
+    for j, way in enumerate(COMPILED)
+]
+"""Every form and every way to compile; `make contract` runs each with each."""
+
+
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("way", COMPILED)
 @pytest.mark.parametrize("device", DEVICES)
-@some_forms
+@pytest.mark.parametrize(("name", "way"), WAYS)
 def test_compiled_layers(name: str, way: str, device: str):
     """In any form. Compiled once for each of four lengths, with and without gradients, not once for each layer."""
     with torch._dynamo.config.patch(recompile_limit=12, fail_on_recompile_limit_hit=True):

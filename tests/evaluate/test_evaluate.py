@@ -98,7 +98,7 @@ def test_a_saved_reference_stands_for_its_images(tmp_path: Path) -> None:
 def test_published_statistics_are_inceptions_unless_they_say_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "ref.npz"
     np.savez(path, mu=np.zeros(4), sigma=np.eye(4))
-    with pytest.raises(ConfigError, match="holds statistics of Inception; with --features of Corner give images"):
+    with pytest.raises(ConfigError, match="holds statistics of Inception; with `features` of Corner give images"):
         measure_place(path, corner())
     np.savez(path, mu=np.zeros(4), sigma=np.eye(4), features=np.array("Corner"))
     report = compare(measure(ArrayImages(BRIGHT), corner(), progress=False), measure_place(path, corner()))
@@ -154,8 +154,8 @@ def never() -> Extractor:
     [
         ({"arr_0": BRIGHT[:0]}, r"ref\.npz has 0 image\(s\) and so no covariance; give at least 2"),
         ({"arr_0": BRIGHT[:1]}, r"ref\.npz has 1 image\(s\) and so no covariance; give at least 2"),
-        ({"images": BRIGHT}, "holds neither images nor mu and sigma; with --features of Never give images"),
-        ({"mu": np.zeros(4), "sigma": np.eye(4)}, "holds statistics of Inception; with --features of Never give"),
+        ({"images": BRIGHT}, "holds neither images nor mu and sigma; with `features` of Never give images"),
+        ({"mu": np.zeros(4), "sigma": np.eye(4)}, "holds statistics of Inception; with `features` of Never give"),
         ({"mu": np.zeros(4)}, r"has mu \(4,\); statistics are mu \(D,\) and sigma \(D, D\): write it again"),
         ({"mu": np.zeros(4), "sigma": np.eye(3)}, r"has mu \(4,\) and sigma \(3, 3\); statistics are"),
         ({"mu": np.full(4, np.nan), "sigma": np.eye(4)}, "has numbers in mu or sigma that are not finite"),
@@ -216,7 +216,7 @@ def test_the_door_at_the_root_names_what_is_missing(tmp_path: Path, monkeypatch:
     ended = subprocess.run([sys.executable, str(door), "a", "b.npz"], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("tread eval: no weights at ")
-    assert "--features" in ended.stderr
+    assert "`features`" in ended.stderr
 
 
 def test_the_figures_of_one_side_need_one_extractor() -> None:

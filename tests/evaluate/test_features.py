@@ -90,7 +90,7 @@ def test_a_url_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError) as error:
         load_extractor("inception", url)
     assert str(error.value).startswith(f"cannot download {url} (")
-    assert str(error.value).endswith("): get it by hand and name the file with --weights.")
+    assert str(error.value).endswith("): get it by hand and name the file with `weights`.")
 
 
 @pytest.mark.parametrize("name", ["weights.pth", "weights.safetensors"])
@@ -99,7 +99,7 @@ def test_a_file_that_holds_no_weights(name: str, tmp_path: Path) -> None:
     path.write_text("# Notes\nnothing to load")
     with pytest.raises(ConfigError) as error:
         load_extractor("efflite0", str(path))
-    assert str(error.value) == f"{path} is no file of weights, or damaged; check --weights."
+    assert str(error.value) == f"{path} is no file of weights, or damaged; check `weights`."
 
 
 def test_a_tiny_dinov2_gives_its_class_token(tmp_path: Path) -> None:

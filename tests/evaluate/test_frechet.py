@@ -50,5 +50,5 @@ def test_equal_and_singular_is_zero_and_order_does_not_matter() -> None:
 
 
 def test_other_features_are_refused() -> None:
-    with pytest.raises(ConfigError, match="one side has 2 features and the other 3; give both the same --features"):
+    with pytest.raises(ConfigError, match="one side has 2 features and the other 3; give both the same `features`"):
         frechet_distance(np.zeros(2), np.eye(2), np.zeros(3), np.eye(3))

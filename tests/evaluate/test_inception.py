@@ -93,8 +93,8 @@ def test_a_missing_file_says_where_to_get_it(tmp_path: Path, monkeypatch: pytest
         load_extractor("inception")
     for words in (str(tmp_path), f"https://github.com/mseitzer/pytorch-fid/.*/{INCEPTION_FILE}".split(".*")[0]):
         assert words in str(error.value)
-    assert "--weights (a file, or a URL to download)" in str(error.value)
-    assert "--features: inception, efflite0, dinov2. Only inception's distance is FID." in str(error.value)
+    assert "`weights` (a file, or a URL to download)" in str(error.value)
+    assert "`features`: inception, efflite0, dinov2. Only inception's distance is FID." in str(error.value)
 
 
 def test_a_damaged_download_is_refused(tmp_path: Path) -> None:

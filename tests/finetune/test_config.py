@@ -92,11 +92,7 @@ def test_files_that_a_config_names_are_read_into_it(tmp_path: Path, monkeypatch:
         ("c.yaml", "", "c.yaml is empty; a config is a mapping of settings."),
         ("c.json", '{"--seed": 1, "seed": 2}', "c.json has seed twice, with and without dashes; keep one."),
         ("c.json", '{"data_backend_config": "no.json"}', "data_backend_config names 'no.json', which does not exist ("),
-        (
-            "c.json",
-            '{"tread_config": "no.json"}',
-            "tread_config is 'no.json': no preset (balanced, max-speed, high-res, lora, masked, paper, video) and",
-        ),
+        ("c.json", '{"tread_config": "no.json"}', "tread_config is 'no.json': no preset (balanced, "),
     ],
 )
 def test_what_cannot_be_read(
@@ -129,7 +125,7 @@ def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("text", ["lora_rank", "=3", "--check"])
 def test_an_override_without_a_value(text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*: write name=value, e\.g\. max_train_steps=VALUE"):
+    with pytest.raises(ConfigError, match=r"cannot read .*: write name=value"):
         read_config(write(tmp_path, "c.json", BASE), [text])
 
 

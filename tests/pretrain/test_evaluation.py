@@ -17,6 +17,7 @@ from tests.tiny.runs import (
     TINY,
     assert_same_run,
     assert_same_state,
+    draw,
     final_state,
     forget,
     go_on,
@@ -33,7 +34,6 @@ from tread.evaluate.compare import evaluate
 from tread.evaluate.features import FEATURES
 from tread.pretrain.evaluation import DataImages, ModelImages
 from tread.pretrain.sample import open_run, sample_run
-from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
 
@@ -74,20 +74,7 @@ def test_the_figures_are_those_of_tread_eval_on_the_same_images(tmp_path: Path, 
         folder = train(tmp_path / "run", *settings, "train.steps=5")
     found = reports(folder)
     assert [*found] == ["step-00000002", "step-00000004", "step-00000005"]
-    run = open_run(folder)
-    drawn = generate(
-        run.model,
-        run.objective,
-        torch.arange(12) % 10,
-        shape=(1, 8, 8),
-        seed=3,
-        steps=3,
-        guidance=2.0,
-        null_label=10,
-        batch_size=4,
-        device="cpu",
-        progress=False,
-    )
+    drawn = draw(open_run(folder), torch.arange(12) % 10, seed=3, guidance=2.0, batch_size=4)
     images = write(Digits.to_images(drawn)[:10].numpy(), tmp_path / "images")
     report = evaluate(images, reference, corner(), progress=False)
     assert report is not None
@@ -206,19 +193,7 @@ def test_previews_and_evaluation_take_the_guidance_of_the_settings(tmp_path: Pat
     with session.averaged():
         image = task.evaluation_images(task.config.evaluate).read(0, 1)[0]  # pyright: ignore[reportArgumentType]
         labels = torch.tensor([0, 0, 1, 1])  # the grid's; sample 0 is of class 0 in both
-        expected = generate(
-            task.model,
-            task.objective,
-            labels,
-            shape=(1, 8, 8),
-            seed=0,
-            steps=3,
-            guidance=3.0,
-            null_label=10,
-            branches=Branches(kind="sg", weak_ratio=0.5),
-            device="cpu",
-            progress=False,
-        )
+        expected = draw(task, labels, guidance=3.0, branches=Branches(kind="sg", weak_ratio=0.5))
     images = Digits.to_images(expected)
     assert (image[:, :, :1] == images[0].numpy()).all()
     grid = np.asarray(Image.open(folder / "samples" / "step-00000002.png"))
@@ -249,7 +224,7 @@ def test_sample_takes_the_kind_of_the_run(tmp_path: Path, capsys: pytest.Capture
         (["evaluate.batch_size=0"], "evaluate.batch_size is 0; it must be at least 1."),
         (
             ["evaluate.features=clip"],
-            "evaluate.features is 'clip'; choose one of: inception, efflite0, dinov2, corner.",
+            "`features` is 'clip'; choose one of: inception, efflite0, dinov2, corner.",
         ),
         (
             ["evaluate.guidance=2", "train.class_dropout=0", "sample.guidance=1"],
@@ -276,8 +251,8 @@ def test_missing_weights_and_references_are_said_before_training(tmp_path: Path)
     with pytest.raises(ConfigError) as error:
         train(tmp_path / "run", *EVALUATE, "evaluate.features=efflite0")
     for advice in (
-        "name them with evaluate.weights (a file",
-        "choose another of the extractors with evaluate.features",
+        "name them with `weights` (a file",
+        "choose another of the extractors with `features`",
     ):
         assert advice in str(error.value)
     with pytest.raises(ValueError, match="there is nothing at nowhere; name a folder of images"):
@@ -304,7 +279,7 @@ def test_a_run_from_before_there_was_evaluation_goes_on(tmp_path: Path) -> None:
     folder = train(tmp_path / "run", "train.steps=1")
     path = folder / "config.yaml"
     text = path.read_text()
-    path.write_text(text[: text.index("evaluate:")] + text[text.index("log:") :])
+    path.write_text(text[: text.index("evaluate:")])  # the last section
     assert len(losses(go_on(folder, "train.steps=2"))) == 2
 
 

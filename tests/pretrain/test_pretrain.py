@@ -64,7 +64,7 @@ def test_another_seed_gives_other_weights_data_noise_and_selections(tmp_path: Pa
         selections.append(task.handle.selections[0])
     assert selections[0].shape == (8, 32)
     assert not torch.equal(selections[0], selections[1])
-    same = tasks[0].loss(zero, batches[0], 0, 0), tasks[1].loss(zero, batches[0], 0, 0)  # pyright: ignore
+    same = tasks[0].loss(zero, batches[0]), tasks[1].loss(zero, batches[0])  # pyright: ignore
     assert same[0] != same[1]  # the same batch and answer: other noise
 
 
@@ -235,12 +235,12 @@ def test_weights_that_cannot_be_read(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["data.name=faces"], "data.name is 'faces'. Choose one of: digits, images, latents."),
+        (["data.name=faces"], "there is no data=faces; choose one of: digits, images, latents."),
         (["data=images", "data.path=p", "data.size=big"], "data.size is 'big'; it must be a whole number."),
         (["data=images", "data.path=p", "data.flip=maybe"], "data.flip is 'maybe'; it must be true or false."),
-        (["data=images", "data.path=3"], "data.path is 3; it must be text or a path."),
-        (["+data.size=3"], "data: unknown key 'size'."),
-        (["objective.time=never"], "objective.time is 'never'; choose one of: uniform, logit-normal."),
+        (["data=images", "data.path=3"], "no image folder at 3"),
+        (["+data.size=3"], "there is no setting data.size."),
+        (["objective.time=never"], "objective.time is 'never'; it must be one of 'uniform', 'logit-normal'."),
         (["model.size=XXL/2"], "the model size is 'XXL/2'. Did you mean 'XL/2'?"),
         (["model.patch=3"], "input_size 8 does not divide into patches of 3"),
         (["model.tread_config=paper"], "route 2..-4 at 0.5 starts after it ends in a model of 5 layers"),

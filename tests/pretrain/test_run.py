@@ -9,14 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.tiny.runs import train, write_latents
+from tests.tiny.runs import draw, train, write_latents
 from tread.cli import main
 from tread.data import Digits
 from tread.data.dataset import to_uint8
 from tread.data.vae import load_vae
 from tread.errors import CheckpointError, ConfigError
 from tread.pretrain.sample import open_run, parse_classes, sample_run
-from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
 from tread.training.checkpoint import load_part
@@ -36,20 +35,7 @@ def test_sample_writes_pngs_and_a_grid(trained: Path, tmp_path: Path, capsys: py
     assert grid == f"grid: {tmp_path}/out/grid.png"
 
     run, labels = open_run(trained), torch.tensor([0, 0, 1, 1, 2, 2])
-    expected = Digits.to_images(
-        generate(
-            run.model,
-            run.objective,
-            labels,
-            shape=(1, 8, 8),
-            seed=7,
-            steps=3,
-            guidance=1.5,
-            null_label=10,
-            device="cpu",
-            progress=False,
-        )
-    )
+    expected = Digits.to_images(draw(run, labels, seed=7, guidance=1.5))
     names = [f"{label:04d}-{i:05d}.png" for label in range(3) for i in range(2)]
     assert [*found] == [*names, "grid.png"]
     for name, image in zip(names, expected.squeeze(-1).numpy(), strict=True):
@@ -86,7 +72,7 @@ def test_sample_defaults_are_the_runs(trained: Path, tmp_path: Path) -> None:
 def test_weights_of_the_model_or_of_the_average(trained: Path) -> None:
     path = trained / "checkpoints" / "step-00000006"
     for weights in ("ema", "model"):
-        run = open_run(trained, weights=weights)
+        run = open_run(trained, averaged=weights == "ema")
         for name, tensor in run.model.state_dict().items():
             assert torch.equal(tensor, load_part(path, weights)[name])
         assert not run.model.training
@@ -113,17 +99,8 @@ def test_sample_with_another_guidance(trained: Path, tmp_path: Path, options: st
     assert run.plan is not None
     for each in (run, weak):
         each.model.route(run.plan)
-    settings = {"shape": (1, 8, 8), "seed": 0, "steps": 3, "guidance": 3.0, "null_label": 10, "device": "cpu"}
-    expected = Digits.to_images(
-        generate(
-            run.model,
-            run.objective,
-            torch.arange(3),
-            **settings,
-            branches=branches,
-            weak=weak.model if branches.needs_weak else None,
-        )
-    )
+    weaker = weak.model if branches.needs_weak else None
+    expected = Digits.to_images(draw(run, torch.arange(3), guidance=3.0, branches=branches, weak=weaker))
     found = pixels(tmp_path)
     for label, image in enumerate(expected.squeeze(-1).numpy()):
         assert (found[f"{label:04d}-00000.png"] == image).all()
@@ -242,18 +219,7 @@ def test_a_latent_run_with_and_without_a_vae(tmp_path: Path, capsys: pytest.Capt
 
     vae = make_vae(tmp_path / "vae", 4)
     sample_run(run, **drawn, vae=vae, out=tmp_path / "decoded")
-    opened = open_run(run)
-    samples = generate(
-        opened.model,
-        opened.objective,
-        torch.tensor([0, 0, 2, 2]),
-        shape=(4, 4, 4),
-        seed=0,
-        steps=2,
-        null_label=3,
-        device="cpu",
-        progress=False,
-    )
+    samples = draw(open_run(run), torch.tensor([0, 0, 2, 2]), shape=(4, 4, 4), steps=2, null_label=3)
     expected = to_uint8(load_vae(vae, device="cpu").decode(samples / 0.18215)).int()  # SD's factor, unscaled
     images = [image for name, image in pixels(tmp_path / "decoded").items() if name != "grid.png"]
     assert (torch.from_numpy(np.stack(images)).int() - expected).abs().max() <= 1

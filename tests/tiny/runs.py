@@ -18,6 +18,7 @@ from webdataset.writer import TarWriter
 from tread.pretrain.config import compose
 from tread.pretrain.run import pretrain
 from tread.pretrain.task import Pretraining
+from tread.sampling.generate import generate
 from tread.training.checkpoint import list_checkpoints, load_part
 from tread.training.loop import CHECKPOINTS, Session
 from tread.training.metrics import read_metrics
@@ -56,6 +57,12 @@ def make_session(folder: Path, *settings: str) -> tuple[Pretraining, Session]:
     config = compose([*TINY, f"output_dir={folder}", *settings])
     task = Pretraining(config, Accelerator(cpu=True), folder)
     return task, Session(task, config, task.accelerator)
+
+
+def draw(run: Any, labels: Tensor, **options: Any) -> Tensor:
+    """What `generate` gives for an opened run or a task on the digits, at seed 0 in three steps."""
+    digits = {"shape": (1, 8, 8), "null_label": 10, "seed": 0, "steps": 3, "device": "cpu", "progress": False}
+    return generate(run.model, run.objective, labels, **(digits | options))
 
 
 def write_images(folder: Path, *classes: str, count: int = 3, size: int = 12) -> Path:

@@ -184,4 +184,4 @@ def test_one_process_where_several_were_asked_for_is_said(
     """Without a GPU, `accelerate launch --num_processes 2` starts a single process and leaves only this trace."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     train(tmp_path / "run", "train.steps=1")
-    assert "several processes were asked for and one runs" in capsys.readouterr().out
+    assert "Launched for several processes but running one" in capsys.readouterr().out

@@ -66,7 +66,11 @@ def _attribute_docs(owner: type) -> dict[str, str]:
     for cls in reversed(owner.__mro__):
         if not dataclasses.is_dataclass(cls):
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        try:
+            source = inspect.getsource(cls)
+        except OSError:  # a class typed in at a prompt
+            continue
+        tree = ast.parse(textwrap.dedent(source)).body[0]
         assert isinstance(tree, ast.ClassDef)
         for field, text in zip(tree.body, tree.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):

@@ -55,7 +55,7 @@ def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 
 def assigned(config: Mapping[str, Any], text: str, known: Settings, command: str) -> dict[str, Any]:
     """`config` after the argument `text`, "name=value"; `command` is the command that takes it."""
-    name, value = split_assignment(text, next(iter(known)))
+    name, value = split_assignment(text)
     name = re.sub(r"\[(\d+)\]", r".\1", name)  # routes[0] and routes.0 are the same
     if name in known:
         return _put(config, name, from_text(known[name].hint, value, name))
@@ -74,7 +74,7 @@ def split_assignment(text: str, example: str = "train.steps") -> tuple[str, str]
     """The name and the value of "name=value"."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise ConfigError(f"cannot read {text!r}: write name=value, e.g. {example}=VALUE, after at most one file.")
+        raise ConfigError(f"cannot read {text!r}: write name=value, e.g. {example}=500, after at most one file.")
     return name.strip(), value
 
 

@@ -73,10 +73,14 @@ def convert(hint: Any, value: object, name: str) -> Any:
 def from_text(hint: Any, text: str, name: str) -> object:
     """The value that `name=text` on a command line gives a field of this type; `convert` checks it.
 
-    >>> from_text(str | None, "2024", "path"), from_text(tuple[float, ...], "[0.9, 1]", "betas")
-    ('2024', ['0.9', '1'])
+    Quotes around the whole text, which other tools ask for, are taken off.
+
+    >>> from_text(str | None, "2024", "path"), convert(tuple[float, ...], from_text(tuple, "[0.9, 1]", "b"), "b")
+    ('2024', (0.9, 1.0))
     """
     options = options_of(hint)
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
     if text == "null" and types.NoneType in options:
         return None
     structured = text.lstrip().startswith(("{", "[")) and any(get_origin(option) in (tuple, dict) for option in options)

@@ -176,7 +176,7 @@ def _published(place: Path, extractor: Extractor) -> Statistics | None:
         return found
     if not has_images(place):
         held = "neither images nor mu and sigma" if found is None else f"statistics of {found.features}"
-        raise ConfigError(f"{place} holds {held}; with --features of {extractor.name} give images.")
+        raise ConfigError(f"{place} holds {held}; with `features` of {extractor.name} give images.")
     return None
 
 
@@ -185,7 +185,7 @@ def compare(samples: Statistics, reference: Statistics, *, device: torch.device 
     if samples.features != reference.features:
         raise ConfigError(
             f"the samples have features of {samples.features} and the reference of {reference.features}; "
-            "take both with the same --features."
+            "take both with the same `features`."
         )
     fid = samples.features == INCEPTION
     suffix = "" if fid else f"-{samples.features}"

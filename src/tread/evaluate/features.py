@@ -108,7 +108,7 @@ def load_dinov2(weights: str | None, device: torch.device | str) -> Extractor:
     try:
         from transformers import Dinov2Model
     except ImportError:
-        raise ImportError("--features dinov2 needs transformers: pip install 'tread-diffusion[diffusers]'") from None
+        raise ImportError("`features` dinov2 needs transformers: pip install 'tread-diffusion[diffusers]'") from None
     place = weights or DINOV2_ID
     loaded: Any = Dinov2Model.from_pretrained(place, output_loading_info=True)
     model, info = loaded
@@ -128,7 +128,7 @@ FEATURES: dict[str, Callable[[str | None, torch.device | str], Extractor]] = {
 def load_extractor(features: str, weights: str | None = None, device: torch.device | str = "cpu") -> Extractor:
     """An extractor by its name in FEATURES; `weights` is a file or a URL (dinov2: a folder or a hub id)."""
     if features not in FEATURES:
-        raise ConfigError(f"--features is {features!r}; choose one of: {', '.join(FEATURES)}.")
+        raise ConfigError(f"`features` is {features!r}; choose one of: {', '.join(FEATURES)}.")
     return FEATURES[features](weights, device)
 
 
@@ -147,7 +147,7 @@ def find_weights(weights: str | None, file: str, origin: str) -> Path:
                 torch.hub.download_url_to_file(weights, str(path), progress=False)
             except OSError as error:  # urllib's errors are OSErrors too
                 raise ConfigError(
-                    f"cannot download {weights} ({error}): get it by hand and name the file with --weights."
+                    f"cannot download {weights} ({error}): get it by hand and name the file with `weights`."
                 ) from None
     else:
         path = weights_folder() / file if weights is None else Path(weights)
@@ -155,8 +155,8 @@ def find_weights(weights: str | None, file: str, origin: str) -> Path:
         path = path / file
     if not path.is_file():
         raise ConfigError(
-            f"no weights at {path}: get {origin}, and put them there or name them with --weights (a file, or a URL to "
-            f"download); or choose another of the extractors with --features: {', '.join(FEATURES)}. Only inception's "
+            f"no weights at {path}: get {origin}, and put them there or name them with `weights` (a file, or a URL to "
+            f"download); or choose another of the extractors with `features`: {', '.join(FEATURES)}. Only inception's "
             "distance is FID."
         )
     # a published name may end with the start of its SHA-256
@@ -177,7 +177,7 @@ def _load(module: nn.Module, path: Path) -> None:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler may raise anything on another file
-        raise ConfigError(f"{path} is no file of weights, or damaged; check --weights.") from error
+        raise ConfigError(f"{path} is no file of weights, or damaged; check `weights`.") from error
     own = module.state_dict()
     wrong = [name for name, tensor in own.items() if name in found and found[name].shape != tensor.shape]
     missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
@@ -185,6 +185,6 @@ def _load(module: nn.Module, path: Path) -> None:
     for what, names in (("lacks", missing), ("has another shape of", wrong), ("has an unknown", extra)):
         if names:
             raise ConfigError(
-                f"{path} {what} {names[0]} ({len(names)} such): it is no {type(module).__name__}; check --weights."
+                f"{path} {what} {names[0]} ({len(names)} such): it is no {type(module).__name__}; check `weights`."
             )
     module.load_state_dict(found, strict=False)

@@ -18,7 +18,7 @@ def frechet_distance(mean: np.ndarray, covariance: np.ndarray, mean_2: np.ndarra
     """
     if mean.shape != mean_2.shape:
         raise ConfigError(
-            f"one side has {mean.shape[0]} features and the other {mean_2.shape[0]}; give both the same --features."
+            f"one side has {mean.shape[0]} features and the other {mean_2.shape[0]}; give both the same `features`."
         )
     first, second = (np.asarray(matrix, np.float64) for matrix in (covariance, covariance_2))
     # S^1/2 is V L V^T; the outer V are rotations, which do not change the singular values

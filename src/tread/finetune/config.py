@@ -84,7 +84,8 @@ def read_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, A
     config = _named(read_document(Path(path)), path)
     config = {name: _by_type(known.get(name), value) for name, value in config.items()}
     for text in overrides:
-        name, value = split_assignment(text.lstrip("-"), "max_train_steps")
+        name, value = split_assignment(text, "max_train_steps")
+        name = name.lstrip("-")
         if name.partition(".")[0] in known:
             config = assigned(config, f"{name}={value}", known, "tread finetune")
         else:  # a key of another trainer

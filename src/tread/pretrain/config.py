@@ -133,6 +133,7 @@ def _split(given: Sequence[str]) -> tuple[Path | None, list[str]]:
 def _current(text: str) -> str:
     """An argument under the names of today; `model=dit` chooses a group by its name."""
     name, value = split_assignment(text)
+    name = name.lstrip("+")  # as Hydra asked for
     name = RENAMED.get(name, name)
     return f"{name}.name={value}" if name in GROUPS else f"{name}={value}"
 

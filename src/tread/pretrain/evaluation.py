@@ -13,10 +13,9 @@
 
 import hashlib
 import json
-import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +145,11 @@ class Evaluation:
                 "them with sample.vae, or set evaluate.every=0."
             )
         self.config, self.evaluate, self.accelerator, self.folder = config, evaluate, accelerator, folder / FOLDER
-        with _as_settings():
-            with accelerator.main_process_first():  # the others find what it downloads
-                self.extractor = load_extractor(evaluate.features, evaluate.weights, accelerator.device)
-            settings = {**config.data, "vae weights": config.sample.vae}
-            images = DataImages(dataset, settings, decode, accelerator.device)
-            self.reference = self._measure_reference(images)
+        with accelerator.main_process_first():  # the others find what it downloads
+            self.extractor = load_extractor(evaluate.features, evaluate.weights, accelerator.device)
+        settings = {**config.data, "vae weights": config.sample.vae}
+        images = DataImages(dataset, settings, decode, accelerator.device)
+        self.reference = self._measure_reference(images)
         if evaluate.reference is not None:  # a file of statistics says whose they are, if anything, by name
             held, width = len(self.reference.pool.mean), self.extractor(images.read(0, 1)).pool.shape[1]
             if held != width:
@@ -196,12 +194,3 @@ def _pictures(images: Tensor) -> list[np.ndarray]:
     """uint8 (N, H, W, 3 or 1) -> N times (H, W, 3)."""
     source = ArrayImages(images.cpu().numpy())
     return source.read(0, len(source))
-
-
-@contextmanager
-def _as_settings() -> Iterator[None]:
-    """Complaints about the options of `tread eval` name the settings, which are called the same."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(re.sub(r"--(?=(features|weights)\b)", "evaluate.", str(error))) from None

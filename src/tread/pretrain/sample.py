@@ -45,8 +45,8 @@ class Run:
     """The routes it was trained with; the model comes dense."""
 
 
-def open_run(folder: Path, *, weights: str = "ema", device: torch.device | str = "cpu") -> Run:
-    """The newest whole checkpoint of a run, or one checkpoint by its own folder; `weights` is "ema" or "model"."""
+def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str = "cpu") -> Run:
+    """The newest whole checkpoint of a run, or one checkpoint by its own folder; `averaged`: with its EMA weights."""
     chosen = (folder / MANIFEST).is_file()
     run = folder.resolve().parents[1] if chosen else folder
     config = from_run(run)
@@ -56,7 +56,7 @@ def open_run(folder: Path, *, weights: str = "ema", device: torch.device | str =
     path, manifest = found
     channels, height, width = manifest["shape"]
     model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
-    load_tensors(trained(model), load_part(path, weights), path)
+    load_tensors(trained(model), load_part(path, "ema" if averaged else "model"), path)
     return Run(
         config=config,
         model=model.to(device).eval(),
@@ -102,7 +102,7 @@ def sample_run(
     churn: float | None = None,
     seed: int = 0,
     batch_size: int = 64,
-    weights: str = "ema",
+    averaged: bool = True,
     vae: str | None = None,
     out: Path | None = None,
 ) -> Path:
@@ -118,7 +118,7 @@ def sample_run(
         check_number("--guidance", guidance, at_least=0)
     check_interval(interval, "--interval")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    opened = open_run(run, weights=weights, device=device)
+    opened = open_run(run, averaged=averaged, device=device)
     defaults = opened.config.sample
     # another kind than the run's has nothing of the run's ratios
     own = defaults.branches if guidance_kind in (None, defaults.guidance_kind) else Branches()
@@ -137,7 +137,7 @@ def sample_run(
                 else "has no use for --weak; leave it out."
             )
         )
-    lesser = None if weak is None else open_run(weak, weights=weights, device=device)
+    lesser = None if weak is None else open_run(weak, averaged=averaged, device=device)
     if lesser is not None:
         _check_same_task(opened, lesser)
     if branches.needs_routes:
