@@ -1,4 +1,4 @@
-"""`accelerate launch train.py model=tread`: the same job as `tread train model=tread`, with the `configs/` beside it."""
+"""`accelerate launch train.py model=tread`: `tread train model=tread` with the `configs/` beside this file."""
 
 import os
 import sys

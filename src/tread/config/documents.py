@@ -49,7 +49,7 @@ def settled(document: object) -> Any:
 
 
 def find_recipe(path: Path) -> Path:
-    """The path of a config; `recipes/...` that is not in the working directory is looked for where tread is installed."""
+    """The path of a config; `recipes/...` that is not in the working directory is that of the installed package."""
     package = Path(__file__).resolve().parents[1]
     if not path.exists() and path.parts[:1] == ("recipes",):
         return next((root / path for root in (package, package.parents[1]) if (root / path).is_file()), path)
