@@ -2,12 +2,20 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+with suppress(ImportError):  # a GPU machine may lack it
+    import hypothesis
+
+    hypothesis.settings.register_profile(
+        "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("no clock")
 pytest.register_assert_rewrite("tests.tiny", "tests.programs", "tests.attach", "tests.kernels")
 
 
