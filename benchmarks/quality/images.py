@@ -34,7 +34,7 @@ def pack(source: Path, out: Path, size: int = PART) -> list[Path]:
             here = slice(start, start + size)
             path = out / f"{split}-{number}.webp"
             np.save(path.with_suffix(".npy"), labels[here])
-            Image.fromarray(mosaic(images[here])).save(path, lossless=True, quality=100, method=4)
+            Image.fromarray(mosaic(images[here])).save(path, lossless=True, quality=20, method=1)
             written.append(path)
             print(f"{path}: {len(images[here])} images, {path.stat().st_size / 2**20:.1f} MiB", flush=True)
     return written
