@@ -15,11 +15,12 @@ from tests.programs import ROOT, run
 PACKAGE = ROOT / "src" / "tread"
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "around": set(),
     "files": set(),
     "config": {"errors", "files"},
     "routing": {"errors", "config"},
-    "kernels": {"errors", "routing"},
-    "attach": {"errors", "routing"},
+    "kernels": {"errors", "around", "routing"},
+    "attach": {"errors", "around", "routing", "kernels"},
     "__init__": {"errors", "routing", "attach"},
     "models": {"errors", "routing", "kernels"},
     "objectives": {"errors"},

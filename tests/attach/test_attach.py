@@ -15,7 +15,7 @@ import tread
 from tests.attach.attached import FLUX, ROUTES, Attach, rotary_function, routed
 from tests.attach.selected import route
 from tests.programs import ROOT
-from tread.attach.around import around
+from tread.around import around
 from tread.attach.families import REFUSED
 
 pytestmark = pytest.mark.filterwarnings("ignore")

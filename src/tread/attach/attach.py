@@ -4,6 +4,7 @@
   layers' wrappers gather and restore by it. Parameter names, `save_pretrained`, adapters and module wrappers are not
   affected; `detach` restores the model exactly.
 - The family's functions of the forward's inputs are called here: the number of tokens, and the forced ones.
+- `compile` makes the model fast (`tread.kernels.fast`); `detach` takes that off too.
 - A recomputation uses the state of its forward (`tread.routing.recompute`), detached or not.
 """
 
@@ -17,13 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tread.around import Around, around
 from tread.attach import rotary
-from tread.attach.around import Around, around
 from tread.attach.family import Arguments, Family, read_count
 from tread.attach.layer import CheckpointCall, Layer
 from tread.attach.registry import family_for
 from tread.attach.wrappers import unwrapped
 from tread.errors import ConfigError
+from tread.kernels.attention import Attention
+from tread.kernels.checkpointing import Checkpointing
+from tread.kernels.compiling import Switch
+from tread.kernels.fast import SETTINGS, SHAPES, Fast
 from tread.routing import recompute
 from tread.routing.forced import Forced
 from tread.routing.handle import Handle
@@ -63,6 +68,8 @@ class Attachment(Handle):
         found = [(stack, module) for stack in family.stacks for module in _modules(model, stack.name)]
         super().__init__(plan, depth=len(found), seed=seed)
         self.model, self.family = model, family
+        self.fast: Fast | None = None
+        """What `compile` put on the model."""
         self.references: int | None = None
         """The number of reference tokens; None: read from the inputs, once per sequence length."""
         self._references: dict[int, int] = {}
@@ -108,12 +115,58 @@ class Attachment(Handle):
         with super()._set(**changes):
             yield
 
+    def compile(
+        self,
+        *,
+        checkpointing: Checkpointing | None = None,
+        graphs: Switch = "auto",
+        attention: Attention = "auto",
+        shapes: int = SHAPES,
+        say: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> "Attachment":
+        """Make training steps fast: compiled layers, CUDA graphs, attention's fastest kernel; returns this handle.
+
+        `checkpointing`: True or "selective" checkpoints every layer within its compiled code; None does so exactly
+        where the model would checkpoint it (`enable_gradient_checkpointing`). `graphs`: "auto" uses them on one GPU.
+        `shapes`: input shapes with code of their own; further ones share code. `options` are torch.compile's. In eval
+        mode layers run eager. `detach` takes everything off.
+        """
+        self.check_attached()
+        self._slow_down()
+        self.fast = Fast(
+            self.model,
+            list(self.layers),
+            [self],
+            checkpointing=checkpointing,
+            graphs=graphs,
+            attention=attention,
+            shapes=shapes,
+            training_only=True,
+            say=say,
+            **options,
+        )
+        return self
+
+    def release_graphs(self) -> None:
+        """Give the memory of CUDA graphs back, for example before validation; the next step captures anew."""
+        if self.fast is not None:
+            self.fast.release()
+
     def detach(self) -> None:
-        """Remove routing and restore the model exactly. Calling it again does nothing."""
+        """Remove routing and what `compile` put on; restore the model exactly. Calling it again does nothing."""
         if not self.attached:
             return
+        self._slow_down()
         self._take_off()
         recompute.leave(self)
+
+    def _slow_down(self) -> None:
+        self._leave_compiled()
+        SETTINGS.leave(self)
+        if self.fast is not None:
+            self.fast.remove()
+            self.fast = None
 
     def _listed(self) -> Iterator[nn.Module]:
         """The modules now in the model's lists of layers."""
@@ -126,10 +179,13 @@ class Attachment(Handle):
         self._wrap_checkpointing()
         self._follow_changes()
 
-    def _take_off(self) -> None:
+    def _leave_compiled(self) -> None:
         for module in self._listed():
             if (layer := self.layers.get(unwrapped(module))) is not None:
                 layer.leave_compiled(module)
+
+    def _take_off(self) -> None:
+        self._leave_compiled()
         if isinstance(function := self.model.__dict__.get(_CHECKPOINT), CheckpointCall):
             self.model.__dict__[_CHECKPOINT] = function.inner
         self._around.take_off(self.model)

@@ -33,7 +33,8 @@ from tread.finetune.family import Batch, TuneFamily
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
-from tread.kernels.compiling import Attempt, compile_layers, lengths
+from tread.kernels.compiling import compiles, lengths
+from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
@@ -111,17 +112,31 @@ class Finetuning:
         parts = sorted(self.handles, key=lambda part: part != self._last)
         return [handle for part in parts if (handle := self.handles[part]) is not None]
 
-    def compile(self) -> Attempt:
-        """Compile each layer, at the lengths that buckets, texts and the ratio's levels give."""
-        self.family.text_multiple = COMPILED_TEXT
+    def make_fast(self) -> list[Fast]:
+        """Compile each layer for the lengths that buckets, texts and the ratio's levels give; see
+        `tread.kernels.fast`."""
+        config, device = self.config, self.accelerator.device
+        compiled = compiles(config.compile, device)
+        if compiled:
+            self.family.text_multiple = COMPILED_TEXT
         texts = math.ceil(self.family.text_length / COMPILED_TEXT) if self.family.texts_differ else 1
         plan = next((handle.plan for handle in self.handles.values() if handle is not None), None)
         masked = any(entry.weight is not None for entry in self.train_set.entries)
         masked |= type(self.family).weight is not TuneFamily.weight  # clean latents are forced too
-        shapes = len(set(self.train_set.groups)) * texts * lengths(plan, masked=masked)
-        layers = [layer for model in self.models.values() for layer in layers_of(model)]
-        checkpointed = self.config.gradient_checkpointing
-        return compile_layers(layers, shapes=shapes, checkpointed=checkpointed, say=self.accelerator.print)
+        return [
+            Fast(
+                model,
+                layers_of(model),
+                [] if (handle := self.handles[part]) is None else [handle],
+                compiled=compiled,
+                checkpointing=config.gradient_checkpointing,
+                graphs=config.graphs,
+                attention=config.attention,
+                shapes=len(set(self.train_set.groups)) * texts * lengths(plan, masked=masked),
+                say=self.accelerator.print,
+            )
+            for part, model in self.models.items()
+        ]
 
     def batches(self, start_step: int) -> Iterator[TuneBatch]:
         """Cached latents and text of each micro-step, with some captions dropped."""

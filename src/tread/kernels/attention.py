@@ -8,7 +8,7 @@
 - CPUs have a single implementation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
@@ -57,6 +57,25 @@ def use_attention(name: Attention, device: torch.device) -> None:
     cuda.enable_cudnn_sdp("cudnn" in chosen)
     cuda.enable_mem_efficient_sdp("efficient" in chosen)
     cuda.enable_math_sdp("math" in chosen)
+
+
+def remember_attention() -> Callable[[], None]:
+    """A function that sets the kernels used now again."""
+    function, cuda = F.scaled_dot_product_attention, torch.backends.cuda
+    flags = (
+        cuda.flash_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+    )
+
+    def restore() -> None:
+        F.scaled_dot_product_attention = function
+        setters = cuda.enable_flash_sdp, cuda.enable_cudnn_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp
+        for enable, flag in zip(setters, flags, strict=True):
+            enable(flag)
+
+    return restore
 
 
 def _by_cudnn(

@@ -1,7 +1,8 @@
 """`torch.compile` for the layers of a model, one by one, and for the noise of a step.
 
 - Shapes are static. Routing adds sequence lengths to the dense one, a number that the plan determines; torch's
-  recompile limit, beyond which it would silently run eager code, is raised to it.
+  recompile limit, beyond which it would silently run eager code, is raised to it. A layer that meets more shapes than
+  expected gets code for any shape, and one message says so.
 - If compiling fails (no C compiler, an unsupported operation), every layer runs eager from then on; one message says
   so. The backward is compiled together with the forward, so that no step fails halfway.
 - Checkpointing is compiled with the layer (`checkpointing.py`). Torch's checkpointing around compiled code would cost
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tread.kernels.checkpointing import Checkpointing, recomputing
 from tread.routing import noise
@@ -46,29 +47,36 @@ def compile_layers(
     layers: Sequence[nn.Module],
     *,
     shapes: int,
-    checkpointed: Checkpointing = False,
+    checkpointed: Checkpointing | None = False,
+    training_only: bool = False,
     say: Callable[[str], None] = print,
     **options: Any,
 ) -> "Attempt":
     """Compile each layer in place, for up to `shapes` shapes of its inputs; `options` are torch.compile's.
 
-    `checkpointed` is the activation checkpointing of each layer. The returned `Attempt` tells whether compiling failed.
+    `checkpointed` is the activation checkpointing of each layer; None leaves it to the caller of `CompiledLayer`. With
+    `training_only`, layers in eval mode run eager:
+    validation has other shapes. The returned `Attempt` tells whether compiling failed.
     """
-    from torch._dynamo import config as limits  # takes a second to import
-    from torch._functorch import config as lowering
+    from torch._functorch import config as lowering  # takes a second to import
 
     classes = len({type(layer) for layer in layers})
-    # all classes share one code object; twice, because the first layer's input may need no gradient
-    needed = 2 * classes * shapes
-    limits.recompile_limit = max(needed, limits.recompile_limit)
-    limits.accumulated_recompile_limit = max(needed, limits.accumulated_recompile_limit)
+    # all classes share one code object; twice, because the first layer's input may need no gradient; one for any shape
+    raise_recompile_limit(2 * classes * (shapes + 1))
     lowering.force_non_lazy_backward_lowering = True
-    attempt, recompute = Attempt(say), recomputing(checkpointed, compiled=True)
+    attempt = Attempt(say, shapes=shapes, training_only=training_only)
     for layer in layers:
-        own = partial(recompute, layer._call_impl) if checkpointed else layer._call_impl
-        layer._compiled_call_impl = Compiled(own, torch.compile(own, dynamic=False, **options), attempt)
+        layer._compiled_call_impl = CompiledLayer(layer, attempt, checkpointed, options)
     say(f"{len(layers)} layers are compiled when they first run, for up to {shapes} shape(s) each.")
     return attempt
+
+
+def raise_recompile_limit(needed: int) -> None:
+    """Let torch compile one function for `needed` kinds of inputs at least."""
+    from torch._dynamo import config as limits  # takes a second to import
+
+    limits.recompile_limit = max(needed, limits.recompile_limit)
+    limits.accumulated_recompile_limit = max(needed, limits.accumulated_recompile_limit)
 
 
 def compile_noise(attempt: "Attempt") -> None:
@@ -78,10 +86,12 @@ def compile_noise(attempt: "Attempt") -> None:
 
 
 class Attempt:
-    """Whether compiling has failed, shared by all layers of a model."""
+    """How compiling goes, shared by all layers of a model: whether it failed, and the shapes seen so far."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.failed, self._say = False, say
+    def __init__(self, say: Callable[[str], None], *, shapes: int = 1, training_only: bool = False) -> None:
+        self.failed, self.training_only = False, training_only
+        self._say, self._most, self._seen = say, shapes, dict[type, set[Any]]()
+        self._told = False
 
     def fail(self, error: Exception) -> None:
         """Run everything eager from now on, and report the first error."""
@@ -90,6 +100,19 @@ class Attempt:
             reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
             self._say(f"compiling failed, so the run goes on without it, slower ({reason}).")
         self.failed = True
+
+    def admit(self, kind: type, shape: Any) -> bool:
+        """Whether a layer of class `kind` gets code of its own for this shape."""
+        seen = self._seen.setdefault(kind, set())
+        if shape in seen:
+            return True
+        if len(seen) < self._most:
+            seen.add(shape)
+            return True
+        if not self._told:
+            self._told = True
+            self._say(f"layers saw more than {self._most} shapes: further ones share code for any shape, slower.")
+        return False
 
 
 class Compiled:
@@ -107,3 +130,45 @@ class Compiled:
             except self.errors as error:
                 self.attempt.fail(error)
         return self.own(*args, **kwargs)
+
+
+class CompiledLayer:
+    """A layer's compiled code: checkpointed or not, for one shape or for any.
+
+    `checkpointed` None: as the caller says, who may use `checkpoint`.
+    """
+
+    def __init__(
+        self, layer: nn.Module, attempt: Attempt, checkpointed: Checkpointing | None, options: dict[str, Any]
+    ) -> None:
+        self.layer, self.attempt = layer, attempt
+        self.checkpointed: Checkpointing | None = checkpointed
+        self._options, self._code = options, dict[tuple[Checkpointing, bool], Compiled]()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(False if self.checkpointed is None else self.checkpointed, args, kwargs)
+
+    def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's output, checkpointed if `checkpointed` does not forbid it."""
+        return self._run(True if self.checkpointed is None else self.checkpointed, args, kwargs)
+
+    def _run(self, checkpointed: Checkpointing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        attempt, layer = self.attempt, self.layer
+        if attempt.training_only and not layer.training:
+            return layer._call_impl(*args, **kwargs)
+        own_code = attempt.failed or attempt.admit(type(layer), (checkpointed, _shapes(args, kwargs)))
+        return self._variant(checkpointed, any_shape=not own_code)(*args, **kwargs)
+
+    def _variant(self, checkpointed: Checkpointing, *, any_shape: bool) -> Compiled:
+        key = checkpointed, any_shape
+        if key not in self._code:
+            call = self.layer._call_impl
+            own = partial(recomputing(checkpointed, compiled=True), call) if checkpointed else call
+            compiled = torch.compile(own, dynamic=any_shape, **self._options)
+            self._code[key] = Compiled(own, compiled, self.attempt)
+        return self._code[key]
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The shapes of the tensors among a layer's arguments."""
+    return tuple(x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor))

@@ -4,15 +4,18 @@
   graph replays the captured forward or backward of the network with one launch.
 - There is one pair of graphs per signature: the inputs' shapes, dtypes and plain values, what the host decides about
   routing, training mode and autocast. It is captured after a few eager calls, when everything is compiled and tuned.
-- All graphs share one memory pool and their gradients, so a forward is replayed only if the previous one has had its
-  backward.
-- A graph uses the addresses it was captured with: inputs are copied into its own tensors, and all graphs are dropped
-  when a weight has moved or requires_grad has changed.
+- The graphs of all models on a device share one memory pool, so a forward is replayed only if the previous one has had
+  its backward. Those of one model share their gradients too. `release` gives the memory back.
+- A graph uses the addresses it was captured with: inputs are copied into its own tensors, outputs and selections are
+  copies, and all graphs are dropped when a weight has moved, came or went, or when requires_grad has changed.
+- A graph repeats what Python decided at capture. So the modules' training mode and the state of adapters (`STATE`) are
+  part of the signature. Whatever else a model reads on the Python side must not change, or needs `release`.
 - Tokens are selected inside the graph: the handle keeps its step on the device, where the graph reads it.
 - Noise, times, the loss, clipping and the optimizer run outside the graphs as before.
-- Calls that cannot be captured run eager: with a force mask or given selections, inputs that require gradients or are
-  on the host, gradients disabled, or a dispatch mode (a FLOP counter) active. If capture fails, one message says so,
-  all graphs are dropped and the run continues without.
+- Calls that cannot be captured run without graphs: with a force mask or given selections, inputs that require gradients
+  or are on the host, gradients disabled, a checkpointed function or a dispatch mode (a FLOP counter) around, several
+  processes. If capture fails, one message says so, all graphs are dropped and the run continues without. There are at
+  most `MOST` pairs of graphs; past that, one message, and other signatures run without.
 - The autocast cache: entries cached before capture are freed by replay; entries cached during it were never computed.
   It is cleared before and after.
 - torch's `make_graphed_callables` forbids CUDA calls of other threads during capture, such as a pinning loader's.
@@ -21,10 +24,10 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -33,44 +36,73 @@ from tread.routing.handle import Handle, Seen
 
 CALLS = 2
 """Eager calls per signature before capture."""
+MOST = 32
+"""Signatures with graphs, per model."""
+COUNTED = 1024
+"""Signatures whose calls are counted; beyond it, counting starts anew."""
 VALUES = (bool, int, float, str, torch.dtype, torch.device, type(None))
 """Types of non-tensor arguments, which are part of the signature by value."""
+STATE = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling", "multiplier")
+"""Attributes of modules that peft and lycoris change between calls; in the signature by value."""
 
 
 class Graphs:
     """A callable like the network that replays CUDA graphs."""
 
+    _all: ClassVar[weakref.WeakSet["Graphs"]] = weakref.WeakSet()
+
     def __init__(self, network: nn.Module, handles: Sequence[Handle], say: Callable[[str], None] = print) -> None:
         self.network, self.handles, self._say = network, handles, say
         self._calls: dict[Any, int] = {}
         self._captured: dict[Any, tuple[Capture, list[Seen]]] = {}
-        self.failed = False
-        self._weights = [*network.parameters(), *network.buffers()]
-        self._seen_weights = self._look()
-        self._device = self._weights[0].device
+        self.failed, self._full = False, False
+        self._seen_weights, _ = _look(network)
+        self._device = next(network.parameters()).device
         for handle in handles:
             handle.to(self._device)
+        Graphs._all.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self.network, args, kwargs)
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of the network's `forward`, by graphs if there are."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        if self.failed or self._is_running() or not self._fits(leaves):
-            return self.network(*args, **kwargs)
-        if (weights := self._look()) != self._seen_weights:
+        if self.failed or not self._fits(leaves) or self._is_running():
+            return forward(*args, **kwargs)
+        weights, state = _look(self.network)
+        if weights != self._seen_weights:
             self._seen_weights = weights
             self._forget()
-        signature = tree, tuple(map(_signature, leaves)), *self._mode()
-        if not self._ready(signature, leaves, tree):
-            return self.network(*args, **kwargs)
+        signature = tree, tuple(map(_signature, leaves)), *self._mode(), state
+        if not self._ready(signature, forward, leaves, tree):
+            return forward(*args, **kwargs)
         capture, seen = self._captured[signature]
+        output = capture([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         for handle, one in zip(self.handles, seen, strict=True):
-            handle.recall(one)
-        return capture([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+            handle.recall(Seen({route: ids.clone() for route, ids in one.selections.items()}, one.tokens))
+        return output
 
-    def _is_running(self) -> bool:
-        return any(capture.is_running for capture, _ in self._captured.values())
+    def release(self) -> None:
+        """Give the memory of all graphs back, for example for validation; the next call of a kind captures anew."""
+        self._captured.clear()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """Drop everything, and keep the handles' steps on the host again."""
+        self._forget()
+        self.failed = True
+        for handle in self.handles:
+            handle.to(torch.device("cpu"))
+
+    @staticmethod
+    def _is_running() -> bool:
+        """Whether a replayed forward, of whichever model, waits for its backward in the memory that all share."""
+        return any(capture.is_running for graphs in Graphs._all for capture, _ in graphs._captured.values())
 
     def _fits(self, leaves: list[Any]) -> bool:
-        plain = torch.is_grad_enabled() and _get_current_dispatch_mode() is None
+        plain = torch.is_grad_enabled() and _get_current_dispatch_mode() is None and not _is_distributed()
         return plain and all(map(self._holds, leaves)) and all(handle.repeatable for handle in self.handles)
 
     def _holds(self, leaf: Any) -> bool:
@@ -78,41 +110,50 @@ class Graphs:
             return leaf.device == self._device and not leaf.requires_grad
         return isinstance(leaf, VALUES)
 
-    def _look(self) -> tuple[list[int], list[bool]]:
-        """The address of every weight, and whether it requires gradients."""
-        return [weight.data_ptr() for weight in self._weights], [weight.requires_grad for weight in self._weights]
-
     def _mode(self) -> tuple[Any, ...]:
-        """The part of the signature that is not in the arguments."""
+        """The part of the signature that is neither in the arguments nor in the modules."""
         device, training = self._device.type, self.network.training
         routing = tuple(handle.signature(training=training) for handle in self.handles)
-        return training, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), routing
+        return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), routing
 
-    def _ready(self, signature: Any, leaves: list[Any], tree: pytree.TreeSpec) -> bool:
+    def _ready(self, signature: Any, forward: Callable[..., Any], leaves: list[Any], tree: pytree.TreeSpec) -> bool:
         """Whether this signature has graphs; captures them after `CALLS` eager calls."""
         if signature in self._captured:
             return True
+        if len(self._calls) >= COUNTED:
+            self._calls.clear()
         self._calls[signature] = self._calls.get(signature, 0) + 1
-        if self._calls[signature] <= CALLS:
+        if self._calls[signature] <= CALLS or self._is_full():
             return False
         try:
-            self._captured[signature] = self._capture(leaves, tree)
+            self._captured[signature] = self._capture(forward, leaves, tree)
         except RuntimeError as error:  # the class of torch's and CUDA's errors
             self.failed = True
             self._forget()
             self._say(f"CUDA graph capture failed; continuing without graphs ({str(error).splitlines()[0]}).")
         return not self.failed
 
+    def _is_full(self) -> bool:
+        full = len(self._captured) >= MOST
+        if full and not self._full:
+            self._say(f"there are CUDA graphs for {MOST} kinds of calls; further kinds run without.")
+        self._full |= full
+        return full
+
     def _forget(self) -> None:
         self._calls.clear()
         self._captured.clear()
 
-    def _capture(self, leaves: list[Any], tree: pytree.TreeSpec) -> "tuple[Capture, list[Seen]]":
+    def _capture(
+        self, forward: Callable[..., Any], leaves: list[Any], tree: pytree.TreeSpec
+    ) -> "tuple[Capture, list[Seen]]":
         before = [handle.state_dict() for handle in self.handles]
-        shared = next(iter(self._captured.values()))[0] if self._captured else None
+        shared = next((capture for capture, _ in self._captured.values()), None)
+        beside = next((capture for graphs in Graphs._all for capture, _ in graphs._captured.values()), None)
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         torch.clear_autocast_cache()
         try:
-            capture = Capture(self.network, leaves, tree, shared)
+            capture = Capture(forward, trained, leaves, tree, shared=shared, beside=beside)
         finally:
             torch.clear_autocast_cache()
             for handle, state in zip(self.handles, before, strict=True):
@@ -120,16 +161,51 @@ class Graphs:
         return capture, [handle.seen for handle in self.handles]
 
 
+def _look(network: nn.Module) -> tuple[list[Any], tuple[Any, ...]]:
+    """The address of every weight with whether it requires gradients; and the state of every module."""
+    weights, state, rest = [], [], [network]
+    while rest:
+        module = rest.pop()
+        own = module.__dict__
+        state.append(own["training"])
+        if "scaling" in own or "multiplier" in own:
+            state.extend(_plain(own.get(name)) for name in STATE)
+        for one in (*own["_parameters"].values(), *own["_buffers"].values()):
+            if one is not None:
+                weights += one.data_ptr(), one.requires_grad
+        rest += [child for child in own["_modules"].values() if child is not None]
+    return weights, tuple(state)
+
+
+def _plain(value: Any) -> Any:
+    """A copy that can be compared and hashed."""
+    if isinstance(value, dict):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, list | set) else value
+
+
+def _is_distributed() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
 class Capture:
-    """The graphs of one signature; `shared` is an earlier capture whose memory pool they use."""
+    """The graphs of one signature; `trained` are the parameters with gradients, `shared` is an earlier capture of the
+    same network, whose gradients they use, `beside` one of any network, whose memory pool they use."""
 
     def __init__(
-        self, network: nn.Module, leaves: list[Any], tree: pytree.TreeSpec, shared: "Capture | None" = None
+        self,
+        network: Callable[..., Any],
+        trained: list[nn.Parameter],
+        leaves: list[Any],
+        tree: pytree.TreeSpec,
+        *,
+        shared: "Capture | None" = None,
+        beside: "Capture | None" = None,
     ) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # the pool needs the memory that eager steps have cached
-        self.pool = torch.cuda.graph_pool_handle() if shared is None else shared.pool
-        self.trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self.pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
+        self.trained = trained
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -163,16 +239,16 @@ class Capture:
         return pytree.tree_unflatten(_Replay.apply(self, *self.trained), self._tree)
 
     def replay_forward(self, call: "_Call") -> tuple[list[Tensor], list[Tensor]]:
-        """The outputs, in the graph's memory, and those among them that are not differentiable."""
+        """Copies of the outputs, and those among them that are not differentiable."""
         self._forward.replay()
         self._call = weakref.ref(call)
-        outputs = [out.detach() for out in self._outputs]
+        outputs = [out.clone() for out in self._outputs]
         return outputs, [out for out, has in zip(outputs, self._differentiable, strict=True) if not has]
 
     def replay_backward(self, call: "_Call", gradients: Sequence[Tensor | None]) -> None:
         """Compute the parameters' gradients from `gradients` of the outputs."""
         if self._call is None or self._call() is not call:
-            raise RuntimeError("backward ran twice on a CUDA-graph forward; set graphs=false.")
+            raise RuntimeError("backward ran twice on a CUDA-graph forward; go without graphs (graphs=False).")
         self._call = None
         wanted = [given for given, has in zip(gradients, self._differentiable, strict=True) if has]
         for mine, given in zip(self._given, wanted, strict=True):

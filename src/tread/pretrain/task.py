@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, Subset
 
 from tread.data import Order, StepSampler, Visited, positions, split
 from tread.errors import ConfigError
-from tread.kernels.compiling import Attempt, compile_layers, compiles, lengths
+from tread.kernels.compiling import compiles, lengths
+from tread.kernels.fast import Fast
 from tread.kernels.float8 import SMALLEST, Float8, check_float8, train_in_float8
 from tread.models import DiT, load_published_dit
 from tread.objectives import Objective
@@ -113,13 +114,24 @@ class Pretraining:
         """The handle of the model; empty if it is dense."""
         return [] if self.handle is None else [self.handle]
 
-    def compile(self) -> Attempt:
-        """Compile each block: one shape inside windows, one outside, for every layer alike."""
+    def make_fast(self) -> list[Fast]:
+        """Compile each block for one shape inside windows and one outside; see `tread.kernels.fast`."""
+        train, device = self.config.train, self.accelerator.device
         shapes = lengths(None if self.handle is None else self.handle.plan)
         if self._evaluation is not None:
             shapes += 1 if self.config.sample.interval is None else 2  # batches of samples, with guidance and without
-        checkpointed, say = self.config.train.checkpointing, self.accelerator.print
-        return compile_layers(list(self.model.blocks), shapes=shapes, checkpointed=checkpointed, say=say)
+        fast = Fast(
+            self.model,
+            list(self.model.blocks),
+            self.routing,
+            compiled=compiles(train.compile, device),
+            checkpointing=train.checkpointing,
+            graphs=train.graphs,
+            attention=train.attention,
+            shapes=shapes,
+            say=self.accelerator.print,
+        )
+        return [fast]
 
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Samples, labels and positions of each micro-step, on the device."""

@@ -287,6 +287,10 @@ class Handle:
         if not torch.compiler.is_compiling():
             warn_once(token_risks(self.plan, tokens), self._said)
 
+    def warn(self, risks: list[str]) -> None:
+        """Warn about each risk once per handle."""
+        warn_once(risks, self._said)
+
     def state_dict(self) -> dict[str, int]:
         """The step and micro-step, for loops that write their own checkpoints."""
         return {"step": int(self._step), "micro_step": int(self._micro_step)}
@@ -309,10 +313,11 @@ class Handle:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the next forward depends only on its inputs, the step and `signature`: no force mask and no given
-        selections, step or sample positions."""
+        """Whether the next forward depends only on its inputs, the step and `signature`: no force mask, no given
+        selections, step or sample positions, and no checkpointed function around it."""
         mode = self._mode
-        return all(one is None for one in (mode.selections, mode.step, mode.samples, mode.mask))
+        given = (mode.selections, mode.step, mode.samples, mode.mask, self.replay)
+        return not self.tapes and all(one is None for one in given)
 
     @property
     def seen(self) -> Seen:

@@ -25,8 +25,6 @@ from tqdm import tqdm
 
 from tread.errors import TrainingDiverged
 from tread.kernels import attention
-from tread.kernels.compiling import compile_noise, compiles
-from tread.kernels.graphs import Graphs
 from tread.routing import noise
 from tread.training import checkpoint
 from tread.training.ema import EMA
@@ -58,24 +56,14 @@ class Session:
         self.optimizer = make_optimizer(self.trained, config.optimizer)
         # a copy of the weights after all ranks have agreed on them
         self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
-        attention.use_attention(config.train.attention, accelerator.device)
-        if compiles(config.train.compile, accelerator.device):
-            attempt = task.compile()
-            if accelerator.device.type == "cuda":
-                compile_noise(attempt)
+        self.fast = list(task.make_fast())
+        """What makes the model fast; one for each part of it."""
         self.whole: int | None = None
         """Steps that weights, average and moments have all taken; None before the first and while one changes them."""
         self.due = False
         """Whether the validation and pictures due after the last whole step are still to be made."""
         self.saved: int | None = None
         """Step of the last checkpoint written by this session."""
-        self.network: Any = self.model
-        """The model as a step calls it: as it is, or through CUDA graphs."""
-        if config.train.graphs:
-            if accelerator.device.type == "cuda" and accelerator.num_processes == 1:
-                self.network = Graphs(self.model, task.routing, accelerator.print)
-            else:
-                accelerator.print(f"{config.called('train.graphs')} needs exactly one CUDA GPU; continuing without.")
 
     @property
     def kept_share(self) -> float:
@@ -114,7 +102,7 @@ class Session:
             last = micro_step == micro_steps - 1
             with nullcontext() if last else accelerator.no_sync(self.model):
                 with accelerator.autocast():
-                    loss = self.task.loss(self.network, batch)
+                    loss = self.task.loss(self.model, batch)
                 accelerator.backward(loss / micro_steps)
             losses.append(loss.detach())
             del loss  # and what autograd holds for it: no CUDA graph can be captured beside that

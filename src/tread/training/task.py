@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from tread.kernels.compiling import Attempt
+from tread.kernels.fast import Fast
 from tread.routing.handle import Handle
 
 Review = Callable[[], dict[str, float]]
@@ -33,8 +33,8 @@ class Task(Protocol):
         """One line: what is trained, on what, with which routes."""
         ...
 
-    def compile(self) -> Attempt:
-        """Compile the model in place, parameter names unchanged."""
+    def make_fast(self) -> Sequence[Fast]:
+        """Put compiled layers, CUDA graphs and kernels on the model as the settings say, parameter names unchanged."""
         ...
 
     def batches(self, start_step: int) -> Iterator[Any]:

@@ -18,22 +18,32 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import nn
 
+Outer = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Called with a function and its arguments; returns the function's output."""
 _KEY = "_tread"
 _inner: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
 """Wrapper function -> what it wraps. Not an attribute of the function: libraries copy those."""
 
 
 class Around:
-    """A wrapper around a module's `forward`."""
+    """A wrapper around a module's `forward`; this one changes nothing."""
 
     def __init__(self) -> None:
         self.quiet = False
         """Whether `forward` is called unwrapped, because this wrapper is what calls it."""
+        self.outer: Outer | None = None
+        """Runs `call`, for example as a CUDA graph; None: it is called as it is."""
         self._class: type = nn.Module
 
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's output; `forward` is the wrapped function."""
-        raise NotImplementedError
+        return forward(*args, **kwargs)
+
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`call`, through `outer` if there is one."""
+        if self.outer is None:
+            return self.call(forward, args, kwargs)
+        return self.outer(lambda *args, **kwargs: self.call(forward, args, kwargs), args, kwargs)
 
     def put_on(self, module: nn.Module) -> None:
         """Wrap `module` from now on, replacing an earlier wrapper."""
@@ -133,7 +143,7 @@ def _wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
         here = around(self)
         if here is None or here.quiet:
             return inner(self, *args, **kwargs)
-        return here.call(functools.partial(inner, self), args, kwargs)
+        return here.run(functools.partial(inner, self), args, kwargs)
 
     _inner[forward] = inner
     return forward
@@ -148,7 +158,7 @@ class _Wrapped:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         here = around(self.module)
-        return self.inner(*args, **kwargs) if here is None or here.quiet else here.call(self.inner, args, kwargs)
+        return self.inner(*args, **kwargs) if here is None or here.quiet else here.run(self.inner, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.inner, memo)
