@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, grid, random
 from tests.tiny.dit import MODERN
 from tests.tiny.stock import CASES, flux, sd3, wan
 from tread.models import DiT
@@ -125,7 +125,7 @@ def flux_inputs(batch: int) -> dict[str, Tensor]:
         "hidden_states": random(1, batch, 256, 16),
         "encoder_hidden_states": random(2, batch, 40, 64),
         "pooled_projections": random(3, batch, 64),
-        "img_ids": flux.grid(16, 16),
+        "img_ids": grid(16, 16).float(),
         "txt_ids": torch.zeros(40, 3),
     }
 
