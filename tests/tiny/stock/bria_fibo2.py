@@ -1,6 +1,7 @@
 """Fibo 2: gist tokens before the image, or after it where texts differ in length; context images."""
 
 from functools import partial
+from typing import Any
 
 from diffusers.models.transformers.transformer_bria_fibo2 import BriaFibo2Transformer2DModel
 
@@ -28,7 +29,7 @@ def context(batch: int) -> dict:
 case = partial(Case, build=build, blocks=(Blocks(name="layers", keyword="x"),), tokens=15)
 gist_first = partial(case, offsets=lambda batch: [6] * batch)
 image_first = partial(case, offsets=lambda batch: [0] * batch)
-EDIT = {"tokens": 23, "references": 8}
+EDIT: dict[str, Any] = {"tokens": 23, "references": 8}
 CASES = [
     gist_first(name="bria-fibo2", inputs=inputs),
     image_first(name="bria-fibo2-ragged", inputs=ragged),

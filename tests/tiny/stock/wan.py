@@ -1,7 +1,6 @@
 """Wan 2.1 and 2.2, VACE, Animate and ChronoEdit."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_chronoedit import ChronoEditTransformer3DModel
@@ -12,12 +11,13 @@ from diffusers.models.transformers.transformer_wan_vace import WanVACETransforme
 from tests.tiny.case import Blocks, Case, random, tiny, usual
 
 TEXT = 7
-SIZES: dict[str, Any] = {"attention_head_dim": 12}
 # layers that attend to image embeddings take the last 512 tokens of their context for the text, whatever its length
-IMAGE = SIZES | {"image_dim": 16, "added_kv_proj_dim": 24}
-build = tiny(WanTransformer3DModel, **SIZES)
+IMAGE = {"attention_head_dim": 12, "image_dim": 16, "added_kv_proj_dim": 24}
+build = tiny(WanTransformer3DModel, attention_head_dim=12)
 build_i2v = partial(build, in_channels=9, **IMAGE)
-build_vace = tiny(WanVACETransformer3DModel, **SIZES, vace_in_channels=6, num_layers=4, vace_layers=[0, 1, 3])
+build_vace = tiny(
+    WanVACETransformer3DModel, attention_head_dim=12, vace_in_channels=6, num_layers=4, vace_layers=[0, 1, 3]
+)
 build_chronoedit = tiny(ChronoEditTransformer3DModel, **IMAGE, in_channels=9, rope_temporal_skip_len=8)
 MOTION = {"motion_encoder_size": 8, "motion_style_dim": 8, "motion_dim": 4, "motion_encoder_dim": 8}
 FACE = {"face_encoder_hidden_dim": 8, "face_encoder_num_heads": 2, "inject_face_latents_blocks": 2}
