@@ -18,6 +18,9 @@ from torch import Tensor, nn
 Where = Literal["last", "first"] | int
 """A number: so many others come before."""
 
+GRAPHS = {"graphs": "the stock forward is not compiled as a whole but function by function, and so are the hooks"}
+"""A defect of several stock forwards, see `Case.defects`."""
+
 CHANNELS = {"in_channels": 4, "out_channels": 4, "audio_in_channels": 4, "audio_out_channels": 4}
 LAYERS = {"num_layers": 3, "num_single_layers": 2, "num_refiner_layers": 1, "n_layers": 3, "n_refiner_layers": 1}
 DEPTHS = {"num_text_blocks": 1, "num_visual_blocks": 3, "depth": 3}

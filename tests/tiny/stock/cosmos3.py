@@ -11,8 +11,6 @@ from tests.tiny.case import Blocks, Case, random, tiny
 TEXT, SOUND = 5, 4
 FRAMES, ROWS, COLUMNS = 3, 2, 3
 TOKENS = FRAMES * ROWS * COLUMNS
-
-
 SIZES = {"num_hidden_layers": 3, "latent_channel": 4, "patch_latent_dim": 16, "rope_axes_dim": [4, 2, 2]}
 build = tiny(Cosmos3OmniTransformer, **SIZES, rope_theta=100.0, vocab_size=11)
 with_sound = partial(build, sound_gen=True, sound_dim=6)

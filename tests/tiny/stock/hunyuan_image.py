@@ -5,8 +5,8 @@ from functools import partial
 import torch
 from diffusers.models.transformers.transformer_hunyuanimage import HunyuanImageTransformer2DModel
 
-from tests.tiny.case import Case, random, tiny, usual, valid
-from tests.tiny.stock.hunyuan_video import BLOCKS, GRAPHS
+from tests.tiny.case import GRAPHS, Case, random, tiny, usual, valid
+from tests.tiny.stock.hunyuan_video import BLOCKS
 
 SIZES = {"num_layers": 2, "mlp_ratio": 2.0, "text_embed_2_dim": 10, "patch_size": (1, 1), "rope_axes_dim": (8, 8)}
 build = tiny(HunyuanImageTransformer2DModel, **SIZES)

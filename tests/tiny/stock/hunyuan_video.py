@@ -7,7 +7,7 @@ from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideo
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15Transformer3DModel
 from diffusers.models.transformers.transformer_hunyuan_video_framepack import HunyuanVideoFramepackTransformer3DModel
 
-from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
+from tests.tiny.case import GRAPHS, Blocks, Case, random, tiny, usual, valid
 
 TEXT = 5
 SIZES = {"num_layers": 2, "mlp_ratio": 2.0, "pooled_projection_dim": 8}
@@ -62,7 +62,6 @@ def history(batch: int) -> dict:
 
 DOUBLE = Blocks(name="transformer_blocks", returns=0, image="first", keys="first")
 BLOCKS = (DOUBLE, Blocks(name="single_transformer_blocks", returns=0, image="first", keys="first"))
-GRAPHS = {"graphs": "the stock forward is not compiled as a whole but function by function, and so are the hooks"}
 case = partial(Case, build=build, blocks=BLOCKS, tokens=18)
 case_15 = partial(case, blocks=(DOUBLE,), defects=GRAPHS)
 framepack = partial(case, build=build_framepack, tokens=30, references=12, references_at="first")

@@ -10,8 +10,7 @@ from diffusers.models.transformers.transformer_qwenimage21 import (
     QwenImage21Transformer2DModel,
 )
 
-from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
-from tests.tiny.stock.hunyuan_video import GRAPHS
+from tests.tiny.case import GRAPHS, Blocks, Case, random, tiny, usual, valid
 
 TEXT = 7
 build = tiny(QwenImage21Transformer2DModel, in_channels=8, out_channels=8, context_in_dim=12)
