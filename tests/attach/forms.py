@@ -218,25 +218,19 @@ def _wrapped(name: str) -> Callable[[Callable[[Toy], None]], Callable[[Toy], Non
     return add
 
 
-@_wrapped("checkpoint_wrapper")
-def _wrap(model: Toy) -> None:
-    for stack in (model.first, model.second):
-        for i, block in enumerate(stack):
-            stack[i] = checkpoint_wrapper(block)
+def _each_block(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[Toy], None]:
+    def put_on(model: Toy) -> None:
+        for stack in (model.first, model.second):
+            for i, block in enumerate(stack):
+                stack[i] = wrap(block)
+
+    return put_on
 
 
-@_wrapped("checkpoint_wrapper, reentrant")
-def _wrap_reentrant(model: Toy) -> None:
-    for stack in (model.first, model.second):
-        for i, block in enumerate(stack):
-            stack[i] = checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.REENTRANT)
-
-
-@_wrapped("offload_wrapper")
-def _offload(model: Toy) -> None:
-    for stack in (model.first, model.second):
-        for i, block in enumerate(stack):
-            stack[i] = offload_wrapper(block)
+_wrapped("checkpoint_wrapper")(_each_block(checkpoint_wrapper))
+_reentrant = functools.partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.REENTRANT)
+_wrapped("checkpoint_wrapper, reentrant")(_each_block(_reentrant))
+_wrapped("offload_wrapper")(_each_block(offload_wrapper))
 
 
 @_wrapped("apply_activation_checkpointing")

@@ -25,8 +25,7 @@ def cases_of(names: Iterable[str]) -> pytest.MarkDecorator:
     """Run a test on these cases, and on all others in `make contract`."""
     marks = {name: [] for name in names}
     return pytest.mark.parametrize(
-        "case",
-        [pytest.param(case, id=case.name, marks=marks.get(case.name, [pytest.mark.contract])) for case in CASES],
+        "case", [pytest.param(case, id=case.name, marks=marks.get(case.name, [pytest.mark.contract])) for case in CASES]
     )
 
 

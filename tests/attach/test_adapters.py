@@ -100,9 +100,7 @@ def save(case: Case, kind: str, folder: Path, loader: str) -> dict[str, str]:
     if method == "load_lora_weights":
         metadata = {k: list(v) if isinstance(v, set) else v for k, v in model.peft_config["default"].to_dict().items()}
         getattr(diffusers, pipeline).save_lora_weights(
-            folder,
-            transformer_lora_layers=get_peft_model_state_dict(model),
-            transformer_lora_adapter_metadata=metadata,
+            folder, transformer_lora_layers=get_peft_model_state_dict(model), transformer_lora_adapter_metadata=metadata
         )
     elif method == "load_lora_adapter":
         model.save_lora_adapter(folder)

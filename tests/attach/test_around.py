@@ -189,10 +189,7 @@ def test_super_goes_past_what_is_on_the_instance(routed: Tensor):
     """Both classes are attached and the model has a hook on its forward: `super().forward` is the base's function."""
     base, derived = Toy(), _Derived()
     _Accelerate().put_on(derived)
-    with (
-        tread.attach(base, CONFIG, family=FAMILY),
-        tread.attach(derived, CONFIG, family=FAMILY) as handle,
-    ):
+    with tread.attach(base, CONFIG, family=FAMILY), tread.attach(derived, CONFIG, family=FAMILY) as handle:
         handle.set_step(0)
         assert derived(**inputs()).equal(2 * routed)
 

@@ -69,10 +69,7 @@ WRONG: dict[str, tuple[Callable[[], tread.Family], str]] = {
         family(models=("Yours", "Theirs")),
         "this family is for Yours, Theirs, and the model is a Mine. Declare it with Family(models=('Mine',), ...).",
     ),
-    "no stacks": (
-        family(stacks=()),
-        "the family of Mine has no stacks: give at least one tread.Stack(name=...).",
-    ),
+    "no stacks": (family(stacks=()), "the family of Mine has no stacks: give at least one tread.Stack(name=...)."),
     "a part that is not there": (
         family(parts=("inner.layers", "inner.norm")),
         "Mine has no 'inner.norm', which a model of this family has.",
@@ -104,10 +101,7 @@ WRONG: dict[str, tuple[Callable[[], tread.Family], str]] = {
         side(after="text"),
         f"Side(after='text'): no layer in 'blocks' takes 'text'. {TAKE}",
     ),
-    "a negative axis": (
-        side(dim=-2),
-        "Side(name='rope') has dim=-2; count the token axis from the front, from 0.",
-    ),
+    "a negative axis": (side(dim=-2), "Side(name='rope') has dim=-2; count the token axis from the front, from 0."),
     "a full side without an axis": (
         side(dim=0, full=True),
         "Side(name='rope') is full, so dim=0 must be the token axis of what is rotated, 1 or more, and its name that "

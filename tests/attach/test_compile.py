@@ -23,10 +23,16 @@ STEPS = 3
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Nothing compiled before, nothing left behind."""
-    torch._dynamo.reset()
-    counters.clear()
+    fresh_count()
     yield
     torch._dynamo.reset()
+
+
+def fresh_count() -> Any:
+    """A counting backend; what was compiled and counted before is forgotten."""
+    torch._dynamo.reset()
+    counters.clear()
+    return CompileCounterWithBackend("aot_eager")
 
 
 def breaks() -> Counter[str]:
@@ -79,16 +85,12 @@ def assert_as_eager(case: Case, outputs: list[Tensor], selections: list[Tensor])
 @compiled_cases
 def test_compiled_layers(case: Case):
     """Each kind of layer is compiled at one more length and nothing else; the window opens outside compiled code."""
-    dense = case.model()
-    dense_count = CompileCounterWithBackend("aot_eager")
+    dense, dense_count = case.model(), fresh_count()
     compile_layers(case, dense, backend=dense_count, dynamic=False)
     _, _, dense_graphs = run(case, lambda arguments: case.call(dense, arguments), None, dense_count)
     dense_breaks = breaks()
 
-    torch._dynamo.reset()
-    counters.clear()
-    model = case.model()
-    count = CompileCounterWithBackend("aot_eager")
+    model, count = case.model(), fresh_count()
     with tread.attach(model, {"routes": inner(case.depth)}) as handle:
         compile_layers(case, model, backend=count, dynamic=False)
         outputs, selections, graphs = run(case, lambda arguments: case.call(model, arguments), handle, count)
@@ -111,22 +113,15 @@ def test_a_compiled_model(case: Case):
     """Where the dense model is one graph, so is the routed one; where it is not, routing breaks it nowhere else."""
     if "compile" in case.defects:
         pytest.xfail(case.defects["compile"])
-    dense, fullgraph = case.model(), True
-    dense_count = CompileCounterWithBackend("aot_eager")
+    dense, dense_count, fullgraph = case.model(), fresh_count(), True
     try:
         _, _, dense_graphs = run(case, whole(case, dense, dense_count, fullgraph=True), None, dense_count)
     except TorchDynamoException:  # the stock forward reads numbers from the device
-        fullgraph = False
-        torch._dynamo.reset()
-        counters.clear()
-        dense_count = CompileCounterWithBackend("aot_eager")
+        fullgraph, dense_count = False, fresh_count()
         _, _, dense_graphs = run(case, whole(case, dense, dense_count, fullgraph=False), None, dense_count)
     dense_breaks = breaks()
 
-    torch._dynamo.reset()
-    counters.clear()
-    model = case.model()
-    count = CompileCounterWithBackend("aot_eager")
+    model, count = case.model(), fresh_count()
     with tread.attach(model, {"routes": inner(case.depth)}) as handle:
         call = whole(case, model, count, fullgraph=fullgraph)
         outputs, selections, graphs = run(case, call, handle, count)
@@ -148,8 +143,7 @@ FLUX = next(case for case in CASES if case.name == "flux")
 @pytest.mark.parametrize("first", ["attach", "compile"])
 def test_both_ways_to_compile_a_model(way: str, first: str):
     """The model is one graph as it is dense."""
-    count = CompileCounterWithBackend("aot_eager")
-    model = FLUX.model()
+    model, count = FLUX.model(), fresh_count()
 
     def compiled(fullgraph: bool = True) -> Any:
         if way == "torch.compile(model)":
@@ -173,7 +167,7 @@ def test_both_ways_to_compile_a_model(way: str, first: str):
 def test_compiled_layers_take_dense_and_routed_forwards_by_turns(first: str):
     """A compiled layer has no routing inside, whichever came first; detached, it goes on compiled."""
     expected, _ = eager(FLUX)
-    model, count = FLUX.model(), CompileCounterWithBackend("aot_eager")
+    model, count = FLUX.model(), fresh_count()
     if first == "compile":
         compile_layers(FLUX, model, backend=count, dynamic=False)
     handle = tread.attach(model, {"routes": inner(FLUX.depth)})
@@ -203,8 +197,7 @@ def test_compiled_and_checkpointed(what: str):
     with tread.attach(eager_model, {"routes": inner(FLUX.depth)}) as handle:
         handle.set_step(0)
         FLUX.call(eager_model, FLUX.inputs(2)).square().sum().backward()
-    count = CompileCounterWithBackend("aot_eager")
-    model = FLUX.model()
+    model, count = FLUX.model(), fresh_count()
     model.enable_gradient_checkpointing()
     with tread.attach(model, {"routes": inner(FLUX.depth)}) as handle:
         if what == "layers":

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import tread
-from tests.finetune.trained import PROMPTS, drawn, opened, text_of
+from tests.finetune.trained import PROMPTS, drawn, opened, text_of, train_routed
 from tread.errors import ConfigError
 from tread.finetune.families.pixart_sigma import PixArtSigma
 from tread.finetune.source import Source
@@ -41,14 +41,7 @@ def test_training_lowers_the_dense_loss_and_moves_the_variance(pixart: tuple[Pix
         assert error.shape == x.shape
         return error.mean()
 
-    with handle.dense():
-        before = loss().item()
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for step in range(6):
-        handle.set_step(step)
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
+    before = train_routed(model, handle, loss, steps=6)
     assert handle.selections[0].shape == (2, 12)
     variance = model.proj_out.bias.grad.view(2, 2, 8)[..., 4:]  # (rows, columns, channels) of a patch
     assert (variance != 0).all()

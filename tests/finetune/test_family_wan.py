@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import tread
-from tests.finetune.trained import PROMPTS, drawn, opened, text_of
+from tests.finetune.trained import PROMPTS, drawn, opened, text_of, train_routed
 from tread.errors import ConfigError, DataError
 from tread.finetune.families import open_family
 from tread.finetune.families.wan import Wan
@@ -67,14 +67,7 @@ def test_training_lowers_the_dense_loss(wan: Open) -> None:
             prediction = family.predict(model, target.mix(latents, noise, time), time, batch)
             return target.error(prediction, latents, noise, time).mean()
 
-        with handle.dense():
-            before = loss().item()
-        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-        for step in range(8):
-            handle.set_step(step)
-            optimizer.zero_grad()
-            loss().backward()
-            optimizer.step()
+        before = train_routed(model, handle, loss, steps=8)
         assert handle.selections[0].shape == (1, 48)
         with handle.dense():
             assert loss().item() < 0.9 * before

@@ -1,11 +1,13 @@
 """Families and their whole pipelines, the text of a batch, and LoRAs that change the output, saved by a family."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import tread
 from tread.finetune.adapters import adapter_metadata, adapter_state, add_adapter
 from tread.finetune.families import open_family
 from tread.finetune.family import Batch, TuneFamily
@@ -28,6 +30,19 @@ def text_of(family: TuneFamily, pipeline: Any, prompts: list[str]) -> Batch:
     """The text of a batch."""
     collated = family.collate_text(family.encode_text(pipeline, prompts))
     return {f"text.{name}": value for name, value in collated.items()}
+
+
+def train_routed(model: nn.Module, handle: tread.Attachment, loss: Callable[[], Tensor], *, steps: int) -> float:
+    """The dense loss before a few routed steps."""
+    with handle.dense():
+        before = loss().item()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for step in range(steps):
+        handle.set_step(step)
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    return before
 
 
 def save_lora(family: TuneFamily, folder: Path) -> dict[str, nn.Module]:

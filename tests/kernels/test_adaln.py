@@ -18,10 +18,7 @@ def test_in_the_interpreter() -> None:
 def test_plain_against_the_formula(name: str) -> None:
     norm = AdaNorm(name)  # pyright: ignore[reportArgumentType]
     given = made((2, 5, 48), torch.float64, torch.float64, "cpu")
-    for found, gated in (
-        (norm(given["x"], given["shift"], given["scale"]), False),
-        (norm.after(**given), True),
-    ):
+    for found, gated in ((norm(given["x"], given["shift"], given["scale"]), False), (norm.after(**given), True)):
         torch.testing.assert_close(found, formula(name, **given, gated=gated))  # pyright: ignore[reportArgumentType]
     assert not [*norm.parameters()]
     assert repr(norm) == f"AdaNorm({name})"

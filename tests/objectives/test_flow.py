@@ -71,10 +71,7 @@ def test_logit_normal_time_has_the_asked_moments() -> None:
 
 
 def test_shift_multiplies_the_odds_of_training_times_and_sampling_levels() -> None:
-    for flow, plain in [
-        (Flow(shift=3.0), Flow()),
-        (Flow(shift=3.0, time="logit-normal"), Flow(time="logit-normal")),
-    ]:
+    for flow, plain in [(Flow(shift=3.0), Flow()), (Flow(shift=3.0, time="logit-normal"), Flow(time="logit-normal"))]:
         torch.testing.assert_close(flow.level(GRID).logit(), plain.level(GRID).logit() + math.log(3.0))
     shifted, plain_levels = Flow(shift=3.0).levels(8), Flow().levels(8)
     assert (shifted[0], shifted[-1]) == (1.0, 0.0)

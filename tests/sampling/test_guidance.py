@@ -36,8 +36,7 @@ def test_formula_sample_by_sample(scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "calls"),
-    [(1.0, [[3, 0, 7, 3, 1]]), (0.0, [[NULL] * 5]), (1.5, [[3, 0, 7, 3, 1] + [NULL] * 5])],
+    ("scale", "calls"), [(1.0, [[3, 0, 7, 3, 1]]), (0.0, [[NULL] * 5]), (1.5, [[3, 0, 7, 3, 1] + [NULL] * 5])]
 )
 def test_only_the_branches_needed_run_and_they_share_one_call(scale: float, calls: list[list[int]]) -> None:
     recorder = Recorder()

@@ -5,9 +5,11 @@ with the oracle.
 """
 
 import copy
+import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,6 +17,31 @@ from torch import Tensor, nn
 
 Where = Literal["last", "first"] | int
 """A number: so many others come before."""
+
+GRAPHS = {"graphs": "the stock forward is not compiled as a whole but function by function, and so are the hooks"}
+"""A defect of several stock forwards, see `Case.defects`."""
+
+CHANNELS = {"in_channels": 4, "out_channels": 4, "audio_in_channels": 4, "audio_out_channels": 4}
+LAYERS = {"num_layers": 3, "num_single_layers": 2, "num_refiner_layers": 1, "n_layers": 3, "n_refiner_layers": 1}
+DEPTHS = {"num_text_blocks": 1, "num_visual_blocks": 3, "depth": 3}
+HEADS = {"num_attention_heads": 2, "num_heads": 2, "n_heads": 2, "num_key_value_heads": 1, "num_kv_heads": 2}
+HEAD_DIMS = {"attention_head_dim": 16, "head_dim": 16}
+WIDTHS = {"hidden_size": 32, "model_dim": 32, "intermediate_size": 32, "ffn_dim": 32, "caption_projection_dim": 16}
+TIMES = {"freq_dim": 16, "time_embed_dim": 16, "time_dim": 16}
+TEXTS = {"text_dim": 16, "text_embed_dim": 12, "joint_attention_dim": 16, "cross_attention_dim": 24}
+ROTATIONS = dict.fromkeys(("axes_dims_rope", "axes_dims", "rope_axes_dim"), (4, 6, 6))
+LONGEST = {"rope_max_seq_len": 16, "pos_embed_max_size": 8}
+TINY: dict[str, Any] = CHANNELS | LAYERS | DEPTHS | HEADS | HEAD_DIMS | WIDTHS | TIMES | TEXTS | ROTATIONS | LONGEST
+"""Constructor arguments by the names that stock classes share."""
+
+
+def tiny(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The class with the options and, for other arguments it has, the sizes of `TINY`.
+
+    An argument that defaults to None is left alone: there None has a meaning.
+    """
+    known = inspect.signature(model).parameters
+    return partial(model, **{k: v for k, v in TINY.items() if k in known and known[k].default is not None} | options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +134,32 @@ def random(seed: int, batch: int, *shape: int) -> Tensor:
     """Normal numbers (batch, *shape), the same for a sample whatever the batch."""
     generators = [torch.Generator().manual_seed(1000 * seed + i) for i in range(batch)]
     return torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+
+
+def usual(
+    batch: int, image: tuple[int, ...], text: tuple[int, ...], timestep: tuple[float, float] = (0.2, 0.8)
+) -> dict[str, Any]:
+    """The arguments that nearly every model takes, from the shapes of one sample's image and text."""
+    return {
+        "hidden_states": random(1, batch, *image),
+        "encoder_hidden_states": random(2, batch, *text),
+        "timestep": torch.tensor(timestep)[:batch],
+    }
+
+
+def valid(batch: int, length: int, *counts: int) -> Tensor:
+    """A mask (batch, length), True at each sample's first `counts` tokens."""
+    return torch.arange(length) < torch.tensor(counts)[:batch, None]
+
+
+def any_mask(seed: int, batch: int, length: int) -> Tensor:
+    """Some mask (batch, 1, length, length) over queries and keys in which each token sees itself."""
+    return (random(seed, batch, 1, length, length) > -1) | torch.eye(length, dtype=torch.bool)
+
+
+def grid(rows: int, columns: int, image: int = 0) -> Tensor:
+    """Token ids (rows * columns, 3): which image, row, column."""
+    return torch.cartesian_prod(torch.tensor([image]), torch.arange(rows), torch.arange(columns))
 
 
 def one_sample(arguments: dict[str, Any], batch: int, index: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, grid, random
 from tests.tiny.dit import MODERN
 from tests.tiny.stock import CASES, flux, sd3, wan
 from tread.models import DiT
@@ -101,23 +101,15 @@ def own_dit(name: str, size: tuple[int, int], width: int) -> Any:
     )
 
 
-def build_wan(**changes: Any) -> Any:
-    sizes: dict[str, Any] = {**wan.TINY, "num_layers": 3, "in_channels": 4, "attention_head_dim": 16, **changes}
-    return wan.WanTransformer3DModel(**sizes)
-
-
-def build_flux() -> Any:
-    return flux.FluxTransformer2DModel(
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=64,
-        num_attention_heads=4,
-        joint_attention_dim=64,
-        pooled_projection_dim=64,
-        axes_dims_rope=(16, 24, 24),
-        guidance_embeds=True,
-    )
+build_wan = partial(wan.build, attention_head_dim=16)
+WIDE_HEADS = {"num_attention_heads": 4, "attention_head_dim": 64}
+WIDE_TEXTS = {"joint_attention_dim": 64, "pooled_projection_dim": 64}
+FLUX = {"in_channels": 16, "num_single_layers": 2, "axes_dims_rope": (16, 24, 24)}
+SD3 = {"sample_size": 32, "num_layers": 3, "caption_projection_dim": 256, "pos_embed_max_size": 16}
+WAN = {"text_dim": 64, "ffn_dim": 512, "rope_max_seq_len": 32}
+wide_flux = partial(flux.build, **WIDE_HEADS, **WIDE_TEXTS, **FLUX)
+wide_sd3 = partial(sd3.build, **WIDE_HEADS, **WIDE_TEXTS, **SD3, qk_norm="rms_norm")
+wide_wan = partial(wan.build, **WIDE_HEADS, **WAN)
 
 
 def flux_inputs(batch: int) -> dict[str, Tensor]:
@@ -125,25 +117,9 @@ def flux_inputs(batch: int) -> dict[str, Tensor]:
         "hidden_states": random(1, batch, 256, 16),
         "encoder_hidden_states": random(2, batch, 40, 64),
         "pooled_projections": random(3, batch, 64),
-        "img_ids": flux.grid(16, 16),
+        "img_ids": grid(16, 16).float(),
         "txt_ids": torch.zeros(40, 3),
     }
-
-
-def build_sd3() -> Any:
-    return sd3.SD3Transformer2DModel(
-        sample_size=32,
-        in_channels=4,
-        num_layers=3,
-        attention_head_dim=64,
-        num_attention_heads=4,
-        joint_attention_dim=64,
-        caption_projection_dim=256,
-        pooled_projection_dim=64,
-        out_channels=4,
-        pos_embed_max_size=16,
-        qk_norm="rms_norm",
-    )
 
 
 def sd3_inputs(batch: int) -> dict[str, Tensor]:
@@ -156,10 +132,7 @@ def sd3_inputs(batch: int) -> dict[str, Tensor]:
 
 def wan_inputs(batch: int) -> dict[str, Tensor]:
     """4 frames of 8 x 8 tokens."""
-    more = {
-        "hidden_states": random(1, batch, 4, 4, 16, 16),
-        "encoder_hidden_states": random(2, batch, 40, 64),
-    }
+    more = {"hidden_states": random(1, batch, 4, 4, 16, 16), "encoder_hidden_states": random(2, batch, 40, 64)}
     return wan.inputs(batch) | more
 
 
@@ -173,16 +146,8 @@ TINY = [
     own_dit("tread-dit", (8, 12), 32),
 ]
 MEDIUM = [
-    replace(stock["flux"], name="flux-256", build=build_flux, inputs=flux_inputs, tokens=256),
-    replace(stock["sd3"], name="sd3-256", build=build_sd3, inputs=sd3_inputs, tokens=256),
-    replace(
-        stock["wan"],
-        name="wan-256",
-        build=partial(
-            build_wan, num_attention_heads=4, attention_head_dim=64, text_dim=64, ffn_dim=512, rope_max_seq_len=32
-        ),
-        inputs=wan_inputs,
-        tokens=256,
-    ),
+    replace(stock["flux"], name="flux-256", build=wide_flux, inputs=flux_inputs, tokens=256),
+    replace(stock["sd3"], name="sd3-256", build=wide_sd3, inputs=sd3_inputs, tokens=256),
+    replace(stock["wan"], name="wan-256", build=wide_wan, inputs=wan_inputs, tokens=256),
     own_dit("tread-dit-256", (32, 32), 256),
 ]

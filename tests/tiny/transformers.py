@@ -6,22 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.tiny.case import tiny
+
 
 def flux() -> Any:
     from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
     torch.manual_seed(0)
-    return FluxTransformer2DModel(
-        in_channels=8,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=32,
-        num_attention_heads=2,
-        joint_attention_dim=64,
-        pooled_projection_dim=32,
-        axes_dims_rope=(8, 12, 12),
-        guidance_embeds=True,
-    )
+    sizes = {"in_channels": 8, "num_layers": 2, "attention_head_dim": 32, "axes_dims_rope": (8, 12, 12)}
+    texts = {"joint_attention_dim": 64, "pooled_projection_dim": 32}
+    return tiny(FluxTransformer2DModel, **sizes, **texts, guidance_embeds=True)()
 
 
 def call_flux(model: nn.Module, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -43,16 +37,9 @@ def pixart() -> Any:
     from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel
 
     torch.manual_seed(0)
-    model = PixArtTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=32,
-        num_layers=2,
-        in_channels=4,
-        cross_attention_dim=64,
-        caption_channels=16,
-        sample_size=8,
-        use_additional_conditions=False,
-    )
+    sizes = {"attention_head_dim": 32, "num_layers": 2, "out_channels": 8, "sample_size": 8}
+    texts = {"cross_attention_dim": 64, "caption_channels": 16}
+    model = tiny(PixArtTransformer2DModel, **sizes, **texts, use_additional_conditions=False)()
     return model.requires_grad_(True)
 
 

@@ -17,17 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.programs import ROOT, environment
-from tests.tiny.runs import (
-    ROUTE,
-    TINY,
-    assert_same_run,
-    final_state,
-    go_on,
-    losses,
-    make_session,
-    metrics,
-    train,
-)
+from tests.tiny.runs import ROUTE, TINY, assert_same_run, final_state, go_on, losses, make_session, metrics, train
 from tread.errors import TrainingDiverged
 from tread.kernels import checkpointing
 from tread.pretrain.config import compose
@@ -37,11 +27,7 @@ from tread.training.job import make_accelerator
 from tread.training.loop import CHECKPOINTS, learning_rate
 from tread.training.settings import OptimizerConfig
 
-PLAN = {
-    "routes": [ROUTE],
-    "selector": "l1",
-    "schedule": {"warmup_steps": 3, "cooldown_fraction": 0.25, "levels": 2},
-}
+PLAN = {"routes": [ROUTE], "selector": "l1", "schedule": {"warmup_steps": 3, "cooldown_fraction": 0.25, "levels": 2}}
 VARIANTS = {
     "dense": ["model=dit", "model.tread_config=null"],
     "routed": ["optimizer.schedule=cosine", "optimizer.warmup_steps=2"],

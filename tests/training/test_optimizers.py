@@ -17,10 +17,7 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def settings(
-    name: Any = "adamw",
-    learning_rate: float = 1e-2,
-    betas: tuple[float, ...] = (0.9, 0.99),
-    weight_decay: float = 0.1,
+    name: Any = "adamw", learning_rate: float = 1e-2, betas: tuple[float, ...] = (0.9, 0.99), weight_decay: float = 0.1
 ) -> OptimizerConfig:
     return OptimizerConfig(
         name=name,

@@ -255,10 +255,7 @@ def chroma(batch: int) -> dict[str, Any]:
     return given | {"txt_mask": words(batch)}
 
 
-BLOCKS = (
-    Blocks(name="double_blocks", keyword="img", returns=0),
-    Blocks(name="single_blocks", keyword="x"),
-)
+BLOCKS = (Blocks(name="double_blocks", keyword="img", returns=0), Blocks(name="single_blocks", keyword="x"))
 CASES = [
     Case(name="outside-flux", build=Flux, inputs=inputs, blocks=BLOCKS, tokens=12),
     Case(name="outside-flux-kontext", build=Flux, inputs=kontext, blocks=BLOCKS, tokens=18, references=6),

@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from tests.tiny.autoencoders import kl_autoencoder
+from tests.tiny.case import tiny
 from tests.tiny.pipelines.case import Tiny
 from tests.tiny.text_encoders import t5_text
 from tests.tiny.tokenizers import t5_tokenizer
@@ -12,18 +13,8 @@ from tests.tiny.weights import randomised
 
 def build() -> Any:
     diffusers: Any = importlib.import_module("diffusers")
-    transformer = diffusers.AuraFlowTransformer2DModel(
-        sample_size=16,
-        in_channels=4,
-        num_mmdit_layers=2,
-        num_single_dit_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        caption_projection_dim=32,
-        out_channels=4,
-        pos_embed_max_size=64,
-    )
+    sizes = {"sample_size": 16, "caption_projection_dim": 32, "pos_embed_max_size": 64}
+    transformer = tiny(diffusers.AuraFlowTransformer2DModel, **sizes, num_mmdit_layers=2, num_single_dit_layers=3)()
     return diffusers.AuraFlowPipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=1.73),
         vae=kl_autoencoder(channels=4, scaling_factor=0.13025),

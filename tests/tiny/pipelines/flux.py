@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.tiny.autoencoders import kl_autoencoder, real_autoencoder, tiny_autoencoder
+from tests.tiny.case import tiny
 from tests.tiny.pipelines.case import Tiny
 from tests.tiny.text_encoders import clip_text, t5_text
 from tests.tiny.tokenizers import clip_tokenizer, real_tokenizers, t5_tokenizer
@@ -18,17 +19,8 @@ from tests.tiny.weights import randomised
 def build(pipeline: str = "FluxPipeline", *, kl: bool = False, guided: bool = True, real: Path | None = None) -> Any:
     """With the real tokenizers and the real taef1 where `real` is the folder of real data."""
     diffusers: Any = importlib.import_module("diffusers")
-    transformer = diffusers.FluxTransformer2DModel(
-        in_channels=64,
-        num_layers=2,
-        num_single_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        pooled_projection_dim=16,
-        axes_dims_rope=(4, 6, 6),
-        guidance_embeds=guided,
-    )
+    sizes = {"in_channels": 64, "num_layers": 2, "num_single_layers": 3, "pooled_projection_dim": 16}
+    transformer = tiny(diffusers.FluxTransformer2DModel, **sizes, guidance_embeds=guided)()
     make_vae = partial(kl_autoencoder, scaling_factor=0.3611, shift_factor=0.1159) if kl else tiny_autoencoder
     clip, t5 = real_tokenizers(real / "tokenizers") if real else (clip_tokenizer(), t5_tokenizer())
     return getattr(diffusers, pipeline)(

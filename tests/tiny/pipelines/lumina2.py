@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from tests.tiny.autoencoders import tiny_autoencoder
+from tests.tiny.case import tiny
 from tests.tiny.pipelines.case import Tiny
 from tests.tiny.text_encoders import gemma_text
 from tests.tiny.tokenizers import gemma_tokenizer
@@ -12,19 +13,9 @@ from tests.tiny.weights import randomised
 
 def build() -> Any:
     diffusers: Any = importlib.import_module("diffusers")
-
-    transformer = diffusers.Lumina2Transformer2DModel(
-        in_channels=16,
-        hidden_size=32,
-        num_layers=4,
-        num_refiner_layers=1,
-        num_attention_heads=4,
-        num_kv_heads=2,
-        multiple_of=16,
-        axes_dim_rope=(4, 2, 2),
-        axes_lens=(300, 16, 16),
-        cap_feat_dim=16,
-    )
+    sizes = {"in_channels": 16, "num_layers": 4, "num_attention_heads": 4, "multiple_of": 16, "cap_feat_dim": 16}
+    rotations = {"axes_dim_rope": (4, 2, 2), "axes_lens": (300, 16, 16)}
+    transformer = tiny(diffusers.Lumina2Transformer2DModel, **sizes, **rotations)()
     return diffusers.Lumina2Pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=6.0),
         vae=tiny_autoencoder(channels=16),

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from tests.tiny.autoencoders import qwen_autoencoder
+from tests.tiny.case import tiny
 from tests.tiny.pipelines.case import Tiny
 from tests.tiny.text_encoders import qwen_text
 from tests.tiny.tokenizers import qwen_tokenizer
@@ -14,16 +15,7 @@ from tests.tiny.weights import randomised
 
 def build() -> Any:
     diffusers: Any = importlib.import_module("diffusers")
-
-    transformer = diffusers.QwenImageTransformer2DModel(
-        in_channels=64,
-        out_channels=16,
-        num_layers=4,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=(4, 6, 6),
-    )
+    transformer = tiny(diffusers.QwenImageTransformer2DModel, in_channels=64, out_channels=16, num_layers=4)()
     return diffusers.QwenImagePipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
             use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02

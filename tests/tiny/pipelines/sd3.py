@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from tests.tiny.autoencoders import tiny_autoencoder
+from tests.tiny.case import tiny
 from tests.tiny.pipelines.case import Tiny
 from tests.tiny.text_encoders import clip_text, t5_text
 from tests.tiny.tokenizers import clip_tokenizer, t5_tokenizer
@@ -13,18 +14,9 @@ from tests.tiny.weights import randomised
 
 def build(*, t5: bool = True, **config: Any) -> Any:
     diffusers: Any = importlib.import_module("diffusers")
-    transformer = diffusers.SD3Transformer2DModel(
-        sample_size=16,
-        in_channels=16,
-        num_layers=4,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=20,
-        caption_projection_dim=32,
-        pooled_projection_dim=16,
-        pos_embed_max_size=16,
-        **config,
-    )
+    sizes = {"sample_size": 16, "in_channels": 16, "out_channels": 16, "num_layers": 4, "pos_embed_max_size": 16}
+    texts = {"joint_attention_dim": 20, "caption_projection_dim": 32, "pooled_projection_dim": 16}
+    transformer = tiny(diffusers.SD3Transformer2DModel, **sizes, **texts, **config)()
     return diffusers.StableDiffusion3Pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=tiny_autoencoder(channels=16),

@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.tiny.autoencoders import WAN_NEW_CHANNELS, wan_autoencoder
+from tests.tiny.case import tiny
 from tests.tiny.pipelines.case import Tiny
 from tests.tiny.text_encoders import clip_vision, t5_text
 from tests.tiny.tokenizers import t5_tokenizer
@@ -26,27 +27,11 @@ def build(
     pipeline_wan_i2v.basic_clean = pipeline_wan.basic_clean
 
     channels = WAN_NEW_CHANNELS if new else 16
-    transformers = {
-        part: randomised(
-            diffusers.WanTransformer3DModel(
-                in_channels=36 if image else channels,
-                out_channels=channels,
-                num_layers=4,
-                attention_head_dim=12,
-                num_attention_heads=2,
-                text_dim=16,
-                freq_dim=16,
-                ffn_dim=32,
-                rope_max_seq_len=32,
-                image_dim=16 if clip else None,
-                added_kv_proj_dim=24 if clip else None,
-            ),
-            seed,
-        )
-        for seed, part in enumerate(
-            ("transformer", "transformer_2") if "boundary_ratio" in config else ("transformer",)
-        )
-    }
+    sizes = {"in_channels": 36 if image else channels, "out_channels": channels, "num_layers": 4}
+    embeds = {"image_dim": 16, "added_kv_proj_dim": 24} if clip else {}
+    make = tiny(diffusers.WanTransformer3DModel, **sizes, **embeds, attention_head_dim=12, rope_max_seq_len=32)
+    experts = ("transformer", "transformer_2") if "boundary_ratio" in config else ("transformer",)
+    transformers = {part: randomised(make(), seed) for seed, part in enumerate(experts)}
     return getattr(diffusers, pipeline)(
         scheduler=diffusers.UniPCMultistepScheduler(
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0

@@ -1,29 +1,16 @@
 """Allegro, with and without a mask over the video."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from diffusers.models.embeddings import get_3d_rotary_pos_embed_allegro
 from diffusers.models.transformers.transformer_allegro import AllegroTransformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, tiny, usual, valid
 
-BLOCKS = (Blocks(name="transformer_blocks"),)
-
-
-def build() -> AllegroTransformer3DModel:
-    return AllegroTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        num_layers=3,
-        cross_attention_dim=24,
-        sample_height=8,
-        sample_width=8,
-        sample_frames=3,
-        caption_channels=10,
-    )
+SIZES = {"attention_head_dim": 12, "sample_height": 8, "sample_width": 8, "sample_frames": 3, "caption_channels": 10}
+build = tiny(AllegroTransformer3DModel, **SIZES)
 
 
 def rope() -> tuple:
@@ -36,15 +23,8 @@ def rope() -> tuple:
 
 
 def inputs(batch: int) -> dict:
-    mask = torch.ones(2, 5)
-    mask[1, 3:] = 0
-    return {
-        "hidden_states": random(1, batch, 4, 3, 4, 8),
-        "encoder_hidden_states": random(2, batch, 5, 10),
-        "timestep": torch.tensor([200, 800])[:batch],
-        "encoder_attention_mask": mask[:batch],
-        "image_rotary_emb": rope(),
-    }
+    more = {"encoder_attention_mask": valid(batch, 5, 5, 3).float(), "image_rotary_emb": rope()}
+    return usual(batch, (4, 3, 4, 8), (5, 10), (200, 800)) | more
 
 
 def masked(batch: int) -> dict:
@@ -53,7 +33,5 @@ def masked(batch: int) -> dict:
     return inputs(batch) | {"attention_mask": mask[:batch]}
 
 
-CASES = [
-    Case(name="allegro", build=build, inputs=inputs, blocks=BLOCKS, tokens=24),
-    Case(name="allegro-masked", build=build, inputs=masked, blocks=BLOCKS, tokens=24),
-]
+case = partial(Case, build=build, blocks=(Blocks(name="transformer_blocks"),), tokens=24)
+CASES = [case(name="allegro", inputs=inputs), case(name="allegro-masked", inputs=masked)]

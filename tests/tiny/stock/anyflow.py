@@ -1,24 +1,13 @@
 """AnyFlow, bidirectional."""
 
+from functools import partial
+
 import torch
 from diffusers.models.transformers.transformer_anyflow import AnyFlowTransformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny
 
-
-def build() -> AnyFlowTransformer3DModel:
-    return AnyFlowTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        text_dim=16,
-        freq_dim=16,
-        ffn_dim=32,
-        num_layers=3,
-        image_dim=16,
-        rope_max_seq_len=16,
-    )
+build = tiny(AnyFlowTransformer3DModel, attention_head_dim=12, image_dim=16)
 
 
 def inputs(batch: int) -> dict:
@@ -35,8 +24,5 @@ def image(batch: int) -> dict:
     return inputs(batch) | {"encoder_hidden_states_image": random(3, batch, 5, 16)}
 
 
-BLOCKS = (Blocks(name="blocks"),)
-CASES = [
-    Case(name="anyflow", build=build, inputs=inputs, blocks=BLOCKS, tokens=18),
-    Case(name="anyflow-i2v", build=build, inputs=image, blocks=BLOCKS, tokens=18),
-]
+case = partial(Case, build=build, blocks=(Blocks(name="blocks"),), tokens=18)
+CASES = [case(name="anyflow", inputs=inputs), case(name="anyflow-i2v", inputs=image)]

@@ -1,45 +1,18 @@
 """Bria 3.2, with ControlNet, and Fibo: with and without its attention mask, Edit."""
 
-from typing import Any
+from functools import partial
 
 import torch
 from diffusers.models.transformers.transformer_bria import BriaTransformer2DModel
 from diffusers.models.transformers.transformer_bria_fibo import BriaFiboTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, any_mask, grid, random, tiny, usual
 
 TEXT = 5
-SIZE: dict[str, Any] = {
-    "in_channels": 8,
-    "num_layers": 2,
-    "num_single_layers": 2,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 16,
-    "axes_dims_rope": [4, 6, 6],
-}
-
-
-def bria() -> BriaTransformer2DModel:
-    return BriaTransformer2DModel(**SIZE)
-
-
-def fibo() -> BriaFiboTransformer2DModel:
-    return BriaFiboTransformer2DModel(**SIZE, text_encoder_dim=12)
-
-
-def grid(rows: int, columns: int, image: int = 0) -> torch.Tensor:
-    return torch.cartesian_prod(torch.tensor([image]), torch.arange(rows), torch.arange(columns))
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 15, 8),
-        "encoder_hidden_states": random(2, batch, TEXT, 16),
-        "timestep": torch.linspace(200, 800, 2)[:batch],
-        "img_ids": grid(3, 5),
-        "txt_ids": torch.zeros(TEXT, 3),
-    }
+    return usual(batch, (15, 8), (TEXT, 16), (200.0, 800.0)) | {"img_ids": grid(3, 5), "txt_ids": torch.zeros(TEXT, 3)}
 
 
 def controlled(batch: int) -> dict:
@@ -52,9 +25,7 @@ def layered(batch: int) -> dict:
 
 
 def masked(batch: int) -> dict:
-    """Any mask over queries and keys in which each token sees itself."""
-    mask = (random(9, batch, 1, TEXT + 15, TEXT + 15) > -1) | torch.eye(TEXT + 15, dtype=torch.bool)
-    return layered(batch) | {"joint_attention_kwargs": {"attention_mask": mask}}
+    return layered(batch) | {"joint_attention_kwargs": {"attention_mask": any_mask(9, batch, TEXT + 15)}}
 
 
 def edit(batch: int) -> dict:
@@ -71,10 +42,13 @@ def edit(batch: int) -> dict:
 DOUBLE = Blocks(name="transformer_blocks", returns=1)
 BRIA = (DOUBLE, Blocks(name="single_transformer_blocks", returns=1))
 FIBO = (DOUBLE, Blocks(name="single_transformer_blocks"))
+bria = partial(Case, build=tiny(BriaTransformer2DModel, in_channels=8, num_layers=2), blocks=BRIA, tokens=15)
+build = tiny(BriaFiboTransformer2DModel, in_channels=8, num_layers=2, text_encoder_dim=12)
+fibo = partial(Case, build=build, blocks=FIBO, tokens=15)
 CASES = [
-    Case(name="bria", build=bria, inputs=inputs, blocks=BRIA, tokens=15),
-    Case(name="bria-controlnet", build=bria, inputs=controlled, blocks=BRIA, tokens=15),
-    Case(name="bria-fibo", build=fibo, inputs=layered, blocks=FIBO, tokens=15),
-    Case(name="bria-fibo-masked", build=fibo, inputs=masked, blocks=FIBO, tokens=15),
-    Case(name="bria-fibo-edit", build=fibo, inputs=edit, blocks=FIBO, tokens=21, references=6),
+    bria(name="bria", inputs=inputs),
+    bria(name="bria-controlnet", inputs=controlled),
+    fibo(name="bria-fibo", inputs=layered),
+    fibo(name="bria-fibo-masked", inputs=masked),
+    fibo(name="bria-fibo-edit", inputs=edit, tokens=21, references=6),
 ]

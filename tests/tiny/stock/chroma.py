@@ -1,36 +1,19 @@
 """Chroma: with and without its attention mask, ControlNet."""
 
+from functools import partial
+
 import torch
 from diffusers.models.transformers.transformer_chroma import ChromaTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, grid, random, tiny, usual
 
 TEXT = 5
-
-
-def build() -> ChromaTransformer2DModel:
-    return ChromaTransformer2DModel(
-        in_channels=8,
-        num_layers=2,
-        num_single_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=(4, 6, 6),
-        approximator_num_channels=16,
-        approximator_hidden_dim=16,
-        approximator_layers=1,
-    )
+APPROXIMATOR = {"approximator_num_channels": 16, "approximator_hidden_dim": 16, "approximator_layers": 1}
+build = tiny(ChromaTransformer2DModel, in_channels=8, num_layers=2, num_single_layers=3, **APPROXIMATOR)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 15, 8),
-        "encoder_hidden_states": random(2, batch, TEXT, 16),
-        "timestep": torch.linspace(0.2, 0.8, 2)[:batch],
-        "img_ids": torch.cartesian_prod(torch.tensor([0]), torch.arange(3), torch.arange(5)),
-        "txt_ids": torch.zeros(TEXT, 3),
-    }
+    return usual(batch, (15, 8), (TEXT, 16)) | {"img_ids": grid(3, 5), "txt_ids": torch.zeros(TEXT, 3)}
 
 
 def masked(batch: int) -> dict:
@@ -47,15 +30,10 @@ def controlled(batch: int) -> dict:
 
 
 BLOCKS = (Blocks(name="transformer_blocks", returns=1), Blocks(name="single_transformer_blocks"))
+DEFECTS = {"checkpoint": "stock Chroma does not pass the attention mask to checkpointed single layers"}
+case = partial(Case, build=build, blocks=BLOCKS, tokens=15)
 CASES = [
-    Case(name="chroma", build=build, inputs=inputs, blocks=BLOCKS, tokens=15),
-    Case(
-        name="chroma-masked",
-        build=build,
-        inputs=masked,
-        blocks=BLOCKS,
-        tokens=15,
-        defects={"checkpoint": "stock Chroma does not pass the attention mask to checkpointed single layers"},
-    ),
-    Case(name="chroma-controlnet", build=build, inputs=controlled, blocks=BLOCKS, tokens=15),
+    case(name="chroma", inputs=inputs),
+    case(name="chroma-masked", inputs=masked, defects=DEFECTS),
+    case(name="chroma-controlnet", inputs=controlled),
 ]

@@ -1,5 +1,6 @@
 """CogVideoX 1.0 (with and without rotations), 1.5, and ConsisID."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,59 +8,25 @@ from diffusers.models.embeddings import get_3d_rotary_pos_embed
 from diffusers.models.transformers.cogvideox_transformer_3d import CogVideoXTransformer3DModel
 from diffusers.models.transformers.consisid_transformer_3d import ConsisIDTransformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual
 
 TEXT = 7
+SIZES: dict[str, Any] = {"text_embed_dim": 16, "sample_width": 6, "sample_height": 4, "sample_frames": 9}
 # as many heads as samples: a table per sample would be taken for one per head
-TINY: dict[str, Any] = {
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
-    "in_channels": 4,
-    "out_channels": 4,
-    "time_embed_dim": 16,
-    "text_embed_dim": 16,
-    "sample_width": 6,
-    "sample_height": 4,
-    "sample_frames": 9,
-    "max_text_seq_length": TEXT,
-}
+build_2b = tiny(CogVideoXTransformer3DModel, **SIZES, max_text_seq_length=TEXT)
+rotated = partial(build_2b, use_rotary_positional_embeddings=True)
 
-
-def build_2b() -> CogVideoXTransformer3DModel:
-    return CogVideoXTransformer3DModel(num_layers=3, **TINY)
-
-
-def build() -> CogVideoXTransformer3DModel:
-    return CogVideoXTransformer3DModel(
-        use_rotary_positional_embeddings=True, use_learned_positional_embeddings=True, num_layers=3, **TINY
-    )
-
-
-def build_15() -> CogVideoXTransformer3DModel:
-    return CogVideoXTransformer3DModel(
-        use_rotary_positional_embeddings=True, patch_size_t=2, patch_bias=False, ofs_embed_dim=16, num_layers=3, **TINY
-    )
-
-
-def build_consisid() -> ConsisIDTransformer3DModel:
-    return ConsisIDTransformer3DModel(
-        use_rotary_positional_embeddings=True,
-        is_train_face=True,
-        cross_attn_interval=2,
-        cross_attn_dim_head=8,
-        cross_attn_num_heads=2,
-        LFE_id_dim=16,
-        LFE_vit_dim=16,
-        LFE_depth=5,
-        LFE_dim_head=8,
-        LFE_num_heads=2,
-        LFE_num_id_token=2,
-        LFE_num_querie=3,
-        LFE_output_dim=21,  # two thirds of the width
-        LFE_ff_mult=1,
-        num_layers=4,
-        **TINY,
-    )
+FACE = {"LFE_id_dim": 16, "LFE_vit_dim": 16, "LFE_depth": 5, "LFE_dim_head": 8, "LFE_num_heads": 2, "LFE_ff_mult": 1}
+FACE_TOKENS = {"LFE_num_id_token": 2, "LFE_num_querie": 3, "LFE_output_dim": 21}  # two thirds of the width
+CROSS_ATTENTION = {"cross_attn_interval": 2, "cross_attn_dim_head": 8, "cross_attn_num_heads": 2}
+consisid = tiny(
+    ConsisIDTransformer3DModel,
+    use_rotary_positional_embeddings=True,
+    is_train_face=True,
+    num_layers=4,
+    max_text_seq_length=TEXT,
+    **SIZES | FACE | FACE_TOKENS | CROSS_ATTENTION,
+)
 
 
 def rotations(frames: int) -> Any:
@@ -68,11 +35,7 @@ def rotations(frames: int) -> Any:
 
 
 def inputs_2b(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 3, 4, 4, 6),  # 3 frames of 2 x 3 tokens
-        "encoder_hidden_states": random(2, batch, TEXT, 16),
-        "timestep": torch.tensor([800, 300])[:batch],
-    }
+    return usual(batch, (3, 4, 4, 6), (TEXT, 16), (800, 300))  # 3 frames of 2 x 3 tokens
 
 
 def inputs(batch: int) -> dict:
@@ -81,24 +44,21 @@ def inputs(batch: int) -> dict:
 
 def inputs_15(batch: int) -> dict:
     """4 frames, 2 to a token, and an offset."""
-    return inputs_2b(batch) | {
-        "hidden_states": random(1, batch, 4, 4, 4, 6),
-        "image_rotary_emb": rotations(2),
-        "ofs": torch.full((batch,), 2.0),
-    }
+    more = {"image_rotary_emb": rotations(2), "ofs": torch.full((batch,), 2.0)}
+    return inputs_2b(batch) | {"hidden_states": random(1, batch, 4, 4, 4, 6)} | more
 
 
 def face(batch: int) -> dict:
-    return inputs(batch) | {
-        "id_cond": random(3, batch, 16),
-        "id_vit_hidden": [random(4 + i, batch, 4, 16) for i in range(5)],
-    }
+    more = {"id_cond": random(3, batch, 16), "id_vit_hidden": [random(4 + i, batch, 4, 16) for i in range(5)]}
+    return inputs(batch) | more
 
 
-BLOCKS = (Blocks(name="transformer_blocks", returns=0),)
+build = partial(rotated, use_learned_positional_embeddings=True)
+build_15 = partial(rotated, patch_size_t=2, patch_bias=False, ofs_embed_dim=16)
+case = partial(Case, blocks=(Blocks(name="transformer_blocks", returns=0),), tokens=18)
 CASES = [
-    Case(name="cogvideox", build=build, inputs=inputs, blocks=BLOCKS, tokens=18),
-    Case(name="cogvideox-2b", build=build_2b, inputs=inputs_2b, blocks=BLOCKS, tokens=18),
-    Case(name="cogvideox-1.5", build=build_15, inputs=inputs_15, blocks=BLOCKS, tokens=12),
-    Case(name="consisid", build=build_consisid, inputs=face, blocks=BLOCKS, tokens=18),
+    case(name="cogvideox", build=build, inputs=inputs),
+    case(name="cogvideox-2b", build=build_2b, inputs=inputs_2b),
+    case(name="cogvideox-1.5", build=build_15, inputs=inputs_15, tokens=12),
+    case(name="consisid", build=consisid, inputs=face),
 ]

@@ -1,38 +1,20 @@
 """Cosmos 3: a video, a video after its first frame, and a video with sound. A forward takes one sample."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_cosmos3 import Cosmos3OmniTransformer
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny
 
 TEXT, SOUND = 5, 4
 FRAMES, ROWS, COLUMNS = 3, 2, 3
 TOKENS = FRAMES * ROWS * COLUMNS
-
-
-def build(**more: Any) -> Cosmos3OmniTransformer:
-    config: dict[str, Any] = {
-        "head_dim": 16,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "latent_channel": 4,
-        "latent_patch_size": 2,
-        "patch_latent_dim": 16,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 1,
-        "rope_axes_dim": [4, 2, 2],
-        "rope_theta": 100.0,
-        "vocab_size": 11,
-    }
-    return Cosmos3OmniTransformer(**config | more)
-
-
-def nemotron() -> Cosmos3OmniTransformer:
-    more = {"hidden_act": "relu2", "qk_norm_for_text": False, "use_und_k_norm_for_gen": True}
-    return build(sound_gen=True, sound_dim=6, **more)
+SIZES = {"num_hidden_layers": 3, "latent_channel": 4, "patch_latent_dim": 16, "rope_axes_dim": [4, 2, 2]}
+build = tiny(Cosmos3OmniTransformer, **SIZES, rope_theta=100.0, vocab_size=11)
+with_sound = partial(build, sound_gen=True, sound_dim=6)
+nemotron = partial(with_sound, hidden_act="relu2", qk_norm_for_text=False, use_und_k_norm_for_gen=True)
 
 
 def video(clean: int, after: int = 0) -> dict:
@@ -56,7 +38,7 @@ def video(clean: int, after: int = 0) -> dict:
     }
 
 
-def with_sound(batch: int) -> dict:
+def sounding(batch: int) -> dict:
     first = TEXT + TOKENS
     return video(0, after=SOUND) | {
         "sound_tokens": [random(2, 1, 6, SOUND)[0]],
@@ -75,34 +57,10 @@ def blocks(keys: Any) -> tuple[Blocks, ...]:
 
 
 DEFECTS = {"autocast": "the stock forward adds float32 timestep embeddings to tokens that autocast made bfloat16"}
+case = partial(Case, build=build, blocks=blocks("last"), batch=1, tokens=TOKENS, defects=DEFECTS)
+given = partial(case, references=ROWS * COLUMNS, references_at="first")
 CASES = [
-    Case(
-        name="cosmos3",
-        build=build,
-        inputs=lambda batch: video(0),
-        blocks=blocks("last"),
-        batch=1,
-        tokens=TOKENS,
-        defects=DEFECTS,
-    ),
-    Case(
-        name="cosmos3-sound",
-        build=nemotron,
-        inputs=with_sound,
-        blocks=blocks(TEXT),
-        batch=1,
-        tokens=TOKENS,
-        defects=DEFECTS,
-    ),
-    Case(
-        name="cosmos3-first-frame",
-        build=build,
-        inputs=lambda batch: video(1),
-        blocks=blocks("last"),
-        batch=1,
-        tokens=TOKENS,
-        references=ROWS * COLUMNS,
-        references_at="first",
-        defects=DEFECTS,
-    ),
+    case(name="cosmos3", inputs=lambda batch: video(0)),
+    case(name="cosmos3-sound", build=nemotron, inputs=sounding, blocks=blocks(TEXT)),
+    given(name="cosmos3-first-frame", inputs=lambda batch: video(1)),
 ]

@@ -4,19 +4,12 @@ import torch
 from diffusers.models.embeddings import LabelEmbedding
 from diffusers.models.transformers.dit_transformer_2d import DiTTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny
 
 
 def build() -> DiTTransformer2DModel:
-    model = DiTTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=4,
-        out_channels=8,
-        num_layers=3,
-        sample_size=10,
-        num_embeds_ada_norm=10,
-    )
+    sizes = {"attention_head_dim": 8, "out_channels": 8, "sample_size": 10}
+    model = tiny(DiTTransformer2DModel, **sizes, num_embeds_ada_norm=10)()
     for module in model.modules():
         if isinstance(module, LabelEmbedding):
             # in training every layer draws the labels it drops: two forwards would differ, routed or not

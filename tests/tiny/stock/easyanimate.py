@@ -1,39 +1,18 @@
 """EasyAnimate: layers with their own text weights, then layers without; inpainting and control latents; two texts."""
 
-from typing import Any
+from functools import partial
 
-import torch
 from diffusers.models.transformers.transformer_easyanimate import EasyAnimateTransformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual
 
-
-def build(**more: Any) -> EasyAnimateTransformer3DModel:
-    config: dict[str, Any] = {
-        "num_attention_heads": 2,
-        "attention_head_dim": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-        "patch_size": 2,
-        "num_layers": 3,
-        "mmdit_layers": 2,
-        "time_embed_dim": 8,
-        "text_embed_dim": 12,
-    }
-    return EasyAnimateTransformer3DModel(**config | more)
-
-
-def inpainting() -> EasyAnimateTransformer3DModel:
-    more = {"add_norm_text_encoder": True, "text_embed_dim_t5": 12, "after_norm": True}
-    return build(in_channels=11, **more)
+SIZES = {"in_channels": 4, "out_channels": 4, "patch_size": 2, "mmdit_layers": 2, "time_embed_dim": 8}
+build = tiny(EasyAnimateTransformer3DModel, **SIZES)
+inpainting = partial(build, in_channels=11, add_norm_text_encoder=True, text_embed_dim_t5=12, after_norm=True)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 4, 3, 4, 6),
-        "timestep": torch.tensor([200.0, 800.0])[:batch],
-        "encoder_hidden_states": random(2, batch, 5, 12),
-    }
+    return usual(batch, (4, 3, 4, 6), (5, 12), (200.0, 800.0))
 
 
 def inpainting_inputs(batch: int) -> dict:
@@ -44,8 +23,8 @@ def inpainting_inputs(batch: int) -> dict:
     }
 
 
-BLOCKS = (Blocks(name="transformer_blocks", returns=0),)
+case = partial(Case, blocks=(Blocks(name="transformer_blocks", returns=0),), tokens=18)
 CASES = [
-    Case(name="easyanimate", build=build, inputs=inputs, blocks=BLOCKS, tokens=18),
-    Case(name="easyanimate-inpainting", build=inpainting, inputs=inpainting_inputs, blocks=BLOCKS, tokens=18),
+    case(name="easyanimate", build=build, inputs=inputs),
+    case(name="easyanimate-inpainting", build=inpainting, inputs=inpainting_inputs),
 ]

@@ -1,5 +1,6 @@
 """FLUX.2: text to image, reference images, an attention mask."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,22 +10,11 @@ from diffusers.models.transformers.transformer_flux2 import (
     Flux2Transformer2DModel,
 )
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, any_mask, random, tiny, usual
 
 TEXT = 5
-
-
-def build() -> Flux2Transformer2DModel:
-    return Flux2Transformer2DModel(
-        in_channels=8,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        timestep_guidance_channels=16,
-        axes_dims_rope=(4, 4, 4, 4),
-    )
+SIZES = {"in_channels": 8, "num_layers": 2, "axes_dims_rope": (4, 4, 4, 4)}
+build = tiny(Flux2Transformer2DModel, **SIZES, timestep_guidance_channels=16)
 
 
 def grid(rows: int, columns: int, time: int = 0) -> torch.Tensor:
@@ -32,15 +22,15 @@ def grid(rows: int, columns: int, time: int = 0) -> torch.Tensor:
     return torch.cartesian_prod(torch.tensor([time]), torch.arange(rows), torch.arange(columns), torch.tensor([0]))
 
 
+def text_ids() -> torch.Tensor:
+    return torch.cartesian_prod(*[torch.tensor([0])] * 3, torch.arange(TEXT))
+
+
 def inputs(batch: int) -> dict:
-    text = torch.cartesian_prod(*[torch.tensor([0])] * 3, torch.arange(TEXT))
-    return {
-        "hidden_states": random(1, batch, 15, 8),
-        "encoder_hidden_states": random(2, batch, TEXT, 16),
-        "timestep": torch.linspace(0.2, 0.8, 2)[:batch],
+    return usual(batch, (15, 8), (TEXT, 16)) | {
         "guidance": torch.full((batch,), 3.5),
         "img_ids": grid(3, 5).expand(batch, -1, -1),
-        "txt_ids": text.expand(batch, -1, -1),
+        "txt_ids": text_ids().expand(batch, -1, -1),
     }
 
 
@@ -50,10 +40,7 @@ def edit(batch: int) -> dict:
 
 
 def masked(batch: int) -> dict:
-    """Any mask over queries and keys in which each token sees itself."""
-    length = TEXT + 15
-    mask = (random(4, batch, 1, length, length) > -1) | torch.eye(length, dtype=torch.bool)
-    return inputs(batch) | {"joint_attention_kwargs": {"attention_mask": mask}}
+    return inputs(batch) | {"joint_attention_kwargs": {"attention_mask": any_mask(4, batch, TEXT + 15)}}
 
 
 def cached(model: Any, batch: int) -> dict:
@@ -66,8 +53,9 @@ def cached(model: Any, batch: int) -> dict:
 
 
 BLOCKS = (Blocks(name="transformer_blocks", returns=1), Blocks(name="single_transformer_blocks"))
+case = partial(Case, build=build, blocks=BLOCKS, tokens=15)
 CASES = [
-    Case(name="flux2", build=build, inputs=inputs, blocks=BLOCKS, tokens=15, refused=cached),
-    Case(name="flux2-edit", build=build, inputs=edit, blocks=BLOCKS, tokens=23, references=8),
-    Case(name="flux2-masked", build=build, inputs=masked, blocks=BLOCKS, tokens=15),
+    case(name="flux2", inputs=inputs, refused=cached),
+    case(name="flux2-edit", inputs=edit, tokens=23, references=8),
+    case(name="flux2-masked", inputs=masked),
 ]

@@ -1,44 +1,29 @@
 """GLM-Image: text to image, and with condition images in a key-value cache."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache, GlmImageTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
 
 TEXT, CACHED = 5, 7
-
-
-def build() -> GlmImageTransformer2DModel:
-    return GlmImageTransformer2DModel(
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        text_embed_dim=16,
-        time_embed_dim=16,
-        condition_dim=8,
-        prior_vq_quantizer_codebook_size=16,
-    )
+SIZES = {"text_embed_dim": 16, "condition_dim": 8, "prior_vq_quantizer_codebook_size": 16}
+build = tiny(GlmImageTransformer2DModel, **SIZES)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 4, 6, 10),
-        "encoder_hidden_states": random(2, batch, TEXT, 16),
+    return usual(batch, (4, 6, 10), (TEXT, 16), (200, 800)) | {
         "prior_token_id": torch.arange(30).view(2, 15)[:batch] % 16,
         "prior_token_drop": torch.zeros(batch, 15, dtype=torch.bool),
-        "timestep": torch.tensor([200, 800])[:batch],
         "target_size": torch.tensor([[48.0, 80.0]]).expand(batch, -1),
         "crop_coords": torch.zeros(batch, 2),
     }
 
 
 def masked(batch: int) -> dict:
-    return inputs(batch) | {"attention_mask": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])[:batch]}
+    return inputs(batch) | {"attention_mask": valid(batch, TEXT, 5, 3).long()}
 
 
 def cached(batch: int) -> dict:
@@ -56,10 +41,10 @@ def written(model: Any, batch: int) -> dict:
     return inputs(batch) | {"kv_caches": caches}
 
 
-BLOCKS = (Blocks(name="transformer_blocks", returns=0),)
-CACHED_BLOCKS = (Blocks(name="transformer_blocks", returns=0, cached=CACHED),)
+blocks = partial(Blocks, name="transformer_blocks", returns=0)
+case = partial(Case, build=build, blocks=(blocks(),), tokens=15)
 CASES = [
-    Case(name="glm-image", build=build, inputs=inputs, blocks=BLOCKS, tokens=15, refused=written),
-    Case(name="glm-image-masked", build=build, inputs=masked, blocks=BLOCKS, tokens=15),
-    Case(name="glm-image-cached", build=build, inputs=cached, blocks=CACHED_BLOCKS, tokens=15),
+    case(name="glm-image", inputs=inputs, refused=written),
+    case(name="glm-image-masked", inputs=masked),
+    case(name="glm-image-cached", inputs=cached, blocks=(blocks(cached=CACHED),)),
 ]

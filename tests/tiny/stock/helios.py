@@ -1,39 +1,19 @@
 """Helios, alone and with the history of a long video."""
 
-from typing import Any
+from functools import partial
 
 import torch
 from diffusers.models.transformers.transformer_helios import HeliosTransformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual
 
-
-def build(**options: Any) -> HeliosTransformer3DModel:
-    return HeliosTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=4,
-        out_channels=4,
-        text_dim=16,
-        freq_dim=16,
-        ffn_dim=32,
-        num_layers=3,
-        rope_dim=(4, 4, 4),
-        **options,
-    )
-
-
-def build_amplified() -> HeliosTransformer3DModel:
-    """The keys of the history are scaled, the text is seen by all tokens, and history has the sample's timestep."""
-    return build(is_amplify_history=True, guidance_cross_attn=False, zero_history_timestep=False)
+build = tiny(HeliosTransformer3DModel, attention_head_dim=12, rope_dim=(4, 4, 4))
+# the keys of the history are scaled, the text is seen by all tokens, and history has the sample's timestep
+amplified = partial(build, is_amplify_history=True, guidance_cross_attn=False, zero_history_timestep=False)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 4, 3, 4, 6),  # 3 frames of 2 x 3 tokens
-        "timestep": torch.tensor([800, 300])[:batch],
-        "encoder_hidden_states": random(2, batch, 7, 16),
-    }
+    return usual(batch, (4, 3, 4, 6), (7, 16), (800, 300))  # 3 frames of 2 x 3 tokens
 
 
 def history(batch: int) -> dict:
@@ -53,9 +33,9 @@ def history(batch: int) -> dict:
     }
 
 
-BLOCKS = (Blocks(name="blocks"),)
+case = partial(Case, build=build, blocks=(Blocks(name="blocks"),), tokens=18)
 CASES = [
-    Case(name="helios", build=build, inputs=inputs, blocks=BLOCKS, tokens=18),
-    Case(name="helios-history", build=build, inputs=history, blocks=BLOCKS, tokens=18),
-    Case(name="helios-amplified", build=build_amplified, inputs=history, blocks=BLOCKS, tokens=18),
+    case(name="helios", inputs=inputs),
+    case(name="helios-history", inputs=history),
+    case(name="helios-amplified", build=amplified, inputs=history),
 ]

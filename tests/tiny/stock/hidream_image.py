@@ -1,32 +1,15 @@
 """HiDream: a square grid, one that is not (padded), and patches with a mask."""
 
-from typing import Any
+from functools import partial
 
 import torch
 from diffusers.models.transformers.transformer_hidream_image import HiDreamImageTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, grid, random, tiny
 
-ROPE: Any = (4, 6, 6)  # the stock class says two axes and takes three
-
-
-def build() -> HiDreamImageTransformer2DModel:
-    return HiDreamImageTransformer2DModel(
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        caption_channels=[12, 16],
-        text_emb_dim=16,
-        num_routed_experts=2,
-        num_activated_experts=1,
-        axes_dims_rope=ROPE,
-        max_resolution=(8, 10),
-        llama_layers=[0, 1, 2, 2],
-    )
+SIZES = {"patch_size": 2, "out_channels": 4, "num_layers": 2, "max_resolution": (8, 10)}
+TEXTS = {"caption_channels": [12, 16], "text_emb_dim": 16, "llama_layers": [0, 1, 2, 2]}
+build = tiny(HiDreamImageTransformer2DModel, **SIZES, **TEXTS, num_routed_experts=2, num_activated_experts=1)
 
 
 def inputs(batch: int) -> dict:
@@ -47,7 +30,7 @@ def wide(batch: int) -> dict:
 def patched(batch: int) -> dict:
     """3 x 5 patches in 18 places."""
     ids, masks = torch.zeros(18, 3), torch.zeros(18)
-    ids[:15] = torch.cartesian_prod(torch.tensor([0]), torch.arange(3), torch.arange(5)).float()
+    ids[:15] = grid(3, 5).float()
     masks[:15] = 1
     return inputs(batch) | {
         "hidden_states": random(8, batch, 18, 16),
@@ -57,12 +40,11 @@ def patched(batch: int) -> dict:
     }
 
 
-BLOCKS = (
-    Blocks(name="double_stream_blocks", returns=0, image="first", keys="first"),
-    Blocks(name="single_stream_blocks", image="first", keys="first"),
-)
+DOUBLE = Blocks(name="double_stream_blocks", returns=0, image="first", keys="first")
+SINGLE = Blocks(name="single_stream_blocks", image="first", keys="first")
+case = partial(Case, build=build, blocks=(DOUBLE, SINGLE), tokens=16)
 CASES = [
-    Case(name="hidream-image", build=build, inputs=inputs, blocks=BLOCKS, tokens=16),
-    Case(name="hidream-image-wide", build=build, inputs=wide, blocks=BLOCKS, tokens=15),
-    Case(name="hidream-image-patched", build=build, inputs=patched, blocks=BLOCKS, tokens=18),
+    case(name="hidream-image", inputs=inputs),
+    case(name="hidream-image-wide", inputs=wide, tokens=15),
+    case(name="hidream-image-patched", inputs=patched, tokens=18),
 ]

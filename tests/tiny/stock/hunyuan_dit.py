@@ -6,38 +6,19 @@ import torch
 from diffusers.models.embeddings import get_2d_rotary_pos_embed
 from diffusers.models.transformers.hunyuan_transformer_2d import HunyuanDiT2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
 
-BLOCKS = (Blocks(name="blocks"),)
-
-build = partial(
-    HunyuanDiT2DModel,
-    num_attention_heads=2,
-    attention_head_dim=8,
-    in_channels=4,
-    patch_size=2,
-    sample_size=8,
-    hidden_size=16,
-    num_layers=6,  # even, or the stock class runs out of skips
-    cross_attention_dim=12,
-    cross_attention_dim_t5=8,
-    pooled_projection_dim=10,
-    text_len=3,
-    text_len_t5=4,
-)
+SIZES = {"in_channels": 4, "patch_size": 2, "sample_size": 8, "hidden_size": 16, "attention_head_dim": 8}
+CONDITIONS = {"cross_attention_dim": 12, "cross_attention_dim_t5": 8, "pooled_projection_dim": 10}
+# an even number of layers, or the stock class runs out of skips
+build = tiny(HunyuanDiT2DModel, **SIZES, **CONDITIONS, num_layers=6, text_len=3, text_len_t5=4)
 
 
 def inputs(batch: int) -> dict:
-    mask, mask_t5 = torch.ones(2, 3), torch.ones(2, 4)
-    mask[1, 2:] = 0
-    mask_t5[0, 1:] = 0
-    return {
-        "hidden_states": random(1, batch, 4, 8, 12),
-        "timestep": torch.tensor([200.0, 800.0])[:batch],
-        "encoder_hidden_states": random(2, batch, 3, 12),
-        "text_embedding_mask": mask[:batch],
+    return usual(batch, (4, 8, 12), (3, 12), (200.0, 800.0)) | {
+        "text_embedding_mask": valid(batch, 3, 3, 2).float(),
         "encoder_hidden_states_t5": random(3, batch, 4, 8),
-        "text_embedding_mask_t5": mask_t5[:batch],
+        "text_embedding_mask_t5": valid(batch, 4, 1, 4).float(),
         "image_rotary_emb": get_2d_rotary_pos_embed(8, ((0, 0), (4, 6)), (4, 6), output_type="pt"),
     }
 
@@ -52,8 +33,9 @@ def controlled(batch: int) -> dict:
 
 
 plain = partial(build, use_style_cond_and_image_meta_size=False)
+case = partial(Case, build=plain, blocks=(Blocks(name="blocks"),), tokens=24)
 CASES = [
-    Case(name="hunyuan-dit-1.1", build=build, inputs=styled, blocks=BLOCKS, tokens=24),
-    Case(name="hunyuan-dit", build=plain, inputs=inputs, blocks=BLOCKS, tokens=24),
-    Case(name="hunyuan-dit-controlnet", build=plain, inputs=controlled, blocks=BLOCKS, tokens=24),
+    case(name="hunyuan-dit-1.1", build=build, inputs=styled),
+    case(name="hunyuan-dit", inputs=inputs),
+    case(name="hunyuan-dit-controlnet", inputs=controlled),
 ]

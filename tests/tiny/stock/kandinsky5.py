@@ -5,13 +5,14 @@ number, apart by one unit in the last place, may then round to neighbours, so ex
 without the rounding: the cases run the stock code with that one dtype exchanged.
 """
 
+from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_kandinsky import Kandinsky5AttnProcessor, Kandinsky5Transformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual
 
 TEXT = 5
 
@@ -34,35 +35,19 @@ class ExactProcessor(Kandinsky5AttnProcessor):
     __call__ = without_rounding(Kandinsky5AttnProcessor.__call__)
 
 
+SIZES = {"in_text_dim": 12, "in_text_dim2": 8, "ff_dim": 64}
+stock = tiny(Kandinsky5Transformer3DModel, **SIZES)
+
+
 def build(visual_cond: bool = False) -> Kandinsky5Transformer3DModel:
-    model = stock(visual_cond)
+    model = stock(visual_cond=visual_cond)
     processor: Any = ExactProcessor()
     model.set_attn_processor(processor)
     return model
 
 
-def stock(visual_cond: bool = False) -> Kandinsky5Transformer3DModel:
-    return Kandinsky5Transformer3DModel(
-        in_visual_dim=4,
-        in_text_dim=12,
-        in_text_dim2=8,
-        time_dim=16,
-        out_visual_dim=4,
-        patch_size=(1, 2, 2),
-        model_dim=32,
-        ff_dim=64,
-        num_text_blocks=1,
-        num_visual_blocks=3,
-        axes_dims=(4, 6, 6),
-        visual_cond=visual_cond,
-    )
-
-
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 3, 4, 6, 4),
-        "encoder_hidden_states": random(2, batch, TEXT, 12),
-        "timestep": torch.tensor([200.0, 800.0])[:batch],
+    return usual(batch, (3, 4, 6, 4), (TEXT, 12), (200.0, 800.0)) | {
         "pooled_projections": random(3, batch, 8),
         "visual_rope_pos": [torch.arange(3), torch.arange(2), torch.arange(3)],
         "text_rope_pos": torch.arange(TEXT),
@@ -87,7 +72,8 @@ def sparse(model: Any, batch: int) -> dict:
 
 
 BLOCKS = (Blocks(name="visual_transformer_blocks", keyword="visual_embed"),)
+case = partial(Case, build=build, blocks=BLOCKS, tokens=18)
 CASES = [
-    Case(name="kandinsky5", build=build, inputs=inputs, blocks=BLOCKS, tokens=18, refused=sparse),
-    Case(name="kandinsky5-i2v", build=lambda: build(visual_cond=True), inputs=conditioned, blocks=BLOCKS, tokens=18),
+    case(name="kandinsky5", inputs=inputs, refused=sparse),
+    case(name="kandinsky5-i2v", build=partial(build, visual_cond=True), inputs=conditioned),
 ]

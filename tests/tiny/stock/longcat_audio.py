@@ -1,44 +1,28 @@
 """LongCat AudioDiT: modulation shared by all layers or their own, with and without a mask of the audio."""
 
-from typing import Any
+from functools import partial
 
-import torch
 from diffusers.models.transformers.transformer_longcat_audio_dit import LongCatAudioDiTTransformer
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
 
 TEXT = 5
-
-
-def build(**more: Any) -> LongCatAudioDiTTransformer:
-    config: dict[str, Any] = {"dit_dim": 32, "dit_depth": 3, "dit_heads": 2, "dit_text_dim": 12, "latent_dim": 4}
-    return LongCatAudioDiTTransformer(**config | more, ff_mult=2.0)
+SIZES = {"dit_dim": 32, "dit_depth": 3, "dit_heads": 2, "dit_text_dim": 12, "latent_dim": 4}
+build = tiny(LongCatAudioDiTTransformer, **SIZES, ff_mult=2.0)
+local = partial(build, adaln_type="local", cross_attn_norm=True, use_latent_condition=False)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 18, 4),
-        "encoder_hidden_states": random(2, batch, TEXT, 12),
-        "encoder_attention_mask": torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])[:batch].bool(),
-        "timestep": torch.tensor([0.2, 0.8])[:batch],
-        "latent_cond": random(3, batch, 18, 4),
-    }
+    more = {"encoder_attention_mask": valid(batch, TEXT, 3, 5), "latent_cond": random(3, batch, 18, 4)}
+    return usual(batch, (18, 4), (TEXT, 12)) | more
 
 
 def masked(batch: int) -> dict:
-    audio = torch.ones(2, 18, dtype=torch.bool)
-    audio[1, -4:] = False
-    return inputs(batch) | {"attention_mask": audio[:batch], "latent_cond": None}
+    return inputs(batch) | {"attention_mask": valid(batch, 18, 18, 14), "latent_cond": None}
 
 
-BLOCKS = (Blocks(name="blocks"),)
+case = partial(Case, blocks=(Blocks(name="blocks"),), tokens=18)
 CASES = [
-    Case(name="longcat-audio", build=build, inputs=inputs, blocks=BLOCKS, tokens=18),
-    Case(
-        name="longcat-audio-masked",
-        build=lambda: build(adaln_type="local", cross_attn_norm=True, use_latent_condition=False),
-        inputs=masked,
-        blocks=BLOCKS,
-        tokens=18,
-    ),
+    case(name="longcat-audio", build=build, inputs=inputs),
+    case(name="longcat-audio-masked", build=local, inputs=masked),
 ]

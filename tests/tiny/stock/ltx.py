@@ -1,35 +1,23 @@
 """LTX-Video, with one timestep per sample and with one per token."""
 
+from functools import partial
+
 import torch
 from diffusers.models.transformers.transformer_ltx import LTXVideoTransformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, tiny, usual, valid
 
 TEXT = 7
-
-
-def build() -> LTXVideoTransformer3DModel:
-    return LTXVideoTransformer3DModel(
-        in_channels=8,
-        out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        cross_attention_dim=24,
-        num_layers=3,
-        caption_channels=16,
-    )
+SIZES = {"in_channels": 8, "out_channels": 8, "attention_head_dim": 12, "caption_channels": 16}
+VIDEO = {"num_frames": 3, "height": 2, "width": 3}
+build = tiny(LTXVideoTransformer3DModel, **SIZES)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 18, 8),
-        "encoder_hidden_states": random(2, batch, TEXT, 16),
-        "timestep": torch.tensor([800.0, 300.0])[:batch],
-        "encoder_attention_mask": (torch.arange(TEXT) < torch.tensor([[TEXT], [4]])[:batch]).long(),
-        "num_frames": 3,
-        "height": 2,
-        "width": 3,
+    return usual(batch, (18, 8), (TEXT, 16), (800.0, 300.0)) | {
+        "encoder_attention_mask": valid(batch, TEXT, TEXT, 4).long(),
         "rope_interpolation_scale": (8 / 25, 32, 32),
+        **VIDEO,
     }
 
 
@@ -42,8 +30,5 @@ def conditioned(batch: int) -> dict:
     return inputs(batch) | {"timestep": timestep, "video_coords": places * 100 + shift}
 
 
-BLOCKS = (Blocks(name="transformer_blocks"),)
-CASES = [
-    Case(name="ltx", build=build, inputs=inputs, blocks=BLOCKS, tokens=18),
-    Case(name="ltx-conditioned", build=build, inputs=conditioned, blocks=BLOCKS, tokens=18),
-]
+case = partial(Case, build=build, blocks=(Blocks(name="transformer_blocks"),), tokens=18)
+CASES = [case(name="ltx", inputs=inputs), case(name="ltx-conditioned", inputs=conditioned)]

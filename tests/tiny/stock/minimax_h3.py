@@ -1,29 +1,16 @@
 """MiniMax-H3: text, a condition's rows, audio and video in one packed stream of one sample."""
 
+from functools import partial
+
 import torch
 from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Transformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny
 
 TEXT, AUDIO = 5, 4
-
-
-def build() -> MiniMaxH3Transformer3DModel:
-    return MiniMaxH3Transformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=16,
-        hidden_size=24,
-        num_layers=3,
-        num_refiner_layers=1,
-        ffn_dim=32,
-        in_channels=2,
-        audio_in_channels=6,
-        text_dim=12,
-        freq_dim=8,
-        time_embed_hidden_dim=16,
-        time_embed_dim=8,
-        rope_freq_dim=2,
-    )
+SIZES = {"hidden_size": 24, "in_channels": 2, "audio_in_channels": 6, "text_dim": 12}
+TIMES = {"freq_dim": 8, "time_embed_hidden_dim": 16, "time_embed_dim": 8, "rope_freq_dim": 2}
+build = tiny(MiniMaxH3Transformer3DModel, **SIZES, **TIMES)
 
 
 def grid(frames: int, rows: int, columns: int) -> torch.Tensor:
@@ -59,26 +46,14 @@ def packed(conditions: int, batch: int = 1) -> dict:
     }
 
 
-BLOCKS = (Blocks(name="transformer_blocks"),)
+def condition_and_video(batch: int) -> list[list[int]]:
+    """The positions of a condition's frame and of the video, around the audio."""
+    return [[*range(TEXT, TEXT + 6), *range(TEXT + 6 + AUDIO, TEXT + 6 + AUDIO + 18)]]
+
+
+case = partial(Case, build=build, blocks=(Blocks(name="transformer_blocks"),), batch=1)
+conditioned = partial(case, tokens=24, offsets=condition_and_video, references=6, references_at="first")
 CASES = [
-    Case(
-        name="minimax-h3",
-        build=build,
-        inputs=lambda batch: packed(0),
-        blocks=BLOCKS,
-        batch=1,
-        tokens=18,
-        refused=lambda model, batch: packed(0, batch=2),
-    ),
-    Case(
-        name="minimax-h3-conditions",
-        build=build,
-        inputs=lambda batch: packed(1),
-        blocks=BLOCKS,
-        batch=1,
-        tokens=24,
-        offsets=lambda batch: [[*range(TEXT, TEXT + 6), *range(TEXT + 6 + AUDIO, TEXT + 6 + AUDIO + 18)]],
-        references=6,
-        references_at="first",
-    ),
+    case(name="minimax-h3", inputs=lambda batch: packed(0), tokens=18, refused=lambda model, batch: packed(0, batch=2)),
+    conditioned(name="minimax-h3-conditions", inputs=lambda batch: packed(1)),
 ]

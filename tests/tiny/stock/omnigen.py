@@ -1,30 +1,17 @@
 """OmniGen: text to image, and with input images."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_omnigen import OmniGenTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny
 
 TEXT = 7
-
-
-def build() -> OmniGenTransformer2DModel:
-    return OmniGenTransformer2DModel(
-        in_channels=4,
-        patch_size=2,
-        hidden_size=32,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        num_layers=3,
-        pad_token_id=0,
-        vocab_size=20,
-        rope_scaling={"long_factor": list(range(1, 9)), "short_factor": list(range(1, 9))},
-        pos_embed_max_size=8,
-        time_step_dim=16,
-    )
+SIZES = {"num_key_value_heads": 2, "vocab_size": 20, "time_step_dim": 16}
+FACTORS = {"long_factor": list(range(1, 9)), "short_factor": list(range(1, 9))}
+build = tiny(OmniGenTransformer2DModel, **SIZES, pad_token_id=0, rope_scaling=FACTORS)
 
 
 def inputs(batch: int) -> dict:
@@ -67,8 +54,5 @@ def edit(batch: int) -> dict:
     return inputs(batch) | more
 
 
-BLOCKS = (Blocks(name="layers"),)
-CASES = [
-    Case(name="omnigen", build=build, inputs=inputs, blocks=BLOCKS, tokens=15),
-    Case(name="omnigen-edit", build=build, inputs=edit, blocks=BLOCKS, tokens=15),
-]
+case = partial(Case, build=build, blocks=(Blocks(name="layers"),), tokens=15)
+CASES = [case(name="omnigen", inputs=inputs), case(name="omnigen-edit", inputs=edit)]

@@ -5,35 +5,17 @@ from functools import partial
 import torch
 from diffusers.models.transformers.pixart_transformer_2d import PixArtTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
 
-BLOCKS = (Blocks(name="transformer_blocks"),)
 TEXT = 5
-
-
-sigma = partial(
-    PixArtTransformer2DModel,
-    num_attention_heads=2,
-    attention_head_dim=12,
-    in_channels=4,
-    out_channels=8,
-    num_layers=3,
-    cross_attention_dim=24,
-    sample_size=8,
-    use_additional_conditions=False,
-    caption_channels=10,
-)
+SIZES = {"attention_head_dim": 12, "out_channels": 8, "sample_size": 8, "caption_channels": 10}
+sigma = tiny(PixArtTransformer2DModel, **SIZES, use_additional_conditions=False)
 alpha = partial(sigma, use_additional_conditions=True)  # image sizes
 
 
 def inputs(batch: int) -> dict:
-    mask = torch.ones(2, TEXT)
-    mask[1, 3:] = 0
-    return {
-        "hidden_states": random(1, batch, 4, 8, 12),
-        "encoder_hidden_states": random(2, batch, TEXT, 10),
-        "timestep": torch.tensor([200, 800])[:batch],
-        "encoder_attention_mask": mask[:batch],
+    return usual(batch, (4, 8, 12), (TEXT, 10), (200, 800)) | {
+        "encoder_attention_mask": valid(batch, TEXT, 5, 3).float(),
         "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
     }
 
@@ -44,18 +26,17 @@ def sized(batch: int) -> dict:
 
 
 def masked(batch: int) -> dict:
-    mask = torch.ones(2, 24)
-    mask[0, -5:] = 0
-    return inputs(batch) | {"attention_mask": mask[:batch]}
+    return inputs(batch) | {"attention_mask": valid(batch, 24, 19, 24).float()}
 
 
 def biased(batch: int) -> dict:
     return inputs(batch) | {"attention_mask": random(3, batch, 24, 24)}
 
 
+case = partial(Case, build=sigma, blocks=(Blocks(name="transformer_blocks"),), tokens=24)
 CASES = [
-    Case(name="pixart", build=sigma, inputs=inputs, blocks=BLOCKS, tokens=24),
-    Case(name="pixart-alpha", build=alpha, inputs=sized, blocks=BLOCKS, tokens=24),
-    Case(name="pixart-masked", build=sigma, inputs=masked, blocks=BLOCKS, tokens=24),
-    Case(name="pixart-biased", build=sigma, inputs=biased, blocks=BLOCKS, tokens=24),
+    case(name="pixart", inputs=inputs),
+    case(name="pixart-alpha", build=alpha, inputs=sized),
+    case(name="pixart-masked", inputs=masked),
+    case(name="pixart-biased", inputs=biased),
 ]

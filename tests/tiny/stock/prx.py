@@ -2,46 +2,21 @@
 
 from functools import partial
 
-import torch
 from diffusers.models.transformers.transformer_prx import PRXTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, tiny, usual, valid
 
-BLOCKS = (Blocks(name="blocks", image_queries=True),)
-
-build = partial(
-    PRXTransformer2DModel,
-    in_channels=4,
-    context_in_dim=10,
-    hidden_size=16,
-    mlp_ratio=2,
-    num_heads=2,
-    depth=3,
-    axes_dim=[4, 4],
-)
+build = tiny(PRXTransformer2DModel, context_in_dim=10, hidden_size=16, mlp_ratio=2, axes_dim=[4, 4])
+build_7b = partial(build, bottleneck_size=6, resolution_embeds=True)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 4, 8, 12),
-        "timestep": torch.linspace(0.2, 0.8, 2)[:batch],
-        "encoder_hidden_states": random(2, batch, 5, 10),
-    }
+    return usual(batch, (4, 8, 12), (5, 10))
 
 
 def masked(batch: int) -> dict:
-    mask = torch.ones(2, 5, dtype=torch.bool)
-    mask[1, 3:] = False
-    return inputs(batch) | {"attention_mask": mask[:batch]}
+    return inputs(batch) | {"attention_mask": valid(batch, 5, 5, 3)}
 
 
-CASES = [
-    Case(name="prx", build=build, inputs=masked, blocks=BLOCKS, tokens=24),
-    Case(
-        name="prx-7b",
-        build=partial(build, bottleneck_size=6, resolution_embeds=True),
-        inputs=inputs,
-        blocks=BLOCKS,
-        tokens=24,
-    ),
-]
+case = partial(Case, blocks=(Blocks(name="blocks", image_queries=True),), tokens=24)
+CASES = [case(name="prx", build=build, inputs=masked), case(name="prx-7b", build=build_7b, inputs=inputs)]

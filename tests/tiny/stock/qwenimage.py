@@ -1,39 +1,20 @@
 """Qwen-Image: text to image, Edit (with and without per-token modulation), Layered, ControlNet."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
 
 TEXT = 6
-
-
-def build(**options: Any) -> QwenImageTransformer2DModel:
-    return QwenImageTransformer2DModel(
-        patch_size=2,
-        in_channels=8,
-        out_channels=2,
-        num_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=(4, 6, 6),
-        **options,
-    )
+build = tiny(QwenImageTransformer2DModel, in_channels=8, out_channels=2)
 
 
 def inputs(batch: int, shapes: tuple[tuple[int, int, int], ...] = ((1, 3, 5),)) -> dict:
     tokens = sum(rows * columns for _, rows, columns in shapes)
-    return {
-        "hidden_states": random(1, batch, tokens, 8),
-        "encoder_hidden_states": random(2, batch, TEXT, 16),
-        "encoder_hidden_states_mask": torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])[:batch],
-        "timestep": torch.linspace(0.2, 0.8, 2)[:batch],
-        "img_shapes": [list(shapes)] * batch,
-    }
+    more = {"encoder_hidden_states_mask": valid(batch, TEXT, 6, 4).long(), "img_shapes": [list(shapes)] * batch}
+    return usual(batch, (tokens, 8), (TEXT, 16)) | more
 
 
 def unmasked(batch: int) -> dict:
@@ -48,27 +29,14 @@ def layered(batch: int) -> dict:
     return inputs(batch, ((1, 2, 3),) * 4) | {"additional_t_cond": torch.tensor([0, 1])[:batch]}
 
 
-EDIT = partial(inputs, shapes=((1, 3, 5), (1, 2, 3), (1, 1, 4)))
-BLOCKS = (Blocks(name="transformer_blocks", returns=1),)
+case = partial(Case, build=build, inputs=inputs, blocks=(Blocks(name="transformer_blocks", returns=1),), tokens=15)
+edit = partial(case, inputs=partial(inputs, shapes=((1, 3, 5), (1, 2, 3), (1, 1, 4))), tokens=25, references=10)
+in_layers = partial(build, use_additional_t_cond=True, use_layer3d_rope=True)
 CASES = [
-    Case(name="qwenimage", build=build, inputs=inputs, blocks=BLOCKS, tokens=15),
-    Case(name="qwenimage-unmasked", build=build, inputs=unmasked, blocks=BLOCKS, tokens=15),
-    Case(name="qwenimage-edit", build=build, inputs=EDIT, blocks=BLOCKS, tokens=25, references=10),
-    Case(
-        name="qwenimage-edit-zero-cond",
-        build=partial(build, zero_cond_t=True),
-        inputs=EDIT,
-        blocks=BLOCKS,
-        tokens=25,
-        references=10,
-    ),
-    Case(
-        name="qwenimage-layered",
-        build=partial(build, use_additional_t_cond=True, use_layer3d_rope=True),
-        inputs=layered,
-        blocks=BLOCKS,
-        tokens=24,
-        references=6,
-    ),
-    Case(name="qwenimage-controlnet", build=build, inputs=controlled, blocks=BLOCKS, tokens=15),
+    case(name="qwenimage"),
+    case(name="qwenimage-unmasked", inputs=unmasked),
+    edit(name="qwenimage-edit"),
+    edit(name="qwenimage-edit-zero-cond", build=partial(build, zero_cond_t=True)),
+    case(name="qwenimage-layered", build=in_layers, inputs=layered, tokens=24, references=6),
+    case(name="qwenimage-controlnet", inputs=controlled),
 ]

@@ -10,33 +10,18 @@ from diffusers.models.transformers.transformer_qwenimage21 import (
     QwenImage21Transformer2DModel,
 )
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import GRAPHS, Blocks, Case, random, tiny, usual, valid
 
 TEXT = 7
-
-
-def build(**options: Any) -> QwenImage21Transformer2DModel:
-    return QwenImage21Transformer2DModel(
-        in_channels=8,
-        out_channels=8,
-        num_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        context_in_dim=12,
-        axes_dims_rope=(4, 6, 6),
-        **options,
-    )
+build = tiny(QwenImage21Transformer2DModel, in_channels=8, out_channels=8, context_in_dim=12)
 
 
 def inputs(batch: int) -> dict:
     """A target of 4 x 5 tokens: five slots of four after the text, whose last words are padding in one sample."""
-    return {
-        "hidden_states": random(1, batch, 20, 8),
-        "encoder_hidden_states": random(2, batch, TEXT, 12),
-        "timestep": torch.linspace(0.2, 0.8, 2)[:batch],
+    return usual(batch, (20, 8), (TEXT, 12)) | {
         "img_shapes": [[(1, 4, 5)]] * batch,
         "img_mask": torch.tensor([False] * TEXT + [True] * 5).expand(batch, -1),
-        "encoder_hidden_states_mask": torch.tensor([[1] * TEXT, [1] * (TEXT - 2) + [0] * 2])[:batch],
+        "encoder_hidden_states_mask": valid(batch, TEXT, TEXT, TEXT - 2).long(),
     }
 
 
@@ -81,25 +66,10 @@ def flexible(model: Any, batch: int) -> dict:
 
 
 BLOCKS = (Blocks(name="transformer_blocks", image_queries=True),)
-DEFECTS = {"graphs": "the stock forward is not compiled as a whole but function by function, and so are the hooks"}
+case = partial(Case, build=build, blocks=BLOCKS, tokens=20, defects=GRAPHS)
 CASES = [
-    Case(
-        name="qwenimage21",
-        build=build,
-        inputs=inputs,
-        blocks=BLOCKS,
-        tokens=20,
-        refused=flexible,
-        defects=DEFECTS,
-    ),
-    Case(name="qwenimage21-edit", build=build, inputs=edit, blocks=BLOCKS, tokens=20, defects=DEFECTS),
-    Case(
-        name="qwenimage21-one-time",
-        build=partial(build, causal_condition=False),
-        inputs=unmasked,
-        blocks=BLOCKS,
-        tokens=20,
-        defects=DEFECTS,
-    ),
-    Case(name="qwenimage21-cached", build=build, inputs=cached, blocks=BLOCKS, tokens=20, defects=DEFECTS),
+    case(name="qwenimage21", inputs=inputs, refused=flexible),
+    case(name="qwenimage21-edit", inputs=edit),
+    case(name="qwenimage21-one-time", build=partial(build, causal_condition=False), inputs=unmasked),
+    case(name="qwenimage21-cached", inputs=cached),
 ]

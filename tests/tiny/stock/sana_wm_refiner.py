@@ -1,6 +1,7 @@
 """SANA-WM's refiner, alone and after frames it holds in its cache."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from diffusers.models.transformers.transformer_sana_wm_refiner import (
 )
 from torch import Tensor, nn
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import TINY, Blocks, Case, random, tiny, valid
+from tests.tiny.stock.ltx2 import AUDIO_SIZES, SIZES
 
 TEXT = 7
-LAYERS = 3
+LAYERS = TINY["num_layers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,28 +33,13 @@ class Cached(Case):
         return super().call(model, given | {"kv_cache": cache, "kv_cache_mode": "inject"})
 
 
-def build(rope: str = "interleaved") -> SanaWMLTX2RefinerTransformer3DModel:
-    return SanaWMLTX2RefinerTransformer3DModel(
-        in_channels=8,
-        out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        cross_attention_dim=24,
-        audio_in_channels=4,
-        audio_out_channels=4,
-        audio_num_attention_heads=2,
-        audio_attention_head_dim=8,
-        audio_cross_attention_dim=16,
-        num_layers=LAYERS,
-        caption_channels=16,
-        rope_type=rope,
-    )
+build = tiny(SanaWMLTX2RefinerTransformer3DModel, **SIZES, **AUDIO_SIZES)
 
 
 def rotations(batch: int, frames: list[int], rope: str) -> list[Tensor]:
     """Tables for frames of 2 x 3 tokens."""
-    device = torch.device("cpu")
-    return list(build(rope).build_rotary_emb_for_absolute_positions(batch, frames, 2, 3, device, fps=24.0))
+    model, device = build(rope_type=rope), torch.device("cpu")
+    return list(model.build_rotary_emb_for_absolute_positions(batch, frames, 2, 3, device, fps=24.0))
 
 
 def inputs(batch: int, rope: str = "interleaved") -> dict:
@@ -62,7 +49,7 @@ def inputs(batch: int, rope: str = "interleaved") -> dict:
         "encoder_hidden_states": random(2, batch, TEXT, 16),
         "timestep": torch.tensor([800.0, 300.0])[:batch, None] * torch.linspace(0, 1, 18),
         "video_rotary_emb": rotations(batch, [4, 5, 6], rope),
-        "encoder_attention_mask": (torch.arange(TEXT) < torch.tensor([[TEXT], [4]])[:batch]).long(),
+        "encoder_attention_mask": valid(batch, TEXT, TEXT, 4).long(),
     }
 
 
@@ -79,21 +66,11 @@ def capturing(model: Any, batch: int) -> dict:
     return inputs(batch) | {"kv_cache": SanaWMRefinerKVCache(LAYERS), "kv_cache_mode": "capture_pre_rope"}
 
 
-BLOCKS = (Blocks(name="transformer_blocks"),)
+case = partial(Case, build=build, blocks=(Blocks(name="transformer_blocks"),), tokens=18)
+split = partial(case, build=partial(build, rope_type="split"), inputs=partial(inputs, rope="split"))
+BLOCKS = (Blocks(name="transformer_blocks", cached=12),)
 CASES = [
-    Case(name="sana-wm-refiner", build=build, inputs=inputs, blocks=BLOCKS, tokens=18, refused=capturing),
-    Case(
-        name="sana-wm-refiner-split",
-        build=lambda: build("split"),
-        inputs=lambda batch: inputs(batch, "split"),
-        blocks=BLOCKS,
-        tokens=18,
-    ),
-    Cached(
-        name="sana-wm-refiner-cached",
-        build=build,
-        inputs=cached,
-        blocks=(Blocks(name="transformer_blocks", cached=12),),
-        tokens=18,
-    ),
+    case(name="sana-wm-refiner", inputs=inputs, refused=capturing),
+    split(name="sana-wm-refiner-split"),
+    Cached(name="sana-wm-refiner-cached", build=build, inputs=cached, blocks=BLOCKS, tokens=18),
 ]

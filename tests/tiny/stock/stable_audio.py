@@ -1,52 +1,27 @@
 """Stable Audio Open: a global token before the audio tokens, with and without masks."""
 
-import torch
+from functools import partial
+
 from diffusers.models.embeddings import get_1d_rotary_pos_embed
 from diffusers.models.transformers.stable_audio_transformer import StableAudioDiTModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
 
 TOKENS, TEXT = 18, 5
-
-
-def build() -> StableAudioDiTModel:
-    return StableAudioDiTModel(
-        sample_size=TOKENS,
-        in_channels=4,
-        num_layers=3,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        num_key_value_attention_heads=1,
-        out_channels=4,
-        cross_attention_dim=16,
-        time_proj_dim=8,
-        global_states_input_dim=10,
-        cross_attention_input_dim=12,
-    )
+SIZES = {"sample_size": TOKENS, "num_key_value_attention_heads": 1, "cross_attention_dim": 16, "time_proj_dim": 8}
+build = tiny(StableAudioDiTModel, **SIZES, global_states_input_dim=10, cross_attention_input_dim=12)
 
 
 def inputs(batch: int) -> dict:
     table = get_1d_rotary_pos_embed(8, TOKENS + 1, use_real=True, repeat_interleave_real=False)
-    return {
-        "hidden_states": random(1, batch, 4, TOKENS),
-        "timestep": torch.tensor([0.2, 0.8])[:batch],
-        "encoder_hidden_states": random(2, batch, TEXT, 12),
-        "global_hidden_states": random(3, batch, 1, 10),
-        "rotary_embedding": table,
-    }
+    more = {"global_hidden_states": random(3, batch, 1, 10), "rotary_embedding": table}
+    return usual(batch, (4, TOKENS), (TEXT, 12)) | more
 
 
 def masked(batch: int) -> dict:
-    audio = torch.ones(batch, TOKENS, dtype=torch.bool)
-    audio[:, -2:] = False
-    return inputs(batch) | {
-        "attention_mask": audio,
-        "encoder_attention_mask": torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])[:batch].bool(),
-    }
+    audio = valid(batch, TOKENS, TOKENS - 2, TOKENS - 2)
+    return inputs(batch) | {"attention_mask": audio, "encoder_attention_mask": valid(batch, TEXT, 3, 5)}
 
 
-BLOCKS = (Blocks(name="transformer_blocks"),)
-CASES = [
-    Case(name="stable-audio", build=build, inputs=inputs, blocks=BLOCKS, tokens=TOKENS),
-    Case(name="stable-audio-masked", build=build, inputs=masked, blocks=BLOCKS, tokens=TOKENS),
-]
+case = partial(Case, build=build, blocks=(Blocks(name="transformer_blocks"),), tokens=TOKENS)
+CASES = [case(name="stable-audio", inputs=inputs), case(name="stable-audio-masked", inputs=masked)]

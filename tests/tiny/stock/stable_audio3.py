@@ -1,43 +1,20 @@
 """Stable Audio 3: memory tokens, differential attention, patches, and the inpainting condition."""
 
-from typing import Any
+from functools import partial
 
-import torch
 from diffusers.models.transformers.transformer_stable_audio3 import StableAudio3DiTModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual, valid
 
 TEXT = 5
-
-
-def build(**more: Any) -> StableAudio3DiTModel:
-    config: dict[str, Any] = {
-        "io_channels": 4,
-        "embed_dim": 32,
-        "depth": 3,
-        "num_heads": 2,
-        "cond_token_dim": 12,
-        "global_cond_dim": 8,
-        "local_add_cond_dim": 5,
-        "timestep_features_dim": 8,
-        "ff_mult": 2.0,
-        "num_memory_tokens": 3,
-    }
-    return StableAudio3DiTModel(**config | more)
-
-
-def patched() -> StableAudio3DiTModel:
-    return build(patch_size=2, use_differential_attention=False)
+SIZES = {"io_channels": 4, "embed_dim": 32, "ff_mult": 2.0, "num_memory_tokens": 3, "timestep_features_dim": 8}
+build = tiny(StableAudio3DiTModel, **SIZES, cond_token_dim=12, global_cond_dim=8, local_add_cond_dim=5)
+patched = partial(build, patch_size=2, use_differential_attention=False)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 4, 18),
-        "timestep": torch.tensor([0.2, 0.8])[:batch],
-        "encoder_hidden_states": random(2, batch, TEXT, 12),
-        "global_hidden_states": random(3, batch, 8),
-        "encoder_attention_mask": torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])[:batch].bool(),
-    }
+    more = {"global_hidden_states": random(3, batch, 8), "encoder_attention_mask": valid(batch, TEXT, 3, 5)}
+    return usual(batch, (4, 18), (TEXT, 12)) | more
 
 
 def inpainting(batch: int) -> dict:
@@ -48,9 +25,9 @@ def longer(batch: int) -> dict:
     return inputs(batch) | {"hidden_states": random(1, batch, 4, 32)}
 
 
-BLOCKS = (Blocks(name="transformer_blocks"),)
+case = partial(Case, build=build, blocks=(Blocks(name="transformer_blocks"),), tokens=18)
 CASES = [
-    Case(name="stable-audio3", build=build, inputs=inputs, blocks=BLOCKS, tokens=18),
-    Case(name="stable-audio3-inpainting", build=build, inputs=inpainting, blocks=BLOCKS, tokens=18),
-    Case(name="stable-audio3-patches", build=patched, inputs=longer, blocks=BLOCKS, tokens=16),
+    case(name="stable-audio3", inputs=inputs),
+    case(name="stable-audio3-inpainting", inputs=inpainting),
+    case(name="stable-audio3-patches", build=patched, inputs=longer, tokens=16),
 ]

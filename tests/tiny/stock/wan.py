@@ -1,6 +1,6 @@
 """Wan 2.1 and 2.2, VACE, Animate and ChronoEdit."""
 
-from typing import Any
+from functools import partial
 
 import torch
 from diffusers.models.transformers.transformer_chronoedit import ChronoEditTransformer3DModel
@@ -8,62 +8,31 @@ from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan_animate import WanAnimateTransformer3DModel
 from diffusers.models.transformers.transformer_wan_vace import WanVACETransformer3DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny, usual
 
 TEXT = 7
-TINY: dict[str, Any] = {
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "text_dim": 16,
-    "freq_dim": 16,
-    "ffn_dim": 32,
-    "out_channels": 4,
-    "rope_max_seq_len": 16,
-}
 # layers that attend to image embeddings take the last 512 tokens of their context for the text, whatever its length
-IMAGE: dict[str, Any] = {"image_dim": 16, "added_kv_proj_dim": 24}
-
-
-def build() -> WanTransformer3DModel:
-    return WanTransformer3DModel(in_channels=4, num_layers=3, **TINY)
-
-
-def build_i2v() -> WanTransformer3DModel:
-    return WanTransformer3DModel(in_channels=9, num_layers=3, **TINY, **IMAGE)
-
-
-def build_vace() -> WanVACETransformer3DModel:
-    return WanVACETransformer3DModel(in_channels=4, vace_in_channels=6, num_layers=4, vace_layers=[0, 1, 3], **TINY)
-
-
-def build_animate() -> WanAnimateTransformer3DModel:
-    return WanAnimateTransformer3DModel(
-        in_channels=12,
-        latent_channels=4,
-        motion_encoder_channel_sizes={"4": 4, "8": 4},
-        motion_encoder_size=8,
-        motion_style_dim=8,
-        motion_dim=4,
-        motion_encoder_dim=8,
-        face_encoder_hidden_dim=8,
-        face_encoder_num_heads=2,
-        inject_face_latents_blocks=2,
-        num_layers=4,
-        **TINY,
-        **IMAGE,
-    )
-
-
-def build_chronoedit() -> ChronoEditTransformer3DModel:
-    return ChronoEditTransformer3DModel(in_channels=9, rope_temporal_skip_len=8, num_layers=3, **TINY, **IMAGE)
+IMAGE = {"attention_head_dim": 12, "image_dim": 16, "added_kv_proj_dim": 24}
+build = tiny(WanTransformer3DModel, attention_head_dim=12)
+build_i2v = partial(build, in_channels=9, **IMAGE)
+build_vace = tiny(
+    WanVACETransformer3DModel, attention_head_dim=12, vace_in_channels=6, num_layers=4, vace_layers=[0, 1, 3]
+)
+build_chronoedit = tiny(ChronoEditTransformer3DModel, **IMAGE, in_channels=9, rope_temporal_skip_len=8)
+MOTION = {"motion_encoder_size": 8, "motion_style_dim": 8, "motion_dim": 4, "motion_encoder_dim": 8}
+FACE = {"face_encoder_hidden_dim": 8, "face_encoder_num_heads": 2, "inject_face_latents_blocks": 2}
+build_animate = tiny(
+    WanAnimateTransformer3DModel,
+    in_channels=12,
+    latent_channels=4,
+    num_layers=4,
+    motion_encoder_channel_sizes={"4": 4, "8": 4},
+    **IMAGE | MOTION | FACE,
+)
 
 
 def inputs(batch: int) -> dict:
-    return {
-        "hidden_states": random(1, batch, 4, 3, 4, 6),  # 3 frames of 2 x 3 tokens
-        "timestep": torch.tensor([800.0, 300.0])[:batch],
-        "encoder_hidden_states": random(2, batch, TEXT, 16),
-    }
+    return usual(batch, (4, 3, 4, 6), (TEXT, 16), (800.0, 300.0))  # 3 frames of 2 x 3 tokens
 
 
 def i2v(batch: int) -> dict:
@@ -100,21 +69,14 @@ def chronoedit(batch: int) -> dict:
     return i2v(batch) | {"hidden_states": random(1, batch, 9, 2, 4, 6)}
 
 
-BLOCKS = (Blocks(name="blocks"),)
+DEFECTS = {"compile": "the stock face encoder's backward fails under torch.compile, dense too."}
+case = partial(Case, build=build, blocks=(Blocks(name="blocks"),), tokens=18)
+animated = partial(case, build=build_animate, references=6, references_at="first", defects=DEFECTS)
 CASES = [
-    Case(name="wan", build=build, inputs=inputs, blocks=BLOCKS, tokens=18),
-    Case(name="wan-i2v", build=build_i2v, inputs=i2v, blocks=BLOCKS, tokens=18),
-    Case(name="wan-ti2v", build=build, inputs=ti2v, blocks=BLOCKS, tokens=18),
-    Case(name="wan-vace", build=build_vace, inputs=vace, blocks=BLOCKS, tokens=18),
-    Case(
-        name="wan-animate",
-        build=build_animate,
-        inputs=animate,
-        blocks=BLOCKS,
-        tokens=18,
-        references=6,
-        references_at="first",
-        defects={"compile": "the stock face encoder's backward fails under torch.compile, dense too."},
-    ),
-    Case(name="chronoedit", build=build_chronoedit, inputs=chronoedit, blocks=BLOCKS, tokens=12),
+    case(name="wan", inputs=inputs),
+    case(name="wan-i2v", build=build_i2v, inputs=i2v),
+    case(name="wan-ti2v", inputs=ti2v),
+    case(name="wan-vace", build=build_vace, inputs=vace),
+    animated(name="wan-animate", inputs=animate),
+    case(name="chronoedit", build=build_chronoedit, inputs=chronoedit, tokens=12),
 ]

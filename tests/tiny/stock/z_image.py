@@ -5,23 +5,10 @@ from functools import partial
 import torch
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, random
+from tests.tiny.case import Blocks, Case, random, tiny
 
-BLOCKS = (Blocks(name="layers", keyword="x", image="first", keys="first"),)
-
-
-build = partial(
-    ZImageTransformer2DModel,
-    in_channels=4,
-    dim=16,
-    n_layers=3,
-    n_refiner_layers=1,
-    n_heads=2,
-    n_kv_heads=2,
-    cap_feat_dim=10,
-    axes_dims=[4, 2, 2],
-    axes_lens=[256, 16, 16],
-)
+ROTATIONS = {"axes_dims": [4, 2, 2], "axes_lens": [256, 16, 16]}
+build = tiny(ZImageTransformer2DModel, **ROTATIONS, dim=16, n_kv_heads=2, cap_feat_dim=10)
 
 
 def inputs(batch: int) -> dict:
@@ -59,16 +46,10 @@ def omni_offsets(batch: int) -> list[int]:
     return [32 + 32 + 32, 64 + 32 + 32][:batch]  # captions, and the image to refer to, all with padding
 
 
+case = partial(Case, build=build, blocks=(Blocks(name="layers", keyword="x", image="first", keys="first"),), tokens=20)
 CASES = [
-    Case(name="z-image", build=build, inputs=inputs, blocks=BLOCKS, tokens=20),
-    Case(name="z-image-controlnet", build=build, inputs=controlled, blocks=BLOCKS, tokens=20),
-    Case(name="z-image-frames", build=build, inputs=listed, blocks=BLOCKS, tokens=32),
-    Case(
-        name="z-image-omni",
-        build=partial(build, siglip_feat_dim=6),
-        inputs=omni,
-        blocks=BLOCKS,
-        tokens=20,
-        offsets=omni_offsets,
-    ),
+    case(name="z-image", inputs=inputs),
+    case(name="z-image-controlnet", inputs=controlled),
+    case(name="z-image-frames", inputs=listed, tokens=32),
+    case(name="z-image-omni", build=partial(build, siglip_feat_dim=6), inputs=omni, offsets=omni_offsets),
 ]
