@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.record import Facts, Record, compared, options
-from benchmarks.steps import uncompile
 from benchmarks.timing import alternate, clocks
 from tread.kernels.attention import use_attention
 from tread.models.layers import Block
@@ -133,7 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ordered = sorted(size.lengths, key=lambda length: (size.lengths.index(length) % 2, length))
     for length in given.lengths or ordered:
         record.measure(f"{length} tokens", partial(measure, record, model, length), row="curve")
-    uncompile(*model.blocks)
+    for block in model.blocks:
+        block._compiled_call_impl = None
+    torch._dynamo.reset()
     if given.figure is not None and not record.warm:
         from benchmarks.plot import draw
 

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from benchmarks.float8 import train_in_float8
 from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
-from benchmarks.steps import Steps, Work, compile_options, job_config, stepping, uncompile
+from benchmarks.steps import Steps, Work, compile_options, job_config, stepping
 from tread.kernels import adaln
 from tread.kernels.attention import Attention
-from tread.kernels.compiling import Attempt, compile_layers, lengths
+from tread.kernels.compiling import lengths
+from tread.kernels.fast import Fast
 from tread.models import DiT, model_size
 from tread.objectives import build as build_objective
 from tread.routing import noise
@@ -104,11 +105,19 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
     handle = model.route({"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": end}]})
     objective = build_objective("flow", {})
 
-    def compile_model() -> Attempt:
+    def make_fast() -> Fast:
         if variant.compiled == "whole":
             model.compile(dynamic=False, **compile_options(variant.mode, device))
-            return Attempt(print)
-        return compile_layers(list(model.blocks), shapes=lengths(handle.plan), **compile_options(variant.mode, device))
+        return Fast(
+            model,
+            list(model.blocks),
+            [handle],
+            compiled=variant.compiled not in (None, "whole"),
+            graphs=variant.graphs and device.type == "cuda",
+            attention=variant.sdpa,
+            shapes=lengths(handle.plan),
+            **compile_options(variant.mode, device),
+        )
 
     def loss(net: nn.Module, given: tuple[Tensor, Tensor], step: int) -> Tensor:
         x, labels = given
@@ -119,7 +128,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
 
     data = torch.randn(batch, *shape, device=device), torch.randint(CLASSES, (batch,), device=device)
     compiled = variant.compiled is not None
-    work = Work(model=model, handle=handle, batch=data, loss_of=loss, compile_with=compile_model if compiled else None)
+    work = Work(model=model, handle=handle, batch=data, loss_of=loss, fast=make_fast)
     config = job_config(
         batch_size=batch, autocast=True, compiled=compiled, attention=variant.sdpa, graphs=variant.graphs, ema=True
     )
@@ -127,7 +136,7 @@ def dit_steps(name: str, variant: Variant, device: torch.device, *, batch: int, 
         with _norms(plain=variant.plain_norms), stepping(work, config, device) as steps:
             yield steps
     finally:
-        uncompile(model, *model.blocks)
+        model._compiled_call_impl = None
 
 
 def _norms(*, plain: bool) -> AbstractContextManager[Any]:

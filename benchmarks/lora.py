@@ -22,12 +22,13 @@ import tread
 from benchmarks.kinds import by_kind
 from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
-from benchmarks.steps import WARM_STEPS, Steps, Work, compile_options, job_config, stepping, uncompile
+from benchmarks.steps import WARM_STEPS, Steps, Work, compile_options, job_config, stepping
 from tread.attach.registry import layers_of
 from tread.finetune.adapters import add_adapter
 from tread.finetune.quantize import METHODS, check_precision, quantize
 from tread.kernels.attention import Attention
-from tread.kernels.compiling import compile_layers, lengths
+from tread.kernels.compiling import lengths
+from tread.kernels.fast import Fast
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -133,7 +134,6 @@ def lora_steps(
     if not autocast:
         inputs = {name: x.bfloat16() if x.is_floating_point() else x for name, x in inputs.items()}
     handle = tread.attach(model, ROUTES)
-    layers = layers_of(model)
     mode = variant.compiled
     within = "selective" if variant.selective else checkpointed and mode is not None and not variant.around
     work = Work(
@@ -141,10 +141,16 @@ def lora_steps(
         handle=handle,
         batch=inputs,
         loss_of=_loss,
-        compile_with=None
-        if mode is None
-        else lambda: compile_layers(
-            layers, shapes=lengths(handle.plan), checkpointed=within, **compile_options(mode, device)
+        fast=lambda: Fast(
+            model,
+            layers_of(model),
+            [handle],
+            compiled=mode is not None,
+            checkpointing=within,
+            graphs=variant.graphs and device.type == "cuda",
+            attention=variant.sdpa,
+            shapes=lengths(handle.plan),
+            **compile_options(mode or "default", device),
         ),
     )
     config = job_config(
@@ -162,7 +168,6 @@ def lora_steps(
             yield steps
     finally:
         handle.detach()
-        uncompile(*layers)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from benchmarks.flops import Flops, count_flops
 from benchmarks.record import Facts, compared
 from benchmarks.timing import alternate, clocks, watched
 from tread.kernels.attention import Attention
-from tread.kernels.compiling import Attempt
+from tread.kernels.fast import Fast
 from tread.kernels.graphs import CALLS
 from tread.routing.handle import Handle
 from tread.training.loop import Session, settling
@@ -40,9 +40,8 @@ class Work:
     handle: Handle
     batch: Any
     loss_of: Callable[[nn.Module, Any, int], Tensor]
-    compile_with: Callable[[], Attempt] | None
-    attempt: Attempt | None = None
-    """How compiling went."""
+    fast: Callable[[], Fast]
+    """Makes the model fast as the product does."""
     step: int = 0
     """Losses computed so far."""
 
@@ -50,10 +49,8 @@ class Work:
     def routing(self) -> list[Handle]:
         return [self.handle]
 
-    def compile(self) -> Attempt:
-        assert self.compile_with is not None
-        self.attempt = self.compile_with()
-        return self.attempt
+    def make_fast(self) -> list[Fast]:
+        return [self.fast()]
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         self.step += 1
@@ -120,6 +117,9 @@ def stepping(work: Work, config: JobConfig, device: torch.device) -> Iterator["S
             yield Steps(work, session, settle)
     finally:
         session.optimizer.zero_grad(set_to_none=True)
+        for fast in session.fast:
+            fast.remove()
+        torch._dynamo.reset()
         for name in ("forward", "_original_forward", "_is_accelerate_prepared"):  # accelerate's autocast around forward
             work.model.__dict__.pop(name, None)
         reset_accelerate()
@@ -164,8 +164,8 @@ class Steps:
             for _ in range(count):
                 step()
             self._alone[name] = watched(step, self.device, graphs=self.session.config.train.graphs)
-        if self.work.attempt is not None and self.work.attempt.failed:
-            raise RuntimeError("compiling failed (see above): an eager figure would stand for a compiled one")
+        if any(fast.failed for fast in self.session.fast):
+            raise RuntimeError("compiling or capturing failed (see above): a slower figure would stand for it")
         self._settle()
         return {"warm_up_seconds": round(time.monotonic() - start, 1), "compiler_caches": cache_counts()}
 
@@ -197,13 +197,6 @@ def compile_options(mode: str, device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"backend": "aot_eager"}
     return {} if mode == "default" else {"mode": mode}
-
-
-def uncompile(*modules: nn.Module) -> None:
-    """Forget compiled code."""
-    for module in modules:
-        module._compiled_call_impl = None
-    torch._dynamo.reset()
 
 
 def cache_counts() -> dict[str, int]:

@@ -16,21 +16,20 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from benchmarks.record import Facts, machine
 from benchmarks.timing import GIB
-from tread.kernels.compiling import Compiled, compile_layers
-from tread.kernels.graphs import Graphs
+from tread.kernels.compiling import compile_layers
+from tread.kernels.fast import Fast
 from tread.models import DiT
 from tread.pretrain.build import build_model
-from tread.routing import noise
 from tread.training.job import make_accelerator
 from tread.training.loop import Session, settling
 
@@ -161,13 +160,10 @@ def steps_of_dense(job: Job, results: Results) -> int | None:
     return dense["steps"]
 
 
-def check_compiled(task: Trial, scale: Scale, network: Any = None) -> None:
-    """The product goes on without the compiler where that fails; here a time is taken."""
-    parts = [*(block._compiled_call_impl for block in task.model.blocks), noise.draw_two] if scale.compile else []
-    if any(isinstance(part, Compiled) and part.attempt.failed for part in parts):
-        raise RuntimeError("compiling failed (see above): a run without it compares with none")
-    if isinstance(network, Graphs) and network.failed:
-        raise RuntimeError("capturing graphs failed (see above): a run without them compares with none")
+def check_fast(fast: Sequence[Fast]) -> None:
+    """The product goes on where compiling or capturing fails; here a time is taken."""
+    if any(one.failed for one in fast):
+        raise RuntimeError("compiling or capturing failed (see above): a run without it compares with none")
 
 
 def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, judge: Judge, entry: Facts) -> None:
@@ -193,13 +189,13 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
     start = time.monotonic()
     with accelerator.autocast():
         draw(task.model, task.objective, UNGUIDED, scale.sample_batch, scale, weak=None, device=accelerator.device)
-    check_compiled(task, scale, session.network)
+    check_fast(session.fast)
     entry["warm_up_seconds"] = round(warmed + time.monotonic() - start, 1)
     clock = Clock(accelerator.device)
     print(f"== {job.name}: {task.summary()}; warm-up {entry['warm_up_seconds']} s", flush=True)
 
     def so_far() -> None:
-        check_compiled(task, scale, session.network)
+        check_fast(session.fast)
         entry.update(
             steps=clock.step,
             train_seconds=round(clock.seconds, 3),
@@ -262,8 +258,7 @@ def add_ways(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
     accelerator = make_accelerator(config)
     task = Trial(config, accelerator, folder, scale)
     task.model.load_state_dict(load_file(weights_file(folder, job, "end")))
-    if config.train.compile:
-        task.compile()
+    task.make_fast()
     ways = missing_ways(job, results, folder)
     weak = _earlier(task, folder, job, ways)
     found, _ = judge.judge(task.model, task.objective, ways, weak=weak, autocast=accelerator.autocast)

@@ -163,7 +163,7 @@ def warm_up(session: Session, task: Trial) -> float:
                 handle.set_step(0)
             batch = next(batches)
             with session.accelerator.autocast(), kind():
-                loss = task.loss(session.network, batch)
+                loss = task.loss(session.model, batch)
             session.accelerator.backward(loss)
             del loss
             session.optimizer.zero_grad(set_to_none=True)

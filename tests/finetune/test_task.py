@@ -1,6 +1,5 @@
 """The loss against the stock transformer called by hand, masks and the tokens they force, and memory advice."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from tread.attach.registry import layers_of
 from tread.finetune.job import FinetuneJob
 from tread.finetune.task import LATENT, NOISE, TIME
 from tread.kernels.checkpointing import Checkpointing
-from tread.kernels.compiling import Compiled
+from tread.kernels.compiling import CompiledLayer
 from tread.routing import noise
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -147,7 +146,8 @@ def test_layers_are_checkpointed_one_way(
     model = task.models["transformer"]
     assert model.is_gradient_checkpointing is (bool(checkpointed) and not compiled)
     if compiled:
-        task.compile()
+        (fast,) = task.make_fast()
         calls: list[Any] = [layer._compiled_call_impl for layer in layers_of(model)]
-        assert {type(call) for call in calls} == {Compiled}
-        assert {isinstance(call.own, partial) for call in calls} == {bool(checkpointed)}
+        assert {type(call) for call in calls} == {CompiledLayer}
+        assert {call.checkpointed for call in calls} == {checkpointed}
+        fast.remove()

@@ -30,8 +30,17 @@ class Stand:
     made: ClassVar[list["Stand"]] = []
     is_running = False
 
-    def __init__(self, network: nn.Module, leaves: list[Any], tree: Any, shared: "Stand | None") -> None:
-        self.network, self.tree, self.shared = network, tree, shared
+    def __init__(
+        self,
+        network: Callable[..., Any],
+        trained: list[nn.Parameter],
+        leaves: list[Any],
+        tree: Any,
+        *,
+        shared: "Stand | None",
+        beside: "Stand | None",
+    ) -> None:
+        self.network, self.trained, self.tree, self.shared, self.beside = network, trained, tree, shared, beside
         self.leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self({})
         self.made.append(self)
@@ -149,7 +158,7 @@ def test_making_a_graph_does_not_move_the_step(captures: list[Stand]) -> None:
     handle.set_step(7)
     for _ in range(CALLS):
         network(*given)
-    network._capture(*graphs.pytree.tree_flatten((given, {})))
+    network._capture(network.network, *graphs.pytree.tree_flatten((given, {})))
     assert len(captures) == 1
     assert handle.state_dict() == {"step": 7, "micro_step": CALLS}
 
@@ -228,8 +237,9 @@ class Weighted(nn.Module):
 @pytest.mark.usefixtures("without_a_device")
 def test_a_forward_waits_for_its_backward_or_its_end() -> None:
     leaves, tree = graphs.pytree.tree_flatten(((torch.full((3,), 2.0),), {}))
-    capture = Capture(model := Weighted(), leaves, tree)
+    model = Weighted()
     weight = model.weight
+    capture = Capture(model, [weight], leaves, tree)
     assert capture.gradients[0] is not None
     capture.gradients[0].fill_(2.0)  # as a replay leaves it
     answer, constant = capture(leaves)
@@ -288,7 +298,7 @@ def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
     x = torch.randn(2, 4)
     recorded: list[weakref.ref[Tensor]] = []
 
-    def fail(_: Stand, network: nn.Module, *__: Any) -> None:
+    def fail(_: Stand, network: nn.Module, *__: Any, **___: Any) -> None:
         weight = model.weight.detach().clone()
         with torch.no_grad():
             model.weight.zero_()

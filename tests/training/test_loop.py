@@ -271,7 +271,7 @@ def test_clipping_is_respected_and_the_norm_before_it_reported(tmp_path: Path, c
 
 def test_graphs_without_a_gpu_are_left_out_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     task, session = make_session(tmp_path, "train.graphs=true")
-    assert session.network is session.model
+    assert session.fast[0].graphs is None
     assert "train.graphs needs exactly one CUDA GPU; continuing without." in capsys.readouterr().out
     assert task.config.memory_advice.startswith("Set train.graphs=false, ")
     assert "graphs" not in compose(TINY).memory_advice

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
-import torch
 from torch import distributed, nn
 
 from tread.around import Around, around
 from tread.kernels.attention import Attention, remember_attention, use_attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Attempt, Switch, compile_layers, compile_noise
-from tread.kernels.graphs import Graphs
+from tread.kernels.graphs import Graphs, is_distributed
 from tread.routing import noise
 from tread.routing.handle import Handle
 
@@ -30,7 +29,7 @@ class Fast:
     """A model with compiled layers, CUDA graphs and fast kernels; `remove` makes it as it was.
 
     `compiled`: compile the layers. `checkpointing` is theirs, within compiled code. `graphs`: True says why if they
-    cannot be used, "auto" does not. `options` are torch.compile's.
+    cannot be used, "auto" does not; `graphs_setting` is its name in that message. `options` are torch.compile's.
     """
 
     def __init__(
@@ -46,9 +45,10 @@ class Fast:
         shapes: int = SHAPES,
         training_only: bool = False,
         say: Callable[[str], None] | None = None,
+        graphs_setting: str = "graphs",
         **options: Any,
     ) -> None:
-        self._say = say = say or print_once_per_job
+        say = say or print_once_per_job
         self.model, self.layers, device = model, list(layers), next(model.parameters()).device
         self._before = [layer.__dict__.get("_compiled_call_impl") for layer in self.layers]
         SETTINGS.enter(self)
@@ -62,7 +62,10 @@ class Fast:
             if device.type == "cuda":
                 compile_noise(self.attempt)
         self.graphs: Graphs | None = None
-        if graphs and self._has_one_gpu(device, insist=graphs is True):
+        has_one_gpu = device.type == "cuda" and not is_distributed()
+        if graphs is True and not has_one_gpu:
+            say(f"{graphs_setting} needs exactly one CUDA GPU; continuing without.")
+        if graphs and has_one_gpu:
             self.graphs = Graphs(model, handles, say)
             if around(model) is None:
                 Around().put_on(model)
@@ -95,13 +98,6 @@ class Fast:
         here = around(self.model)
         assert here is not None
         return here
-
-    def _has_one_gpu(self, device: torch.device, *, insist: bool) -> bool:
-        several = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-        fits = device.type == "cuda" and not several
-        if not fits and (insist or device.type == "cuda"):
-            self._say("CUDA graphs need exactly one CUDA GPU; continuing without.")
-        return fits
 
 
 class Settings:

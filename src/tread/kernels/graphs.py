@@ -102,7 +102,7 @@ class Graphs:
         return any(capture.is_running for graphs in Graphs._all for capture, _ in graphs._captured.values())
 
     def _fits(self, leaves: list[Any]) -> bool:
-        plain = torch.is_grad_enabled() and _get_current_dispatch_mode() is None and not _is_distributed()
+        plain = torch.is_grad_enabled() and _get_current_dispatch_mode() is None and not is_distributed()
         return plain and all(map(self._holds, leaves)) and all(handle.repeatable for handle in self.handles)
 
     def _holds(self, leaf: Any) -> bool:
@@ -184,7 +184,8 @@ def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | set) else value
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
+    """Whether several processes train together."""
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 

@@ -130,6 +130,7 @@ class Pretraining:
             attention=train.attention,
             shapes=shapes,
             say=self.accelerator.print,
+            graphs_setting=self.config.called("train.graphs"),
         )
         return [fast]
 

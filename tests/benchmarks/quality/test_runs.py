@@ -15,11 +15,10 @@ from benchmarks.quality.arms import BY_NAME, ENDLESS, config_of
 from benchmarks.quality.jobs import Spec, plan
 from benchmarks.quality.judge import Judge
 from benchmarks.quality.results import GRIDS, RESULTS, Results, read_grids, run_name, snapshot
-from benchmarks.quality.run import blank, check_compiled, make_run, run, work
+from benchmarks.quality.run import blank, check_fast, make_run, run, work
 from benchmarks.quality.training import Trial
 from tests.tiny.quality import SECONDS, SMOKE, job_of, spec_of
-from tread.kernels.compiling import Attempt, Compiled
-from tread.routing import noise
+from tread.kernels.compiling import CompiledLayer
 from tread.training.job import make_accelerator
 from tread.training.loop import Session
 
@@ -144,24 +143,18 @@ def test_a_run_that_is_killed_leaves_its_losses(
     assert [point["steps"] for point in left["curve"]][-1] == left["steps"] > 0
 
 
-def test_a_run_whose_compiling_failed_counts_for_nothing(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_compiling_failed_counts_for_nothing(prepared: Path) -> None:
     scale = replace(SMOKE, compile=True)
     config = config_of(BY_NAME["dense"], 0, scale, prepared / "data", steps=4)
     task = Trial(config, make_accelerator(config), prepared, scale)
-    task.compile()
-    check_compiled(task, scale)
-    own, attempt = noise.two_uniforms, Attempt(print)
-    with monkeypatch.context() as patched:
-        patched.setattr(noise, "draw_two", Compiled(own, own, attempt))
-        check_compiled(task, scale)
-        attempt.fail(RuntimeError("no compiler"))
-        with pytest.raises(RuntimeError, match="compiling failed"):
-            check_compiled(task, scale)
+    fast = task.make_fast()
+    check_fast(fast)
     compiled = task.model.blocks[-1]._compiled_call_impl
-    assert isinstance(compiled, Compiled)
+    assert isinstance(compiled, CompiledLayer)
     compiled.attempt.fail(RuntimeError("no compiler"))
-    with pytest.raises(RuntimeError, match="compiling failed"):
-        check_compiled(task, scale)
+    with pytest.raises(RuntimeError, match="compiling or capturing failed"):
+        check_fast(fast)
+    fast[0].remove()
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -180,7 +173,7 @@ def test_a_compiler_that_fails_fails_the_run(
         raced.append(session)
         assert isinstance(session.task, Trial)
         compiled = session.task.model.blocks[0]._compiled_call_impl
-        assert isinstance(compiled, Compiled)
+        assert isinstance(compiled, CompiledLayer)
         compiled.attempt.fail(RuntimeError("no compiler for this shape"))
         race(session, *arguments)
 
