@@ -1,15 +1,12 @@
-"""The tables of docs/finetune.md: every key of a config, the models that a flavour names, how results are loaded.
-
-`make docs` writes them.
-"""
+"""The tables of docs/finetune.md: every key of a config, the models that a flavour names, how results are loaded."""
 
 import json
 
+from pages.tables import markdown_table, with_tables
 from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.rules import MODELS
 from tread.finetune.result.card import loader_table
 from tread.finetune.settings import FinetuneConfig
-from tread.report.pages import markdown_table, with_tables
 
 
 def key_table() -> str:
