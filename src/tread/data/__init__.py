@@ -26,11 +26,7 @@ from tread.data.latents import Latents
 from tread.data.order import Order, StepSampler, Visited, positions, split
 from tread.errors import DataError
 
-DATASETS: dict[str, type[Dataset]] = {
-    "digits": Digits,
-    "images": ImageFolder,
-    "latents": Latents,
-}
+DATASETS: dict[str, type[Dataset]] = {"digits": Digits, "images": ImageFolder, "latents": Latents}
 
 __all__ = [
     "DATASETS",

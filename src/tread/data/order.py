@@ -82,15 +82,7 @@ class StepSampler(Sampler[list[Visit]]):
     """
 
     def __init__(
-        self,
-        order: Order,
-        *,
-        batch: int,
-        micro_steps: int,
-        rank: int,
-        world: int,
-        start_step: int,
-        steps: int,
+        self, order: Order, *, batch: int, micro_steps: int, rank: int, world: int, start_step: int, steps: int
     ) -> None:
         _slice_size(batch, micro_steps, world)
         self.order = order
@@ -108,12 +100,7 @@ class StepSampler(Sampler[list[Visit]]):
         for step in range(self.start_step, self.steps):
             for micro_step in range(self.micro_steps):
                 where = positions(
-                    step,
-                    micro_step,
-                    batch=self.batch,
-                    micro_steps=self.micro_steps,
-                    rank=self.rank,
-                    world=self.world,
+                    step, micro_step, batch=self.batch, micro_steps=self.micro_steps, rank=self.rank, world=self.world
                 )
                 yield list(map(Visit, self.order.indices(where).tolist(), where.tolist()))
 

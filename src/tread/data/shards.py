@@ -136,12 +136,7 @@ def encode(
         shards=len(spans),
         written=len(files) - len(skipped),
         skipped=len(skipped),
-        settings={
-            "data.path": str(out),
-            "data.vae": model.name,
-            "data.kind": kind,
-            "data.num_classes": len(classes),
-        },
+        settings={"data.path": str(out), "data.vae": model.name, "data.kind": kind, "data.num_classes": len(classes)},
     )
 
 

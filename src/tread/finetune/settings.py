@@ -22,18 +22,7 @@ from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
 from tread.training.settings import OptimizerName
 
-Precision = Literal[
-    "no_change",
-    "bf16",
-    "fp32",
-    "int8",
-    "int4",
-    "fp8",
-    "fp8-forward",
-    "fp8-matmul",
-    "int8-bnb",
-    "nf4",
-]
+Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
 """Settings of a config that hold for the data entries without one of their own."""

@@ -112,8 +112,4 @@ class EDM:
         check_steps(steps)
         high, low = self.sigma_max ** (1 / self.rho), self.sigma_min ** (1 / self.rho)
         rungs = max(steps - 1, 1)  # with one step there is nothing between sigma_max and 0
-        return [
-            self.sigma_max,
-            *((high + i / rungs * (low - high)) ** self.rho for i in range(1, steps)),
-            0.0,
-        ]
+        return [self.sigma_max, *((high + i / rungs * (low - high)) ** self.rho for i in range(1, steps)), 0.0]

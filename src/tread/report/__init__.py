@@ -1,4 +1,4 @@
-"""What people read: tables, help and figures.
+"""What people read: tables and help.
 
 `tread plan`, `tread eval`, `tread families` and `tread train --help` print from here. It may import everything but
 `cli`.

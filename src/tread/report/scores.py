@@ -35,14 +35,7 @@ def run_evaluation(
         rank, place = state.process_index, state.device or place
     extractor = load_extractor(features, weights, place)
     report = evaluate(
-        samples,
-        ref,
-        extractor,
-        batch_size=batch_size,
-        frechet_only=frechet_only,
-        count=count,
-        work=work,
-        save=save,
+        samples, ref, extractor, batch_size=batch_size, frechet_only=frechet_only, count=count, work=work, save=save
     )
     if save is not None and rank == 0 and not json:
         print(f"saved: {save}")

@@ -111,10 +111,7 @@ class RoutePlan:
 
     def to_config(self) -> dict[str, Any]:
         """The JSON form; `RoutePlan.from_config` reads it back to an equal plan."""
-        config: dict[str, Any] = {
-            "routes": [route.to_config() for route in self.routes],
-            "selector": self.selector,
-        }
+        config: dict[str, Any] = {"routes": [route.to_config() for route in self.routes], "selector": self.selector}
         if self.selector != "random":
             config["importance"] = self.importance
         config["seed"] = self.seed

@@ -9,12 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import (
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    ProjectConfiguration,
-    broadcast_object_list,
-)
+from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, ProjectConfiguration, broadcast_object_list
 
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten

@@ -207,12 +207,7 @@ def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
     return DataError(f"{where}: found {found}; put images or clips with .txt captions there, or name another place")
 
 
-def _say_masks(
-    config: DataConfig,
-    samples: list[Sample],
-    pairs: Pairs,
-    say: Callable[[str], None],
-) -> None:
+def _say_masks(config: DataConfig, samples: list[Sample], pairs: Pairs, say: Callable[[str], None]) -> None:
     masked = sum(sample.mask is not None for sample in samples)
     if masked or "mask" in pairs or "segmentation" in pairs:
         rest = len(samples) - masked

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypedDict
 import yaml
 
 import tread
-from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
@@ -27,11 +26,7 @@ LORA_FILES = {"transformer": "pytorch_lora_weights.safetensors", "transformer_2"
 LYCORIS_FILES = {"transformer": "lycoris.safetensors", "transformer_2": "lycoris_2.safetensors"}
 TWO_EXPERTS: tuple[str, ...] = ("transformer", "transformer_2")
 DTYPE = "torch_dtype=torch.bfloat16"
-HELPERS = (
-    ("diffusers.utils", "load_image"),
-    ("lycoris", "create_lycoris_from_weights"),
-    ("peft", "PeftModel"),
-)
+HELPERS = (("diffusers.utils", "load_image"), ("lycoris", "create_lycoris_from_weights"), ("peft", "PeftModel"))
 ROUTED = (
     "[TREAD](https://arxiv.org/abs/2501.04765) token routing was used in training, and in training alone: nothing of "
     "it is needed here."
@@ -85,20 +80,6 @@ def loading_lines(pipeline_name: str, kind: ResultKind, parts: Sequence[str] = (
             second = ", load_into_transformer_2=True" if part == "transformer_2" else ""
             lines.append(f'pipeline.load_lora_weights(folder, weight_name="{file}"{second})')
     return lines
-
-
-def loader_table() -> str:
-    """A Markdown table of how stock code loads the adapters of each pipeline."""
-    pipelines = [(name, pipeline) for name in sorted(TUNE_FAMILIES) for pipeline in family_class(name).pipelines]
-    entries = [(name, pipeline, TWO_EXPERTS[:1]) for name, pipeline in pipelines]
-    entries.append(("wan, both experts", "WanPipeline", TWO_EXPERTS))
-    rows = ["| family | pipeline | LoRA | LoKr |", "|---|---|---|---|"]
-    for name, pipeline, parts in entries:
-        lora, lokr = (
-            "<br>".join(f"`{line}`" for line in loading_lines(pipeline, kind, parts)) for kind in ("standard", "lokr")
-        )
-        rows.append(f"| {name} | `{pipeline}` | {lora} | {lokr} |")
-    return "\n".join(rows)
 
 
 def card(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts: Facts) -> str:
