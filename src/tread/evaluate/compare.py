@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from tread.data.ahead import read_ahead
 from tread.errors import ConfigError, RiskWarning, check_int
 from tread.evaluate.features import INCEPTION, Extractor
 from tread.evaluate.frechet import frechet_distance
@@ -121,18 +122,16 @@ def _all_have(path: Path) -> bool:
 
 def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[tuple[int, list[np.ndarray]]]:
     """Batches as (index of the first image, images), read one batch ahead."""
-    starts = list(range(first, stop, size))
+
+    def read(start: int) -> list[np.ndarray]:
+        return source.read(start, min(start + size, stop))
+
+    starts = range(first, stop, size)
     if not source.read_ahead:
-        for start in starts:
-            yield start, source.read(start, min(start + size, stop))
+        yield from ((start, read(start)) for start in starts)
         return
     with ThreadPoolExecutor(1) as pool:
-        coming = [pool.submit(source.read, start, min(start + size, stop)) for start in starts[:1]]
-        for i, start in enumerate(starts):
-            images = coming.pop().result()
-            if i + 1 < len(starts):
-                after = starts[i + 1]
-                coming.append(pool.submit(source.read, after, min(after + size, stop)))
+        for (start,), (images,) in read_ahead(pool, read, starts, 1):
             yield start, images
 
 

@@ -61,12 +61,10 @@ class FinetuneJob(JobConfig):
         )
 
     def called(self, setting: str) -> str:
-        """The key of a fine-tune's config for a setting of the loop."""
         return NAMES[setting]
 
     @property
     def divergence_advice(self) -> str:
-        """What to change when the loss is no longer a number."""
         return (
             "Lower learning_rate or max_grad_norm, or set mixed_precision to 'no', and continue with "
             "resume_from_checkpoint=latest."

@@ -197,26 +197,22 @@ def _float8_gradient(gradient: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
 
 def _bitsandbytes_nf4(linear: nn.Linear) -> nn.Module:
     bnb: Any = importlib.import_module("bitsandbytes.nn")
-    weight, device = linear.weight.data, linear.weight.device
-    new = bnb.Linear4bit(
-        linear.in_features, linear.out_features, linear.bias is not None, weight.dtype, quant_type="nf4", device="meta"
-    )
-    new.weight = bnb.Params4bit(weight, requires_grad=False, quant_type="nf4", module=new).to(device)
-    new.bias = linear.bias
-    new.register_forward_pre_hook(_Cast(weight.dtype))
-    return new
+    weight, sides = linear.weight.data, (linear.in_features, linear.out_features)
+    new = bnb.Linear4bit(*sides, linear.bias is not None, weight.dtype, quant_type="nf4", device="meta")
+    return _filled(new, linear, bnb.Params4bit(weight, requires_grad=False, quant_type="nf4", module=new))
 
 
 def _bitsandbytes_int8(linear: nn.Linear) -> nn.Module:
     bnb: Any = importlib.import_module("bitsandbytes.nn")
-    weight, device = linear.weight.data, linear.weight.device
-    new = bnb.Linear8bitLt(
-        linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
-    )
+    weight, sides = linear.weight.data, (linear.in_features, linear.out_features)
+    new = bnb.Linear8bitLt(*sides, linear.bias is not None, has_fp16_weights=False, device="meta")
     # bitsandbytes quantizes int8 weights only if they come from the CPU
-    new.weight = bnb.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False).to(device)
-    new.bias = linear.bias
-    new.register_forward_pre_hook(_Cast(weight.dtype))
+    return _filled(new, linear, bnb.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False))
+
+
+def _filled(new: Any, linear: nn.Linear, weight: Any) -> nn.Module:
+    new.weight, new.bias = weight.to(linear.weight.device), linear.bias
+    new.register_forward_pre_hook(_Cast(linear.weight.dtype))
     return new
 
 

@@ -240,7 +240,6 @@ class PretrainConfig(JobConfig):
 
     @property
     def memory_advice(self) -> str:
-        """What to change when memory runs out."""
         graphs = "Set train.graphs=false, for graphs keep memory of their own. " if self.train.graphs else ""
         return (
             f"{graphs}Raise train.micro_steps (smaller forwards, the same batch), set train.checkpointing=true, lower "
@@ -249,12 +248,10 @@ class PretrainConfig(JobConfig):
 
     @property
     def divergence_advice(self) -> str:
-        """What to change when the loss is no longer a number."""
         return (
             "Lower optimizer.learning_rate, set optimizer.clip or train.precision=float32, and continue with "
             "resume=latest."
         )
 
     def resume_command(self, folder: Path) -> str:
-        """What a user types to go on with a stopped run."""
         return f"tread train resume={folder}"

@@ -27,48 +27,12 @@ ROUNDING = int.from_bytes(b"roun")
 def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """The optimizer that `config.name` names, over all of `parameters`."""
     make = OPTIMIZERS[check_choice(config.name, "optimizer.name", OPTIMIZERS)]
-    return make(list(parameters), config)
-
-
-def _adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    fused = all(parameter.is_cuda for parameter in parameters)
-    return torch.optim.AdamW(parameters, **_adam_arguments(config), fused=fused)
-
-
-def _adamw_bf16(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    return AdamWBF16(parameters, **_adam_arguments(config))
-
-
-def _lion(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    return Lion(parameters, **_adam_arguments(config))
-
-
-def _adafactor(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """Adafactor scales its steps by each weight, so it needs a rate about a hundred times AdamW's; it has no betas."""
-    return torch.optim.Adafactor(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-
-
-def _adamw_8bit(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    return _bitsandbytes()["adamw"](parameters, **_adam_arguments(config))
-
-
-def _lion_8bit(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    return _bitsandbytes()["lion"](parameters, **_adam_arguments(config))
-
-
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], OptimizerConfig], Optimizer]] = {
-    "adamw": _adamw,
-    "adamw-8bit": _adamw_8bit,
-    "adamw-bf16": _adamw_bf16,
-    "lion": _lion,
-    "lion-8bit": _lion_8bit,
-    "adafactor": _adafactor,
-}
-
-
-def _adam_arguments(config: OptimizerConfig) -> dict[str, Any]:
-    beta1, beta2 = config.betas
-    return {"lr": config.learning_rate, "betas": (beta1, beta2), "weight_decay": config.weight_decay}
+    arguments: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.name != "adafactor":  # it has no betas
+        arguments["betas"] = tuple(config.betas)
+    if config.name == "adamw":
+        arguments["fused"] = all(parameter.is_cuda for parameter in parameters)
+    return make(list(parameters), **arguments)
 
 
 # Chen et al. 2023 (arXiv 2302.06675), Algorithm 2
@@ -200,3 +164,13 @@ def _bitsandbytes() -> dict[str, Any]:
     class Lion8bit(Flat, optim.Lion8bit): ...
 
     return {"adamw": AdamW8bit, "lion": Lion8bit}
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adamw-8bit": lambda *given, **settings: _bitsandbytes()["adamw"](*given, **settings),
+    "adamw-bf16": AdamWBF16,
+    "lion": Lion,
+    "lion-8bit": lambda *given, **settings: _bitsandbytes()["lion"](*given, **settings),
+    "adafactor": torch.optim.Adafactor,  # scales its steps by each weight: needs about a hundred times AdamW's rate
+}

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length
 
-_SIDES = (
+SIDES = (
     # the table covers text and image tokens, text first, in both stacks
     Side(name="image_rotary_emb", dim=0),
     # a mask over keys, or over queries and keys
@@ -29,8 +29,8 @@ def _refuse(model: nn.Module, arguments: Arguments) -> str | None:
 FLUX2 = Family(
     models=("Flux2Transformer2DModel",),
     stacks=(
-        Stack(name="transformer_blocks", returns=1, sides=_SIDES),
-        Stack(name="single_transformer_blocks", sides=_SIDES),  # text and image tokens joined, text first
+        Stack(name="transformer_blocks", returns=1, sides=SIDES),
+        Stack(name="single_transformer_blocks", sides=SIDES),  # text and image tokens joined, text first
     ),
     tokens=length("hidden_states"),
     references=later_images,

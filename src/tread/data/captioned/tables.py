@@ -16,10 +16,13 @@ from typing import Any
 from tread.data.captioned.entries import DataConfig
 from tread.errors import ConfigError, DataError
 
-FILE_COLUMNS = ("file_name", "file", "filename", "path", "image", "video")
-CAPTION_COLUMNS = ("text", "caption", "captions", "prompt")
-MASK_COLUMNS = ("mask", "mask_file_name")
-REFERENCE_COLUMNS = ("reference", "reference_file_name")
+COLUMNS = {
+    "image_column": ("file_name", "file", "filename", "path", "image", "video"),
+    "caption_column": ("text", "caption", "captions", "prompt"),
+    "mask_column": ("mask", "mask_file_name"),
+    "reference_column": ("reference", "reference_file_name"),
+}
+"""The usual names of the column that a setting names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +55,14 @@ def opened(place: Place) -> Path | io.BytesIO:
     return place if isinstance(place, Path) else io.BytesIO(place.read())
 
 
-def choose_column(
-    columns: Iterable[str], asked: str | None, usual: Sequence[str], setting: str, where: str
-) -> str | None:
-    """The column `asked`, else the first of the usual names among the columns, else None."""
-    columns = list(columns)
+def choose_column(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> str | None:
+    """The column that a setting of the entry names, else the first of the usual names, else None."""
+    asked = getattr(config, setting)
     if asked is not None and asked not in columns:
         raise ConfigError(
             f"{setting} is {asked!r}, but {where} has the columns {', '.join(columns)}; name one of them."
         )
-    return asked or next((name for name in usual if name in columns), None)
+    return asked or next((name for name in COLUMNS[setting] if name in columns), None)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
