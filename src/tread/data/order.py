@@ -36,8 +36,7 @@ class Order:
     def __init__(self, n: int, seed: int) -> None:
         if n < 1:
             raise ConfigError(f"the order needs at least 1 sample to train on, there are {n}")
-        self.n = n
-        self.seed = seed
+        self.n, self.seed = n, seed
         self._epochs: dict[int, Tensor] = {}
 
     def indices(self, positions: Tensor) -> Tensor:

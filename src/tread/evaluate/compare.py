@@ -11,9 +11,9 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from tread.evaluate.statistics import Statistics, Tally, read_statistics
 
 USUAL_COUNT = 10_000
 SAVE_SECONDS = 60
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,6 @@ class Report:
         rows += [("features", self.features), *((name, f"{value:.5g}") for name, value in self.metrics.items())]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value:>12}" for name, value in rows)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class Options(TypedDict, total=False):
@@ -85,7 +83,7 @@ def measure(
         stem = f"{extractor.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
         whole, saved = work / f"{stem}.npz", work / f"{stem}.part-{rank}-of-{world}.npz"
         work.mkdir(parents=True, exist_ok=True)
-        if _all_have(whole):
+        if all(_gathered(whole.exists())):
             return Tally.load(whole).statistics()
         if saved.exists():
             tally = Tally.load(saved)
@@ -106,18 +104,18 @@ def measure(
     if whole is not None and saved is not None:
         if rank == 0:
             joined.save(whole)
-        _all_have(whole)  # no part is removed before the whole is saved
+        _gathered(None)  # no part is removed before the whole is saved
         saved.unlink(missing_ok=True)
     return joined.statistics()
 
 
-def _all_have(path: Path) -> bool:
-    """Whether every process sees the file; a barrier for all processes."""
+def _gathered(value: T) -> list[T]:
+    """The value of every process, in order; a barrier for all processes."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return path.exists()
-    seen: list[bool] = [False] * dist.get_world_size()
-    dist.all_gather_object(seen, path.exists())
-    return all(seen)
+        return [value]
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[tuple[int, list[np.ndarray]]]:
@@ -137,10 +135,9 @@ def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[
 
 def _joined(tally: Tally) -> Tally:
     """The tallies of all processes, in order."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    parts = _gathered(tally)
+    if len(parts) == 1:
         return tally
-    parts: list[Tally] = [tally] * dist.get_world_size()
-    dist.all_gather_object(parts, tally)
     whole = Tally(tally.features, tally.total, keep_vectors=tally.keep_vectors)
     for part in parts:
         whole.merge(part)

@@ -92,8 +92,7 @@ class FinetuneJob(JobConfig):
             ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")
         if self.tune.use_ema:
             ways.append("set use_ema to false")
-        plan = self.tune.plan()
-        if plan is None:
+        if self.tune.plan() is None:
             ways.append("route tokens (tread_config: balanced)")
         ways.append("lower the resolution of the data")
         return "Any of these needs less: " + "; ".join(ways) + "."

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tread.attach.registry import family_of
-from tread.errors import ConfigError, check_choice
+from tread.errors import ConfigError, check_choice, needs
 from tread.kernels import float8
 
 GROUP = 64
@@ -70,10 +70,8 @@ class FrozenLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.precision = linear.in_features, linear.out_features, precision
         self.dtype, self.bias = linear.weight.dtype, linear.bias
-        codes, scale, low = PACK[precision](linear.weight.detach())
-        self.register_buffer("codes", codes)
-        self.register_buffer("scale", scale)
-        self.register_buffer("low", low)
+        for name, tensor in zip(("codes", "scale", "low"), PACK[precision](linear.weight.detach()), strict=True):
+            self.register_buffer(name, tensor)
 
     @property
     def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -245,12 +243,8 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Raise an error if the precision needs a package that is missing, or a GPU other than `device`."""
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     if method.package is not None:
-        try:
+        with needs(f"base_model_precision {precision!r} needs {method.package}", "quant"):
             importlib.import_module(method.package)
-        except ImportError as error:
-            raise ImportError(
-                f"base_model_precision {precision!r} needs {method.package}: pip install 'tread-diffusion[quant]'"
-            ) from error
     if method.float8_compute and not float8.supported(device):
         raise ConfigError(
             f"base_model_precision is {precision!r}, which multiplies in float8 and needs a GPU of compute capability "

@@ -249,8 +249,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             raise ConfigError(
                 f"validation_resolution is {value!r}; write WIDTHxHEIGHT, e.g. 1024x768, or one number for a square."
             )
-        width, height = found[1], found[2] or found[1]
-        return int(width), int(height)
+        return int(found[1]), int(found[2] or found[1])
 
     def with_steps(self, steps_per_epoch: int) -> "FinetuneConfig":
         """The config with num_train_epochs turned into max_train_steps."""

@@ -129,14 +129,9 @@ def sample_run(
         schedule=ratio_schedule or own.schedule,
     )
     if branches.needs_weak != (weak is not None):
-        raise ConfigError(
-            f"--guidance-kind {branches.kind} "
-            + (
-                f"needs --weak: a lesser run, or an earlier checkpoint's folder in {run / CHECKPOINTS}."
-                if weak is None
-                else "has no use for --weak; leave it out."
-            )
-        )
+        lacks = f"needs --weak: a lesser run, or an earlier checkpoint's folder in {run / CHECKPOINTS}."
+        fix = lacks if weak is None else "has no use for --weak; leave it out."
+        raise ConfigError(f"--guidance-kind {branches.kind} {fix}")
     lesser = None if weak is None else open_run(weak, averaged=averaged, device=device)
     if lesser is not None:
         _check_same_task(opened, lesser)

@@ -161,6 +161,12 @@ class SampleConfig:
         _ = self.branches  # refuses ratios that do not go together
 
     @property
+    def drawing(self) -> dict[str, Any]:
+        """The arguments of `generate` that are settings here, but for the guidance scale."""
+        names = ("seed", "steps", "solver", "branches")
+        return {name: getattr(self, name) for name in names} | {"interval": self.bounds}
+
+    @property
     def bounds(self) -> tuple[float, float] | None:
         """The interval as a pair."""
         return None if self.interval is None else (self.interval[0], self.interval[1])

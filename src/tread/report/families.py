@@ -26,26 +26,21 @@ class Row:
 
 def rows(word: str = "") -> list[Row]:
     """The classes of diffusers that have `word` in their name, by name."""
-    routed = [
-        _routed(name, family, default_layers(name, family))
-        for family in FAMILIES
-        for name in family.models
-        if word.lower() in name.lower()
-    ]
-    refused = [
-        Row(name=name, status="refused", notes=reason)
-        for name, reason in REFUSED.items()
-        if word.lower() in name.lower()
-    ]
-    return sorted(routed + refused, key=lambda row: row.name.lower())
+    known = {name: family for family in FAMILIES for name in family.models} | REFUSED
+    found = sorted((name for name in known if word.lower() in name.lower()), key=str.lower)
+    return [_row(name, known[name]) for name in found]
 
 
 def rows_elsewhere(word: str = "") -> list[Row]:
     """The classes outside diffusers that have `word` in their name; families that read the same are one row."""
-    found = {_routed(name, family) for family in ELSEWHERE for name in family.models}
-    return sorted(
-        (row for row in found if word.lower() in row.name.lower()), key=lambda row: (row.name.lower(), row.notes)
-    )
+    found = {_routed(name, family) for family in ELSEWHERE for name in family.models if word.lower() in name.lower()}
+    return sorted(found, key=lambda row: (row.name.lower(), row.notes))
+
+
+def _row(name: str, known: Family | str) -> Row:
+    if isinstance(known, str):
+        return Row(name=name, status="refused", notes=known)
+    return _routed(name, known, default_layers(name, known))
 
 
 def _routed(name: str, family: Family, layers: str = "") -> Row:
@@ -57,12 +52,10 @@ def default_layers(name: str, family: Family) -> str:
     """The layers of each stack in the class's default config; empty where there is no diffusers or no such config."""
     try:
         from diffusers.models import transformers
-    except ImportError:
-        return ""
-    try:
+
         with torch.device("meta"):
             model = getattr(transformers, name)()
-    except (TypeError, ValueError):  # it has required settings
+    except (ImportError, TypeError, ValueError):  # no diffusers, or required settings
         return ""
     return " + ".join(str(len(operator.attrgetter(stack.name)(model))) for stack in family.stacks)
 

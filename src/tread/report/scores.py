@@ -1,6 +1,7 @@
 """`tread eval`: measure on the device there is, in one process or many, and print what was found."""
 
 import os
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def run_evaluation(
     if save is not None and rank == 0 and not json:
         print(f"saved: {save}")
     if report is not None and rank == 0:
-        print(dumps(report.as_dict(), indent=2) if json else report.table())
+        print(dumps(asdict(report), indent=2) if json else report.table())
 
 
 def _device(name: str | None) -> torch.device:

@@ -63,7 +63,6 @@ def _option_yaml(group: str, name: str) -> str:
 
 
 def _route_lines(routes: dict[str, object] | None, about: str) -> list[str]:
-    """The routes of a model with a comment on each key."""
     if routes is None:
         return commented("tread_config: null", about)
     lines = commented("tread_config:", about)

@@ -2,8 +2,7 @@
 
 `RoutePlan.from_config` takes what users write: a mapping, a JSON string, the path of a JSON or YAML file, or just the
 name of a preset; with or without the outer key `tread_config`, with `routes` or a `preset`. `plan.resolve(depth)` gives
-the plan of one model: routes sorted, disjoint and in range. A route either runs as written or is
-refused by name.
+the plan of one model: routes sorted, disjoint and in range. A route either runs as written or is refused by name.
 """
 
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tread.errors import check_choice
+from tread.errors import check_choice, needs
 from tread.routing import noise
 from tread.training.settings import OptimizerConfig
 
@@ -66,15 +66,9 @@ class AdamWBF16(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Sequence[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        eps: float = 1e-8,
+        self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": 1e-8})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -124,11 +118,9 @@ def _chance(parameter: Tensor, step: int, index: int) -> Tensor:
 @cache
 def _bitsandbytes() -> dict[str, Any]:
     """Bitsandbytes' optimizers with a flat state of plain tensors and without a synchronisation in each step."""
-    try:
+    with needs("8-bit optimizers need bitsandbytes", "quant"):
         optim: Any = importlib.import_module("bitsandbytes.optim")
         base: Any = importlib.import_module("bitsandbytes.optim.optimizer").Optimizer8bit
-    except ImportError as error:
-        raise ImportError("8-bit optimizers need bitsandbytes: pip install 'tread-diffusion[quant]'") from error
 
     books = {"qmap1": "dynamic", "qmap2": "udynamic"}
 

@@ -114,7 +114,6 @@ def _in_dataset(config: DataConfig) -> Iterator[Found]:
 
 
 def _choose(config: DataConfig, columns: list[str], where: str) -> tuple[str, str | None, str | None, str | None]:
-    """The columns of files, captions, masks and references."""
     file_column, caption_column, *others = (choose_column(columns, config, setting, where) for setting in COLUMNS)
     if file_column is None:
         raise ConfigError(

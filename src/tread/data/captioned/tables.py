@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tread.data.captioned.entries import DataConfig
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, needs
 
 COLUMNS = {
     "image_column": ("file_name", "file", "filename", "path", "image", "video"),
@@ -94,10 +94,8 @@ def _json_lines(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> list[dict[str, Any]]:
-    try:
+    with needs("a Parquet table needs pyarrow", "data"):
         from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise ImportError("a Parquet table needs pyarrow: pip install 'tread-diffusion[data]'") from error
     try:
         return parquet.read_table(path).to_pylist()
     except (ArrowException, OSError) as error:
@@ -106,10 +104,8 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 def load_dataset(config: DataConfig) -> Any:
     """The dataset of a `huggingface` entry, with its pictures not decoded."""
-    try:
+    with needs("a Hugging Face dataset needs datasets", "data"):
         import datasets
-    except ImportError as error:
-        raise ImportError("a Hugging Face dataset needs datasets: pip install 'tread-diffusion[data]'") from error
     place = config.place
     # datasets would show a progress bar per file
     quiet = not datasets.is_progress_bar_enabled()

@@ -126,14 +126,14 @@ def example(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, fa
 
 
 def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Mapping[str, Any]) -> list[str]:
-    """Lines that call the pipeline and save its output."""
     width, height, frames = facts.get("size", (None, None, None))
     width, height = config.validation_size or (width, height)
     guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
+    by_prompt = family.guidance_argument == "true_cfg_scale"  # guides only if it has a negative prompt, as Qwen-Image
     arguments = {
         "image": _Code('load_image("input.png")') if family.takes_image else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
-        "negative_prompt": config.validation_negative_prompt or " " if _guides_by_prompt(family) else None,
+        "negative_prompt": config.validation_negative_prompt or " " if by_prompt else None,
         "width": width,
         "height": height,
         "num_frames": config.validation_num_video_frames or frames if family.video else None,
@@ -163,11 +163,6 @@ def _literal(value: Any) -> str:
     return str(value)
 
 
-def _guides_by_prompt(family: TuneFamily) -> bool:
-    """Whether the pipeline guides only if it has a negative prompt, as Qwen-Image does."""
-    return family.guidance_argument == "true_cfg_scale"
-
-
 def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
     """Packages that the example needs; Wan's image-to-video pipeline cleans prompts with ftfy."""
     adapter = {"standard": ["peft"], "lokr": ["peft"], "lycoris": ["lycoris-lora"], "full": []}[kind]
@@ -176,16 +171,12 @@ def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
 
 def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
     source = "image" if family.takes_image else "text"
+    trained = {"standard": "lora", "full": "full-finetune"}.get(kind, kind)
     front: dict[str, Any] = {
         "base_model": config.pretrained_model_name_or_path,
         "library_name": "diffusers",
         "pipeline_tag": f"{source}-to-{'video' if family.video else 'image'}",
-        "tags": [
-            "diffusers",
-            "tread",
-            {"standard": "lora", "full": "full-finetune"}.get(kind, kind),
-            config.model_family,
-        ],
+        "tags": ["diffusers", "tread", trained, config.model_family],
     }
     if config.prompts:
         front["instance_prompt"] = config.prompts[0]
