@@ -262,8 +262,9 @@ def _present(cache: Cache, entries: Sequence[Entry | Skipped]) -> tuple[list[Ent
             skipped.append(entry)
             continue
         items: list[tuple[ItemKind, str | None]] = [("latents", entry.latents), ("latents", entry.reference)]
-        items += [("weights", entry.weight)]
-        lacking = [(k, key) for k, key in items if key and not cache.path(k, key).exists()]
+        lacking = [
+            (k, key) for k, key in [*items, ("weights", entry.weight)] if key and not cache.path(k, key).exists()
+        ]
         if lacking:
             skipped.append(Skipped(str(entry.sample.place), cache.why_not(*lacking[0])))
         else:
