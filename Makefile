@@ -27,8 +27,7 @@ contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m '' tests/attach --contract-report docs/contract.md
 
 docs: $(STAMP)
-	$(BIN)/python -m tread.report.settings
-	$(BIN)/python -m tread.report.docs docs
+	$(BIN)/python -m pages.docs
 	$(BIN)/python -m benchmarks.front_page docs/front
 
 check: $(STAMP)

@@ -23,10 +23,10 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from figures import Curve, save_curves, save_kept_tokens
 from tread.data import Digits
 from tread.pretrain.config import compose
 from tread.pretrain.task import Pretraining
-from tread.report.figures import Curve, save_curves, save_kept_tokens
 from tread.routing.cost import LayerShape, plan_cost
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid

@@ -14,6 +14,8 @@ BY_TORCH = {"triton"}
 """Come with torch where they can run; the kernels have plain twins for everywhere else."""
 BY_ACCELERATE = {"tensorboard", "wandb"}
 """Trackers: tread looks whether they are there, accelerate imports them."""
+BY_EXAMPLES = {"matplotlib"}
+"""Draws the figures of the demo and the benchmarks."""
 
 
 def imported() -> dict[str, str]:
@@ -66,7 +68,7 @@ def test_what_is_imported_is_declared() -> None:
 
 
 def test_what_is_declared_is_imported() -> None:
-    assert not declared(extras=True) - imported().keys() - BY_ACCELERATE
+    assert not declared(extras=True) - imported().keys() - BY_ACCELERATE - BY_EXAMPLES
 
 
 def test_what_modules_import_at_once_needs_no_extra() -> None:

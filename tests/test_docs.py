@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pages.docs import PAGES
 from tests.programs import ROOT
-from tread.report.docs import PAGES
 
 DOCS = ROOT / "docs"
 TEXTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
-SOURCES = ("src", "tests", "benchmarks", "examples", "recipes", "configs")
+SOURCES = ("src", "tests", "benchmarks", "pages", "examples", "recipes", "configs")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 

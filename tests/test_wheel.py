@@ -12,7 +12,7 @@ import pytest
 from tests.programs import ROOT
 
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-PARTS = ("src", "tests", "docs", "benchmarks", "examples", "recipes", "configs")
+PARTS = ("src", "tests", "docs", "benchmarks", "pages", "examples", "recipes", "configs")
 FILES = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "Makefile", "constraints.txt"),
     *("pyproject.toml", "train.py", "fid.py"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import write_json
-from tread.report.figures import COLORS
+from examples.figures import COLORS
 
 from .arms import ARMS, PICTURED
 from .measure import (

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.record import Facts
-from tread.report.figures import COLORS, use_log_scale
+from examples.figures import COLORS, use_log_scale
 from tread.sampling.grid import make_grid
 
 from .results import Results

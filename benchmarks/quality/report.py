@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.record import Facts, write_json
-from tread.report.pages import markdown_table, with_tables
+from pages.tables import markdown_table, with_tables
 
 from .arms import ARMS, BY_NAME, GUIDES, UNGUIDED, Arm
 from .pictures import save_curves, save_grids, save_heat_map, save_studies

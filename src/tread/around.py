@@ -1,11 +1,10 @@
 """Wrapping the `forward` of stock modules, for calls of the module and of `module.forward(...)` itself.
 
-Libraries replace `forward` on the instance and remember the old one (accelerate's hooks and mixed precision,
-diffusers' hooks, `block.forward = torch.compile(block.forward)`), before or after us. So the class gets a data
-descriptor instead of its function: for an attached module it returns `module.forward`, whatever that is, wrapped; for
-any other module it returns it unchanged. Assignments and deletions by others go to the instance as always. No name,
-hook or parameter of a module changes, deep copies and pickles carry nothing, and the class is restored when its last
-attached module is gone.
+Libraries replace `forward` on the instance and remember the old one (accelerate's hooks and mixed precision, diffusers'
+hooks, `block.forward = torch.compile(block.forward)`), before or after us. So the class gets a data descriptor instead
+of its function: for an attached module it returns `module.forward`, whatever that is, wrapped; for any other module it
+returns it unchanged. Assignments and deletions by others go to the instance as always. No name, hook or parameter of a
+module changes, deep copies and pickles carry nothing, and the class is restored when its last attached module is gone.
 """
 
 import copy

@@ -67,11 +67,10 @@ def init(arguments: list[str]) -> None:
 def export(arguments: list[str]) -> None:
     """make the result of a fine-tune again, from any of its checkpoints"""
     parser = _parser("export", export)
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
-    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)"
-    )
+    add = parser.add_argument
+    add("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
+    add("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
+    add("--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)")
     options = parser.parse_args(arguments)
     _no_loading_bars()
     from tread.finetune.result.export import export as run
@@ -83,36 +82,33 @@ def export(arguments: list[str]) -> None:
 def sample(arguments: list[str]) -> None:
     """draw images from a trained run"""
     parser = _parser("sample", sample)
-    parser.add_argument("run", type=Path, help="the folder of a run, or of one of its checkpoints")
-    parser.add_argument("--classes", help="class labels, e.g. 0-9 or 1,5,207 (default: the first ten)")
-    parser.add_argument("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
-    parser.add_argument("--guidance", type=float, help="guidance scale; 1: none (default: the run's)")
-    parser.add_argument("--interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="guide only in these levels")
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, help="the folder of a run, or of one of its checkpoints")
+    add("--classes", help="class labels, e.g. 0-9 or 1,5,207 (default: the first ten)")
+    add("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
+    add("--guidance", type=float, help="guidance scale; 1: none (default: the run's)")
+    add("--interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="guide only in these levels")
+    add(
         "--guidance-kind",
         choices=("cfg", "sg", "cfg+sg", "ag", "ag+sg"),
         help="what the weak branch lacks: its label (cfg), tokens (sg), training (ag) (default: the run's)",
     )
-    parser.add_argument("--strong-ratio", type=float, help="tokens the strong branch drops (default: the run's)")
-    parser.add_argument("--weak-ratio", type=float, help="tokens the weak branch drops, with sg (default: the run's)")
-    parser.add_argument(
+    add("--strong-ratio", type=float, help="tokens the strong branch drops (default: the run's)")
+    add("--weak-ratio", type=float, help="tokens the weak branch drops, with sg (default: the run's)")
+    add(
         "--ratio-schedule",
         choices=("constant", "cosine"),
         help="cosine: both ratios fall to 0 along the way (default: the run's)",
     )
-    parser.add_argument("--weak", type=Path, metavar="RUN", help="with ag: a run or an earlier checkpoint's folder")
-    parser.add_argument("--steps", type=int, help="solver steps (default: the run's)")
-    parser.add_argument("--solver", choices=("euler", "heun"), help="default: the run's")
-    parser.add_argument("--churn", type=float, help="EDM's S_churn: noise added and removed along the way")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument(
-        "--no-ema", dest="averaged", action="store_false", help="the trained weights, not their average"
-    )
-    parser.add_argument(
-        "--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples (default: the run's)"
-    )
-    parser.add_argument("--out", type=Path, help="folder for the PNGs and grid.png (default: RUN/generated)")
+    add("--weak", type=Path, metavar="RUN", help="with ag: a run or an earlier checkpoint's folder")
+    add("--steps", type=int, help="solver steps (default: the run's)")
+    add("--solver", choices=("euler", "heun"), help="default: the run's")
+    add("--churn", type=float, help="EDM's S_churn: noise added and removed along the way")
+    add("--seed", type=int, default=0, help="(default: %(default)s)")
+    add("--batch-size", type=int, default=64, help="(default: %(default)s)")
+    add("--no-ema", dest="averaged", action="store_false", help="the trained weights, not their average")
+    add("--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples (default: the run's)")
+    add("--out", type=Path, help="folder for the PNGs and grid.png (default: RUN/generated)")
     from tread.pretrain.sample import sample_run
 
     grid = sample_run(**vars(parser.parse_args(arguments)))
@@ -122,19 +118,18 @@ def sample(arguments: list[str]) -> None:
 def evaluate(arguments: list[str]) -> None:
     """compare images with a reference: FID and other figures"""
     parser = _parser("eval", evaluate)
-    parser.add_argument("samples", type=Path, help="a folder of images, a .tar or an .npz")
-    parser.add_argument("--ref", type=Path, help="the reference: the same, or an .npz with mu and sigma")
-    parser.add_argument(
-        "--features", default="inception", help="inception, efflite0 or dinov2 (default: inception, for FID)"
-    )
-    parser.add_argument("--weights", help="the extractor's weights: a file or URL (dinov2: a folder or hub id)")
-    parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
-    parser.add_argument("--count", type=int, metavar="N", help="only the first N images of SAMPLES")
-    parser.add_argument("--frechet-only", action="store_true", help="no precision, recall, KID: keeps no features")
-    parser.add_argument("--work", type=Path, help="folder for what was measured: an interrupted run goes on there")
-    parser.add_argument("--save", type=Path, metavar="FILE.npz", help="write the samples as a reference batch")
-    parser.add_argument("--device", help="default: cuda where there is one")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add = parser.add_argument
+    add("samples", type=Path, help="a folder of images, a .tar or an .npz")
+    add("--ref", type=Path, help="the reference: the same, or an .npz with mu and sigma")
+    add("--features", default="inception", help="inception, efflite0 or dinov2 (default: inception, for FID)")
+    add("--weights", help="the extractor's weights: a file or URL (dinov2: a folder or hub id)")
+    add("--batch-size", type=int, default=64, help="(default: %(default)s)")
+    add("--count", type=int, metavar="N", help="only the first N images of SAMPLES")
+    add("--frechet-only", action="store_true", help="no precision, recall, KID: keeps no features")
+    add("--work", type=Path, help="folder for what was measured: an interrupted run goes on there")
+    add("--save", type=Path, metavar="FILE.npz", help="write the samples as a reference batch")
+    add("--device", help="default: cuda where there is one")
+    add("--json", action="store_true", help="print JSON instead of a table")
     options = vars(parser.parse_args(arguments))
     if options["ref"] is None and options["save"] is None:
         parser.error("give --ref, or --save to write a reference")
@@ -146,20 +141,21 @@ def evaluate(arguments: list[str]) -> None:
 def encode(arguments: list[str]) -> None:
     """turn a folder of images into latent shards"""
     parser = _parser("encode", encode)
-    parser.add_argument("images", type=Path, help="a folder of images, one subfolder per class")
-    parser.add_argument("--vae", required=True, help="a diffusers autoencoder: local folder or hub id")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the tars; an interrupted run goes on there")
-    parser.add_argument("--size", type=int, default=256, help="pixels, square (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=16, help="(default: %(default)s)")
-    parser.add_argument("--kind", choices=("moments", "sample"), default="moments", help="(default: %(default)s)")
-    parser.add_argument("--shard-size", type=int, default=1000, help="images per tar (default: %(default)s)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("images", type=Path, help="a folder of images, one subfolder per class")
+    add("--vae", required=True, help="a diffusers autoencoder: local folder or hub id")
+    add("--out", type=Path, required=True, help="folder for the tars; an interrupted run goes on there")
+    add("--size", type=int, default=256, help="pixels, square (default: %(default)s)")
+    add("--batch-size", type=int, default=16, help="(default: %(default)s)")
+    add("--kind", choices=("moments", "sample"), default="moments", help="(default: %(default)s)")
+    add("--shard-size", type=int, default=1000, help="images per tar (default: %(default)s)")
+    add(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
         default="float32",
         help="precision of the VAE (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of --kind sample (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of --kind sample (default: %(default)s)")
     from tread.data.shards import encode as run
 
     print(run(**vars(parser.parse_args(arguments))))

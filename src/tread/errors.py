@@ -7,7 +7,8 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class ConfigError(ValueError):
@@ -41,6 +42,15 @@ class RiskWarning(UserWarning):
 
 USER_ERRORS = (ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfMemory, ImportError, OSError)
 """What the command line reports as a sentence."""
+
+
+@contextmanager
+def needs(what: str, extra: str) -> Iterator[None]:
+    """Name the extra that a missing package comes with: `with needs("reading clips needs PyAV", "data"): import av`."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{what}: pip install 'tread-diffusion[{extra}]'") from error
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tread
+from pages.families import adapter_loaders
 from tests.attach.selected import MISSION, inner, mission_cases
 from tests.programs import run
 from tests.tiny.case import Case
 from tests.tiny.stock import CASES
-from tread.report.families import adapter_loaders
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 4

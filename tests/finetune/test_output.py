@@ -13,13 +13,14 @@ from PIL import Image
 from safetensors import safe_open
 from torch import nn
 
+from pages.finetune import loader_table
 from tests.programs import run
 from tests.tiny.pipelines import TINY
 from tread.finetune.adapters import add_adapter
 from tread.finetune.families import open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.result import write as output
-from tread.finetune.result.card import Facts, card, loader_table
+from tread.finetune.result.card import Facts, card
 from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.source import Source

@@ -169,7 +169,6 @@ class Attachment(Handle):
             self.fast = None
 
     def _listed(self) -> Iterator[nn.Module]:
-        """The modules now in the model's lists of layers."""
         return (module for stack in self.family.stacks for module in _modules(self.model, stack.name))
 
     def _put_on(self) -> None:

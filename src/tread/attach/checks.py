@@ -63,7 +63,8 @@ def _check_stack(model: nn.Module, name: str, stack: Stack) -> None:
     found = operator.attrgetter(stack.name)(model)
     layers = list(found) if isinstance(found, Iterable) else []
     if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
-        what = "an empty list" if isinstance(found, nn.ModuleList | list | tuple) and not layers else _kind(found)
+        empty = isinstance(found, nn.ModuleList | list | tuple) and not layers
+        what = "an empty list" if empty else f"a {type(found).__name__}"
         raise ConfigError(
             f"{given}: {name}.{stack.name} is {what}; it must be a list of layers, such as nn.ModuleList. "
             f"The model's lists of layers: {_listed(_lists(model))}."
@@ -113,7 +114,6 @@ def _check_taken(layers: list[nn.Module], stack: Stack, given: str, argument: st
 
 
 def _check_arguments(module: nn.Module, given: str, arguments: Iterable[str], where: str) -> None:
-    """Check that the module takes all `arguments`."""
     names, any_name = parameters(module)
     for argument in arguments:
         if not any_name and argument not in names:
@@ -159,10 +159,6 @@ def _lists(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and not any(part.isdigit() for part in name.split("."))
     ]
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -48,6 +48,11 @@ class Side:
     tensor. The layer may call a callable; for any other value, `Family.rotary` names the function."""
 
 
+def square(name: str, *dims: int, ndim: int | None = None) -> tuple[Side, ...]:
+    """The sides of an argument with two token axes, such as a mask over queries and keys; they apply in turn."""
+    return tuple(Side(name=name, dim=dim, ndim=ndim) for dim in dims)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     """One list of layers."""

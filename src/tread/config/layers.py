@@ -137,10 +137,8 @@ def _put_item(items: list[Any], name: str, value: object, where: str) -> list[An
             f"{where}.{index} cannot be set: {where} has {len(items)} item(s), counted from 0; to make it longer, give "
             "the whole list."
         )
-    item = items[int(index)]
-    items[int(index)] = (
-        value if not rest else _put(item if isinstance(item, Mapping) else {}, rest, value, f"{where}.{index}.")
-    )
+    item = items[int(index)] if isinstance(items[int(index)], Mapping) else {}
+    items[int(index)] = _put(item, rest, value, f"{where}.{index}.") if rest else value
     return items
 
 

@@ -26,7 +26,10 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
 
     @abstractmethod
     def prepare(self, x: Tensor, seed: int, positions: Tensor) -> Tensor:
-        """(B, ...) as collated -> (B, C, H, W) on x's device; a pure function of x, `seed` and `positions` (B,)."""
+        """(B, ...) as collated -> (B, C, H, W) on x's device; a pure function of x, `seed` and `positions` (B,).
+
+        The positions are global (`order.positions`): neither device, number of processes nor a resume changes them.
+        """
 
     @staticmethod
     @abstractmethod

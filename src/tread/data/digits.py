@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tread.data.dataset import Dataset, to_uint8
+from tread.errors import needs
 
 
 class Digits(Dataset):
@@ -18,10 +19,8 @@ class Digits(Dataset):
     num_classes = 10
 
     def __init__(self) -> None:
-        try:
+        with needs("the built-in digits need scikit-learn", "demo"):
             from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise ImportError("the built-in digits need scikit-learn: pip install 'tread-diffusion[demo]'") from error
         pixels, labels = load_digits(return_X_y=True)
         pixels = torch.as_tensor(pixels, dtype=torch.float32)  # (N, 64), 0..16
         self._images = pixels.view(-1, *self.shape) / 8 - 1  # (N, 1, 8, 8)

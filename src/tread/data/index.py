@@ -1,15 +1,14 @@
 """A cached index of the samples in tar shards.
 
-- A tar is read as a map, not as a stream: a stream needs a shuffle buffer, whose state a resumed run could
-  not restore.
-- The grouping is WebDataset's own: the key is the path up to the first dot of the file name, the rest is
-  the suffix. A sample is `latent.npy` and `cls` under one key; other suffixes are ignored.
-- The index holds the label itself: a bad label is reported before the first step instead of hours into the
-  run, and a sample takes one read.
-- One cache file per shard, named by path, size and modification time, so that only added or
-  rewritten shards are indexed again. A cache that cannot be read or written costs time but no error.
-- Python's tarfile treats a damaged header as the end of the archive, so the end mark is checked here: a
-  truncated shard is an error, not a smaller dataset.
+- A tar is read as a map, not as a stream: a stream needs a shuffle buffer, whose state a resumed run could not restore.
+- The grouping is WebDataset's own: the key is the path up to the first dot of the file name, the rest is the suffix. A
+  sample is `latent.npy` and `cls` under one key; other suffixes are ignored.
+- The index holds the label itself: a bad label is reported before the first step instead of hours into the run, and a
+  sample takes one read.
+- One cache file per shard, named by path, size and modification time, so that only added or rewritten shards are
+  indexed again. A cache that cannot be read or written costs time but no error.
+- Python's tarfile treats a damaged header as the end of the archive, so the end mark is checked here: a truncated shard
+  is an error, not a smaller dataset.
 """
 
 import glob

@@ -1,12 +1,11 @@
 """Precomputed VAE latents in WebDataset tars, read as a map.
 
-- A stored latent is unscaled. The VAE's name in the config determines the channel count C and the scale and
-  shift, (x - shift) * scale.
-- `latent.npy` holds either a sampled latent (C, H, W) or moments (2C, H, W), mean then logvar. Which one
-  is inferred from the first sample's channels and the VAE's C; with `vae="none"` there is no C, so `kind`
-  must be set.
-- `prepare` samples moments and scales, batched on the training device, with noise that depends only on the
-  seed and the sample's position.
+- A stored latent is unscaled. The VAE's name in the config determines the channel count C and the scale and shift, (x -
+  shift) * scale.
+- `latent.npy` holds either a sampled latent (C, H, W) or moments (2C, H, W), mean then logvar. Which one is inferred
+  from the first sample's channels and the VAE's C; with `vae="none"` there is no C, so `kind` must be set.
+- `prepare` samples moments and scales, batched on the training device, with noise that depends only on the seed and the
+  sample's position.
 - Labels and shapes (by file size) are checked before training; NaN is reported when the sample is read.
 - Each process opens its own files: a DataLoader worker never shares a file offset with its parent.
 """
@@ -114,8 +113,7 @@ class Latents(Dataset):
     @staticmethod
     def to_images(x: Tensor) -> Tensor:
         """The first three channels (or the first, if there are fewer), each image stretched to 0..255."""
-        shown = x[:, :3] if x.shape[1] >= 3 else x[:, :1]  # (B, 3 or 1, H, W)
-        shown = shown.float()
+        shown = (x[:, :3] if x.shape[1] >= 3 else x[:, :1]).float()  # (B, 3 or 1, H, W)
         low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
         pixels = 255 * (shown - low) / (high - low).clamp(min=1e-12)
         return pixels.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()  # (B, H, W, 3 or 1)

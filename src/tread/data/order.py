@@ -11,7 +11,7 @@
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from tread.routing import noise
 
 _ORDER_WORD = int.from_bytes(b"orde")
 _SPLIT_WORD = int.from_bytes(b"spli")
+Item = TypeVar("Item")
 
 
 class Order:
@@ -35,8 +36,7 @@ class Order:
     def __init__(self, n: int, seed: int) -> None:
         if n < 1:
             raise ConfigError(f"the order needs at least 1 sample to train on, there are {n}")
-        self.n = n
-        self.seed = seed
+        self.n, self.seed = n, seed
         self._epochs: dict[int, Tensor] = {}
 
     def indices(self, positions: Tensor) -> Tensor:
@@ -74,48 +74,39 @@ class Visited(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         return *self.dataset[sample], position
 
 
-class StepSampler(Sampler[list[Visit]]):
-    """A DataLoader's `batch_sampler`: one list of visits per micro-step, for one rank.
+class MicroSteps(Sampler[list[Item]]):
+    """A DataLoader's `batch_sampler`: one list of items per micro-step, for one rank; subclasses have `items`.
 
     `steps` is the total of the run, not the number left: a run resumed at step k passes `start_step=k` and
     gets the rest of the uninterrupted run's batches.
     """
 
-    def __init__(
-        self,
-        order: Order,
-        *,
-        batch: int,
-        micro_steps: int,
-        rank: int,
-        world: int,
-        start_step: int,
-        steps: int,
-    ) -> None:
+    def __init__(self, *, batch: int, micro_steps: int, rank: int, world: int, start_step: int, steps: int) -> None:
         _slice_size(batch, micro_steps, world)
-        self.order = order
-        self.batch = batch
-        self.micro_steps = micro_steps
-        self.rank = rank
-        self.world = world
-        self.start_step = start_step
-        self.steps = steps
+        self.start_step, self.steps, self.micro_steps = start_step, steps, micro_steps
+        self._slices = {"batch": batch, "micro_steps": micro_steps, "rank": rank, "world": world}
 
     def __len__(self) -> int:
         return max(0, self.steps - self.start_step) * self.micro_steps
 
-    def __iter__(self) -> Iterator[list[Visit]]:
-        for step in range(self.start_step, self.steps):
-            for micro_step in range(self.micro_steps):
-                where = positions(
-                    step,
-                    micro_step,
-                    batch=self.batch,
-                    micro_steps=self.micro_steps,
-                    rank=self.rank,
-                    world=self.world,
-                )
-                yield list(map(Visit, self.order.indices(where).tolist(), where.tolist()))
+    def __iter__(self) -> Iterator[list[Item]]:
+        for index in range(self.start_step * self.micro_steps, self.steps * self.micro_steps):
+            yield self.items(index, positions(*divmod(index, self.micro_steps), **self._slices))
+
+    def items(self, index: int, where: Tensor) -> list[Item]:
+        """The items of micro-step `index`, counted over the run, at the positions `where` (B,)."""
+        raise NotImplementedError
+
+
+class StepSampler(MicroSteps[Visit]):
+    """The visits of `order`."""
+
+    def __init__(self, order: Order, **slices: int) -> None:
+        super().__init__(**slices)
+        self.order = order
+
+    def items(self, index: int, where: Tensor) -> list[Visit]:
+        return list(map(Visit, self.order.indices(where).tolist(), where.tolist()))
 
 
 def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank: int, world: int) -> Tensor:

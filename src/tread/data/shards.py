@@ -16,7 +16,6 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from tread.data.ahead import read_ahead
 from tread.data.images import list_images, read_image
 from tread.data.latents import StoredKind, sample_moments
 from tread.data.vae import Autoencoder, Dtype, load_vae
@@ -116,7 +116,7 @@ def encode(
     ):
         for shard, span in todo.items():
             with atomic_write(shard) as file, tarfile.open(fileobj=file, mode="w") as tar:
-                for batch, results in _read_ahead(pool, read, span, batch_size):
+                for batch, results in read_ahead(pool, read, span, batch_size):
                     pixels = {p: r for p, r in zip(batch, results, strict=True) if isinstance(r, np.ndarray)}
                     skipped |= {files[p]: str(r) for p, r in zip(batch, results, strict=True) if p not in pixels}
                     for i, latent in _latents(model, pixels, kind, seed).items():
@@ -136,12 +136,7 @@ def encode(
         shards=len(spans),
         written=len(files) - len(skipped),
         skipped=len(skipped),
-        settings={
-            "data.path": str(out),
-            "data.vae": model.name,
-            "data.kind": kind,
-            "data.num_classes": len(classes),
-        },
+        settings={"data.path": str(out), "data.vae": model.name, "data.kind": kind, "data.num_classes": len(classes)},
     )
 
 
@@ -168,21 +163,6 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
         raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another folder") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is damaged ({error}): delete {out} and encode again") from error
-
-
-def _read_ahead(
-    pool: ThreadPoolExecutor, read: Callable[[int], np.ndarray | DataError], span: range, batch_size: int
-) -> Iterator[tuple[range, list[np.ndarray | DataError]]]:
-    """The batches of a shard with the results of `read`, read one batch ahead.
-
-    Batches are slices of the span, unreadable files included: a bad file affects only its own batch.
-    """
-    batches = [span[first : first + batch_size] for first in range(0, len(span), batch_size)]
-    following = [pool.submit(read, i) for i in batches[0]]
-    for n, batch in enumerate(batches):
-        current = following
-        following = [pool.submit(read, i) for i in (batches[n + 1] if n + 1 < len(batches) else ())]
-        yield batch, [future.result() for future in current]
 
 
 def _latents(model: Autoencoder, pixels: dict[int, np.ndarray], kind: StoredKind, seed: int) -> dict[int, np.ndarray]:

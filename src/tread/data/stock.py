@@ -80,12 +80,10 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
                 raise
             loaded = cls.from_pretrained(place, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        damaged = (
-            [] if folder is None else [file.name for file in folder.glob("*.safetensors") if not is_safetensors(file)]
-        )
-        reason = " ".join(str(error).partition("If you want")[0].split())[:300].rstrip(
-            "."
-        )  # without its advice for programmers
+        files = [] if folder is None else folder.glob("*.safetensors")
+        damaged = [file.name for file in files if not is_safetensors(file)]
+        told = str(error).partition("If you want")[0]  # without its advice for programmers
+        reason = " ".join(told.split())[:300].rstrip(".")
         advice = f"{', '.join(sorted(damaged))} is cut or damaged: get it again." if damaged else ""
         raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error
     model, info = loaded

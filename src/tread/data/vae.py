@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tread.data.latents import VAES
 from tread.data.stock import check_loaded
-from tread.errors import ConfigError
+from tread.errors import ConfigError, needs
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -47,11 +47,9 @@ class Autoencoder:
 
 def load_vae(vae: str | Path, *, dtype: Dtype = "float32", device: str | torch.device | None = None) -> Autoencoder:
     """An AutoencoderKL or AutoencoderTiny from a folder or the hub, on `device` (default: the accelerator)."""
-    try:
+    with needs("a VAE needs diffusers", "diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
-    except ImportError as error:
-        raise ImportError("a VAE needs diffusers: pip install 'tread-diffusion[diffusers]'") from error
     if dtype not in get_args(Dtype):
         raise ConfigError(f"dtype is {dtype!r}; known are {', '.join(get_args(Dtype))}")
     classes: dict[str, Any] = {cls.__name__: cls for cls in (AutoencoderKL, AutoencoderTiny)}

@@ -11,15 +11,16 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from tread.data.ahead import read_ahead
 from tread.errors import ConfigError, RiskWarning, check_int
 from tread.evaluate.features import INCEPTION, Extractor
 from tread.evaluate.frechet import frechet_distance
@@ -29,6 +30,7 @@ from tread.evaluate.statistics import Statistics, Tally, read_statistics
 
 USUAL_COUNT = 10_000
 SAVE_SECONDS = 60
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +51,6 @@ class Report:
         rows += [("features", self.features), *((name, f"{value:.5g}") for name, value in self.metrics.items())]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value:>12}" for name, value in rows)
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 class Options(TypedDict, total=False):
@@ -84,7 +83,7 @@ def measure(
         stem = f"{extractor.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
         whole, saved = work / f"{stem}.npz", work / f"{stem}.part-{rank}-of-{world}.npz"
         work.mkdir(parents=True, exist_ok=True)
-        if _all_have(whole):
+        if all(_gathered(whole.exists())):
             return Tally.load(whole).statistics()
         if saved.exists():
             tally = Tally.load(saved)
@@ -105,43 +104,40 @@ def measure(
     if whole is not None and saved is not None:
         if rank == 0:
             joined.save(whole)
-        _all_have(whole)  # no part is removed before the whole is saved
+        _gathered(None)  # no part is removed before the whole is saved
         saved.unlink(missing_ok=True)
     return joined.statistics()
 
 
-def _all_have(path: Path) -> bool:
-    """Whether every process sees the file; a barrier for all processes."""
+def _gathered(value: T) -> list[T]:
+    """The value of every process, in order; a barrier for all processes."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return path.exists()
-    seen: list[bool] = [False] * dist.get_world_size()
-    dist.all_gather_object(seen, path.exists())
-    return all(seen)
+        return [value]
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[tuple[int, list[np.ndarray]]]:
     """Batches as (index of the first image, images), read one batch ahead."""
-    starts = list(range(first, stop, size))
+
+    def read(start: int) -> list[np.ndarray]:
+        return source.read(start, min(start + size, stop))
+
+    starts = range(first, stop, size)
     if not source.read_ahead:
-        for start in starts:
-            yield start, source.read(start, min(start + size, stop))
+        yield from ((start, read(start)) for start in starts)
         return
     with ThreadPoolExecutor(1) as pool:
-        coming = [pool.submit(source.read, start, min(start + size, stop)) for start in starts[:1]]
-        for i, start in enumerate(starts):
-            images = coming.pop().result()
-            if i + 1 < len(starts):
-                after = starts[i + 1]
-                coming.append(pool.submit(source.read, after, min(after + size, stop)))
+        for (start,), (images,) in read_ahead(pool, read, starts, 1):
             yield start, images
 
 
 def _joined(tally: Tally) -> Tally:
     """The tallies of all processes, in order."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    parts = _gathered(tally)
+    if len(parts) == 1:
         return tally
-    parts: list[Tally] = [tally] * dist.get_world_size()
-    dist.all_gather_object(parts, tally)
     whole = Tally(tally.features, tally.total, keep_vectors=tally.keep_vectors)
     for part in parts:
         whole.merge(part)

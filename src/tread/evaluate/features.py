@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.data.stock import check_loaded
-from tread.errors import ConfigError
+from tread.errors import ConfigError, needs
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
@@ -105,10 +105,8 @@ class ClassToken(nn.Module):
 
 def load_dinov2(weights: str | None, device: torch.device | str) -> Extractor:
     """DINOv2 by hub id or folder. Not tested with its weights; only a tiny random one has been run."""
-    try:
+    with needs("`features` dinov2 needs transformers", "diffusers"):
         from transformers import Dinov2Model
-    except ImportError:
-        raise ImportError("`features` dinov2 needs transformers: pip install 'tread-diffusion[diffusers]'") from None
     place = weights or DINOV2_ID
     loaded: Any = Dinov2Model.from_pretrained(place, output_loading_info=True)
     model, info = loaded

@@ -14,9 +14,10 @@ import os
 import tarfile
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -81,47 +82,45 @@ class FirstImages(ImageSource):
         return f"first {self.count} of {self.source.identity()}"
 
 
-class FolderImages(ImageSource):
-    """Every image below a folder."""
+class FileImages(ImageSource):
+    """Images that threads read one by one: `read_one(item)` for each of `items`, which are in the files `paths`."""
 
-    def __init__(self, path: Path) -> None:
-        self.files = sorted(file for file in path.rglob("*") if _is_sample(file.relative_to(path)))
-        if not self.files:
-            raise DataError(f"no images ({' '.join(SUFFIXES)}) and no tars in {path}: name a folder that has some")
+    def __init__(self, paths: list[Path], items: Sequence[Any], read_one: Callable[[Any], np.ndarray]) -> None:
+        self.paths, self.items, self.read_one = paths, items, read_one
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.items)
 
     def read(self, first: int, stop: int) -> list[np.ndarray]:
-        with ThreadPoolExecutor(_threads()) as pool:
-            return list(pool.map(_read_file, self.files[first:stop]))
-
-    def identity(self) -> str:
-        return _identity(self.files)
-
-
-class TarImages(ImageSource):
-    """The images in tars, in the order of the files; other members are ignored."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-        self.members: list[tuple[Path, str, int, int]] = []
-        for path in paths:
-            with reading(path), tarfile.open(path, "r:") as tar:  # uncompressed: members are read by offset
-                found = [member for member in tar if member.isfile() and _is_sample(Path(member.name))]
-            self.members += [(path, member.name, member.offset_data, member.size) for member in found]
-        if not self.members:
-            raise DataError(f"no images ({' '.join(SUFFIXES)}) in {paths[0]}: name a tar of images, not of latents")
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def read(self, first: int, stop: int) -> list[np.ndarray]:
-        with ThreadPoolExecutor(_threads()) as pool:
-            return list(pool.map(_read_member, self.members[first:stop]))
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            return list(pool.map(self.read_one, self.items[first:stop]))
 
     def identity(self) -> str:
         return _identity(self.paths)
+
+
+class FolderImages(FileImages):
+    """Every image below a folder."""
+
+    def __init__(self, path: Path) -> None:
+        files = sorted(file for file in path.rglob("*") if _is_sample(file.relative_to(path)))
+        if not files:
+            raise DataError(f"no images ({' '.join(SUFFIXES)}) and no tars in {path}: name a folder that has some")
+        super().__init__(files, files, _read_file)
+
+
+class TarImages(FileImages):
+    """The images in tars, in the order of the files; other members are ignored."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        members: list[tuple[Path, str, int, int]] = []
+        for path in paths:
+            with reading(path), tarfile.open(path, "r:") as tar:  # uncompressed: members are read by offset
+                found = [member for member in tar if member.isfile() and _is_sample(Path(member.name))]
+            members += [(path, member.name, member.offset_data, member.size) for member in found]
+        if not members:
+            raise DataError(f"no images ({' '.join(SUFFIXES)}) in {paths[0]}: name a tar of images, not of latents")
+        super().__init__(paths, members, _read_member)
 
 
 class BatchImages(ImageSource):
@@ -238,7 +237,3 @@ def _identity(paths: list[Path]) -> str:
     facts = ((path.resolve(), path.stat()) for path in paths)
     text = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in facts)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _threads() -> int:
-    return min(8, os.cpu_count() or 1)

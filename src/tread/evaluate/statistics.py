@@ -115,9 +115,7 @@ class Tally:
     """The accumulated statistics of one pass over images; `total` is their number over all processes."""
 
     def __init__(self, features: str, total: int, *, keep_vectors: bool = True) -> None:
-        self.features = features
-        self.total = total
-        self.keep_vectors = keep_vectors
+        self.features, self.total, self.keep_vectors = features, total, keep_vectors
         self.moments: dict[str, Moments] = {}
         self.vectors: list[np.ndarray] = []
         self.score: dict[str, np.ndarray] = {}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tread.errors import ConfigError, nearest
+from tread.errors import ConfigError, nearest, needs
 from tread.finetune.quantize import not_unpacked
 
 AdapterKind = Literal["standard", "lokr", "lycoris"]
@@ -143,11 +143,9 @@ def _inject(model: Any, config: Any, peft: Any) -> None:
 
 
 def _add_lycoris(model: nn.Module, linears: Mapping[str, nn.Linear], config: dict[str, Any]) -> None:
-    try:
+    with needs("lora_type lycoris needs lycoris-lora", "lycoris"):
         from lycoris import create_lycoris
         from lycoris.config import PRESET
-    except ImportError as error:
-        raise ImportError("lora_type lycoris needs lycoris-lora: pip install 'tread-diffusion[lycoris]'") from error
     by_name = {"target_name": [f"{re.escape(name)}$" for name in linears], "target_module": []}
     chosen = config.pop("apply_preset", None) or by_name
     every = {"enable_conv": False, "target_name": [], "target_module": [], "module_algo_map": {}, "name_algo_map": {}}
@@ -166,8 +164,6 @@ def _add_lycoris(model: nn.Module, linears: Mapping[str, nn.Linear], config: dic
 
 
 def _peft() -> Any:
-    try:
+    with needs("LoRA and LoKr need peft", "diffusers"):
         import peft
-    except ImportError as error:
-        raise ImportError("LoRA and LoKr need peft: pip install 'tread-diffusion[diffusers]'") from error
     return peft

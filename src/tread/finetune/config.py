@@ -56,9 +56,8 @@ def check(path: str | Path, as_json: bool = False, overrides: Sequence[str] = ()
     try:
         translated = translate(read_mapping(path, overrides))
     except ConfigError as error:
-        print(
-            json.dumps({"runs": False, "error": str(error)}) if as_json else error, file=None if as_json else sys.stderr
-        )
+        told = json.dumps({"runs": False, "error": str(error)}) if as_json else error
+        print(told, file=None if as_json else sys.stderr)
         return 2
     print(_as_json(translated) if as_json else describe(translated))
     return 1 if translated.unsupported else 0

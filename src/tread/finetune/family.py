@@ -10,6 +10,7 @@
 """
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -138,10 +139,7 @@ class TuneFamily(ABC):
 
     def tokens(self, latents: Tensor) -> int:
         """Number of target tokens of latents of this shape."""
-        count = 1
-        for size, patch in zip(self._grid(latents), self.patch, strict=True):
-            count *= size // patch
-        return count
+        return math.prod(size // patch for size, patch in zip(self._grid(latents), self.patch, strict=True))
 
     def any_in_token(self, latents: Tensor) -> Tensor:
         """Bool, shaped like latents with one channel -> (B, S): True for tokens with any True in their patch."""

@@ -61,12 +61,10 @@ class FinetuneJob(JobConfig):
         )
 
     def called(self, setting: str) -> str:
-        """The key of a fine-tune's config for a setting of the loop."""
         return NAMES[setting]
 
     @property
     def divergence_advice(self) -> str:
-        """What to change when the loss is no longer a number."""
         return (
             "Lower learning_rate or max_grad_norm, or set mixed_precision to 'no', and continue with "
             "resume_from_checkpoint=latest."
@@ -94,8 +92,7 @@ class FinetuneJob(JobConfig):
             ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")
         if self.tune.use_ema:
             ways.append("set use_ema to false")
-        plan = self.tune.plan()
-        if plan is None:
+        if self.tune.plan() is None:
             ways.append("route tokens (tread_config: balanced)")
         ways.append("lower the resolution of the data")
         return "Any of these needs less: " + "; ".join(ways) + "."

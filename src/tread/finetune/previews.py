@@ -33,6 +33,7 @@ STRIP = 8
 class Previews:
     """The settings of previews; `draw` writes them to FOLDER/previews and to the trackers."""
 
+    config: FinetuneConfig
     folder: Path
     family: TuneFamily
     prompts: Sequence[tuple[str, Text]]
@@ -42,12 +43,8 @@ class Previews:
     frames: int
     steps: int
     guidance: float
-    seed: int
-    framerate: int
-    image: Path | None
     accelerator: Accelerator
     dtype: torch.dtype
-    tiling: bool
 
     @torch.no_grad()
     def draw(self, models: Mapping[str, nn.Module], step: int) -> list[tuple[str, str]]:
@@ -61,7 +58,7 @@ class Previews:
         for part in parts:
             if isinstance(model := getattr(pipeline, part), nn.Module):  # a processor has no device
                 model.to(device)
-        if self.tiling:
+        if self.config.vae_enable_tiling:
             pipeline.vae.enable_tiling()
         for part in missing:
             getattr(pipeline, part).enable_group_offload(device, num_blocks_per_group=1)
@@ -70,7 +67,7 @@ class Previews:
         for index, (prompt, text) in enumerate(self.prompts):
             picture = self._call(pipeline, text, device)
             stem = self.folder / "previews" / f"step-{step:08d}-{index}"
-            path = _save(picture, stem, self.framerate)
+            path = _save(picture, stem, self.config.framerate)
             drawn.append((prompt, path.relative_to(self.folder).as_posix()))
             self._track(f"preview {index}: {prompt[:60]}", path, step)
         del pipeline
@@ -86,11 +83,11 @@ class Previews:
         arguments = family.prompt_arguments(moved(text), moved(self.negative) if self.guidance > 1 else None)
         arguments |= {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
         arguments |= {"num_inference_steps": self.steps, family.guidance_argument: self.guidance}
-        arguments |= {"generator": torch.Generator("cpu").manual_seed(self.seed)}
+        arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}
         if family.video:
             arguments["num_frames"] = self.frames
-        if self.image is not None:
-            with Image.open(self.image) as image:
+        if self.config.validation_image is not None:
+            with Image.open(self.config.validation_image) as image:
                 arguments["image"] = image.convert("RGB").resize((self.width, self.height))
         output = pipeline(**arguments, output_type="pil")
         return output.frames[0] if family.video else output.images[0]
@@ -112,6 +109,7 @@ def make_previews(
     longest = max(entry.bucket.frames for entry in data.train.entries)
     _check_image(config, family)
     return Previews(
+        config=config,
         folder=folder,
         family=family,
         prompts=[(prompt, data.texts[prompt]) for prompt in config.prompts],
@@ -121,12 +119,8 @@ def make_previews(
         frames=config.validation_num_video_frames or longest,
         steps=config.validation_num_inference_steps or family.steps,
         guidance=family.guidance if config.validation_guidance is None else config.validation_guidance,
-        seed=config.validation_seed,
-        framerate=config.framerate,
-        image=None if config.validation_image is None else Path(config.validation_image),
         accelerator=accelerator,
         dtype=torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32,
-        tiling=config.vae_enable_tiling,
     )
 
 

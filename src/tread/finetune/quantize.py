@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tread.attach.registry import family_of
-from tread.errors import ConfigError, check_choice
+from tread.errors import ConfigError, check_choice, needs
 from tread.kernels import float8
 
 GROUP = 64
@@ -70,10 +70,8 @@ class FrozenLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.precision = linear.in_features, linear.out_features, precision
         self.dtype, self.bias = linear.weight.dtype, linear.bias
-        codes, scale, low = PACK[precision](linear.weight.detach())
-        self.register_buffer("codes", codes)
-        self.register_buffer("scale", scale)
-        self.register_buffer("low", low)
+        for name, tensor in zip(("codes", "scale", "low"), PACK[precision](linear.weight.detach()), strict=True):
+            self.register_buffer(name, tensor)
 
     @property
     def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -197,26 +195,22 @@ def _float8_gradient(gradient: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
 
 def _bitsandbytes_nf4(linear: nn.Linear) -> nn.Module:
     bnb: Any = importlib.import_module("bitsandbytes.nn")
-    weight, device = linear.weight.data, linear.weight.device
-    new = bnb.Linear4bit(
-        linear.in_features, linear.out_features, linear.bias is not None, weight.dtype, quant_type="nf4", device="meta"
-    )
-    new.weight = bnb.Params4bit(weight, requires_grad=False, quant_type="nf4", module=new).to(device)
-    new.bias = linear.bias
-    new.register_forward_pre_hook(_Cast(weight.dtype))
-    return new
+    weight, sides = linear.weight.data, (linear.in_features, linear.out_features)
+    new = bnb.Linear4bit(*sides, linear.bias is not None, weight.dtype, quant_type="nf4", device="meta")
+    return _filled(new, linear, bnb.Params4bit(weight, requires_grad=False, quant_type="nf4", module=new))
 
 
 def _bitsandbytes_int8(linear: nn.Linear) -> nn.Module:
     bnb: Any = importlib.import_module("bitsandbytes.nn")
-    weight, device = linear.weight.data, linear.weight.device
-    new = bnb.Linear8bitLt(
-        linear.in_features, linear.out_features, linear.bias is not None, has_fp16_weights=False, device="meta"
-    )
+    weight, sides = linear.weight.data, (linear.in_features, linear.out_features)
+    new = bnb.Linear8bitLt(*sides, linear.bias is not None, has_fp16_weights=False, device="meta")
     # bitsandbytes quantizes int8 weights only if they come from the CPU
-    new.weight = bnb.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False).to(device)
-    new.bias = linear.bias
-    new.register_forward_pre_hook(_Cast(weight.dtype))
+    return _filled(new, linear, bnb.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False))
+
+
+def _filled(new: Any, linear: nn.Linear, weight: Any) -> nn.Module:
+    new.weight, new.bias = weight.to(linear.weight.device), linear.bias
+    new.register_forward_pre_hook(_Cast(linear.weight.dtype))
     return new
 
 
@@ -249,12 +243,8 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Raise an error if the precision needs a package that is missing, or a GPU other than `device`."""
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     if method.package is not None:
-        try:
+        with needs(f"base_model_precision {precision!r} needs {method.package}", "quant"):
             importlib.import_module(method.package)
-        except ImportError as error:
-            raise ImportError(
-                f"base_model_precision {precision!r} needs {method.package}: pip install 'tread-diffusion[quant]'"
-            ) from error
     if method.float8_compute and not float8.supported(device):
         raise ConfigError(
             f"base_model_precision is {precision!r}, which multiplies in float8 and needs a GPU of compute capability "

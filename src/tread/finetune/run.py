@@ -36,10 +36,10 @@ def finetune(config: FinetuneConfig) -> Path:
     family = open_family(config.model_family, source, config.tokenizer_max_length)
     if (plan := config.plan()) is not None and source.depth:
         plan.resolve(source.depth)  # refuses windows outside the model before anything is encoded
-    accelerator = make_accelerator(FinetuneJob.of(config), find_unused=True)
+    job = FinetuneJob.of(config)
+    accelerator = make_accelerator(job, find_unused=True)
     if config.base_model_precision not in UNQUANTIZED:
         check_precision(config.base_model_precision, accelerator.device)
-    job = FinetuneJob.of(config)
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
         # previews draw with an expert that is not trained too
         source.check(*(part for part, _, _ in (family.experts if config.prompts else trained_experts(config, family))))

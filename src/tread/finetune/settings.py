@@ -22,18 +22,7 @@ from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
 from tread.training.settings import OptimizerName
 
-Precision = Literal[
-    "no_change",
-    "bf16",
-    "fp32",
-    "int8",
-    "int4",
-    "fp8",
-    "fp8-forward",
-    "fp8-matmul",
-    "int8-bnb",
-    "nf4",
-]
+Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
 """Settings of a config that hold for the data entries without one of their own."""
@@ -260,8 +249,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             raise ConfigError(
                 f"validation_resolution is {value!r}; write WIDTHxHEIGHT, e.g. 1024x768, or one number for a square."
             )
-        width, height = found[1], found[2] or found[1]
-        return int(width), int(height)
+        return int(found[1]), int(found[2] or found[1])
 
     def with_steps(self, steps_per_epoch: int) -> "FinetuneConfig":
         """The config with num_train_epochs turned into max_train_steps."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tread.data.stock import check_tokenizer, check_weights
-from tread.errors import ConfigError
+from tread.errors import ConfigError, needs
 
 DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
 """Keys of a transformer's config that count layers; each family has one or two of them."""
@@ -96,10 +96,8 @@ class Source:
         return {name: value for name, value in given.items() if value is not None}
 
     def _load_config(self, part: str | None) -> dict[str, Any]:
-        try:
+        with needs("tread finetune needs diffusers", "diffusers"):
             from diffusers.configuration_utils import ConfigMixin
-        except ImportError as error:
-            raise ImportError("tread finetune needs diffusers: pip install 'tread-diffusion[diffusers]'") from error
         file = {None: "model_index.json", "scheduler": "scheduler_config.json"}.get(part, "config.json")
         loader: Any = type("Loader", (ConfigMixin,), {"config_name": file})
         where = {"revision": self.revision} if self.revision else {}

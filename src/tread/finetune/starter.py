@@ -109,9 +109,8 @@ def starter_config(family: str, model: str, data: str) -> str:
 def _look_at_model(family: str, place: str) -> Model:
     try:
         source = Source(place)
-        found = Model(
-            pipeline=source.pipeline_name, experts=sum(name.startswith("transformer") for name in source.parts)
-        )
+        experts = sum(name.startswith("transformer") for name in source.parts)
+        found = Model(pipeline=source.pipeline_name, experts=experts)
         found = replace(found, depth=source.depth or found.depth, large=_is_large(family, place))
         opened = open_family(family, source)
         return replace(found, multiple=opened.multiple, frame_factor=opened.frame_factor)

@@ -21,17 +21,7 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError, check_choice, check_int
 from tread.kernels.checkpointing import Checkpointing, recomputing
-from tread.models.layers import (
-    Block,
-    FinalLayer,
-    MlpName,
-    NormName,
-    TimeEmbedding,
-    patchify,
-    rope_positions,
-    sincos_positions,
-    unpatchify,
-)
+from tread.models import layers
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.routing.state import State
@@ -63,8 +53,8 @@ class DiT(nn.Module):
         out_channels: int | None = None,
         rope: bool = False,
         qk_norm: bool = False,
-        norm: NormName = "layer",
-        mlp: MlpName = "gelu",
+        norm: layers.NormName = "layer",
+        mlp: layers.MlpName = "gelu",
         checkpointing: Checkpointing = False,
     ) -> None:
         super().__init__()
@@ -76,8 +66,8 @@ class DiT(nn.Module):
         self.width = _width(width, heads, rope)
         self.num_classes = check_int(num_classes, "num_classes", 1)
         self.rope, self.qk_norm = rope, qk_norm
-        self.norm = check_choice(norm, "norm", get_args(NormName))
-        self.mlp = check_choice(mlp, "mlp", get_args(MlpName))
+        self.norm = check_choice(norm, "norm", get_args(layers.NormName))
+        self.mlp = check_choice(mlp, "mlp", get_args(layers.MlpName))
         if not 1 <= width * mlp_ratio < math.inf:
             raise ConfigError(f"mlp_ratio is {mlp_ratio}; it must be positive, 4 is usual.")
         if checkpointing not in (False, True, "selective"):
@@ -89,16 +79,16 @@ class DiT(nn.Module):
         """The handle that `route` made; None: every forward is dense."""
 
         self.grid = (self.input_size[0] // patch, self.input_size[1] // patch)
-        table = rope_positions(self.grid, width // heads) if rope else None
-        self.register_buffer("positions", sincos_positions(self.grid, width), persistent=False)  # (S, D)
+        table = layers.rope_positions(self.grid, width // heads) if rope else None
+        self.register_buffer("positions", layers.sincos_positions(self.grid, width), persistent=False)  # (S, D)
         self.register_buffer("rope_table", table, persistent=False)  # (S, head_size / 2, 2)
         self.patch_embed = nn.Linear(patch * patch * in_channels, width)
-        self.time_embed = TimeEmbedding(width)
+        self.time_embed = layers.TimeEmbedding(width)
         self.label_embed = nn.Embedding(num_classes + 1, width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, mlp_ratio=mlp_ratio, qk_norm=qk_norm, norm=norm, mlp=mlp) for _ in range(depth)
+            layers.Block(width, heads, mlp_ratio=mlp_ratio, qk_norm=qk_norm, norm=norm, mlp=mlp) for _ in range(depth)
         )
-        self.final = FinalLayer(width, patch * patch * self.out_channels, norm=norm)
+        self.final = layers.FinalLayer(width, patch * patch * self.out_channels, norm=norm)
         self._init_weights()
 
     def _init_weights(self) -> None:
@@ -125,7 +115,7 @@ class DiT(nn.Module):
                 f"The input has shape {tuple(x.shape)} where this model needs (batch, {self.in_channels}, "
                 f"{self.input_size[0]}, {self.input_size[1]}); set input_size and in_channels to the data's."
             )
-        x = self.patch_embed(patchify(x, self.patch)) + self.positions  # (B, S, D)
+        x = self.patch_embed(layers.patchify(x, self.patch)) + self.positions  # (B, S, D)
         x = x if self.stream is None else x.to(self.stream)
         c = nn.functional.silu(self.time_embed(time) + self.label_embed(labels))  # (B, D)
         state = self.routing.begin(training=self.training) if self.routing is not None else State()
@@ -133,7 +123,7 @@ class DiT(nn.Module):
             x = state.enter(layer, x)  # (B, K, D) inside a window
             x = self._run(block, x, c, state.side("rope", self.rope_table))
             x = state.exit(layer, x)  # (B, S, D) again after a window
-        return unpatchify(self.final(x, c), self.patch, self.grid)  # (B, out_channels, H, W)
+        return layers.unpatchify(self.final(x, c), self.patch, self.grid)  # (B, out_channels, H, W)
 
     def _run(self, block: nn.Module, x: Tensor, c: Tensor, rope: Tensor | None) -> Tensor:
         if not (self.checkpointing and torch.is_grad_enabled()):

@@ -150,10 +150,6 @@ class SwigluMlp(nn.Module):
         return self.fc2(F.silu(gate) * value)  # (B, S, D)
 
 
-def make_mlp(name: MlpName, width: int, mlp_ratio: float) -> nn.Module:
-    return {"gelu": GeluMlp, "swiglu": SwigluMlp}[name](width, mlp_ratio)
-
-
 class Block(nn.Module):
     """One layer with adaLN-Zero: tokens x (B, S, D), condition c (B, D), rope table -> (B, S, D)."""
 
@@ -164,7 +160,7 @@ class Block(nn.Module):
         self.norm1 = AdaNorm(norm)
         self.attn = Attention(width, heads, qk_norm=qk_norm)
         self.norm2 = AdaNorm(norm)
-        self.mlp = make_mlp(mlp, width, mlp_ratio)
+        self.mlp = {"gelu": GeluMlp, "swiglu": SwigluMlp}[mlp](width, mlp_ratio)
         self.modulation = nn.Linear(width, 6 * width)
 
     def forward(self, x: Tensor, c: Tensor, rope: Tensor | None = None) -> Tensor:

@@ -22,13 +22,8 @@ _OUTSIDE = {
     "final_layer.adaLN_modulation.1": "final.modulation",
     "final_layer.linear": "final.linear",
 }
-_INSIDE = {
-    "attn.qkv": "attn.qkv",
-    "attn.proj": "attn.proj",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
-    "adaLN_modulation.1": "modulation",
-}
+_INSIDE = {name: name for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+_INSIDE["adaLN_modulation.1"] = "modulation"
 
 
 def _key_map(depth: int) -> dict[str, str]:
@@ -63,19 +58,6 @@ def _check_keys(given: set[str], wanted: set[str]) -> None:
         )
 
 
-def _check_shape(key: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    if given != wanted:
-        raise ConfigError(
-            f"The weight {key!r} has shape {given} where this model needs {wanted}; build the model with the size, "
-            "patch, channels and number of classes of the published one."
-        )
-
-
-def _first_channels(weight: Tensor, positions: int, channels: int) -> Tensor:
-    """Rows (positions * published channels, ...) -> the first `channels` of each patch position."""
-    return weight.unflatten(0, (positions, -1))[:, :channels].flatten(0, 1)  # (positions * channels, ...)
-
-
 @torch.no_grad()
 def load_published_dit(model: DiT, state_dict: Mapping[str, Tensor]) -> None:
     """Load a published DiT state dict, e.g. DiT-XL-2-256x256.pt, into `model` in place.
@@ -98,7 +80,11 @@ def load_published_dit(model: DiT, state_dict: Mapping[str, Tensor]) -> None:
         wanted["final_layer.linear.weight"] = (2 * positions * channels, model.width)
         wanted["final_layer.linear.bias"] = (2 * positions * channels,)
     for theirs, shape in wanted.items():
-        _check_shape(theirs, tuple(state_dict[theirs].shape), shape)
+        if (given := tuple(state_dict[theirs].shape)) != shape:
+            raise ConfigError(
+                f"The weight {theirs!r} has shape {given} where this model needs {shape}; build the model with the "
+                "size, patch, channels and number of classes of the published one."
+            )
     if not torch.allclose(state_dict["pos_embed"][0].to(model.positions), model.positions, atol=1e-4):
         raise ConfigError(
             "The table 'pos_embed' is not the fixed sine-cosine embedding that this model computes; "
@@ -110,5 +96,6 @@ def load_published_dit(model: DiT, state_dict: Mapping[str, Tensor]) -> None:
     mapped["patch_embed.weight"] = convolution.permute(0, 2, 3, 1).flatten(1)  # (D, p * p * C)
     if takes_noise_half:
         for kind in ("final.linear.weight", "final.linear.bias"):
-            mapped[kind] = _first_channels(mapped[kind], positions, channels)
+            each = mapped[kind].unflatten(0, (positions, -1))  # (positions, published channels, ...)
+            mapped[kind] = each[:, :channels].flatten(0, 1)  # (positions * channels, ...)
     model.load_state_dict(mapped)

@@ -14,16 +14,7 @@ import torch
 from torch import Tensor
 
 from tread.errors import ConfigError
-from tread.objectives.objective import (
-    TIME_SCALE,
-    Field,
-    Net,
-    at_least_float32,
-    beside,
-    check_number,
-    check_steps,
-    mean_square,
-)
+from tread.objectives.objective import Field, Net, ask, at_least_float32, beside, check_number, check_steps, mean_square
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +75,7 @@ class EDM:
         x = at_least_float32(x)
         sigma = sigma.to(x.dtype)
         at = beside(sigma, x)  # (B, 1, 1, 1)
-        answer = net(self.c_in(at) * x, TIME_SCALE * self.c_noise(sigma), labels)
-        return self.c_skip(at) * x + self.c_out(at) * answer.to(x.dtype)
+        return self.c_skip(at) * x + self.c_out(at) * ask(net, self.c_in(at) * x, self.c_noise(sigma), labels)
 
     # Eq. 8 with the weight of Table 1
     def loss(self, net: Net, x: Tensor, labels: Tensor, *, noise: Tensor, u: Tensor) -> Tensor:
@@ -94,10 +84,10 @@ class EDM:
         noise = noise.to(x.dtype)
         sigma = self.level(u).to(x.dtype)
         at = beside(sigma, x)  # (B, 1, 1, 1)
-        answer = net(self.c_in(at) * (x + at * noise), TIME_SCALE * self.c_noise(sigma), labels)
+        answer = ask(net, self.c_in(at) * (x + at * noise), self.c_noise(sigma), labels)
         # (x - c_skip * (x + sigma * noise)) / c_out, without the cancellation
         target = self.c_in(at) * (at / self.sigma_data * x - self.sigma_data * noise)
-        return mean_square(answer.to(x.dtype) - target)
+        return mean_square(answer - target)
 
     # Algorithm 2, line 7 (the ODE of Eq. 1, its score from Eq. 3)
     def field(self, net: Net) -> Field:
@@ -112,8 +102,4 @@ class EDM:
         check_steps(steps)
         high, low = self.sigma_max ** (1 / self.rho), self.sigma_min ** (1 / self.rho)
         rungs = max(steps - 1, 1)  # with one step there is nothing between sigma_max and 0
-        return [
-            self.sigma_max,
-            *((high + i / rungs * (low - high)) ** self.rho for i in range(1, steps)),
-            0.0,
-        ]
+        return [self.sigma_max, *((high + i / rungs * (low - high)) ** self.rho for i in range(1, steps)), 0.0]

@@ -14,16 +14,7 @@ import torch
 from torch import Tensor
 
 from tread.errors import ConfigError
-from tread.objectives.objective import (
-    TIME_SCALE,
-    Field,
-    Net,
-    at_least_float32,
-    beside,
-    check_number,
-    check_steps,
-    mean_square,
-)
+from tread.objectives.objective import Field, Net, ask, at_least_float32, beside, check_number, check_steps, mean_square
 
 Time = Literal["uniform", "logit-normal"]
 T = TypeVar("T", float, Tensor)
@@ -83,7 +74,7 @@ class Flow:
     def velocity(self, net: Net, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """The network's prediction of noise - x at x_t, (B, C, H, W); t (B,)."""
         x = at_least_float32(x)
-        return net(x, TIME_SCALE * t.to(x.dtype), labels).to(x.dtype)
+        return ask(net, x, t.to(x.dtype), labels)
 
     # Liu et al. Eq. 1 and Lipman et al. Eq. 23 (sigma_min = 0)
     def loss(self, net: Net, x: Tensor, labels: Tensor, *, noise: Tensor, u: Tensor) -> Tensor:

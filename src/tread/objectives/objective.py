@@ -62,6 +62,11 @@ def beside(level: Tensor, x: Tensor) -> Tensor:
     return level.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))  # (B,) -> (B, 1, 1, 1)
 
 
+def ask(net: Net, x: Tensor, condition: Tensor, labels: Tensor) -> Tensor:
+    """The network's answer at a noise condition (B,), in the dtype of x."""
+    return net(x, TIME_SCALE * condition, labels).to(x.dtype)
+
+
 def mean_square(error: Tensor) -> Tensor:
     return error.square().flatten(1).mean(1)  # (B, C, H, W) -> (B,)
 

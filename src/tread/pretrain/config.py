@@ -177,7 +177,6 @@ def _group_file(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, str]:
-    """The option that is chosen in each group."""
     return {group: _check_option(group, _name(config, group) or usual) for group, (usual, _) in GROUPS.items()}
 
 

@@ -16,6 +16,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,26 +64,20 @@ class DataImages(ImageSource):
         return hashlib.sha256(f"{self._settings} {len(self)}".encode()).hexdigest()
 
 
+@dataclass(eq=False)
 class ModelImages(ImageSource):
     """What a model draws: image i has the label and the noise of index i."""
 
-    read_ahead = False
+    net: Net
+    objective: Objective
+    config: PretrainConfig
+    evaluate: EvaluateConfig
+    shape: tuple[int, int, int]
+    num_classes: int
+    decode: Decode
+    accelerator: Accelerator
 
-    def __init__(
-        self,
-        net: Net,
-        objective: Objective,
-        config: PretrainConfig,
-        evaluate: EvaluateConfig,
-        *,
-        shape: tuple[int, int, int],
-        num_classes: int,
-        decode: Decode,
-        accelerator: Accelerator,
-    ) -> None:
-        self.net, self.objective, self.config, self.evaluate = net, objective, config, evaluate
-        self.shape, self.num_classes = shape, num_classes
-        self.decode, self.accelerator = decode, accelerator
+    read_ahead = False
 
     def __len__(self) -> int:
         return self.evaluate.samples
@@ -108,13 +103,9 @@ class ModelImages(ImageSource):
                 self.objective,
                 self.labels(first, first + size),
                 shape=self.shape,
-                seed=sample.seed,
-                steps=sample.steps,
                 guidance=self.evaluate.guidance,
                 null_label=self.num_classes,
-                interval=sample.bounds,
-                branches=sample.branches,
-                solver=sample.solver,
+                **sample.drawing,
                 batch_size=size,
                 first_index=first,
                 device=self.accelerator.device,
@@ -177,7 +168,7 @@ class Evaluation:
             for note in report.notes:
                 warnings.warn(note, RiskWarning, stacklevel=2)
             figures = report.metrics
-            found = {"step": step, **report.as_dict(), "sampling": self._sampling()}
+            found = {"step": step, **asdict(report), "sampling": self._sampling()}
             self.folder.mkdir(parents=True, exist_ok=True)  # a reference that is statistics left nothing there
             with atomic_write(self.folder / f"step-{step:08d}.json") as file:
                 file.write((json.dumps(found, indent=2) + "\n").encode())
@@ -185,7 +176,6 @@ class Evaluation:
         return figures
 
     def _sampling(self) -> dict[str, Any]:
-        """How the samples were drawn."""
         names = ("steps", "solver", "interval", "guidance_kind", "strong_ratio", "weak_ratio", "ratio_schedule", "seed")
         return {"guidance": self.evaluate.guidance} | {name: getattr(self.config.sample, name) for name in names}
 

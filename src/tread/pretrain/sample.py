@@ -129,14 +129,9 @@ def sample_run(
         schedule=ratio_schedule or own.schedule,
     )
     if branches.needs_weak != (weak is not None):
-        raise ConfigError(
-            f"--guidance-kind {branches.kind} "
-            + (
-                f"needs --weak: a lesser run, or an earlier checkpoint's folder in {run / CHECKPOINTS}."
-                if weak is None
-                else "has no use for --weak; leave it out."
-            )
-        )
+        lacks = f"needs --weak: a lesser run, or an earlier checkpoint's folder in {run / CHECKPOINTS}."
+        fix = lacks if weak is None else "has no use for --weak; leave it out."
+        raise ConfigError(f"--guidance-kind {branches.kind} {fix}")
     lesser = None if weak is None else open_run(weak, averaged=averaged, device=device)
     if lesser is not None:
         _check_same_task(opened, lesser)
@@ -192,15 +187,10 @@ def sample_run(
         )
         images = decode(samples).cpu()  # (B, H, W, 3 or 1)
         save_images(images, names[here], folder)
-        shown += [image for i, image in enumerate(images, first) if _is_shown(i, per_class)]
+        places = [divmod(index, per_class) for index in range(first, first + len(images))]  # in the grid
+        shown += [x for x, (i, j) in zip(images, places, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
     make_grid(torch.stack(shown), columns=min(per_class, GRID_COLUMNS)).save(grid)
     return grid
-
-
-def _is_shown(index: int, per_class: int) -> bool:
-    """Whether a sample has a place in the grid."""
-    row, column = divmod(index, per_class)
-    return row < GRID_ROWS and column < GRID_COLUMNS
 
 
 def _check_same_task(run: Run, weak: Run) -> None:

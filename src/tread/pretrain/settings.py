@@ -161,6 +161,12 @@ class SampleConfig:
         _ = self.branches  # refuses ratios that do not go together
 
     @property
+    def drawing(self) -> dict[str, Any]:
+        """The arguments of `generate` that are settings here, but for the guidance scale."""
+        names = ("seed", "steps", "solver", "branches")
+        return {name: getattr(self, name) for name in names} | {"interval": self.bounds}
+
+    @property
     def bounds(self) -> tuple[float, float] | None:
         """The interval as a pair."""
         return None if self.interval is None else (self.interval[0], self.interval[1])
@@ -240,7 +246,6 @@ class PretrainConfig(JobConfig):
 
     @property
     def memory_advice(self) -> str:
-        """What to change when memory runs out."""
         graphs = "Set train.graphs=false, for graphs keep memory of their own. " if self.train.graphs else ""
         return (
             f"{graphs}Raise train.micro_steps (smaller forwards, the same batch), set train.checkpointing=true, lower "
@@ -249,12 +254,10 @@ class PretrainConfig(JobConfig):
 
     @property
     def divergence_advice(self) -> str:
-        """What to change when the loss is no longer a number."""
         return (
             "Lower optimizer.learning_rate, set optimizer.clip or train.precision=float32, and continue with "
             "resume=latest."
         )
 
     def resume_command(self, folder: Path) -> str:
-        """What a user types to go on with a stopped run."""
         return f"tread train resume={folder}"

@@ -60,9 +60,8 @@ class Pretraining:
         shape, num_classes = self.dataset.shape, self.dataset.num_classes
         compiled = compiles(config.train.compile, accelerator.device)
         checkpointing = False if compiled else config.train.checkpointing  # compiled layers do it themselves
-        self.model: DiT = build_model(config.model, shape, num_classes, checkpointing=checkpointing).to(
-            accelerator.device
-        )
+        model = build_model(config.model, shape, num_classes, checkpointing=checkpointing)
+        self.model: DiT = model.to(accelerator.device)
         if config.train.precision == "bf16-stream":
             self.model.stream = torch.bfloat16
         if config.model.weights is not None:
@@ -210,13 +209,9 @@ class Pretraining:
                     self.objective,
                     labels,
                     shape=self.dataset.shape,
-                    seed=sample.seed,
-                    steps=sample.steps,
                     guidance=sample.guidance,
                     null_label=classes,
-                    interval=sample.bounds,
-                    branches=sample.branches,
-                    solver=sample.solver,
+                    **sample.drawing,
                     device=self.accelerator.device,
                     progress=False,
                 )

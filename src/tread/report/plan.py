@@ -24,10 +24,8 @@ def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: 
     lines = [f"{depth} layers, width {width}, {tokens} tokens" + (f" + {context} of text" if context else "")]
     for route in plan.routes:
         kept = kept_count(tokens, route.selection_ratio)
-        lines.append(
-            f"  layers {route.start_layer_idx}..{route.end_layer_idx}: {kept} of {tokens} tokens "
-            f"(drops {route.selection_ratio:.0%})"
-        )
+        window = f"layers {route.start_layer_idx}..{route.end_layer_idx}"
+        lines.append(f"  {window}: {kept} of {tokens} tokens (drops {route.selection_ratio:.0%})")
     mib = 2**20
     lines += [
         "                            dense      routed",

@@ -1,8 +1,10 @@
 """`tread eval`: measure on the device there is, in one process or many, and print what was found."""
 
-import json
 import os
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,15 +19,15 @@ def run_evaluation(
     ref: Path | None,
     features: str,
     weights: str | None,
-    batch_size: int,
-    frechet_only: bool,
-    count: int | None,
-    work: Path | None,
     save: Path | None,
     device: str | None,
     json: bool,
+    **options: Any,
 ) -> None:
-    """Print a table or JSON, from the first process alone; `accelerate launch fid.py ...` starts many."""
+    """Print a table or JSON, from the first process alone; `accelerate launch fid.py ...` starts many.
+
+    `options` are those of `evaluate.compare.evaluate`.
+    """
     place = _device(device)
     rank = 0
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -33,21 +35,11 @@ def run_evaluation(
 
         state = PartialState(cpu=place.type == "cpu")
         rank, place = state.process_index, state.device or place
-    extractor = load_extractor(features, weights, place)
-    report = evaluate(
-        samples,
-        ref,
-        extractor,
-        batch_size=batch_size,
-        frechet_only=frechet_only,
-        count=count,
-        work=work,
-        save=save,
-    )
+    report = evaluate(samples, ref, load_extractor(features, weights, place), save=save, **options)
     if save is not None and rank == 0 and not json:
         print(f"saved: {save}")
     if report is not None and rank == 0:
-        print(_as_json(report.as_dict()) if json else report.table())
+        print(dumps(asdict(report), indent=2) if json else report.table())
 
 
 def _device(name: str | None) -> torch.device:
@@ -58,7 +50,3 @@ def _device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError):  # torch asserts that it was built for CUDA
         raise ConfigError(f"--device is {name!r}, which is not there; use cpu, or leave it out.") from None
     return device
-
-
-def _as_json(figures: dict[str, object]) -> str:
-    return json.dumps(figures, indent=2)

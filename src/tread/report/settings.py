@@ -1,16 +1,9 @@
-"""The settings of `tread train` for people to read: `configs/`, the help text and docs/settings.md.
+"""The settings of `tread train` for people to read: the files of `configs/`, and the help text."""
 
-`python -m tread.report.settings` writes `configs/` and the page of the clone; a test holds them current.
-"""
-
-import textwrap
-from pathlib import Path
-
-from tread.config.fields import MISSING, Field, fields_of
+from tread.config.fields import fields_of
 from tread.config.reference import commented, scalar, section_lines, yaml_lines
-from tread.pretrain.config import GROUPS, config_folder
+from tread.pretrain.config import GROUPS
 from tread.pretrain.settings import MODELS, ROUTE_DOCS, ModelConfig, PretrainConfig
-from tread.report.pages import markdown_table
 
 INTRODUCTION = """\
 # Every setting of `tread train` (and of `accelerate launch train.py`), with its default. What you change here takes
@@ -48,46 +41,6 @@ def train_help() -> str:
     return "\n".join([usage, files["config.yaml"].removeprefix(INTRODUCTION).lstrip(), *groups]).rstrip()
 
 
-def settings_page() -> str:
-    """docs/settings.md: every setting of `tread train` in tables."""
-    parts = [
-        "# Settings of `tread train`\n",
-        "Generated from the fields of `src/tread/pretrain/settings.py`; `tread train --help` prints the same. "
-        "[finetune.md](finetune.md) has the keys of `tread finetune`.\n",
-        textwrap.dedent(
-            """\
-            Settings come in layers, each over the one before: these defaults, `configs/config.yaml` in a clone, the
-            chosen groups (`model=`, `data=`, `objective=`), a file of your own, `name=value` on the command line. The
-            type of a setting decides how its value is read: text verbatim (`data.path=2024`, `null` is none where that
-            is allowed), everything else as YAML (`optimizer.betas=[0.9, 0.99]`). A setting inside the routes has its
-            index in the name: `model.tread_config.routes.0.selection_ratio=0.25`.
-            """
-        ),
-    ]
-    for name, field in fields_of(PretrainConfig).items():
-        if name in GROUPS:
-            usual, options = GROUPS[name]
-            for option, owner in options.items():
-                chosen = " (the default)" if option == usual else ""
-                parts.append(f"## `{name}={option}`{chosen}\n\n{ABOUT[f'{name}.{option}']}\n")
-                if name != "model" or option == usual:
-                    parts.append(_table(f"{name}.", {k: f for k, f in fields_of(owner).items() if k != "name"}))
-        elif callable(field.hint) and hasattr(field.hint, "__dataclass_fields__"):
-            parts.append(f"## `{name}`\n\n{(field.hint.__doc__ or '').strip()}\n")
-            parts.append(_table(f"{name}.", fields_of(field.hint)))
-    top = {name: field for name, field in fields_of(PretrainConfig).items() if name in ("output_dir", "resume")}
-    parts.insert(3, "## The run\n\n" + _table("", top))
-    return "\n".join(parts).rstrip() + "\n"
-
-
-def _table(prefix: str, fields: dict[str, Field]) -> str:
-    rows = [
-        (f"`{prefix}{name}`", "required" if field.default is MISSING else f"`{scalar(field.default)}`", field.doc)
-        for name, field in fields.items()
-    ]
-    return (markdown_table(("setting", "default", "meaning"), rows) if rows else "It has no settings.") + "\n"
-
-
 def _config_yaml() -> str:
     lines = [INTRODUCTION.rstrip(), ""]
     for group, (usual, options) in GROUPS.items():
@@ -110,7 +63,6 @@ def _option_yaml(group: str, name: str) -> str:
 
 
 def _route_lines(routes: dict[str, object] | None, about: str) -> list[str]:
-    """The routes of a model with a comment on each key."""
     if routes is None:
         return commented("tread_config: null", about)
     lines = commented("tread_config:", about)
@@ -125,18 +77,3 @@ def _route_lines(routes: dict[str, object] | None, about: str) -> list[str]:
         else:
             lines += commented(f"  {name}: {scalar(value)}", ROUTE_DOCS[name])
     return lines
-
-
-def write(root: Path) -> None:
-    """Write the files below the root of a clone."""
-    for path, text in config_files().items():
-        target = root / "configs" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    (root / "docs" / "settings.md").write_text(settings_page(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    folder = config_folder()
-    assert folder is not None, "only in a clone"
-    write(folder.parent)

@@ -1,12 +1,11 @@
 """Random numbers as a pure function of integer words: no generator, no global state.
 
-- `bits(seed, step, sample, token)` hashes its words and nothing else, so a number depends on its words and
-  never on earlier draws: a resumed run, another number of processes, CPU or GPU, eager or compiled code all
-  see the same values.
-- A word is a non-negative Python int or an int64 tensor below 2**32; tensors broadcast against each other.
-  Leading Python ints are folded on the host and cost no kernel.
-- Everything stays below 2**63: a 32-bit state times a constant below 2**31. No product overflows, so
-  backends cannot differ in how they wrap.
+- `bits(seed, step, sample, token)` hashes its words and nothing else, so a number depends on its words and never on
+  earlier draws: a resumed run, another number of processes, CPU or GPU, eager or compiled code all see the same values.
+- A word is a non-negative Python int or an int64 tensor below 2**32; tensors broadcast against each other. Leading
+  Python ints are folded on the host and cost no kernel.
+- Everything stays below 2**63: a 32-bit state times a constant below 2**31. No product overflows, so backends cannot
+  differ in how they wrap.
 """
 
 import math

@@ -2,8 +2,7 @@
 
 `RoutePlan.from_config` takes what users write: a mapping, a JSON string, the path of a JSON or YAML file, or just the
 name of a preset; with or without the outer key `tread_config`, with `routes` or a `preset`. `plan.resolve(depth)` gives
-the plan of one model: routes sorted, disjoint and in range. A route either runs as written or is
-refused by name.
+the plan of one model: routes sorted, disjoint and in range. A route either runs as written or is refused by name.
 """
 
 from collections.abc import Mapping
@@ -111,10 +110,7 @@ class RoutePlan:
 
     def to_config(self) -> dict[str, Any]:
         """The JSON form; `RoutePlan.from_config` reads it back to an equal plan."""
-        config: dict[str, Any] = {
-            "routes": [route.to_config() for route in self.routes],
-            "selector": self.selector,
-        }
+        config: dict[str, Any] = {"routes": [route.to_config() for route in self.routes], "selector": self.selector}
         if self.selector != "random":
             config["importance"] = self.importance
         config["seed"] = self.seed

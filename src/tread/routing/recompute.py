@@ -49,7 +49,6 @@ class Recomputed(Protocol):
 
     def put_back(self, held: Any) -> None:
         """Restore what `hold` returned."""
-        ...
 
     def come_back(self) -> Callable[[], None] | None:
         """Turn routing on, detached or not; returns a function that undoes it, or None if nothing was done."""

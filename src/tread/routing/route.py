@@ -57,10 +57,7 @@ class Route:
         """The same route with non-negative indices, checked against a model of `depth` layers."""
         start, end = (
             _resolve_index(value, name, depth, self)
-            for value, name in (
-                (self.start_layer_idx, "start_layer_idx"),
-                (self.end_layer_idx, "end_layer_idx"),
-            )
+            for value, name in ((self.start_layer_idx, "start_layer_idx"), (self.end_layer_idx, "end_layer_idx"))
         )
         if start > end:
             raise ConfigError(

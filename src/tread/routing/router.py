@@ -40,8 +40,7 @@ class TREADRouter:
 
     def __init__(self, seed: int = DEFAULT_SEED, device: torch.device | str | None = None) -> None:
         self.seed = check_int(seed, "seed", 0)
-        self.device = device
-        self.calls = 0
+        self.device, self.calls = device, 0
         self.mask_token: float | Tensor = 0.0
         """The value of dropped tokens if `end_route` is given no original: a number, or a tensor (D,)."""
 

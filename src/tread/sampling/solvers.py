@@ -1,10 +1,9 @@
 """ODE solvers: free functions over a field, from noise to data.
 
-- A solver takes a field (the slope dx/dlevel), the starting state `x` = levels[0] * noise, and falling levels
-  that end at 0. It knows nothing of networks, objectives or guidance.
-- No solver evaluates the field at level 0, where EDM's slope is undefined and a logit-normal flow was never
-  trained. So Heun's last step is an Euler step; one step with a second-order local error leaves the
-  method second order.
+- A solver takes a field (the slope dx/dlevel), the starting state `x` = levels[0] * noise, and falling levels that end
+  at 0. It knows nothing of networks, objectives or guidance.
+- No solver evaluates the field at level 0, where EDM's slope is undefined and a logit-normal flow was never trained. So
+  Heun's last step is an Euler step; one step with a second-order local error leaves the method second order.
 - Churn's noise comes in through `draw`, so that a solver has no random state.
 """
 

@@ -19,8 +19,7 @@ class EMA:
     def __init__(self, model: nn.Module, *, decay: float, warmup: int) -> None:
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.averages: dict[str, Tensor] = {name: parameter.detach().clone() for name, parameter in trained.items()}
-        self.decay = decay
-        self.warmup = warmup
+        self.decay, self.warmup = decay, warmup
         self._parameters: list[Tensor] = list(trained.values())
 
     def decay_at(self, step: int) -> float:

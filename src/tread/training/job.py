@@ -9,12 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import (
-    AutocastKwargs,
-    DistributedDataParallelKwargs,
-    ProjectConfiguration,
-    broadcast_object_list,
-)
+from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, ProjectConfiguration, broadcast_object_list
 
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
@@ -64,7 +59,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
-        newest(source / CHECKPOINTS, _say_nothing)  # refuses broken ones
+        newest(source / CHECKPOINTS, lambda _: None)  # refuses broken ones; they are named when one is loaded
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
@@ -79,7 +74,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
             recover(folder / CHECKPOINTS)
         accelerator.wait_for_everyone()
         if goes_on:
-            newest(folder / CHECKPOINTS, _say_nothing)  # refuses broken ones before anything is encoded or loaded
+            newest(folder / CHECKPOINTS, lambda _: None)  # refuses broken ones before anything is encoded or loaded
         taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
         accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
         if taken:
@@ -155,10 +150,6 @@ def locked(path: Path) -> Iterator[bool]:
         except OSError:  # a file system without locks
             pass
         yield True
-
-
-def _say_nothing(_: str) -> None:
-    """Broken checkpoints are named when one is loaded."""
 
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:

@@ -50,9 +50,7 @@ class Metrics:
     """Collects per-step values on every rank; rank 0 writes them. `advice` is what to do where one is not finite."""
 
     def __init__(self, folder: Path, accelerator: Accelerator, *, start_step: int, advice: str) -> None:
-        self._path = folder / FILE
-        self._advice = advice
-        self._accelerator = accelerator
+        self._path, self._accelerator, self._advice = folder / FILE, accelerator, advice
         self._waiting: list[_Waiting] = []
         if accelerator.is_main_process and self._path.exists():
             kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= start_step]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tread.errors import check_choice
+from tread.errors import check_choice, needs
 from tread.routing import noise
 from tread.training.settings import OptimizerConfig
 
@@ -27,48 +27,12 @@ ROUNDING = int.from_bytes(b"roun")
 def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """The optimizer that `config.name` names, over all of `parameters`."""
     make = OPTIMIZERS[check_choice(config.name, "optimizer.name", OPTIMIZERS)]
-    return make(list(parameters), config)
-
-
-def _adamw(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    fused = all(parameter.is_cuda for parameter in parameters)
-    return torch.optim.AdamW(parameters, **_adam_arguments(config), fused=fused)
-
-
-def _adamw_bf16(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    return AdamWBF16(parameters, **_adam_arguments(config))
-
-
-def _lion(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    return Lion(parameters, **_adam_arguments(config))
-
-
-def _adafactor(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """Adafactor scales its steps by each weight, so it needs a rate about a hundred times AdamW's; it has no betas."""
-    return torch.optim.Adafactor(parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
-
-
-def _adamw_8bit(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    return _bitsandbytes()["adamw"](parameters, **_adam_arguments(config))
-
-
-def _lion_8bit(parameters: list[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    return _bitsandbytes()["lion"](parameters, **_adam_arguments(config))
-
-
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], OptimizerConfig], Optimizer]] = {
-    "adamw": _adamw,
-    "adamw-8bit": _adamw_8bit,
-    "adamw-bf16": _adamw_bf16,
-    "lion": _lion,
-    "lion-8bit": _lion_8bit,
-    "adafactor": _adafactor,
-}
-
-
-def _adam_arguments(config: OptimizerConfig) -> dict[str, Any]:
-    beta1, beta2 = config.betas
-    return {"lr": config.learning_rate, "betas": (beta1, beta2), "weight_decay": config.weight_decay}
+    arguments: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    if config.name != "adafactor":  # it has no betas
+        arguments["betas"] = tuple(config.betas)
+    if config.name == "adamw":
+        arguments["fused"] = all(parameter.is_cuda for parameter in parameters)
+    return make(list(parameters), **arguments)
 
 
 # Chen et al. 2023 (arXiv 2302.06675), Algorithm 2
@@ -102,15 +66,9 @@ class AdamWBF16(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Sequence[nn.Parameter],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        eps: float = 1e-8,
+        self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": 1e-8})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -160,11 +118,9 @@ def _chance(parameter: Tensor, step: int, index: int) -> Tensor:
 @cache
 def _bitsandbytes() -> dict[str, Any]:
     """Bitsandbytes' optimizers with a flat state of plain tensors and without a synchronisation in each step."""
-    try:
+    with needs("8-bit optimizers need bitsandbytes", "quant"):
         optim: Any = importlib.import_module("bitsandbytes.optim")
         base: Any = importlib.import_module("bitsandbytes.optim.optimizer").Optimizer8bit
-    except ImportError as error:
-        raise ImportError("8-bit optimizers need bitsandbytes: pip install 'tread-diffusion[quant]'") from error
 
     books = {"qmap1": "dynamic", "qmap2": "udynamic"}
 
@@ -200,3 +156,13 @@ def _bitsandbytes() -> dict[str, Any]:
     class Lion8bit(Flat, optim.Lion8bit): ...
 
     return {"adamw": AdamW8bit, "lion": Lion8bit}
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adamw-8bit": lambda *given, **settings: _bitsandbytes()["adamw"](*given, **settings),
+    "adamw-bf16": AdamWBF16,
+    "lion": Lion,
+    "lion-8bit": lambda *given, **settings: _bitsandbytes()["lion"](*given, **settings),
+    "adafactor": torch.optim.Adafactor,  # scales its steps by each weight: needs about a hundred times AdamW's rate
+}

@@ -54,7 +54,6 @@ class Task(Protocol):
 
         Called on rank 0 after every save and every resume, with the checkpoint's averaged weights in place.
         """
-        ...
 
 
 def is_due(every: int, step: int, steps: int) -> bool:

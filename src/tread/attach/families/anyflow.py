@@ -7,11 +7,7 @@ ANYFLOW = Family(
     stacks=(
         Stack(
             name="blocks",
-            sides=(
-                Side(name="rotary_emb.query", dim=2),
-                Side(name="rotary_emb.key", dim=2),
-                Side(name="temb", dim=1),
-            ),
+            sides=(Side(name="rotary_emb.query", dim=2), Side(name="rotary_emb.key", dim=2), Side(name="temb", dim=1)),
         ),
     ),
 )

@@ -1,16 +1,10 @@
 """Bria 3.2 and Fibo."""
 
-from tread.attach.families.flux2 import later_images
+from tread.attach.families.flux2 import SIDES, later_images
 from tread.attach.family import Family, Rotary, Side, Stack, length
 
 # the table covers text and image tokens, text first, in both stacks
 _ROPE = Side(name="image_rotary_emb", dim=0)
-_MASKED = (
-    _ROPE,
-    # a mask over keys, or over queries and keys
-    Side(name="joint_attention_kwargs.attention_mask", dim=3, ndim=4),
-    Side(name="joint_attention_kwargs.attention_mask", dim=2, ndim=4),
-)
 _ROTARY = Rotary(function="diffusers.models.transformers.transformer_bria.apply_rotary_emb", axis=1)
 
 BRIA = Family(
@@ -27,8 +21,8 @@ BRIA = Family(
 BRIA_FIBO = Family(
     models=("BriaFiboTransformer2DModel",),
     stacks=(
-        Stack(name="transformer_blocks", returns=1, sides=_MASKED),
-        Stack(name="single_transformer_blocks", sides=_MASKED),  # text and image tokens joined, text first
+        Stack(name="transformer_blocks", returns=1, sides=SIDES),
+        Stack(name="single_transformer_blocks", sides=SIDES),  # text and image tokens joined, text first
     ),
     tokens=length("hidden_states"),
     references=later_images,

@@ -44,11 +44,7 @@ BRIA_FIBO2 = Family(
         Stack(
             name="layers",
             stream="x",
-            sides=(
-                Side(name="attn_mask", dim=1),
-                Side(name="freqs_cis", dim=1),
-                Side(name="noise_mask", dim=1),
-            ),
+            sides=(Side(name="attn_mask", dim=1), Side(name="freqs_cis", dim=1), Side(name="noise_mask", dim=1)),
         ),
     ),
     tokens=_tokens,

@@ -2,7 +2,4 @@
 
 from tread.attach.family import Family, Stack
 
-DIT = Family(
-    models=("DiTTransformer2DModel",),
-    stacks=(Stack(name="transformer_blocks"),),
-)
+DIT = Family(models=("DiTTransformer2DModel",), stacks=(Stack(name="transformer_blocks"),))

@@ -2,14 +2,13 @@
 
 from torch import Tensor, nn
 
-from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length
+from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length, square
 
-_SIDES = (
+SIDES = (
     # the table covers text and image tokens, text first, in both stacks
     Side(name="image_rotary_emb", dim=0),
     # a mask over keys, or over queries and keys
-    Side(name="joint_attention_kwargs.attention_mask", dim=3, ndim=4),
-    Side(name="joint_attention_kwargs.attention_mask", dim=2, ndim=4),
+    *square("joint_attention_kwargs.attention_mask", 3, 2, ndim=4),
 )
 
 
@@ -29,8 +28,8 @@ def _refuse(model: nn.Module, arguments: Arguments) -> str | None:
 FLUX2 = Family(
     models=("Flux2Transformer2DModel",),
     stacks=(
-        Stack(name="transformer_blocks", returns=1, sides=_SIDES),
-        Stack(name="single_transformer_blocks", sides=_SIDES),  # text and image tokens joined, text first
+        Stack(name="transformer_blocks", returns=1, sides=SIDES),
+        Stack(name="single_transformer_blocks", sides=SIDES),  # text and image tokens joined, text first
     ),
     tokens=length("hidden_states"),
     references=later_images,

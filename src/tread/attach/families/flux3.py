@@ -5,19 +5,13 @@ from tread.attach.family import Family, Rotary, Side, Stack, length
 FLUX3 = Family(
     models=("Flux3Transformer2DModel",),
     stacks=(
-        Stack(
-            name="mode_blocks.image",
-            sides=(Side(name="temb_mod", dim=1), Side(name="image_rotary_emb", dim=0)),
-        ),
+        Stack(name="mode_blocks.image", sides=(Side(name="temb_mod", dim=1), Side(name="image_rotary_emb", dim=0))),
         # the image tokens, then those of reference images; text comes before both in the table
         Stack(
             name="single_transformer_blocks",
             returns=1,
             image="first",
-            sides=(
-                Side(name="temb_mod", dim=1),
-                Side(name="image_rotary_emb", dim=0, after="encoder_hidden_states"),
-            ),
+            sides=(Side(name="temb_mod", dim=1), Side(name="image_rotary_emb", dim=0, after="encoder_hidden_states")),
         ),
     ),
     tokens=length("hidden_states"),

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tread.attach.family import Arguments, Family, Side, Stack, read_count
+from tread.attach.family import Arguments, Family, Side, Stack, read_count, square
 
 _IMAGE = 2  # how `indicator` marks an image token
 _LAYOUT = "every sample must end with its image tokens, and all samples have the same number of them."
@@ -31,8 +31,7 @@ IDEOGRAM4 = Family(
         Stack(
             name="layers",
             sides=(
-                Side(name="attention_mask", dim=3),
-                Side(name="attention_mask", dim=2),
+                *square("attention_mask", 3, 2),
                 Side(name="image_rotary_emb", dim=1),
                 Side(name="adaln_input", dim=1),
             ),

@@ -5,6 +5,8 @@ from typing import Any
 
 from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length
 
+_ROTATE = "diffusers.models.transformers.transformer_joyimage._apply_rotary_emb"
+
 
 def _patches(model: Any, arguments: Arguments) -> int:
     """Latents (B, C, T, H, W), or several images (B, N, C, T, H, W)."""
@@ -36,14 +38,7 @@ JOYIMAGE_EDIT = Family(
     ),
     tokens=_patches,
     references=_later_images,
-    rotary=(
-        Rotary(
-            function="diffusers.models.transformers.transformer_joyimage._apply_rotary_emb",
-            axis=1,
-            tables=(2,),
-            turns=2,
-        ),
-    ),
+    rotary=(Rotary(function=_ROTATE, axis=1, tables=(2,), turns=2),),
     notes="Reference images are kept unless reference_tokens is 'route'.",
 )
 

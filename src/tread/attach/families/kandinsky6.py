@@ -22,9 +22,8 @@ def _references(model: Any, arguments: Arguments) -> int | Tensor:
 KANDINSKY6 = Family(
     models=("Kandinsky6Transformer3DModel",),
     stacks=(
-        Stack(
-            name="visual_transformer_blocks", stream="vis", returns=0, sides=(Side(name="vis_rope", dim=0),)
-        ),  # the audio tokens are a stream of their own and all stay
+        # the audio tokens are a stream of their own and all stay
+        Stack(name="visual_transformer_blocks", stream="vis", returns=0, sides=(Side(name="vis_rope", dim=0),)),
     ),
     tokens=patches("hidden_states", 1, 2, 3, size=setting("config.patch_size")),
     references=_references,

@@ -7,8 +7,7 @@ KREA2 = Family(
     stacks=(
         # text and image tokens joined, text first, in the stream and on both axes
         Stack(
-            name="transformer_blocks",
-            sides=(Side(name="image_rotary_emb", dim=0), Side(name="attention_mask", dim=3)),
+            name="transformer_blocks", sides=(Side(name="image_rotary_emb", dim=0), Side(name="attention_mask", dim=3))
         ),
     ),
     tokens=length("hidden_states"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tread.attach.family import Arguments, Family, Side, Stack
+from tread.attach.family import Arguments, Family, Side, Stack, square
 
 
 def _refuse(model: Any, arguments: Arguments) -> str | None:
@@ -17,12 +17,7 @@ RFD4_PROTEINA = Family(
         Stack(
             name="transformer_layers",
             stream="values",
-            sides=(
-                Side(name="pairs", dim=1),
-                Side(name="pairs", dim=2),
-                Side(name="condition", dim=1),
-                Side(name="mask", dim=1),
-            ),
+            sides=(*square("pairs", 1, 2), Side(name="condition", dim=1), Side(name="mask", dim=1)),
         ),
     ),
     # between layers the pairs are updated from all tokens

@@ -61,11 +61,7 @@ Z_IMAGE = Family(
             name="layers",
             stream="x",
             image="first",
-            sides=(
-                Side(name="attn_mask", dim=1),
-                Side(name="freqs_cis", dim=1),
-                Side(name="noise_mask", dim=1),
-            ),
+            sides=(Side(name="attn_mask", dim=1), Side(name="freqs_cis", dim=1), Side(name="noise_mask", dim=1)),
         ),
     ),
     tokens=_tokens,

@@ -11,6 +11,8 @@ from typing import Any
 
 from PIL import Image
 
+from tread.errors import needs
+
 SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 
 _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
@@ -39,8 +41,6 @@ def read_clip(path: Path) -> Iterator[Image.Image]:
 
 
 def _open(path: Path) -> Any:
-    try:
+    with needs("reading clips needs PyAV", "data"):
         import av
-    except ImportError as error:
-        raise ImportError("reading clips needs PyAV: pip install 'tread-diffusion[data]'") from error
     return av.open(str(path))

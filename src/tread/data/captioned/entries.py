@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tread.config.schema import at_least
 from tread.errors import ConfigError
 
 TABLES = (".csv", ".jsonl", ".parquet")
@@ -34,10 +35,7 @@ class VideoConfig:
     """Clips with more frames are left out; null sets no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("num_frames", "min_frames", "max_frames"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"video.{name} is {value}; it must be at least 1.")
+        at_least(self, "video", num_frames=1, min_frames=1, max_frames=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,17 +14,7 @@ from typing import Any, NamedTuple
 
 from tread.data.captioned.entries import TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
-from tread.data.captioned.tables import (
-    CAPTION_COLUMNS,
-    FILE_COLUMNS,
-    MASK_COLUMNS,
-    REFERENCE_COLUMNS,
-    Place,
-    cell_place,
-    choose_column,
-    load_dataset,
-    read_table,
-)
+from tread.data.captioned.tables import COLUMNS, Place, cell_place, choose_column, load_dataset, read_table
 from tread.errors import ConfigError
 
 MASK_ENDINGS = (".mask", "_mask", "-mask")
@@ -124,24 +114,17 @@ def _in_dataset(config: DataConfig) -> Iterator[Found]:
 
 
 def _choose(config: DataConfig, columns: list[str], where: str) -> tuple[str, str | None, str | None, str | None]:
-    """The columns of files, captions, masks and references."""
-    file_column = choose_column(columns, config.image_column, FILE_COLUMNS, "image_column", where)
+    file_column, caption_column, *others = (choose_column(columns, config, setting, where) for setting in COLUMNS)
     if file_column is None:
         raise ConfigError(
             f"no column of files in {where}, which has {', '.join(columns) or 'no columns'}; name it in image_column."
         )
-    caption_column = choose_column(columns, config.caption_column, CAPTION_COLUMNS, "caption_column", where)
     needed = config.caption_strategy in TABLE_STRATEGIES or (config.caption_strategy is None and config.dataset_name)
     if caption_column is None and needed and not config.instance_prompt:
         raise ConfigError(
             f"no column of captions in {where}, which has {', '.join(columns)}; name it in caption_column."
         )
-    return (
-        file_column,
-        caption_column,
-        choose_column(columns, config.mask_column, MASK_COLUMNS, "mask_column", where),
-        choose_column(columns, config.reference_column, REFERENCE_COLUMNS, "reference_column", where),
-    )
+    return file_column, caption_column, others[0], others[1]
 
 
 def _captions(config: DataConfig, path: Path, cell: Any) -> tuple[str, ...] | Skipped:

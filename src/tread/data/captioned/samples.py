@@ -81,7 +81,10 @@ def collect(
             )
         found, pairs = list(find(config)), _conditioning(config, configs)
         describe = partial(_describe, config=config, dataset=index, pairs=pairs, video=video)
-        described = _each(describe, found, config.name, progress)
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            done = pool.map(describe, found)
+            bar = tqdm(done, total=len(found), desc=config.name, unit="file", disable=not progress, leave=False)
+            described = list(bar)
         kept = [one for one in described if isinstance(one, Sample)]
         left_out = [one for one in described if isinstance(one, Skipped)]
         if not kept:
@@ -147,9 +150,8 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
         return Skipped(name, "there is no such file")
     moves = isinstance(found.place, Path) and is_clip(found.place)
     if moves and (not video or config.dataset_type == "image"):
-        return Skipped(
-            name, "it is a clip, and " + ("dataset_type is image" if video else "the model trains on images")
-        )
+        why = "dataset_type is image" if video else "the model trains on images"
+        return Skipped(name, f"it is a clip, and {why}")
     kind: MaskKind = "segmentation" if config.conditioning_type == "segmentation" else "mask"
     mask, reference = found.mask, found.reference or pairs.get("reference", {}).get(shared)
     for other in ("mask", "segmentation"):
@@ -185,14 +187,6 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
     )
 
 
-def _each(
-    function: Callable[[Found], Sample | Skipped], found: list[Found], name: str, progress: bool
-) -> list[Sample | Skipped]:
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        results = pool.map(function, found)
-        return list(tqdm(results, total=len(found), desc=name, unit="file", disable=not progress, leave=False))
-
-
 def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
     where = f"nothing to train on in {config.place} (data entry {config.name!r})"
     if skipped:
@@ -207,12 +201,7 @@ def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
     return DataError(f"{where}: found {found}; put images or clips with .txt captions there, or name another place")
 
 
-def _say_masks(
-    config: DataConfig,
-    samples: list[Sample],
-    pairs: Pairs,
-    say: Callable[[str], None],
-) -> None:
+def _say_masks(config: DataConfig, samples: list[Sample], pairs: Pairs, say: Callable[[str], None]) -> None:
     masked = sum(sample.mask is not None for sample in samples)
     if masked or "mask" in pairs or "segmentation" in pairs:
         rest = len(samples) - masked

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tread.data.captioned.entries import DataConfig
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, needs
 
-FILE_COLUMNS = ("file_name", "file", "filename", "path", "image", "video")
-CAPTION_COLUMNS = ("text", "caption", "captions", "prompt")
-MASK_COLUMNS = ("mask", "mask_file_name")
-REFERENCE_COLUMNS = ("reference", "reference_file_name")
+COLUMNS = {
+    "image_column": ("file_name", "file", "filename", "path", "image", "video"),
+    "caption_column": ("text", "caption", "captions", "prompt"),
+    "mask_column": ("mask", "mask_file_name"),
+    "reference_column": ("reference", "reference_file_name"),
+}
+"""The usual names of the column that a setting names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +55,14 @@ def opened(place: Place) -> Path | io.BytesIO:
     return place if isinstance(place, Path) else io.BytesIO(place.read())
 
 
-def choose_column(
-    columns: Iterable[str], asked: str | None, usual: Sequence[str], setting: str, where: str
-) -> str | None:
-    """The column `asked`, else the first of the usual names among the columns, else None."""
-    columns = list(columns)
+def choose_column(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> str | None:
+    """The column that a setting of the entry names, else the first of the usual names, else None."""
+    asked = getattr(config, setting)
     if asked is not None and asked not in columns:
         raise ConfigError(
             f"{setting} is {asked!r}, but {where} has the columns {', '.join(columns)}; name one of them."
         )
-    return asked or next((name for name in usual if name in columns), None)
+    return asked or next((name for name in COLUMNS[setting] if name in columns), None)
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
@@ -93,10 +94,8 @@ def _json_lines(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet(path: Path) -> list[dict[str, Any]]:
-    try:
+    with needs("a Parquet table needs pyarrow", "data"):
         from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise ImportError("a Parquet table needs pyarrow: pip install 'tread-diffusion[data]'") from error
     try:
         return parquet.read_table(path).to_pylist()
     except (ArrowException, OSError) as error:
@@ -105,10 +104,8 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 def load_dataset(config: DataConfig) -> Any:
     """The dataset of a `huggingface` entry, with its pictures not decoded."""
-    try:
+    with needs("a Hugging Face dataset needs datasets", "data"):
         import datasets
-    except ImportError as error:
-        raise ImportError("a Hugging Face dataset needs datasets: pip install 'tread-diffusion[data]'") from error
     place = config.place
     # datasets would show a progress bar per file
     quiet = not datasets.is_progress_bar_enabled()

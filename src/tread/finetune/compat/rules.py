@@ -98,10 +98,7 @@ MODELS: dict[str, dict[str, str]] = {
     "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0"},
     "pixart_sigma": {"1024-ms": "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS"},
     "qwen_image": {"v1.0": "Qwen/Qwen-Image"},
-    "sd3": {
-        "medium": "stabilityai/stable-diffusion-3.5-medium",
-        "large": "stabilityai/stable-diffusion-3.5-large",
-    },
+    "sd3": {"medium": "stabilityai/stable-diffusion-3.5-medium", "large": "stabilityai/stable-diffusion-3.5-large"},
     "wan": {
         "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
         "t2v-480p-14b-2.1": "Wan-AI/Wan2.1-T2V-14B-Diffusers",
@@ -147,22 +144,21 @@ def steps(value: Any, config: Mapping[str, Any]) -> Outcome:
     return Outcome.runs(max_train_steps=value)
 
 
-OPTIMIZERS = {
-    "adamw_bf16": "adamw-bf16",
-    "torch-adamw": "adamw",
-    "optimi-adamw": "adamw",
-    "bnb-adamw": "adamw",
-    "bnb-adamw-paged": "adamw",
-    "bnb-adamw8bit": "adamw-8bit",
-    "bnb-adamw8bit-paged": "adamw-8bit",
-    "ao-adamw8bit": "adamw-8bit",
-    "torch-adafactor": "adafactor",
-    "optimi-lion": "lion",
-    "bnb-lion": "lion",
-    "bnb-lion-paged": "lion",
-    "bnb-lion8bit": "lion-8bit",
-    "bnb-lion8bit-paged": "lion-8bit",
-}
+def _by_word(ours: Mapping[str, str]) -> dict[str, str]:
+    """Our word for each word of others, from their words for each of ours."""
+    return {word: own for own, words in ours.items() for word in words.split()}
+
+
+OPTIMIZERS = _by_word(
+    {
+        "adamw-bf16": "adamw_bf16",
+        "adamw": "torch-adamw optimi-adamw bnb-adamw bnb-adamw-paged",
+        "adamw-8bit": "bnb-adamw8bit bnb-adamw8bit-paged ao-adamw8bit",
+        "adafactor": "torch-adafactor",
+        "lion": "optimi-lion bnb-lion bnb-lion-paged",
+        "lion-8bit": "bnb-lion8bit bnb-lion8bit-paged",
+    }
+)
 """Names of optimizers in other trainers -> `optimizer`."""
 
 
@@ -180,25 +176,17 @@ def optimizer(value: Any, config: Mapping[str, Any]) -> Outcome:
     return Outcome.runs(optimizer=value)
 
 
-PRECISIONS = {
-    "int8-torchao": "int8",
-    "int8-quanto": "int8",
-    "int8-sdnq": "int8",
-    "int4-torchao": "int4",
-    "int4-quanto": "int4",
-    "int4-sdnq": "int4",
-    "uint4-sdnq": "int4",
-    "fp8wo-torchao": "fp8",
-    "fp8-quanto": "fp8",
-    "fp8uz-quanto": "fp8",
-    "fp8-sdnq": "fp8",
-    "fp8-torchao": "fp8-forward",
-    "fp8-both-ways": "fp8-matmul",
-    "nf4-bnb": "nf4",
-    "fp4-bnb": "nf4",
-    "no": "no_change",
-    "none": "no_change",
-}
+PRECISIONS = _by_word(
+    {
+        "int8": "int8-torchao int8-quanto int8-sdnq",
+        "int4": "int4-torchao int4-quanto int4-sdnq uint4-sdnq",
+        "fp8": "fp8wo-torchao fp8-quanto fp8uz-quanto fp8-sdnq",
+        "fp8-forward": "fp8-torchao",
+        "fp8-matmul": "fp8-both-ways",
+        "nf4": "nf4-bnb fp4-bnb",
+        "no_change": "no none",
+    }
+)
 """Names of precisions in other trainers, and `fp8-both-ways`, our own earlier name -> `base_model_precision`."""
 
 
@@ -255,28 +243,19 @@ def scheduler(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 def dynamo(value: Any, config: Mapping[str, Any]) -> Outcome:
     """Any backend of torch.compile turns `compile` on."""
-    if "compile" in config:
-        return Outcome.ignored("compile is there too, and is read instead")
-    return Outcome.translated({"compile": value not in OFF})
+    return renamed("compile")(value not in OFF, config)
 
 
-ATTENTION = {
-    "diffusers": "auto",
-    "native-flash": "flash",
-    "native-efficient": "efficient",
-    "native-math": "math",
-    "cudnn": "cudnn",
-}
+ATTENTION = {"diffusers": "auto", "cudnn": "cudnn"}
+ATTENTION |= {f"native-{kernel}": kernel for kernel in ("flash", "efficient", "math")}
 """`attention_mechanism` -> `attention`."""
 
 
 def attention(value: Any, config: Mapping[str, Any]) -> Outcome:
     """Kernels of torch are chosen by `attention`; those of other packages compute the same and are ignored."""
-    if "attention" in config:
-        return Outcome.ignored("attention is there too, and is read instead")
-    if value not in ATTENTION:
+    if value not in ATTENTION and "attention" not in config:
         return Outcome.ignored("speed alone; attention chooses among torch's kernels")
-    return Outcome.translated({"attention": ATTENTION[value]})
+    return renamed("attention")(ATTENTION.get(value), config)
 
 
 def processes(value: Any, config: Mapping[str, Any]) -> Outcome:

@@ -174,19 +174,20 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
     rank = FULL_MATRIX if value.get("full_matrix") else value.get("linear_dim", 4)
     full = rank >= FULL_MATRIX
     alpha = rank if full else value.get("linear_alpha") or rank
-    rules: dict[str, Outcome] = {
-        "algo": Outcome(verdict="translated", text="lora_type: lokr"),
-        "factor": Outcome(verdict="translated", text=f"lokr_factor: {value.get('factor')}"),
-        "linear_dim": Outcome(verdict="translated", text=f"lora_rank: {rank}"),
-        "full_matrix": Outcome(verdict="translated", text=f"lora_rank: {rank}"),
-        "linear_alpha": Outcome(
-            verdict="translated", text=f"lora_alpha: {alpha}" + (" (full matrices)" if full else "")
-        ),
+    translated = {
+        "algo": "lora_type: lokr",
+        "factor": f"lokr_factor: {value.get('factor')}",
+        "linear_dim": f"lora_rank: {rank}",
+        "full_matrix": f"lora_rank: {rank}",
+        "linear_alpha": f"lora_alpha: {alpha}" + (" (full matrices)" if full else ""),
+        "apply_preset": "lora_targets: the family's own layers; name others there",
+    }
+    rules = {key: Outcome(verdict="translated", text=text) for key, text in translated.items()}
+    rules |= {
         "bypass_mode": Outcome.ignored("it changes how the product is computed, not its result"),
         "multiplier": Outcome.ignored("an adapter is trained at full strength")
         if value.get("multiplier") == 1
         else Outcome.unsupported("write 1, and scale the adapter when you load it"),
-        "apply_preset": Outcome(verdict="translated", text="lora_targets: the family's own layers; name others there"),
     }
     for key, item in value.items():
         unknown = Outcome.unsupported("leave it out; LoKr is peft's here")

@@ -12,7 +12,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -22,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 from tqdm import tqdm
 
+from tread.data.ahead import read_ahead
 from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of, enlargement
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.finding import Skipped
@@ -152,10 +153,10 @@ def _encode_pictures(
         return [{name: tensor[i] for name, tensor in encoded.items()} for i in range(len(pixels))]
 
     bar = tqdm(total=total, initial=total - missing, desc="latents", unit="sample", disable=not progress)
-    with bar, _Writer(cache) as writer:
+    with bar, _Writer(cache) as writer, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for bucket, members in todo.items():
             limit = batch_size
-            for batch, pixels in _read_ahead(members, batch_size):
+            for batch, pixels in read_ahead(pool, _read, members, batch_size):
                 good = {p: x for p, x in zip(batch, pixels, strict=True) if isinstance(x, Tensor)}
                 for picture, failure in zip(batch, pixels, strict=True):
                     if isinstance(failure, DataError):
@@ -200,22 +201,11 @@ class _Writer:
             future.result()
 
 
-def _read_ahead(pictures: list[_Picture], batch_size: int) -> Iterator[tuple[list[_Picture], list[Tensor | DataError]]]:
-    """Batches with the pixels or the error of each picture; the next batch is decoded in the meantime."""
-
-    def read(picture: _Picture) -> Tensor | DataError:
-        try:
-            return read_pixels(picture.place, picture.crop)
-        except DataError as error:
-            return error
-
-    batches = [pictures[first : first + batch_size] for first in range(0, len(pictures), batch_size)]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        following = [pool.submit(read, picture) for picture in batches[0]] if batches else []
-        for n, batch in enumerate(batches):
-            current = following
-            following = [pool.submit(read, picture) for picture in (batches[n + 1] if n + 1 < len(batches) else ())]
-            yield batch, [future.result() for future in current]
+def _read(picture: _Picture) -> Tensor | DataError:
+    try:
+        return read_pixels(picture.place, picture.crop)
+    except DataError as error:
+        return error
 
 
 def _in_parts(encode: Callable[[Any], list[Tensors]], items: Any, limit: int, what: str) -> tuple[list[Tensors], int]:

@@ -77,17 +77,14 @@ class ContentHashes:
         known = self._remembered()
         return {place: known[state] for place in unique if (state := _state(place)) in known}
 
-    def _file(self, rank: int | str) -> str:
-        return f"hashes-{rank}.json"
-
     def _remembered(self) -> dict[tuple[str, int, int], str]:
         known: dict[tuple[str, int, int], str] = {}
-        for file in self.folder.glob(self._file("*")):
+        for file in self.folder.glob("hashes-*.json"):
             known |= {(path, size, time): value for path, (size, time, value) in _read(file).items()}
         return known
 
     def _remember(self, found: dict[tuple[str, int, int], str]) -> None:
-        file = self.folder / self._file(self.ranks.process_index)
+        file = self.folder / f"hashes-{self.ranks.process_index}.json"
         entries = _read(file) | {path: [size, time, value] for (path, size, time), value in found.items()}
         with atomic_write(file) as out:
             out.write(json.dumps(entries).encode())

@@ -4,13 +4,12 @@ Whether a caption is dropped, and which of several captions is taken, is a hash 
 position in the run. So a checkpoint saves no sampler state, and any number of processes sees the same run.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from torch.utils.data import Sampler
+from torch import Tensor
 
 from tread.data.captioned.buckets import BucketOrder
-from tread.data.order import positions
+from tread.data.order import MicroSteps
 from tread.errors import ConfigError
 from tread.routing import noise
 
@@ -29,40 +28,21 @@ class Pick(NamedTuple):
     """The sample's global position in the run, which its noise is a function of."""
 
 
-class PickSampler(Sampler[list[Pick]]):
-    """A DataLoader's `batch_sampler`: the picks of one rank, one list per micro-step; compare `order.StepSampler`."""
+class PickSampler(MicroSteps[Pick]):
+    """The picks of one rank, one list per micro-step; compare `order.StepSampler`."""
 
-    def __init__(
-        self,
-        order: BucketOrder,
-        *,
-        batch: int,
-        micro_steps: int,
-        rank: int,
-        world: int,
-        start_step: int,
-        steps: int,
-        caption_dropout: float,
-        seed: int,
-    ) -> None:
+    def __init__(self, order: BucketOrder, *, caption_dropout: float, seed: int, **slices: int) -> None:
+        batch, micro_steps = slices["batch"], slices["micro_steps"]
         if order.size * micro_steps != batch:
             raise ConfigError(
                 f"the order gives {order.size} samples per micro-step; with {micro_steps} micro-steps the batch is "
                 f"{order.size * micro_steps}, not {batch}."
             )
+        super().__init__(**slices)
         self.order, self.caption_dropout, self.seed = order, caption_dropout, seed
-        self.start_step, self.steps, self.micro_steps = start_step, steps, micro_steps
-        self._slices = {"batch": batch, "micro_steps": micro_steps, "rank": rank, "world": world}
 
-    def __len__(self) -> int:
-        return max(0, self.steps - self.start_step) * self.micro_steps
-
-    def __iter__(self) -> Iterator[list[Pick]]:
-        for step in range(self.start_step, self.steps):
-            for micro_step in range(self.micro_steps):
-                where = positions(step, micro_step, **self._slices)  # (B,)
-                index = step * self.micro_steps + micro_step
-                samples = self.order.batch(index)[where - index * self.order.size]  # (B,)
-                dropped = noise.uniform(self.seed, _DROP_WORD, where) < self.caption_dropout  # (B,)
-                captions = noise.bits(self.seed, _CAPTION_WORD, where)  # (B,)
-                yield list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist(), where.tolist()))
+    def items(self, index: int, where: Tensor) -> list[Pick]:
+        samples = self.order.batch(index)[where - index * self.order.size]  # (B,)
+        dropped = noise.uniform(self.seed, _DROP_WORD, where) < self.caption_dropout  # (B,)
+        captions = noise.bits(self.seed, _CAPTION_WORD, where)  # (B,)
+        return list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist(), where.tolist()))

@@ -49,10 +49,7 @@ class PixArtSigma(TuneFamily):
         # without these packages the pipeline would warn at every call
         clean = is_bs4_available() and is_ftfy_available()
         embeds, mask, _, _ = pipeline.encode_prompt(
-            list(captions),
-            do_classifier_free_guidance=False,
-            clean_caption=clean,
-            max_sequence_length=self.text_length,
+            list(captions), do_classifier_free_guidance=False, clean_caption=clean, max_sequence_length=self.text_length
         )  # (B, L, D), (B, L)
         return [{"embeds": text} for text in cut(embeds, mask)]
 

@@ -72,9 +72,8 @@ class Wan(TuneFamily):
         from diffusers.pipelines.wan.pipeline_wan import WanPipeline
 
         # the same function of the image-to-video pipeline cannot run without ftfy
-        embeds = WanPipeline._get_t5_prompt_embeds(
-            pipeline, list(captions), max_sequence_length=self.text_length
-        )  # (B, 512, D)
+        encode = WanPipeline._get_t5_prompt_embeds
+        embeds = encode(pipeline, list(captions), max_sequence_length=self.text_length)  # (B, 512, D)
         return [{"embeds": text} for text in cut(embeds, embeds.ne(0).any(-1))]
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:

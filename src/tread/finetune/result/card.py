@@ -15,7 +15,6 @@ from typing import Any, Literal, TypedDict
 import yaml
 
 import tread
-from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
@@ -27,11 +26,7 @@ LORA_FILES = {"transformer": "pytorch_lora_weights.safetensors", "transformer_2"
 LYCORIS_FILES = {"transformer": "lycoris.safetensors", "transformer_2": "lycoris_2.safetensors"}
 TWO_EXPERTS: tuple[str, ...] = ("transformer", "transformer_2")
 DTYPE = "torch_dtype=torch.bfloat16"
-HELPERS = (
-    ("diffusers.utils", "load_image"),
-    ("lycoris", "create_lycoris_from_weights"),
-    ("peft", "PeftModel"),
-)
+HELPERS = (("diffusers.utils", "load_image"), ("lycoris", "create_lycoris_from_weights"), ("peft", "PeftModel"))
 ROUTED = (
     "[TREAD](https://arxiv.org/abs/2501.04765) token routing was used in training, and in training alone: nothing of "
     "it is needed here."
@@ -87,20 +82,6 @@ def loading_lines(pipeline_name: str, kind: ResultKind, parts: Sequence[str] = (
     return lines
 
 
-def loader_table() -> str:
-    """A Markdown table of how stock code loads the adapters of each pipeline."""
-    pipelines = [(name, pipeline) for name in sorted(TUNE_FAMILIES) for pipeline in family_class(name).pipelines]
-    entries = [(name, pipeline, TWO_EXPERTS[:1]) for name, pipeline in pipelines]
-    entries.append(("wan, both experts", "WanPipeline", TWO_EXPERTS))
-    rows = ["| family | pipeline | LoRA | LoKr |", "|---|---|---|---|"]
-    for name, pipeline, parts in entries:
-        lora, lokr = (
-            "<br>".join(f"`{line}`" for line in loading_lines(pipeline, kind, parts)) for kind in ("standard", "lokr")
-        )
-        rows.append(f"| {name} | `{pipeline}` | {lora} | {lokr} |")
-    return "\n".join(rows)
-
-
 def card(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts: Facts) -> str:
     """The text of a result's README.md: front matter for the hub, how to load it, how it was trained."""
     kind, base = kind_of(config), config.pretrained_model_name_or_path
@@ -145,14 +126,14 @@ def example(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, fa
 
 
 def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Mapping[str, Any]) -> list[str]:
-    """Lines that call the pipeline and save its output."""
     width, height, frames = facts.get("size", (None, None, None))
     width, height = config.validation_size or (width, height)
     guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
+    by_prompt = family.guidance_argument == "true_cfg_scale"  # guides only if it has a negative prompt, as Qwen-Image
     arguments = {
         "image": _Code('load_image("input.png")') if family.takes_image else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
-        "negative_prompt": config.validation_negative_prompt or " " if _guides_by_prompt(family) else None,
+        "negative_prompt": config.validation_negative_prompt or " " if by_prompt else None,
         "width": width,
         "height": height,
         "num_frames": config.validation_num_video_frames or frames if family.video else None,
@@ -182,11 +163,6 @@ def _literal(value: Any) -> str:
     return str(value)
 
 
-def _guides_by_prompt(family: TuneFamily) -> bool:
-    """Whether the pipeline guides only if it has a negative prompt, as Qwen-Image does."""
-    return family.guidance_argument == "true_cfg_scale"
-
-
 def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
     """Packages that the example needs; Wan's image-to-video pipeline cleans prompts with ftfy."""
     adapter = {"standard": ["peft"], "lokr": ["peft"], "lycoris": ["lycoris-lora"], "full": []}[kind]
@@ -195,16 +171,12 @@ def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
 
 def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
     source = "image" if family.takes_image else "text"
+    trained = {"standard": "lora", "full": "full-finetune"}.get(kind, kind)
     front: dict[str, Any] = {
         "base_model": config.pretrained_model_name_or_path,
         "library_name": "diffusers",
         "pipeline_tag": f"{source}-to-{'video' if family.video else 'image'}",
-        "tags": [
-            "diffusers",
-            "tread",
-            {"standard": "lora", "full": "full-finetune"}.get(kind, kind),
-            config.model_family,
-        ],
+        "tags": ["diffusers", "tread", trained, config.model_family],
     }
     if config.prompts:
         front["instance_prompt"] = config.prompts[0]

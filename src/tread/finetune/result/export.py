@@ -19,15 +19,7 @@ from tread.finetune.result.write import RECORD, write_result
 from tread.finetune.run import load_models, trained_experts
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.source import Source
-from tread.training.checkpoint import (
-    checkpoint_path,
-    list_checkpoints,
-    load_part,
-    load_tensors,
-    newest,
-    read_manifest,
-    trained,
-)
+from tread.training import checkpoint
 from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
 from tread.training.loop import CHECKPOINTS
 
@@ -57,7 +49,7 @@ def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str,
     plain = replace(config, base_model_precision="no_change") if quantized else config
     models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))
     part = "ema" if config.use_ema and "ema.safetensors" in manifest["files"] else "model"
-    load_tensors(trained(joined(models)), load_part(path, part), path)
+    checkpoint.load_tensors(checkpoint.trained(joined(models)), checkpoint.load_part(path, part), path)
     return write_result(folder, family, models, config, manifest)
 
 
@@ -73,12 +65,12 @@ def _config(run: Path) -> FinetuneConfig:
 def _checkpoint(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
     folder = run / CHECKPOINTS
     if step is None:
-        found = newest(folder)
+        found = checkpoint.newest(folder)
         if found is None:
             raise CheckpointError(f"{run} has no checkpoint yet; train it first.")
         return found
-    path = checkpoint_path(folder, step)
+    path = checkpoint.checkpoint_path(folder, step)
     if not path.is_dir():
-        steps = ", ".join(str(int(each.name.removeprefix("step-"))) for each in list_checkpoints(folder))
+        steps = ", ".join(str(int(each.name.removeprefix("step-"))) for each in checkpoint.list_checkpoints(folder))
         raise ConfigError(f"{run} has no checkpoint of step {step}; there are: {steps or 'none'}.")
-    return path, read_manifest(path)
+    return path, checkpoint.read_manifest(path)

@@ -114,7 +114,6 @@ def _write_adapters(
 
 
 def _replace(path: Path, place: Path) -> Path:
-    """Move a finished file or folder to its final path."""
     old = place.with_name(f".{place.name}.old")
     if path.is_dir() and place.exists():
         shutil.rmtree(old, ignore_errors=True)

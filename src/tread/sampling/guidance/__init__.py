@@ -4,14 +4,7 @@ It is public. It imports `tread.objectives`, `tread.attach` (for pipelines), `tr
 """
 
 from tread.sampling.guidance.branches import KINDS, SCHEDULES, Branches
-from tread.sampling.guidance.fields import (
-    Ratio,
-    away_from,
-    classifier_free,
-    cosine,
-    sparse,
-    unconditional,
-)
+from tread.sampling.guidance.fields import Ratio, away_from, classifier_free, cosine, sparse, unconditional
 from tread.sampling.guidance.pipeline import guide
 
 __all__ = [

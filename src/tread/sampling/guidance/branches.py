@@ -15,17 +15,7 @@ from torch import Tensor
 from tread.errors import ConfigError, check_choice, check_fraction
 from tread.objectives.objective import Field, Net, Objective
 from tread.routing.handle import Handle
-from tread.sampling.guidance.fields import (
-    Ratio,
-    away_from,
-    check_nested,
-    check_null_label,
-    classifier_free,
-    constant,
-    cosine,
-    sparse,
-    unconditional,
-)
+from tread.sampling.guidance import fields
 
 KINDS = ("cfg", "sg", "cfg+sg", "ag", "ag+sg")
 SCHEDULES = ("constant", "cosine")
@@ -55,7 +45,7 @@ class Branches:
                 f"weak ratio is {self.weak_ratio}, but the guidance kind {self.kind!r} has no sparse branch; leave it "
                 "out, or choose sg, cfg+sg or ag+sg."
             )
-        check_nested(self.strong_ratio, check_fraction(self.dropped_by_weak, "weak ratio", closed=False))
+        fields.check_nested(self.strong_ratio, check_fraction(self.dropped_by_weak, "weak ratio", closed=False))
         if self.schedule != "constant" and self.dropped_by_weak == 0:
             raise ConfigError(f"ratio schedule is {self.schedule!r}, but both ratios are 0; leave it out.")
 
@@ -107,16 +97,16 @@ class Branches:
         def branch(network: Net, ratio: float) -> Field:
             if ratio == 0:
                 return objective.field(network)
-            changing: Ratio = cosine(ratio, 0.0, levels) if self.schedule == "cosine" else constant(ratio)
-            return sparse(objective.field(network), routing_of(network), changing, seed=seed, samples=samples)
+            changing = fields.cosine(ratio, 0.0, levels) if self.schedule == "cosine" else fields.constant(ratio)
+            return fields.sparse(objective.field(network), routing_of(network), changing, seed=seed, samples=samples)
 
         strong = branch(net, self.strong_ratio)
         if self.kind == "cfg":
-            return classifier_free(strong, scale=scale, null_label=null_label, interval=interval)
+            return fields.classifier_free(strong, scale=scale, null_label=null_label, interval=interval)
         lesser = branch(net if weak is None else weak, self.dropped_by_weak)
         if self.kind == "cfg+sg" and scale != 1:
-            lesser = unconditional(lesser, check_null_label(null_label, scale))
-        return away_from(lesser, strong, scale=scale, interval=interval)
+            lesser = fields.unconditional(lesser, fields.check_null_label(null_label, scale))
+        return fields.away_from(lesser, strong, scale=scale, interval=interval)
 
 
 def routing_of(net: Net) -> Handle:

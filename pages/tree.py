@@ -26,7 +26,7 @@ def file_tree(root: Path) -> str:
     """The tree of a clone, as a block of Markdown."""
     lines = [_line(name, first_sentence(root / name), 0) for name in ("train.py", "fid.py")]
     lines += [_line("src/tread/", "", 0), *_folder(root / "src" / "tread", 1, LISTS)]
-    for name in ("examples", "benchmarks"):
+    for name in ("examples", "benchmarks", "pages"):
         inner = [path.name for path in (root / name).iterdir() if path.is_dir()]
         lines += [_line(f"{name}/", "", 0), *_folder(root / name, 1, inner)]
     lines += [_line(f"{name}/", words, 0) for name, words in FOLDERS.items()]

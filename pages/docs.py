@@ -1,17 +1,17 @@
-"""The documentation pages that are made from the code, and the command that writes them: `make docs`.
+"""Which pages are made from the code, and the command that writes them and `configs/`: `python -m pages.docs`.
 
 A page is listed in `PAGES` with the function that returns its current text. `tests/test_docs.py` compares each page
 with that text and writes nothing.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tread.report import families, finetune
-from tread.report.pages import markdown_table, with_tables
-from tread.report.settings import settings_page
-from tread.report.tree import file_tree
+from pages import families, finetune
+from pages.settings import settings_page
+from pages.tables import markdown_table, with_tables
+from pages.tree import file_tree
+from tread.report.settings import config_files
 from tread.routing.plan import PRESETS
 
 
@@ -34,14 +34,16 @@ PAGES: dict[str, Callable[[Path], str]] = {
 """For each page in `docs`, its current text from the page as it is."""
 
 
-def main(folder: Path) -> None:
-    """Write every page in `folder` whose text is out of date, and name it."""
-    for name, current in PAGES.items():
-        text = current(folder / name)
-        if text != (folder / name).read_text():
-            (folder / name).write_text(text)
-            print(f"written: {folder / name}")
+def main(root: Path) -> None:
+    """Write every page and config of a clone whose text is out of date, and name it."""
+    texts = {root / "configs" / name: text for name, text in config_files().items()}
+    texts |= {root / "docs" / name: current(root / "docs" / name) for name, current in PAGES.items()}
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            print(f"written: {path}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(Path(__file__).resolve().parents[1])
