@@ -75,7 +75,7 @@ class Shape:
 
     model: Callable[[], nn.Module]
     """Makes it on the current device in the current dtype."""
-    inputs: Callable[[torch.device], dict[str, Tensor]]
+    inputs: Callable[[torch.device], dict[str, Any]]
     """The forward's arguments."""
     notes: dict[str, Any]
     """Tokens and layers, for the record."""

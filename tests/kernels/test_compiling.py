@@ -6,7 +6,6 @@ Checkpointing within compiled layers: what they keep is seen by torch's hooks on
 import copy
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.programs import ROOT, run
 from tests.tiny.runs import ROUTE, TINY, make_session
 from tread.kernels import cudnn
 from tread.kernels.attention import use_attention
-from tread.kernels.compiling import Attempt, Compiled, compile_layers, compile_noise, compiles, lengths
+from tread.kernels.compiling import Attempt, CompiledLayer, compile_layers, compile_noise, compiles, lengths
 from tread.models import DiT
 from tread.routing import noise
 from tread.routing.plan import RoutePlan
@@ -252,7 +251,7 @@ def test_the_trainer_checkpoints_one_way(checkpointed: bool, compiled: bool, tmp
     task, _ = make_session(tmp_path, *switches)
     assert task.model.checkpointing is (checkpointed and not compiled)
     call = getattr(task.model.blocks[0], "_compiled_call_impl", None)
-    assert isinstance(getattr(call, "own", None), partial) is (checkpointed and compiled)
+    assert getattr(call, "checkpointed", None) is (checkpointed if compiled else None)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
@@ -298,14 +297,14 @@ def test_names_stay_and_copies_are_plain() -> None:
     names = list(model.state_dict())
     compile_layers(list(model.layers), shapes=1, say=lambda _: None, backend="eager")
     assert list(model.state_dict()) == names
-    assert isinstance(model.layers[0]._compiled_call_impl, Compiled)
+    assert isinstance(model.layers[0]._compiled_call_impl, CompiledLayer)
     assert copy.deepcopy(model).layers[0]._compiled_call_impl is None
 
 
 def test_the_trainer_says_how_many_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = {"routes": [ROUTE], "schedule": {"warmup_steps": 6, "levels": 3}}
     task, _ = make_session(tmp_path, "train.compile=true", f"model.tread_config={json.dumps(plan)}")
-    assert all(isinstance(block._compiled_call_impl, Compiled) for block in task.model.blocks)
+    assert all(isinstance(block._compiled_call_impl, CompiledLayer) for block in task.model.blocks)
     assert "5 layers are compiled when they first run, for up to 4 shape(s) each." in capsys.readouterr().out
 
 
