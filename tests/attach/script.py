@@ -31,12 +31,14 @@ def main(
     *,
     routed: bool = True,
     checkpointing: Any = None,
+    reentrant: bool = False,
     resume: bool = False,
     stop_at: int | None = None,
     mixed_precision: str = "no",
     device: str = "cpu",
+    compiled: dict[str, Any] | None = None,
 ) -> dict[str, Tensor]:
-    """Train, and return the adapter's weights."""
+    """Train, and return the adapter's weights; `compiled` has the arguments of `handle.compile`."""
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(
         gradient_accumulation_steps=ACCUMULATION, mixed_precision=mixed_precision, cpu=device == "cpu"
@@ -66,6 +68,8 @@ def main(
     scheduler = get_scheduler("constant_with_warmup", optimizer, num_warmup_steps=2)
     train_dataloader = DataLoader(range(STEPS * ACCUMULATION * BATCH), batch_size=BATCH)  # pyright: ignore[reportArgumentType]
     handle = tread.attach(transformer, CONFIG)  # the first line
+    if compiled is not None:
+        handle.compile(**compiled)  # a third line, for speed
     if not routed:
         handle.detach()
     transformer, optimizer, train_dataloader, scheduler = accelerator.prepare(
@@ -81,7 +85,7 @@ def main(
         if accelerator.sync_gradients:
             handle.set_step(global_step)  # the second line
         with accelerator.accumulate([transformer]):
-            prediction, target = denoise(transformer, batch.tolist(), accelerator.device)
+            prediction, target = denoise(transformer, batch.tolist(), accelerator.device, reentrant=reentrant)
             loss = (prediction.float() - target.float()).square().mean()
             accelerator.backward(loss)
             if accelerator.sync_gradients:
@@ -103,7 +107,9 @@ def main(
     }
 
 
-def denoise(transformer: Any, samples: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
+def denoise(
+    transformer: Any, samples: list[int], device: torch.device, *, reentrant: bool = False
+) -> tuple[Tensor, Tensor]:
     """One noisy batch through the model: the prediction and its target."""
     generators = [torch.Generator().manual_seed(sample) for sample in samples]
     shape = FLUX.inputs(1)["hidden_states"].shape[1:]
@@ -116,7 +122,8 @@ def denoise(transformer: Any, samples: list[int], device: torch.device) -> tuple
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in FLUX.inputs(len(samples)).items()
     }
-    noisy.requires_grad_()  # reentrant checkpointing needs an input with a gradient, and the base is frozen
+    if reentrant:
+        noisy.requires_grad_()  # it needs an input with a gradient, and the base is frozen
     arguments |= {"hidden_states": noisy, "timestep": sigma}
     return FLUX.call(transformer, arguments), noise - latents
 

@@ -45,16 +45,37 @@ def test_routing_makes_a_difference(plain: dict[str, Tensor], tmp_path: Path):
 
 @pytest.mark.parametrize("name", CHECKPOINTING)
 def test_checkpointing_changes_no_weight(name: str, plain: dict[str, Tensor], tmp_path: Path):
-    found = main(tmp_path, checkpointing=CHECKPOINTING[name])
+    found = main(tmp_path, checkpointing=CHECKPOINTING[name], reentrant=name == "reentrant")
     assert difference(found, plain) == 0.0 if name != "reentrant" else difference(found, plain) < 1e-5
 
 
 @pytest.mark.parametrize("name", [None, *CHECKPOINTING])
 def test_a_resumed_run_goes_on_where_it_was(name: str | None, plain: dict[str, Tensor], tmp_path: Path):
-    checkpointing = None if name is None else CHECKPOINTING[name]
-    main(tmp_path, checkpointing=checkpointing, stop_at=HALFWAY)
-    found = main(tmp_path, checkpointing=checkpointing, resume=True)
+    settings = {} if name is None else {"checkpointing": CHECKPOINTING[name], "reentrant": name == "reentrant"}
+    main(tmp_path, **settings, stop_at=HALFWAY)
+    found = main(tmp_path, **settings, resume=True)
     assert difference(found, plain) == 0.0 if name != "reentrant" else difference(found, plain) < 1e-5
+
+
+@pytest.mark.parametrize("name", [None, "the model's own"])
+def test_with_the_call_for_speed_the_weights_stay(name: str | None, plain: dict[str, Tensor], tmp_path: Path):
+    """Resumed too; on a CPU there are no graphs, and tracing stands for generated code."""
+    settings: dict[str, Any] = {} if name is None else {"checkpointing": CHECKPOINTING[name]}
+    settings |= {"compiled": {"backend": "aot_eager"}}
+    main(tmp_path, **settings, stop_at=HALFWAY)
+    assert difference(main(tmp_path, **settings, resume=True), plain) < 1e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [None, "the model's own"])
+def test_with_graphs_the_weights_stay(name: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    settings: dict[str, Any] = {"device": "cuda"}
+    settings |= {} if name is None else {"checkpointing": CHECKPOINTING[name]}
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    expected = main(tmp_path, **settings)
+    found = main(tmp_path, **settings, compiled={"attention": "math", "graphs": True})
+    assert difference(found, expected) < 1e-4
+    assert "failed" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("device", DEVICES)

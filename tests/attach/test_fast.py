@@ -1,0 +1,373 @@
+"""`handle.compile()` in a loop of anyone's: the same gradients, whatever changes in between; nothing is left behind.
+
+On a CPU layers are traced, which takes seconds, instead of compiled; graphs need a GPU.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+
+import tread
+from tests.attach.attached import BY_NAME, FLUX, ROUTES
+from tests.tiny.case import Case
+from tread.kernels import graphs
+from tread.kernels.compiling import CompiledLayer
+from tread.routing import noise
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+FAMILIES = ["flux", "sd3", "wan", "qwenimage", "flux2", "z-image"]
+LORA = LoraConfig(r=4, target_modules=["to_q", "to_k", "to_v"])
+TRACED = {"backend": "aot_eager"}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def options(device: str) -> dict[str, Any]:
+    """What `compile` gets: tiny heads are beyond cuDNN's kernel."""
+    return TRACED if device == "cpu" else {"attention": "math"}
+
+
+def adapted(case: Case, device: str = "cpu", **lora: Any) -> Any:
+    """The tiny model, frozen, with an adapter that is not zero."""
+    torch.manual_seed(0)
+    model: Any = case.model().to(device).requires_grad_(False)
+    model.add_adapter(LORA, **lora)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+    return model.train()
+
+
+def inputs_of(case: Case, device: str, batch: int = 2) -> dict[str, Any]:
+    return torch.utils._pytree.tree_map_only(Tensor, lambda x: x.to(device), case.inputs(batch))
+
+
+def step(case: Case, model: nn.Module, handle: tread.Attachment, inputs: dict[str, Any], number: int = 3) -> Any:
+    """The prediction and the gradients of a training step."""
+    handle.set_step(number)
+    model.zero_grad()
+    prediction = case.call(model, inputs)
+    prediction.float().square().mean().backward()
+    return prediction.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: Any, expected: Any, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=tolerance)
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(found[1][name], gradient, rtol=tolerance, atol=tolerance * scale + 1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_gradients_are_those_of_the_eager_model(name: str, checkpointed: bool, device: str) -> None:
+    case = BY_NAME[name]
+    model, inputs = adapted(case, device), inputs_of(case, device)
+    if checkpointed:
+        model.enable_gradient_checkpointing()
+    handle = tread.attach(model, ROUTES)
+    numbers = range(graphs.CALLS + 3)
+    expected = [step(case, model, handle, inputs, number) for number in numbers]
+    assert handle.compile(**options(device)) is handle
+    for number in numbers:
+        assert_same(step(case, model, handle, inputs, number), expected[number], 1e-4 if device == "cpu" else 2e-3)
+    assert handle.fast is not None
+    assert not handle.fast.failed
+    if device == "cuda":
+        assert handle.fast.graphs is not None
+        assert len(handle.fast.graphs._captured) == 1
+
+
+def test_the_models_own_switch_decides_about_checkpointing() -> None:
+    """Call by call, and the recomputation is within the compiled code."""
+    model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
+    handle = tread.attach(model, ROUTES).compile(**TRACED)
+    code = [layer._compiled_call_impl for layer in (*model.transformer_blocks, *model.single_transformer_blocks)]
+    for on in (False, True, False):
+        model.enable_gradient_checkpointing() if on else model.disable_gradient_checkpointing()
+        seen: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, seen=seen: seen.append(x.numel()) or x, lambda x: x):
+            handle.set_step(0)
+            prediction = FLUX.call(model, inputs)
+        prediction.sum().backward()
+        if on:
+            fewer = len(seen)
+        else:
+            more = len(seen)
+    assert fewer < more
+    assert all(isinstance(one, CompiledLayer) for one in code)
+
+
+def test_detach_leaves_nothing_behind() -> None:
+    from torch._dynamo import config as limits
+    from torch._functorch import config as lowering
+
+    def settings() -> tuple[Any, ...]:
+        sdpa = F.scaled_dot_product_attention, torch.backends.cuda.cudnn_sdp_enabled()
+        limit = limits.recompile_limit, limits.accumulated_recompile_limit, lowering.force_non_lazy_backward_lowering
+        return *sdpa, *limit, noise.draw_two
+
+    model, other, inputs = adapted(FLUX), adapted(FLUX), inputs_of(FLUX, "cpu")
+    before, stock = settings(), {name: dict(vars(module)) for name, module in model.named_modules()}
+    handle, beside = tread.attach(model, ROUTES).compile(**TRACED), tread.attach(other, ROUTES).compile(**TRACED)
+    step(FLUX, model, handle, inputs)
+    assert settings() != before
+    handle.detach()
+    assert settings() != before, "another model still needs them"
+    beside.detach()
+    assert settings() == before
+    for name, module in model.named_modules():
+        now = vars(module)
+        assert now.keys() == stock[name].keys(), name
+        assert now.get("_compiled_call_impl") is None
+
+
+def test_validation_between_steps_runs_eager() -> None:
+    model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
+    handle = tread.attach(model, ROUTES)
+    counter = CompileCounterWithBackend("aot_eager")
+    handle.compile(backend=counter)
+    step(FLUX, model, handle, inputs)
+    count = counter.frame_count
+    model.eval()
+    with torch.no_grad():
+        FLUX.call(model, inputs_of(FLUX, "cpu", batch=1))
+    model.train()
+    step(FLUX, model, handle, inputs)
+    assert counter.frame_count == count
+
+
+def buckets(case: Case, count: int) -> list[dict[str, Any]]:
+    """The tiny FLUX's inputs in `count` sizes, with prompts of other lengths."""
+    found = []
+    for index in range(count):
+        rows, columns, text = 2 + index, 4, 3 + index % 5
+        ids = torch.cartesian_prod(torch.zeros(1), torch.arange(rows).float(), torch.arange(columns).float())
+        inputs = case.inputs(1)
+        shape = inputs["hidden_states"].shape
+        found.append(
+            inputs
+            | {
+                "hidden_states": torch.randn(1, rows * columns, shape[-1]),
+                "encoder_hidden_states": torch.randn(1, text, inputs["encoder_hidden_states"].shape[-1]),
+                "img_ids": ids,
+                "txt_ids": torch.zeros(text, 3),
+            }
+        )
+    return found
+
+
+def test_many_shapes_keep_the_number_of_compilations_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    model = adapted(FLUX)
+    handle = tread.attach(model, ROUTES)
+    counter = CompileCounterWithBackend("aot_eager")
+    all_inputs = buckets(FLUX, 12)
+    expected = [step(FLUX, model, handle, inputs) for inputs in all_inputs]
+    handle.compile(backend=counter, shapes=4)
+    for _ in range(2):
+        for inputs, one in zip(all_inputs, expected, strict=True):
+            assert_same(step(FLUX, model, handle, inputs), one)
+    classes, gradients = 2, 2
+    assert counter.frame_count <= classes * gradients * (4 + 2)
+    first = counter.frame_count
+    for inputs in buckets(FLUX, 16)[12:]:
+        step(FLUX, model, handle, inputs)
+    assert counter.frame_count == first, "code for any shape serves new ones"
+    said = capsys.readouterr().out
+    assert said.count("layers saw more than 4 shapes: further ones share code for any shape, slower.") == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool) -> None:
+    """With `dynamic` left alone, torch would compile the second length, the routed one, for any length."""
+    symbols: list[bool] = []
+
+    def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        symbols.append(any(isinstance(one, torch.SymInt) for one in examples))
+        return torch._dynamo.lookup_backend("aot_eager")(graph, examples)  # pyright: ignore[reportCallIssue]
+
+    model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
+    if checkpointed:
+        model.enable_gradient_checkpointing()
+    handle = tread.attach(model, ROUTES)
+    expected = step(FLUX, model, handle, inputs)
+    handle.detach()
+    if late:
+        handle = tread.attach(model, ROUTES)
+    model.compile_repeated_blocks(backend=backend)
+    if not late:
+        handle = tread.attach(model, ROUTES)
+    for _ in range(2):
+        assert_same(step(FLUX, model, handle, inputs), expected)
+        with handle.dense():
+            step(FLUX, model, handle, inputs)
+    assert symbols
+    assert not any(symbols)
+    count = len(symbols)
+    step(FLUX, model, handle, inputs)
+    assert len(symbols) == count
+    for more in buckets(FLUX, 8):
+        step(FLUX, model, handle, more)
+    assert any(symbols), "many lengths share code, so that torch's limit holds"
+
+
+def test_checkpointing_is_within_code_that_the_user_compiled() -> None:
+    """So a step has no more calls of compiled code than without checkpointing."""
+    calls: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        code: Callable[..., Any] = torch._dynamo.lookup_backend("aot_eager")(graph, examples)  # pyright: ignore[reportCallIssue]
+        return lambda *args: calls.append(1) or code(*args)
+
+    model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
+    handle = tread.attach(model, ROUTES)
+    model.compile_repeated_blocks(backend=backend, fullgraph=True)
+    counts = []
+    for on in (False, True):
+        model.enable_gradient_checkpointing() if on else model.disable_gradient_checkpointing()
+        step(FLUX, model, handle, inputs)
+        calls.clear()
+        step(FLUX, model, handle, inputs)
+        counts.append(len(calls))
+    assert counts[0] == counts[1] == len(handle.layers)
+
+
+def test_a_checkpoint_function_of_the_users_own_is_left_alone() -> None:
+    model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
+    calls: list[Any] = []
+
+    def mine(block: Any, *args: Any) -> Any:
+        calls.append(block)
+        return torch.utils.checkpoint.checkpoint(block, *args, use_reentrant=False)
+
+    model.enable_gradient_checkpointing(mine)
+    handle = tread.attach(model, ROUTES)
+    expected = step(FLUX, model, handle, inputs)
+    handle.compile(**TRACED)
+    calls.clear()
+    assert_same(step(FLUX, model, handle, inputs), expected)
+    assert len(calls) == len(handle.layers)
+
+
+def test_no_compiler_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
+    model.enable_gradient_checkpointing()
+    handle = tread.attach(model, ROUTES)
+    expected = step(FLUX, model, handle, inputs)
+    handle.compile(backend=broken)
+    for _ in range(2):
+        assert_same(step(FLUX, model, handle, inputs), expected)
+    assert capsys.readouterr().out.count("compiling failed, so the run goes on without it") == 1
+
+
+def test_an_adapter_may_come_later() -> None:
+    torch.manual_seed(0)
+    model: Any = FLUX.model().requires_grad_(False).train()
+    handle = tread.attach(model, ROUTES).compile(**TRACED)
+    model.add_adapter(LORA)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+    found = step(FLUX, model, handle, inputs_of(FLUX, "cpu"))
+    handle.detach()
+    handle = tread.attach(model, ROUTES)
+    assert_same(found, step(FLUX, model, handle, inputs_of(FLUX, "cpu")))
+    assert found[1]
+
+
+@pytest.mark.gpu
+def test_eager_checkpointed_layers_are_advised_once() -> None:
+    model, inputs = adapted(FLUX, "cuda"), inputs_of(FLUX, "cuda")
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    model.enable_gradient_checkpointing()
+    handle = tread.attach(model, ROUTES)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            step(FLUX, model, handle, inputs)
+    assert sum("add handle.compile() after tread.attach" in str(one.message) for one in caught) == 1
+
+
+@pytest.mark.gpu
+def test_graphs_follow_whatever_changes_on_the_python_side() -> None:
+    """Each state, come to from any other, gives what the eager model gives in it; outputs are copies."""
+    model = adapted(FLUX, "cuda", adapter_name="one")
+    model.add_adapter(LORA, adapter_name="two")
+    for name, parameter in model.named_parameters():
+        if "lora_B.two" in name:
+            nn.init.normal_(parameter, std=0.1)
+    inputs, short = inputs_of(FLUX, "cuda"), inputs_of(FLUX, "cuda", batch=1)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    layers = [module for module in model.modules() if hasattr(module, "scaling")]
+
+    def scale(value: float) -> None:
+        for layer in layers:
+            for name in layer.scaling:
+                layer.scaling[name] = value
+
+    mask = torch.zeros(2, 16, dtype=torch.bool, device="cuda")
+    mask[:, :3] = True
+    states: dict[str, Callable[[], Any]] = {
+        "one": lambda: (model.set_adapter("one"), scale(1.0)),
+        "two": lambda: (model.set_adapter("two"), scale(1.0)),
+        "scaled": lambda: (model.set_adapter("one"), scale(0.5)),
+        "both": lambda: (model.set_adapter(["one", "two"]), scale(1.0)),
+    }
+    handle = tread.attach(model, ROUTES)
+
+    def run(name: str, number: int, inputs: dict[str, Any]) -> Any:
+        states[name]()
+        with handle.force_keep(mask) if name == "scaled" and number == 1 and inputs is not short else handle.routed():
+            return step(FLUX, model, handle, inputs, number)
+
+    order = [(name, number, given) for number in range(2) for name in states for given in (inputs, short)] * 4
+    expected = [run(*one) for one in order]
+    handle.compile(attention="math", graphs=True)
+    outputs = []
+    for one, other in zip(order, expected, strict=True):
+        found = run(*one)
+        assert_same(found, other, 2e-3)
+        outputs.append(found[0])
+    for out, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(out, other[0], rtol=2e-3, atol=2e-3)
+    fast = handle.fast
+    assert fast is not None
+    assert fast.graphs is not None
+    assert not fast.failed
+    assert fast.graphs._captured
+
+
+@pytest.mark.gpu
+def test_memory_is_given_back_and_taken_again() -> None:
+    model, inputs = adapted(FLUX, "cuda"), inputs_of(FLUX, "cuda", batch=64)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    handle = tread.attach(model, ROUTES).compile(attention="math", graphs=True)
+    for _ in range(graphs.CALLS + 2):
+        found = step(FLUX, model, handle, inputs)
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    handle.release_graphs()
+    assert torch.cuda.memory_reserved() < held
+    assert_same(step(FLUX, model, handle, inputs), found, 2e-3)
+    fast = handle.fast
+    assert fast is not None
+    assert fast.graphs is not None
+    assert len(fast.graphs._captured) == 1, "captured at once: it was warm"
