@@ -73,20 +73,28 @@ class _Trials:
             models[part], *before[part] = self._load(part)  # pyright: ignore[reportArgumentType]
         handles = {part: attach_routes(self.config, model) for part, model in models.items()}
         task = self._task(models, handles)
-        found = {}
-        for part, (before_routes, comparisons) in before.items():
-            batch = self._batch(task, part)
-            if handles[part] is not None:
-                comparisons = comparisons + compare_routed(
-                    task, self.accelerator, batch, before_routes, beside="quantized" if self.quantized else "stock"
-                )
-            _, eager_loss = predict(task, self.accelerator, batch)
-            flops = flop_ratio(task, self.accelerator, batch) if task.routing else None
-            found[part] = {"comparisons": comparisons, "eager_loss": eager_loss, "flops": flops}
         summary = task.summary()
+        compared: dict[str, list[Comparison]] = {}
+        for part, (before_routes, comparisons) in before.items():
+            compared[part] = comparisons
+            if handles[part] is not None:
+                beside = "quantized" if self.quantized else "stock"
+                batch = self._batch(task, part)
+                compared[part] += compare_routed(task, self.accelerator, batch, before_routes, beside=beside)
+        if not all(one.fits for comparisons in compared.values() for one in comparisons):
+            return summary, [Trial(part=part, comparisons=comparisons) for part, comparisons in compared.items()]
+        eager = {part: self._eager(task, part) for part in models}
         session = Session(task, job, self.accelerator)
         # drawn again: compiled layers have texts of other lengths
-        return summary, [try_steps(session, self._batch(task, part), part=part, **found[part]) for part in models]
+        return summary, [
+            try_steps(session, self._batch(task, part), part, compared[part], *eager[part]) for part in models
+        ]
+
+    def _eager(self, task: Finetuning, part: str) -> tuple[float, float | None]:
+        """The loss of the network before it is compiled, and dense over routed FLOPs."""
+        batch = self._batch(task, part)
+        _, loss = predict(task, self.accelerator, batch)
+        return loss, flop_ratio(task, self.accelerator, batch) if task.routing else None
 
     def _task(self, models: dict[str, nn.Module], handles: dict[str, Handle | None]) -> Finetuning:
         return Finetuning(

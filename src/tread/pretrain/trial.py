@@ -14,7 +14,7 @@ from tread.pretrain.task import Pretraining
 from tread.training.job import make_accelerator
 from tread.training.loop import Session
 from tread.training.memory import out_of_memory
-from tread.training.trial import TOLERANCE, Trial, compare, compare_routed, flop_ratio, predict, try_steps
+from tread.training.trial import Comparison, Trial, compare_routed, flop_ratio, predict, try_steps
 
 
 def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]]:
@@ -32,21 +32,20 @@ def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]
     with out_of_memory(config.memory_advice), attention.explained(config.train.attention, "train.attention"):
         task = Pretraining(config, accelerator, folder)
         batch = next(task.batches(0))
-        with awake(task.model):
-            routing, task.model.routing = task.model.routing, None
-            stock, _ = predict(task, accelerator, batch)
-            task.model.routing = routing
-            if task.routing:
+        comparisons: list[Comparison] = []
+        if task.routing:
+            with awake(task.model):
+                routing, task.model.routing = task.model.routing, None
+                stock, _ = predict(task, accelerator, batch)
+                task.model.routing = routing
                 comparisons = compare_routed(task, accelerator, batch, stock)
-            else:
-                again, _ = predict(task, accelerator, batch)
-                comparisons = [compare("again, dense", again, stock, TOLERANCE[accelerator.mixed_precision])]
+        summary = task.summary()
+        if not all(one.fits for one in comparisons):
+            return summary, [Trial(part="model", comparisons=comparisons)]
         _, eager_loss = predict(task, accelerator, batch)
         flops = flop_ratio(task, accelerator, batch) if task.routing else None
-        summary = task.summary()
         session = Session(task, config, accelerator)
-        trial = try_steps(session, batch, part="model", comparisons=comparisons, eager_loss=eager_loss, flops=flops)
-    return summary, [trial]
+        return summary, [try_steps(session, batch, "model", comparisons, eager_loss, flops)]
 
 
 @contextmanager

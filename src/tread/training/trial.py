@@ -1,8 +1,9 @@
 """A trial of a task: predictions compared, then a dense and a routed step, for `tread doctor`.
 
 - Predictions are compared eager, in eval mode, on one batch: the stock model, the same model with routing turned off,
-  and routed with every token kept. The last one runs the whole machinery of routing (gathered rope tables, masks and
-  modulation, restored tokens) and must give the stock prediction all the same.
+  and routed with every token kept in another order. The last one runs the whole machinery of routing (gathered rope
+  tables, masks and modulation, restored tokens), and must give the stock prediction up to rounding if all of it follows
+  the tokens.
 - Steps are those of the training loop: forward, backward, clipping, optimizer and average, compiled as the settings
   say. A step is timed after others of its kind, so that nothing is compiled in it.
 - All steps use one batch, at the first step of the run whose ratio is the full one. Nothing is written.
@@ -78,11 +79,12 @@ class Trial:
 
     part: str
     comparisons: Sequence[Comparison]
-    eager_loss: float
+    eager_loss: float | None = None
     """Loss of the dense network before it was compiled."""
-    dense: Measured
+    dense: Measured | None = None
+    """None if a prediction is wrong: then no step is run."""
     routed: Measured | None = None
-    """None if the config has no routes."""
+    """None too if the config has no routes."""
     tokens: int | None = None
     kept: Sequence[int] = ()
     """Tokens that each route kept in the routed step, of `tokens`."""
@@ -140,17 +142,17 @@ def compare(what: str, found: Tensor, other: Tensor, limit: float | None, *, bes
 def compare_routed(
     task: Task, accelerator: Accelerator, batch: Any, other: Tensor, *, beside: str = "stock"
 ) -> list[Comparison]:
-    """The predictions of a task with routes, turned off and with every token kept, beside the one without them."""
+    """The predictions of a task with routes, turned off and with tokens permuted, beside the one without them."""
     limit, handles = TOLERANCE[accelerator.mixed_precision], task.routing
     for handle in handles:
         handle.set_step(full_step(handles))
     with turned(handles, "dense"):
         off, _ = predict(task, accelerator, batch)
-    with turned(handles, "whole"):
-        whole, _ = predict(task, accelerator, batch)
+    with turned(handles, "permuted"):
+        permuted, _ = predict(task, accelerator, batch)
     return [
         compare("attached, dense", off, other, limit, beside=beside),
-        compare("routed, every token kept", whole, other, limit, beside=beside),
+        compare("routed, tokens permuted", permuted, other, limit, beside=beside),
     ]
 
 
@@ -162,10 +164,10 @@ def full_step(handles: Sequence[Handle]) -> int:
 
 @contextmanager
 def turned(handles: Sequence[Handle], mode: str) -> Iterator[None]:
-    """Inside, forwards are dense, routed, or routed with every token kept (whole)."""
+    """Inside, forwards are dense, routed, or routed with every token kept in another order (permuted)."""
     with ExitStack() as stack:
         for handle in handles:
-            ways = {"dense": handle.dense, "routed": handle.routed, "whole": lambda one=handle: one.routed(0.0)}
+            ways = {"dense": handle.dense, "routed": handle.routed, "permuted": handle.permuted}
             stack.enter_context(ways[mode]())
         yield
 
@@ -212,13 +214,7 @@ def measure(session: Session, batch: Any, *, dense: bool) -> Measured:
 
 
 def try_steps(
-    session: Session,
-    batch: Any,
-    *,
-    part: str,
-    comparisons: Sequence[Comparison],
-    eager_loss: float,
-    flops: float | None,
+    session: Session, batch: Any, part: str, comparisons: Sequence[Comparison], eager_loss: float, flops: float | None
 ) -> Trial:
     """A dense step, and a routed one if the task has routes."""
     dense = measure(session, batch, dense=True)
