@@ -145,7 +145,8 @@ def _compiler() -> Finding:
 def _triton() -> Finding:
     import torch
 
-    from tread.kernels import float8, triton_support
+    from tread.kernels import triton_support
+    from tread.kernels.adaln import AdaNorm
 
     version, device = installed("triton") or installed("pytorch-triton-rocm"), _device()
     if device.type != "cuda":
@@ -155,7 +156,8 @@ def _triton() -> Finding:
     if not triton_support.run_on(device):
         means = "plain versions of the kernels run; they need Triton, a C compiler and capability 8.0"
         return Finding("Triton", version or "not installed", means, works=False)
-    float8.round_rows(torch.ones(16, 16, device=device))  # builds and launches a kernel
+    x = torch.ones(1, 16, 64, device=device)
+    AdaNorm("layer")(x, x[:, :1], x[:, :1])  # builds and launches a kernel
     return Finding("Triton", version or "installed", "tread's kernels run")
 
 
