@@ -8,13 +8,13 @@
 """
 
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from tread.errors import ConfigError
 from tread.finetune.data.prepare import Prepared, prepare
 from tread.finetune.experts import choose, ranges
 from tread.finetune.family import TuneFamily
@@ -31,6 +31,8 @@ from tread.training.trial import TOLERANCE, Comparison, Trial, compare, compare_
 
 STEPS = 1000
 """Length of a run whose config counts epochs; a single batch does not tell it."""
+MICRO_STEPS = 10_000
+"""Micro-steps among which one for each transformer is looked for."""
 
 
 def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]]:
@@ -64,7 +66,6 @@ class _Trials:
     ) -> None:
         self.config, self.accelerator, self.folder, self.family, self.data = config, accelerator, folder, family, data
         self.quantized = config.base_model_precision not in UNQUANTIZED
-        self.limit = TOLERANCE[accelerator.mixed_precision]
 
     def run(self, job: FinetuneJob) -> tuple[str, list[Trial]]:
         models: dict[str, nn.Module] = {}
@@ -111,8 +112,14 @@ class _Trials:
         """The first batch, as a micro-step that is drawn for the transformer `part`."""
         batch = next(task.batches(0))
         found = ranges(self.family, task.target, list(task.models), self.family.tokens(batch.tensors["mean"]))
-        draws = (n for n in count() if choose(found, float(noise.uniform(self.config.seed, EXPERT, n))).expert == part)
-        return replace(batch, micro_step=next(draws))
+        chances = noise.uniform(self.config.seed, EXPERT, torch.arange(MICRO_STEPS)).tolist()
+        micro_step = next((n for n, chance in enumerate(chances) if choose(found, chance).expert == part), None)
+        if micro_step is None:
+            raise ConfigError(
+                f"the {part} is drawn in none of {MICRO_STEPS} micro-steps: flow_schedule_shift leaves it hardly any "
+                "times. Change that, or train one of the two with experts."
+            )
+        return replace(batch, micro_step=micro_step)
 
     def _load(self, part: str) -> tuple[nn.Module, Tensor, list[Comparison]]:
         """The transformer to train, the prediction that routing must not change, and how that differs from stock."""
@@ -126,7 +133,8 @@ class _Trials:
             changed = [] if stock is None else [compare("quantized", own, stock, None)]
             return model, own, changed
         assert stock is not None
-        return model, stock, [compare("adapted" if config.adapts else "loaded to train", own, stock, self.limit)]
+        limit = TOLERANCE[self.accelerator.mixed_precision]
+        return model, stock, [compare("adapted" if config.adapts else "loaded to train", own, stock, limit)]
 
     def _stock(self, part: str, model: nn.Module, device: torch.device) -> Tensor | None:
         """The stock transformer's own prediction; None if it is to be quantized and does not fit before."""
