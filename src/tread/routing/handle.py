@@ -147,7 +147,7 @@ class Handle:
 
     @contextmanager
     def permuted(self) -> Iterator[None]:
-        """Route in any mode with every token kept, in another random order for each sample.
+        """Route in any mode with every token kept, in a random order for each sample; pinned tokens stay first.
 
         Attention does not depend on the order, so the output is the dense one up to rounding if all that belongs to a
         token (rope rows, masks, modulation) follows it: a check of a family that needs no second computation.
@@ -284,8 +284,8 @@ class Handle:
             position = _sample_positions(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
             token = torch.arange(tokens, device=stream.device)  # (S,)
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
-            if mode.permuted:
-                return score.argsort(dim=1)  # (B, S)
+            if mode.permuted:  # pinned tokens first, where layers look for them
+                return torch.where(token < forced.pinned, token - tokens, score).argsort(dim=1)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
             kept = kept_count(tokens, ratio, mode.masked, forced.count)
