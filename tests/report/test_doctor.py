@@ -62,7 +62,7 @@ def test_a_config_of_train(capsys: Capture, tmp_path: Path) -> None:
 def test_no_routes_no_routed_step(capsys: Capture) -> None:
     assert doctor(*TINY, "model.tread_config=null", "objective=edm") == 0
     shown = capsys.readouterr().out
-    assert "  routed step  none: the config has no tread_config" in shown
+    assert "  routed step      none: the config has no tread_config" in shown
     assert shown.endswith("\nit works\n")
 
 

@@ -68,20 +68,22 @@ class _Trials:
         self.quantized = config.base_model_precision not in UNQUANTIZED
 
     def run(self, job: FinetuneJob) -> tuple[str, list[Trial]]:
+        """See `try_finetune`."""
         models: dict[str, nn.Module] = {}
         before: dict[str, tuple[Tensor, list[Comparison]]] = {}
         for part, _, _ in trained_experts(self.config, self.family):
-            models[part], *before[part] = self._load(part)  # pyright: ignore[reportArgumentType]
+            models[part], prediction, comparisons = self._load(part)
+            before[part] = prediction, comparisons
         handles = {part: attach_routes(self.config, model) for part, model in models.items()}
         task = self._task(models, handles)
         summary = task.summary()
         compared: dict[str, list[Comparison]] = {}
-        for part, (before_routes, comparisons) in before.items():
+        for part, (prediction, comparisons) in before.items():
             compared[part] = comparisons
             if handles[part] is not None:
                 beside = "quantized" if self.quantized else "stock"
                 batch = self._batch(task, part)
-                compared[part] += compare_routed(task, self.accelerator, batch, before_routes, beside=beside)
+                compared[part] += compare_routed(task, self.accelerator, batch, prediction, beside=beside)
         if not all(one.fits for comparisons in compared.values() for one in comparisons):
             return summary, [Trial(part=part, comparisons=comparisons) for part, comparisons in compared.items()]
         eager = {part: self._eager(task, part) for part in models}

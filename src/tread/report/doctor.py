@@ -13,11 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tread.config.documents import find_recipe, read_document
 from tread.errors import USER_ERRORS, ConfigError
-from tread.report.machine import examine
+from tread.report.machine import GIB, examine
+
+if TYPE_CHECKING:
+    from tread.training.trial import Comparison, Measured, Trial
 
 TRAIN_SECTIONS = {
     *("defaults", "model", "train", "objective", "ema", "checkpoint", "validation", "sample", "evaluate", "log"),
@@ -30,7 +33,8 @@ FINETUNE_KEYS = {"model_family", "pretrained_model_name_or_path"}
 def doctor(config: str | None, settings: Sequence[str], as_json: bool) -> int:
     """Print the report; 0: nothing is wrong, 1: the config's model is not finite or differs from the stock model."""
     attempt = None if config is None and not settings else _job(config, settings)
-    findings = list(examine())
+    with redirect_stdout(sys.stderr):  # some libraries print when they are imported
+        findings = list(examine())
     if not as_json:
         print(table([(finding.name, str(finding)) for finding in findings]), flush=True)
     report: dict[str, Any] = {"machine": [asdict(finding) for finding in findings]}
@@ -61,7 +65,7 @@ def doctor(config: str | None, settings: Sequence[str], as_json: bool) -> int:
     return 1 if problems else 0
 
 
-def _job(config: str | None, settings: Sequence[str]) -> Callable[[Path], tuple[str, list[Any]]]:
+def _job(config: str | None, settings: Sequence[str]) -> Callable[[Path], tuple[str, list["Trial"]]]:
     """The trial of a config that has been read; without a file the settings are those of `tread train`."""
     if config is not None and is_finetune(config):
         from tread.finetune.config import read_config
@@ -93,7 +97,7 @@ def is_finetune(config: str) -> bool:
     )
 
 
-def describe(trial: Any) -> str:
+def describe(trial: "Trial") -> str:
     """What came of one network, as lines."""
     rows = [(f"prediction {one.what}", _difference(one)) for one in trial.comparisons]
     if trial.dense is None:
@@ -101,21 +105,22 @@ def describe(trial: Any) -> str:
         return f"{trial.part}\n{table(rows)}"
     rows.append(("dense step", f"{_step(trial.dense)}; the eager loss is {trial.eager_loss:.4g}"))
     if trial.routed is None:
-        rows.append(
-            ("routed step", "none: the config has no tread_config; give it a preset such as balanced to try one")
-        )
-        return f"{trial.part}\n{table(rows)}"
-    rows.append(("routed step", _step(trial.routed)))
-    kept = ", ".join(f"{count} of {trial.tokens}" for count in trial.kept) or "all"
-    rows.append(("tokens kept", f"{trial.kept_share:.0%} in the routed layers ({kept})"))
-    speed = trial.dense.seconds / trial.routed.seconds
-    rows.append(("speed-up", f"{speed:.2f} measured in one step, {trial.flop_ratio:.2f} by FLOPs"))
-    if trial.dense.peak_bytes is None:
-        rows.append(("memory", "not measured on a CPU, where step times mean little too"))
+        rows.append(("routed step", "none: the config has no tread_config; give it a preset such as balanced"))
     else:
-        dense, routed = (step.peak_bytes / 2**30 for step in (trial.dense, trial.routed))
-        rows.append(("peak GPU memory", f"{dense:.2f} GiB dense, {routed:.2f} GiB routed"))
+        rows.append(("routed step", _step(trial.routed)))
+        kept = ", ".join(f"{count} of {trial.tokens}" for count in trial.kept) or "all"
+        rows.append(("tokens kept", f"{trial.kept_share:.0%} in the routed layers ({kept})"))
+        speed = trial.dense.seconds / trial.routed.seconds
+        rows.append(("speed-up", f"{speed:.2f} measured in one step, {trial.flop_ratio:.2f} by FLOPs"))
+    rows.append(("peak GPU memory", _memory(trial.dense, trial.routed)))
     return f"{trial.part}\n{table(rows)}"
+
+
+def _memory(dense: "Measured", routed: "Measured | None") -> str:
+    if dense.peak_bytes is None:
+        return "not measured on a CPU, where step times mean little too"
+    steps = {"dense": dense.peak_bytes, "routed": None if routed is None else routed.peak_bytes}
+    return ", ".join(f"{size / GIB:.2f} GiB {name}" for name, size in steps.items() if size is not None)
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
@@ -124,7 +129,7 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"  {name.ljust(width)}  {text}" for name, text in rows)
 
 
-def _difference(one: Any) -> str:
+def _difference(one: "Comparison") -> str:
     if not math.isfinite(one.difference):
         return "NOT FINITE"
     if one.difference == 0:
@@ -135,7 +140,7 @@ def _difference(one: Any) -> str:
     return f"relative difference {one.difference:.1e} to the {one.beside} model's, {verdict}"
 
 
-def _step(step: Any) -> str:
+def _step(step: "Measured") -> str:
     finite = "finite" if step.finite else "NOT FINITE"
     return f"{finite}: loss {step.loss:.4g}, gradient norm {step.gradient_norm:.3g}; {_time(step.seconds)}"
 
