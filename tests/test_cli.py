@@ -92,6 +92,7 @@ WORDS = {
     "families": ["only classes with this in their name"],
     "finetune": ["--check", "--json", "key=value"],
     "init": ["--model", "--data"],
+    "doctor": ["[--json] [CONFIG] [name=value ...]", "what this machine has", "Exit status: 0"],
     "eval": ["with a reference: FID and", "--ref", "--features", "--weights", "--json"],
 }
 

@@ -36,7 +36,10 @@ ALLOWED: dict[str, set[str]] = {
         *("__init__", "errors", "files", "config", "routing", "kernels", "attach"),
         *("objectives", "sampling", "data", "training"),
     },
-    "report": {"errors", "config", "routing", "attach", "evaluate", "pretrain", "finetune"},
+    "report": {
+        *("__init__", "errors", "config", "routing", "kernels", "attach"),
+        *("evaluate", "training", "pretrain", "finetune"),
+    },
     "cli": {"__init__", "errors", "config", "routing", "data", "pretrain", "finetune", "report"},
     "__main__": {"cli"},
 }
@@ -137,6 +140,8 @@ def test_attach_is_the_function_whatever_was_imported_before() -> None:
 PLAN = ["plan", "paper", "--depth", "28", "--width", "1152", "--tokens", "256"]
 
 
-@pytest.mark.parametrize("question", [["--version"], ["--help"], PLAN, ["plan", "--help"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "question", [["--version"], ["--help"], PLAN, ["plan", "--help"], ["doctor", "--help"]], ids=" ".join
+)
 def test_a_question_needs_no_torch(question: list[str]) -> None:
     assert loaded(f"from tread.cli import main; main({question!r})", ["torch", "numpy", "diffusers"]) == "[]"

@@ -78,7 +78,7 @@ def test_the_wheel_has_the_package_and_its_recipes(wheel: Path) -> None:
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("tread/")}
     package = {name.removeprefix("src/") for name in files_in(ROOT / "src" / "tread")}
     beside = {f"tread/{name}" for part in ("recipes",) for name in files_in(ROOT / part)}
-    assert inside == package | beside
+    assert inside == package | beside | {f"tread/{path.name}" for path in ROOT.glob("constraints*.txt")}
     assert {"tread/py.typed", "tread/recipes/dit-xl-2.yaml", "tread/recipes/finetune/flux-lora.yaml"} <= inside
 
 

@@ -184,6 +184,33 @@ def families(arguments: list[str]) -> None:
     print(describe_families(**vars(parser.parse_args(arguments))))
 
 
+def doctor(arguments: list[str]) -> None:
+    """check this machine, and one dense and one routed step of a config"""
+    parser = _parser("doctor", doctor)
+    parser.usage = "tread doctor [--json] [CONFIG] [name=value ...]"
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="a config of `tread train` or `tread finetune`")
+    parser.add_argument("settings", nargs="*", metavar="name=value", help="settings that replace the config's")
+    parser.add_argument("--json", action="store_true", help="print the same facts as JSON, for a bug report")
+    parser.epilog = (
+        "Without a config: what this machine has, what it falls back to, and the versions beside those tested. With "
+        "one: the model is loaded as the job would load it, its prediction on a real batch is compared with the stock "
+        "model's own, and one dense and one routed step are run and timed. Nothing is written to the run's folder. "
+        "Exit status: 0 nothing is wrong, 1 something is not finite or differs from the stock model, 2 it could not "
+        "be tried."
+    )
+    options = parser.parse_args(arguments)
+    config, given = options.config, options.settings
+    if config is not None and "=" in config:  # `tread train` needs no file either
+        config, given = None, [config, *given]
+    from tread.report.doctor import doctor as run
+    from tread.report.doctor import is_finetune
+
+    if config is not None and is_finetune(config):
+        _no_loading_bars()
+    if code := run(config, given, options.json):
+        sys.exit(code)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "finetune": finetune,
@@ -194,6 +221,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "encode": encode,
     "plan": plan,
     "families": families,
+    "doctor": doctor,
 }
 
 

@@ -70,6 +70,9 @@ def test_all_forced_and_ratio_zero_equal_dense(case: Case):
         assert handle.selections[0].shape == (case.batch, case.tokens), "the machinery ran"
         torch.testing.assert_close(forced, dense, **TOLERANCE)
         assert_same(gradients(forced, model), expected)
+        with handle.permuted():  # what belongs to a token follows it
+            torch.testing.assert_close(case.call(model, arguments), dense, **TOLERANCE)
+        assert not handle.selections[0].diff(dim=1).gt(0).all(), "the order is another"
     with tread.attach(model, {"routes": [route(0, -1, 0.0)]}) as handle:
         torch.testing.assert_close(case.call(model, arguments), dense, **TOLERANCE)
         assert handle.selections[0].shape[1] == case.tokens

@@ -1,15 +1,19 @@
 """Preparing data: one encoder in memory at a time, none beside the transformer."""
 
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from accelerate import Accelerator
 from torch import nn
 
 from tests.finetune.tasks import make_config, make_task
-from tests.tiny.pictures import write_gradients
+from tests.tiny.pictures import write_gradients, write_noise
 from tests.tiny.pipelines import TINY, PipelineFolder
+from tread.finetune.data.prepare import prepare
+from tread.finetune.families import open_family
 from tread.finetune.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -44,3 +48,21 @@ def test_each_stage_has_what_it_needs_and_no_more(
     monkeypatch.setattr(Source, "transformer", load_transformer)
     make_task(config, tmp_path)
     assert beside == {"text_encoder": [], "vae": [], "transformer": []}
+
+
+def test_one_batch_is_of_the_most_frequent_bucket_that_is_trained_on(
+    pipeline_folder: PipelineFolder, tmp_path: Path
+) -> None:
+    """Of two wide and three tall pictures beside four square ones for validation."""
+    shapes = {"trained": ((48, 96), (96, 48), (48, 96), (96, 48), (96, 48)), "held": ((64, 64),) * 4}
+    folders = {name: str(write_noise(tmp_path / name, sizes)) for name, sizes in shapes.items()}
+    entries = [
+        {"instance_data_dir": folders["trained"], "resolution": 64},
+        {"instance_data_dir": folders["held"], "resolution": 64, "dataset_type": "eval"},
+    ]
+    config = make_config(pipeline_folder("flux"), tmp_path, cache_dir=str(tmp_path / "cache"))
+    config = replace(config, data=tuple(entries))
+    family = open_family("flux", Source(config.pretrained_model_name_or_path))
+    data = prepare(config, family, Accelerator(cpu=True), tmp_path, one_batch=True)
+    assert [Path(str(entry.sample.place)).name for entry in data.train.entries] == ["1.png", "3.png"]
+    assert len(list((tmp_path / "cache" / "latents").rglob("*.safetensors"))) == 2

@@ -12,6 +12,7 @@ from tread.errors import ConfigError
 from tread.kernels import checkpointing
 from tread.models import DiT
 from tread.models.layers import patchify, unpatchify
+from tread.routing.state import State
 
 # Two windows that touch: tokens return after layer 3 and others leave before layer 4.
 ROUTES: dict[str, Any] = {
@@ -243,3 +244,22 @@ def test_compiled_whole_equals_eager_and_does_not_recompile_with_the_step(batch,
             torch.testing.assert_close(parameter.grad, gradient, atol=1e-12, rtol=1e-9)
         drawn.append(torch.cat([selection.flatten() for selection in handle.selections]).clone())
     assert not torch.equal(drawn[1], drawn[2])
+
+
+@plain_and_modern
+def test_permuted_tokens_give_the_dense_output(
+    options: dict[str, Any], batch: tuple[Tensor, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample in an order of its own, and back; a rope table that stayed behind would be noticed."""
+    model = small_dit(**options).eval()
+    dense = model(*batch)
+    handle = model.route(ROUTES)
+    with handle.permuted():
+        torch.testing.assert_close(model(*batch), dense)
+        for selection in handle.selections:
+            assert torch.equal(selection.sort().values, torch.arange(15).expand(3, -1))
+            assert not torch.equal(selection[0], selection[1])
+        if model.rope:
+            monkeypatch.setattr(State, "side", lambda self, name, tensor, **_: tensor)
+            assert not torch.allclose(model(*batch), dense)
+    assert torch.equal(model(*batch), dense)

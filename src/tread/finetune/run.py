@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 import tread
@@ -32,22 +33,18 @@ from tread.training.memory import out_of_memory
 
 def finetune(config: FinetuneConfig) -> Path:
     """Run (or go on with) the fine-tuning of a config; returns the run's folder."""
-    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
-    family = open_family(config.model_family, source, config.tokenizer_max_length)
-    if (plan := config.plan()) is not None and source.depth:
-        plan.resolve(source.depth)  # refuses windows outside the model before anything is encoded
+    family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
-    accelerator = make_accelerator(job, find_unused=True)
-    if config.base_model_precision not in UNQUANTIZED:
-        check_precision(config.base_model_precision, accelerator.device)
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
         # previews draw with an expert that is not trained too
-        source.check(*(part for part, _, _ in (family.experts if config.prompts else trained_experts(config, family))))
+        family.source.check(
+            *(part for part, _, _ in (family.experts if config.prompts else trained_experts(config, family)))
+        )
         data = prepare(config, family, accelerator, folder)
         per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
         config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
         models = load_models(config, family, accelerator.device)
-        handles = {part: _attach(config, model) for part, model in models.items()}
+        handles = {part: attach_routes(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         if task.routing:  # now, so that every checkpoint can say it
             task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
@@ -58,6 +55,18 @@ def finetune(config: FinetuneConfig) -> Path:
     return folder
 
 
+def open_job(config: FinetuneConfig) -> tuple[TuneFamily, Accelerator]:
+    """The family of the config's model and the accelerator; refuses what cannot run before anything is encoded."""
+    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
+    family = open_family(config.model_family, source, config.tokenizer_max_length)
+    if (plan := config.plan()) is not None and source.depth:
+        plan.resolve(source.depth)  # refuses windows outside the model
+    accelerator = make_accelerator(FinetuneJob.of(config), find_unused=True)
+    if config.base_model_precision not in UNQUANTIZED:
+        check_precision(config.base_model_precision, accelerator.device)
+    return family, accelerator
+
+
 def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[str, float, float], ...]:
     """The transformers that a config trains, each with its range of times."""
     return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
@@ -65,32 +74,43 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
 
 def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> dict[str, nn.Module]:
     """The transformers to train, by part, on the device: quantized, with an adapter, or all weights."""
-    models: dict[str, nn.Module] = {}
-    for part, _, _ in trained_experts(config, family):
-        model: Any = family.source.transformer(part, dtype=_dtype(config))
-        if config.base_model_precision not in UNQUANTIZED:
-            # bitsandbytes' scales do not move with the weights
-            stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
-            quantize(model, config.base_model_precision, "cpu" if stays else device)
-        if config.adapts:
-            add_adapter(
-                model,
-                kind=config.lora_type,
-                rank=config.lora_rank,
-                alpha=config.lora_rank if config.lora_alpha is None else config.lora_alpha,
-                targets=config.lora_targets or family.lora_targets,
-                seed=int(noise.bits(config.seed, *part.encode())),
-                dropout=config.lora_dropout,
-                factor=config.lokr_factor,
-                lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]  (a file is read in by then)
-            )
-        else:
-            model.requires_grad_(True)
-        # compiled layers do it themselves
-        if config.gradient_checkpointing and not compiles(config.compile, device):
-            model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
-        models[part] = model.to(device).train()
-    return models
+    return {
+        part: make_trainable(config, family, part, load_stock(config, family, part), device)
+        for part, _, _ in trained_experts(config, family)
+    }
+
+
+def load_stock(config: FinetuneConfig, family: TuneFamily, part: str) -> nn.Module:
+    """One transformer as its library loads it, in the dtype of the job, on the CPU."""
+    return family.source.transformer(part, dtype=_dtype(config))
+
+
+def make_trainable(
+    config: FinetuneConfig, family: TuneFamily, part: str, model: Any, device: torch.device
+) -> nn.Module:
+    """The stock transformer `part`, changed in place: quantized, with an adapter, checkpointed, on the device."""
+    if config.base_model_precision not in UNQUANTIZED:
+        # bitsandbytes' scales do not move with the weights
+        stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
+        quantize(model, config.base_model_precision, "cpu" if stays else device)
+    if config.adapts:
+        add_adapter(
+            model,
+            kind=config.lora_type,
+            rank=config.lora_rank,
+            alpha=config.lora_rank if config.lora_alpha is None else config.lora_alpha,
+            targets=config.lora_targets or family.lora_targets,
+            seed=int(noise.bits(config.seed, *part.encode())),
+            dropout=config.lora_dropout,
+            factor=config.lokr_factor,
+            lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]  (a file is read in by then)
+        )
+    else:
+        model.requires_grad_(True)
+    # compiled layers do it themselves
+    if config.gradient_checkpointing and not compiles(config.compile, device):
+        model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
+    return model.to(device).train()
 
 
 def _dtype(config: FinetuneConfig) -> torch.dtype:
@@ -100,7 +120,8 @@ def _dtype(config: FinetuneConfig) -> torch.dtype:
     return torch.bfloat16 if config.adapts and config.mixed_precision == "bf16" else torch.float32
 
 
-def _attach(config: FinetuneConfig, model: nn.Module) -> Handle | None:
+def attach_routes(config: FinetuneConfig, model: nn.Module) -> Handle | None:
+    """Route a transformer by the config's plan; None if it has none."""
     plan = config.plan()
     if plan is None:
         return None

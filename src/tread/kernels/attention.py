@@ -44,12 +44,19 @@ def check_attention(name: Attention, device: torch.device, setting: str = "atten
         raise ConfigError(f"{setting} is 'cudnn', which needs an NVIDIA GPU from Ampere on: use 'auto'.")
 
 
+def resolved(name: Attention, device: torch.device) -> Attention:
+    """`cudnn` if `auto` stands for it on `device`; else the name itself."""
+    nvidia = device.type == "cuda" and torch.version.cuda is not None
+    if name == "auto" and nvidia and torch.cuda.get_device_capability(device) >= HOPPER:
+        return "cudnn"
+    return name
+
+
 def use_attention(name: Attention, device: torch.device) -> None:
     """Use the kernels that `name` stands for."""
     if device.type != "cuda":
         return
-    if name == "auto" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= HOPPER:
-        name = "cudnn"
+    name = resolved(name, device)
     chosen = {"auto": SAFE, "cudnn": SAFE, "default": tuple(KERNELS)}.get(name, (name,))
     F.scaled_dot_product_attention = _by_cudnn if name == "cudnn" else _TORCH
     cuda = torch.backends.cuda

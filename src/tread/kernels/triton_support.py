@@ -10,10 +10,15 @@ from shutil import which
 import torch
 
 
+def c_compiler() -> str | None:
+    """The C compiler that Triton would call; None if there is none."""
+    return os.environ.get("CC") or which("gcc") or which("clang")
+
+
 def _can_be_built() -> bool:
     if os.environ.get("TREAD_KERNELS") == "0":
         return False
-    return find_spec("triton") is not None and any((os.environ.get("CC"), which("gcc"), which("clang")))
+    return find_spec("triton") is not None and c_compiler() is not None
 
 
 CAN_BE_BUILT = _can_be_built()

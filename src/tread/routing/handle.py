@@ -37,7 +37,8 @@ class _Given(NamedTuple):
 @dataclass(frozen=True)
 class _Mode:
     """Settings of the context managers: routing on or off, a ratio, selections, the step and sample positions to draw
-    for, a force mask, and the largest number of tokens it forces in a sample. None means not set."""
+    for, a force mask, and the largest number of tokens it forces in a sample, whether tokens are permuted. None means
+    not set."""
 
     on: bool | None = None
     ratio: float | None = None
@@ -46,6 +47,7 @@ class _Mode:
     samples: Tensor | None = None
     mask: Tensor | None = None
     masked: int | None = None
+    permuted: bool = False
 
 
 class Held(NamedTuple):
@@ -141,6 +143,16 @@ class Handle:
             given = tuple(_Given(ids, check_selection(ids, f"selections[{i}]")) for i, ids in enumerate(selections))
         fixed = None if step is None else torch.tensor(check_int(step, "step", 0))
         with self._set(on=True, ratio=selection_ratio, selections=given, step=fixed, samples=samples):
+            yield
+
+    @contextmanager
+    def permuted(self) -> Iterator[None]:
+        """Route in any mode with every token kept, in a random order for each sample; pinned tokens stay first.
+
+        Attention does not depend on the order, so the output is the dense one up to rounding if all that belongs to a
+        token (rope rows, masks, modulation) follows it: a check of a family that needs no second computation.
+        """
+        with self._set(on=True, permuted=True):
             yield
 
     @contextmanager
@@ -272,6 +284,8 @@ class Handle:
             position = _sample_positions(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
             token = torch.arange(tokens, device=stream.device)  # (S,)
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
+            if mode.permuted:  # pinned tokens first, where layers look for them
+                return torch.where(token < forced.pinned, token - tokens, score).argsort(dim=1)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
             kept = kept_count(tokens, ratio, mode.masked, forced.count)

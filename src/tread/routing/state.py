@@ -193,6 +193,9 @@ class State:
             return ids
         if self.offset is not None:
             index = self._image_index(tokens)  # (B, S)
+            if ids.shape[1] == tokens:  # nothing is dropped, but the order may be another
+                every = torch.arange(others + tokens, device=ids.device).expand(len(ids), -1)  # (B, L)
+                return every.scatter(1, index, index.gather(1, ids))
             dropped = torch.zeros(index.shape[0], others + tokens, dtype=torch.bool, device=ids.device)  # (B, L)
             dropped = dropped.scatter(1, index, True).scatter(1, index.gather(1, ids), False)
             return dropped.to(torch.uint8).argsort(dim=1, stable=True)[:, : others + ids.shape[1]]

@@ -6,6 +6,7 @@
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from accelerate import Accelerator
 
 from tread.config.schema import parse
-from tread.data.captioned.buckets import Bucket
+from tread.data.captioned.buckets import Bucket, Size, bucket_of
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import Sample, collect, tell_skipped
 from tread.errors import ConfigError
@@ -43,15 +44,23 @@ class Prepared:
         return max(sorted(set(buckets)), key=buckets.count)
 
 
-def prepare(config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, folder: Path) -> Prepared:
-    """Collect and encode the data of a config; all processes call it together."""
+def prepare(
+    config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, folder: Path, *, one_batch: bool = False
+) -> Prepared:
+    """Collect and encode the data of a config; all processes call it together.
+
+    `one_batch`: only as many samples as a batch has are encoded, those of the most frequent bucket.
+    """
     say, show = accelerator.print, accelerator.is_main_process
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=family.video, say=say, progress=show)
     _check_references(family, collected.samples)
+    samples = collected.samples
+    if one_batch:
+        samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
     cache = Cache(config.cache_dir, accelerator)
 
-    captions = [caption for sample in collected.samples for caption in sample.captions]
+    captions = [caption for sample in samples for caption in sample.captions]
     device = accelerator.device
     text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
     text = _Encoder(
@@ -72,7 +81,7 @@ def prepare(config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator
     pixels = _Encoder(lambda: _autoencoder(config, family), lambda: family.source.check(*family.pixel_parts), device)
     entries, skipped = encode_samples(
         cache,
-        collected.samples,
+        samples,
         configs,
         encode=lambda batch: family.encode_pixels(pixels.pipeline, batch.to(device)),
         identity=identity(family.source, family.pixel_parts, config.vae_dtype, config.vae_enable_tiling),
@@ -86,6 +95,19 @@ def prepare(config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator
     if show:
         tell_skipped([*collected.skipped, *skipped], folder / "skipped.txt", say)
     return _split(cache, entries, texts, config.num_eval_images)
+
+
+def _batch_of(samples: Sequence[Sample], configs: Sequence[DataConfig], family: TuneFamily) -> list[Sample]:
+    """The samples to train on that share the most frequent bucket."""
+
+    def group(sample: Sample) -> tuple[bool, Bucket, Size | None]:
+        multiple, factor = family.multiple, family.frame_factor
+        bucket = bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
+        return sample.held_out or not sample.repeats, bucket, sample.reference_size
+
+    groups = Counter(map(group, samples))
+    chosen = max(groups, key=lambda one: (not one[0], groups[one]))
+    return [sample for sample in samples if group(sample) == chosen]
 
 
 def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int) -> Prepared:

@@ -1,0 +1,153 @@
+"""A trial of a `tread finetune` config: its model beside the stock one on a real batch, and its steps.
+
+- One batch is encoded: into the config's cache if that exists, where a run will find it, else into a temporary folder.
+- The stock prediction comes from the transformer as diffusers loads it, before tread touches it. With a quantized base
+  the unquantized model is compared where it fits into memory, as information; routing is then judged by the quantized
+  model before it was attached.
+- Each transformer of a model with two is tried, on a batch with times of its range.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from tread.errors import ConfigError
+from tread.finetune.data.prepare import Prepared, prepare
+from tread.finetune.experts import choose, ranges
+from tread.finetune.family import TuneFamily
+from tread.finetune.job import FinetuneJob
+from tread.finetune.run import attach_routes, load_stock, make_trainable, open_job, trained_experts
+from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.task import EXPERT, Finetuning, TuneBatch
+from tread.kernels import attention
+from tread.routing import noise
+from tread.routing.handle import Handle
+from tread.training.loop import Session
+from tread.training.memory import is_out_of_memory, out_of_memory
+from tread.training.trial import TOLERANCE, Comparison, Trial, compare, compare_routed, flop_ratio, predict, try_steps
+
+STEPS = 1000
+"""Length of a run whose config counts epochs; a single batch does not tell it."""
+MICRO_STEPS = 10_000
+"""Micro-steps among which one for each transformer is looked for."""
+
+
+def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]]:
+    """One line about the task, and what came of each transformer; files go to `folder`, not to the run's."""
+    cache = Path(config.cache_dir)
+    config = replace(
+        config,
+        output_dir=str(folder),
+        cache_dir=str(cache if cache.is_dir() else folder / "cache"),
+        resume_from_checkpoint=None,
+        validation_prompt=None,
+        num_eval_images=0,
+        max_train_steps=config.max_train_steps if config.num_train_epochs == 0 else STEPS,
+        num_train_epochs=0,
+        dataloader_num_workers=0,
+        report_to="none",
+    )
+    family, accelerator = open_job(config)
+    job = FinetuneJob.of(config)
+    with out_of_memory(job.memory_advice), attention.explained(config.attention):
+        family.source.check(*(part for part, _, _ in trained_experts(config, family)))
+        data = prepare(config, family, accelerator, folder, one_batch=True)
+        return _Trials(config, accelerator, folder, family, data).run(job)
+
+
+class _Trials:
+    """What the stages of a trial share."""
+
+    def __init__(
+        self, config: FinetuneConfig, accelerator: Accelerator, folder: Path, family: TuneFamily, data: Prepared
+    ) -> None:
+        self.config, self.accelerator, self.folder, self.family, self.data = config, accelerator, folder, family, data
+        self.quantized = config.base_model_precision not in UNQUANTIZED
+
+    def run(self, job: FinetuneJob) -> tuple[str, list[Trial]]:
+        """See `try_finetune`."""
+        models: dict[str, nn.Module] = {}
+        before: dict[str, tuple[Tensor, list[Comparison]]] = {}
+        for part, _, _ in trained_experts(self.config, self.family):
+            models[part], prediction, comparisons = self._load(part)
+            before[part] = prediction, comparisons
+        handles = {part: attach_routes(self.config, model) for part, model in models.items()}
+        task = self._task(models, handles)
+        summary = task.summary()
+        compared: dict[str, list[Comparison]] = {}
+        for part, (prediction, comparisons) in before.items():
+            compared[part] = comparisons
+            if handles[part] is not None:
+                beside = "quantized" if self.quantized else "stock"
+                batch = self._batch(task, part)
+                compared[part] += compare_routed(task, self.accelerator, batch, prediction, beside=beside)
+        if not all(one.fits for comparisons in compared.values() for one in comparisons):
+            return summary, [Trial(part=part, comparisons=comparisons) for part, comparisons in compared.items()]
+        eager = {part: self._eager(task, part) for part in models}
+        session = Session(task, job, self.accelerator)
+        # drawn again: compiled layers have texts of other lengths
+        return summary, [
+            try_steps(session, self._batch(task, part), part, compared[part], *eager[part]) for part in models
+        ]
+
+    def _eager(self, task: Finetuning, part: str) -> tuple[float, float | None]:
+        """The loss of the network before it is compiled, and dense over routed FLOPs."""
+        batch = self._batch(task, part)
+        _, loss = predict(task, self.accelerator, batch)
+        return loss, flop_ratio(task, self.accelerator, batch) if task.routing else None
+
+    def _task(self, models: dict[str, nn.Module], handles: dict[str, Handle | None]) -> Finetuning:
+        return Finetuning(
+            self.config,
+            self.accelerator,
+            self.folder,
+            family=self.family,
+            models=models,
+            handles=handles,
+            data=self.data,
+        )
+
+    def _batch(self, task: Finetuning, part: str) -> TuneBatch:
+        """The first batch, as a micro-step that is drawn for the transformer `part`."""
+        batch = next(task.batches(0))
+        found = ranges(self.family, task.target, list(task.models), self.family.tokens(batch.tensors["mean"]))
+        chances = noise.uniform(self.config.seed, EXPERT, torch.arange(MICRO_STEPS)).tolist()
+        micro_step = next((n for n, chance in enumerate(chances) if choose(found, chance).expert == part), None)
+        if micro_step is None:
+            raise ConfigError(
+                f"the {part} is drawn in none of {MICRO_STEPS} micro-steps: flow_schedule_shift leaves it hardly any "
+                "times. Change that, or train one of the two with experts."
+            )
+        return replace(batch, micro_step=micro_step)
+
+    def _load(self, part: str) -> tuple[nn.Module, Tensor, list[Comparison]]:
+        """The transformer to train, the prediction that routing must not change, and how that differs from stock."""
+        config, device = self.config, self.accelerator.device
+        model = load_stock(config, self.family, part)
+        stock = self._stock(part, model, device)
+        model = make_trainable(config, self.family, part, model, device)
+        task = self._task({part: model}, {part: None})
+        own, _ = predict(task, self.accelerator, self._batch(task, part))
+        if self.quantized:
+            changed = [] if stock is None else [compare("quantized", own, stock, None)]
+            return model, own, changed
+        assert stock is not None
+        limit = TOLERANCE[self.accelerator.mixed_precision]
+        return model, stock, [compare("adapted" if config.adapts else "loaded to train", own, stock, limit)]
+
+    def _stock(self, part: str, model: nn.Module, device: torch.device) -> Tensor | None:
+        """The stock transformer's own prediction; None if it is to be quantized and does not fit before."""
+        try:
+            task = self._task({part: model.to(device)}, {part: None})
+            return predict(task, self.accelerator, self._batch(task, part))[0]
+        except RuntimeError as error:
+            if not (self.quantized and is_out_of_memory(error)):
+                raise
+            self.accelerator.print(f"the {part} does not fit unquantized, so the two are not compared.")
+        finally:
+            if self.quantized:
+                model.to("cpu")  # it is quantized one linear at a time
+        return None

@@ -1,0 +1,64 @@
+"""A trial of a `tread train` config: its DiT beside the same DiT without routes, and its steps."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tread.kernels import attention
+from tread.pretrain.settings import PretrainConfig
+from tread.pretrain.task import Pretraining
+from tread.training.job import make_accelerator
+from tread.training.loop import Session
+from tread.training.memory import out_of_memory
+from tread.training.trial import Comparison, Trial, compare_routed, flop_ratio, predict, try_steps
+
+
+def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]]:
+    """One line about the task, and what came of its network; files go to `folder`, not to the run's."""
+    config = replace(
+        config,
+        output_dir=str(folder),
+        resume=None,
+        train=replace(config.train, workers=0),
+        sample=replace(config.sample, vae=None),  # nothing is drawn
+        evaluate=replace(config.evaluate, every=0),
+        log=replace(config.log, trackers="none"),
+    )
+    accelerator = make_accelerator(config)
+    with out_of_memory(config.memory_advice), attention.explained(config.train.attention, "train.attention"):
+        task = Pretraining(config, accelerator, folder)
+        batch = next(task.batches(0))
+        comparisons: list[Comparison] = []
+        if task.routing:
+            with awake(task.model):
+                routing, task.model.routing = task.model.routing, None
+                stock, _ = predict(task, accelerator, batch)
+                task.model.routing = routing
+                comparisons = compare_routed(task, accelerator, batch, stock)
+        summary = task.summary()
+        if not all(one.fits for one in comparisons):
+            return summary, [Trial(part="model", comparisons=comparisons)]
+        _, eager_loss = predict(task, accelerator, batch)
+        flops = flop_ratio(task, accelerator, batch) if task.routing else None
+        session = Session(task, config, accelerator)
+        return summary, [try_steps(session, batch, "model", comparisons, eager_loss, flops)]
+
+
+@contextmanager
+def awake(model: nn.Module) -> Iterator[None]:
+    """Inside, parameters that are zero have random values: a fresh DiT predicts 0, whatever its layers do."""
+    asleep = [parameter for parameter in model.parameters() if not parameter.any()]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in asleep:
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter in asleep:
+                parameter.zero_()

@@ -1,0 +1,166 @@
+"""`tread doctor [CONFIG] [name=value ...]`: what this machine has, and whether a config works on it.
+
+- A config is read before anything else, so that a mistake in it is one sentence at once.
+- Reports go to stdout, as lines or as JSON; what the jobs say while they load goes to stderr.
+- Nothing is written to the folder of a run.
+"""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tread.config.documents import find_recipe, read_document
+from tread.errors import USER_ERRORS, ConfigError
+from tread.report.machine import GIB, examine
+
+if TYPE_CHECKING:
+    from tread.training.trial import Comparison, Measured, Trial
+
+TRAIN_SECTIONS = {
+    *("defaults", "model", "train", "objective", "ema", "checkpoint", "validation", "sample", "evaluate", "log"),
+}
+"""Names that only a config of `tread train` has at its top."""
+FINETUNE_KEYS = {"model_family", "pretrained_model_name_or_path"}
+"""Names that every config of `tread finetune` has, and those of other trainers too."""
+
+
+def doctor(config: str | None, settings: Sequence[str], as_json: bool) -> int:
+    """Print the report; 0: nothing is wrong, 1: the config's model is not finite or differs from the stock model."""
+    attempt = None if config is None and not settings else _job(config, settings)
+    with redirect_stdout(sys.stderr):  # some libraries print when they are imported
+        findings = list(examine())
+    if not as_json:
+        print(table([(finding.name, str(finding)) for finding in findings]), flush=True)
+    report: dict[str, Any] = {"machine": [asdict(finding) for finding in findings]}
+    problems: list[str] = []
+    if attempt is not None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="tread-doctor-") as folder, redirect_stdout(sys.stderr):
+                summary, trials = attempt(Path(folder))
+        except USER_ERRORS as error:
+            if as_json:  # the machine's part may explain it
+                print(_json(report | {"error": str(error)}))
+            raise
+        problems = [problem for trial in trials for problem in trial.problems]
+        report["config"] = {
+            "file": config,
+            "settings": list(settings),
+            "summary": summary,
+            "networks": [asdict(trial) for trial in trials],
+            "problems": problems,
+        }
+        if not as_json:
+            print(f"\n{config or 'tread train'}, on one batch: {summary}")
+            for trial in trials:
+                print(f"\n{describe(trial)}")
+            print(f"\n{_verdict(problems)}")
+    if as_json:
+        print(_json(report))
+    return 1 if problems else 0
+
+
+def _job(config: str | None, settings: Sequence[str]) -> Callable[[Path], tuple[str, list["Trial"]]]:
+    """The trial of a config that has been read; without a file the settings are those of `tread train`."""
+    if config is not None and is_finetune(config):
+        from tread.finetune.config import read_config
+
+        tune = read_config(config, settings)
+        from tread.finetune.trial import try_finetune
+
+        return lambda folder: try_finetune(tune, folder)
+    from tread.pretrain.config import compose
+    from tread.pretrain.trial import try_pretrain
+
+    train = compose([*([] if config is None else [config]), *settings])
+    return lambda folder: try_pretrain(train, folder)
+
+
+def is_finetune(config: str) -> bool:
+    """Whether a config is one of `tread finetune`; otherwise it is one of `tread train`."""
+    document = read_document(find_recipe(Path(config)))
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{config} is not a mapping of settings; give a config of `tread train` or `tread finetune`.")
+    names = {str(name).lstrip("-") for name in document}
+    if names & TRAIN_SECTIONS:
+        return False
+    if names & FINETUNE_KEYS:
+        return True
+    raise ConfigError(
+        f"{config} is no config of a job: one of `tread finetune` has model_family, one of `tread train` has sections "
+        "such as model, data and train."
+    )
+
+
+def describe(trial: "Trial") -> str:
+    """What came of one network, as lines."""
+    rows = [(f"prediction {one.what}", _difference(one)) for one in trial.comparisons]
+    if trial.dense is None:
+        rows.append(("steps", "not run, because a prediction is wrong"))
+        return f"{trial.part}\n{table(rows)}"
+    rows.append(("dense step", f"{_step(trial.dense)}; the eager loss is {trial.eager_loss:.4g}"))
+    if trial.routed is None:
+        rows.append(("routed step", "none: the config has no tread_config; give it a preset such as balanced"))
+    else:
+        rows.append(("routed step", _step(trial.routed)))
+        kept = ", ".join(f"{count} of {trial.tokens}" for count in trial.kept) or "all"
+        rows.append(("tokens kept", f"{trial.kept_share:.0%} in the routed layers ({kept})"))
+        speed = trial.dense.seconds / trial.routed.seconds
+        rows.append(("speed-up", f"{speed:.2f} measured in one step, {trial.flop_ratio:.2f} by FLOPs"))
+    rows.append(("peak GPU memory", _memory(trial.dense, trial.routed)))
+    return f"{trial.part}\n{table(rows)}"
+
+
+def _memory(dense: "Measured", routed: "Measured | None") -> str:
+    if dense.peak_bytes is None:
+        return "not measured on a CPU, where step times mean little too"
+    steps = {"dense": dense.peak_bytes, "routed": None if routed is None else routed.peak_bytes}
+    return ", ".join(f"{size / GIB:.2f} GiB {name}" for name, size in steps.items() if size is not None)
+
+
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Lines of a name and what is said about it, in two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name.ljust(width)}  {text}" for name, text in rows)
+
+
+def _difference(one: "Comparison") -> str:
+    if not math.isfinite(one.difference):
+        return "NOT FINITE"
+    if one.difference == 0:
+        return f"equal to the {one.beside} model's, bit for bit"
+    if one.limit is None:
+        return f"relative difference {one.difference:.1e} to the {one.beside} model's, as quantizing brings"
+    verdict = f"within {one.limit:g}" if one.fits else f"DIFFERENT: allowed is {one.limit:g}"
+    return f"relative difference {one.difference:.1e} to the {one.beside} model's, {verdict}"
+
+
+def _step(step: "Measured") -> str:
+    finite = "finite" if step.finite else "NOT FINITE"
+    return f"{finite}: loss {step.loss:.4g}, gradient norm {step.gradient_norm:.3g}; {_time(step.seconds)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def _verdict(problems: Sequence[str]) -> str:
+    return "it does not work: " + "; ".join(problems) if problems else "it works"
+
+
+def _json(report: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(report), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """A report without NaN and infinities, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
