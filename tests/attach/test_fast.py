@@ -13,9 +13,11 @@ from peft import LoraConfig
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 import tread
-from tests.attach.attached import BY_NAME, FLUX, ROUTES
+from tests.attach.attached import BY_NAME, FLUX, ROUTES, Attach
 from tests.tiny.case import Case
 from tread.kernels import graphs
 from tread.kernels.compiling import CompiledLayer
@@ -25,11 +27,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FAMILIES = ["flux", "sd3", "wan", "qwenimage", "flux2", "z-image"]
 LORA = LoraConfig(r=4, target_modules=["to_q", "to_k", "to_v"])
-TRACED = {"backend": "aot_eager"}
+TRACED: dict[str, Any] = {"backend": "aot_eager"}
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh(attach: Attach) -> Iterator[None]:
+    """Everything is detached, and then nothing is compiled any more."""
     yield
     torch._dynamo.reset()
 
@@ -42,6 +45,7 @@ def options(device: str) -> dict[str, Any]:
 def adapted(case: Case, device: str = "cpu", **lora: Any) -> Any:
     """The tiny model, frozen, with an adapter that is not zero."""
     torch.manual_seed(0)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # in torch 2.11 its kernel for these tiny heads is not finite
     model: Any = case.model().to(device).requires_grad_(False)
     model.add_adapter(LORA, **lora)
     for name, parameter in model.named_parameters():
@@ -51,7 +55,7 @@ def adapted(case: Case, device: str = "cpu", **lora: Any) -> Any:
 
 
 def inputs_of(case: Case, device: str, batch: int = 2) -> dict[str, Any]:
-    return torch.utils._pytree.tree_map_only(Tensor, lambda x: x.to(device), case.inputs(batch))
+    return pytree.tree_map_only(Tensor, lambda x: x.to(device), case.inputs(batch))
 
 
 def step(case: Case, model: nn.Module, handle: tread.Attachment, inputs: dict[str, Any], number: int = 3) -> Any:
@@ -74,12 +78,12 @@ def assert_same(found: Any, expected: Any, tolerance: float = 1e-4) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_gradients_are_those_of_the_eager_model(name: str, checkpointed: bool, device: str) -> None:
+def test_the_gradients_are_those_of_the_eager_model(name: str, checkpointed: bool, device: str, attach: Attach) -> None:
     case = BY_NAME[name]
     model, inputs = adapted(case, device), inputs_of(case, device)
     if checkpointed:
         model.enable_gradient_checkpointing()
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     numbers = range(graphs.CALLS + 3)
     expected = [step(case, model, handle, inputs, number) for number in numbers]
     assert handle.compile(**options(device)) is handle
@@ -92,11 +96,12 @@ def test_the_gradients_are_those_of_the_eager_model(name: str, checkpointed: boo
         assert len(handle.fast.graphs._captured) == 1
 
 
-def test_the_models_own_switch_decides_about_checkpointing() -> None:
+def test_the_models_own_switch_decides_about_checkpointing(attach: Attach) -> None:
     """Call by call, and the recomputation is within the compiled code."""
     model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
-    handle = tread.attach(model, ROUTES).compile(**TRACED)
+    handle = attach(model, ROUTES).compile(**TRACED)
     code = [layer._compiled_call_impl for layer in (*model.transformer_blocks, *model.single_transformer_blocks)]
+    saved = []
     for on in (False, True, False):
         model.enable_gradient_checkpointing() if on else model.disable_gradient_checkpointing()
         seen: list[int] = []
@@ -104,15 +109,12 @@ def test_the_models_own_switch_decides_about_checkpointing() -> None:
             handle.set_step(0)
             prediction = FLUX.call(model, inputs)
         prediction.sum().backward()
-        if on:
-            fewer = len(seen)
-        else:
-            more = len(seen)
-    assert fewer < more
+        saved.append(len(seen))
+    assert saved[1] < saved[0] == saved[2]
     assert all(isinstance(one, CompiledLayer) for one in code)
 
 
-def test_detach_leaves_nothing_behind() -> None:
+def test_detach_leaves_nothing_behind(attach: Attach) -> None:
     from torch._dynamo import config as limits
     from torch._functorch import config as lowering
 
@@ -123,7 +125,7 @@ def test_detach_leaves_nothing_behind() -> None:
 
     model, other, inputs = adapted(FLUX), adapted(FLUX), inputs_of(FLUX, "cpu")
     before, stock = settings(), {name: dict(vars(module)) for name, module in model.named_modules()}
-    handle, beside = tread.attach(model, ROUTES).compile(**TRACED), tread.attach(other, ROUTES).compile(**TRACED)
+    handle, beside = attach(model, ROUTES).compile(**TRACED), attach(other, ROUTES).compile(**TRACED)
     step(FLUX, model, handle, inputs)
     assert settings() != before
     handle.detach()
@@ -136,9 +138,9 @@ def test_detach_leaves_nothing_behind() -> None:
         assert now.get("_compiled_call_impl") is None
 
 
-def test_validation_between_steps_runs_eager() -> None:
+def test_validation_between_steps_runs_eager(attach: Attach) -> None:
     model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     counter = CompileCounterWithBackend("aot_eager")
     handle.compile(backend=counter)
     step(FLUX, model, handle, inputs)
@@ -171,9 +173,9 @@ def buckets(case: Case, count: int) -> list[dict[str, Any]]:
     return found
 
 
-def test_many_shapes_keep_the_number_of_compilations_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_shapes_keep_the_compilations_few(capsys: pytest.CaptureFixture[str], attach: Attach) -> None:
     model = adapted(FLUX)
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     counter = CompileCounterWithBackend("aot_eager")
     all_inputs = buckets(FLUX, 12)
     expected = [step(FLUX, model, handle, inputs) for inputs in all_inputs]
@@ -193,7 +195,7 @@ def test_many_shapes_keep_the_number_of_compilations_bounded(capsys: pytest.Capt
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool) -> None:
+def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool, attach: Attach) -> None:
     """With `dynamic` left alone, torch would compile the second length, the routed one, for any length."""
     symbols: list[bool] = []
 
@@ -204,14 +206,14 @@ def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool) -
     model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
     if checkpointed:
         model.enable_gradient_checkpointing()
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     expected = step(FLUX, model, handle, inputs)
     handle.detach()
     if late:
-        handle = tread.attach(model, ROUTES)
+        handle = attach(model, ROUTES)
     model.compile_repeated_blocks(backend=backend)
     if not late:
-        handle = tread.attach(model, ROUTES)
+        handle = attach(model, ROUTES)
     for _ in range(2):
         assert_same(step(FLUX, model, handle, inputs), expected)
         with handle.dense():
@@ -226,7 +228,7 @@ def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool) -
     assert any(symbols), "many lengths share code, so that torch's limit holds"
 
 
-def test_checkpointing_is_within_code_that_the_user_compiled() -> None:
+def test_checkpointing_is_within_code_that_the_user_compiled(attach: Attach) -> None:
     """So a step has no more calls of compiled code than without checkpointing."""
     calls: list[int] = []
 
@@ -235,7 +237,7 @@ def test_checkpointing_is_within_code_that_the_user_compiled() -> None:
         return lambda *args: calls.append(1) or code(*args)
 
     model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     model.compile_repeated_blocks(backend=backend, fullgraph=True)
     counts = []
     for on in (False, True):
@@ -247,16 +249,16 @@ def test_checkpointing_is_within_code_that_the_user_compiled() -> None:
     assert counts[0] == counts[1] == len(handle.layers)
 
 
-def test_a_checkpoint_function_of_the_users_own_is_left_alone() -> None:
+def test_a_checkpoint_function_of_the_users_own_is_left_alone(attach: Attach) -> None:
     model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
     calls: list[Any] = []
 
     def mine(block: Any, *args: Any) -> Any:
         calls.append(block)
-        return torch.utils.checkpoint.checkpoint(block, *args, use_reentrant=False)
+        return checkpoint(block, *args, use_reentrant=False)
 
     model.enable_gradient_checkpointing(mine)
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     expected = step(FLUX, model, handle, inputs)
     handle.compile(**TRACED)
     calls.clear()
@@ -264,13 +266,13 @@ def test_a_checkpoint_function_of_the_users_own_is_left_alone() -> None:
     assert len(calls) == len(handle.layers)
 
 
-def test_no_compiler_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_compiler_no_harm(capsys: pytest.CaptureFixture[str], attach: Attach) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no compiler here")
 
     model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
     model.enable_gradient_checkpointing()
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     expected = step(FLUX, model, handle, inputs)
     handle.compile(backend=broken)
     for _ in range(2):
@@ -278,27 +280,26 @@ def test_no_compiler_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("compiling failed, so the run goes on without it") == 1
 
 
-def test_an_adapter_may_come_later() -> None:
+def test_an_adapter_may_come_later(attach: Attach) -> None:
     torch.manual_seed(0)
     model: Any = FLUX.model().requires_grad_(False).train()
-    handle = tread.attach(model, ROUTES).compile(**TRACED)
+    handle = attach(model, ROUTES).compile(**TRACED)
     model.add_adapter(LORA)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.1)
     found = step(FLUX, model, handle, inputs_of(FLUX, "cpu"))
     handle.detach()
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     assert_same(found, step(FLUX, model, handle, inputs_of(FLUX, "cpu")))
     assert found[1]
 
 
 @pytest.mark.gpu
-def test_eager_checkpointed_layers_are_advised_once() -> None:
+def test_eager_checkpointed_layers_are_advised_once(attach: Attach) -> None:
     model, inputs = adapted(FLUX, "cuda"), inputs_of(FLUX, "cuda")
-    torch.backends.cuda.enable_cudnn_sdp(False)
     model.enable_gradient_checkpointing()
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -307,7 +308,7 @@ def test_eager_checkpointed_layers_are_advised_once() -> None:
 
 
 @pytest.mark.gpu
-def test_graphs_follow_whatever_changes_on_the_python_side() -> None:
+def test_graphs_follow_whatever_changes_on_the_python_side(attach: Attach) -> None:
     """Each state, come to from any other, gives what the eager model gives in it; outputs are copies."""
     model = adapted(FLUX, "cuda", adapter_name="one")
     model.add_adapter(LORA, adapter_name="two")
@@ -315,7 +316,6 @@ def test_graphs_follow_whatever_changes_on_the_python_side() -> None:
         if "lora_B.two" in name:
             nn.init.normal_(parameter, std=0.1)
     inputs, short = inputs_of(FLUX, "cuda"), inputs_of(FLUX, "cuda", batch=1)
-    torch.backends.cuda.enable_cudnn_sdp(False)
     layers = [module for module in model.modules() if hasattr(module, "scaling")]
 
     def scale(value: float) -> None:
@@ -331,7 +331,7 @@ def test_graphs_follow_whatever_changes_on_the_python_side() -> None:
         "scaled": lambda: (model.set_adapter("one"), scale(0.5)),
         "both": lambda: (model.set_adapter(["one", "two"]), scale(1.0)),
     }
-    handle = tread.attach(model, ROUTES)
+    handle = attach(model, ROUTES)
 
     def run(name: str, number: int, inputs: dict[str, Any]) -> Any:
         states[name]()
@@ -356,12 +356,10 @@ def test_graphs_follow_whatever_changes_on_the_python_side() -> None:
 
 
 @pytest.mark.gpu
-def test_memory_is_given_back_and_taken_again() -> None:
+def test_memory_is_given_back_and_taken_again(attach: Attach) -> None:
     model, inputs = adapted(FLUX, "cuda"), inputs_of(FLUX, "cuda", batch=64)
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    handle = tread.attach(model, ROUTES).compile(attention="math", graphs=True)
-    for _ in range(graphs.CALLS + 2):
-        found = step(FLUX, model, handle, inputs)
+    handle = attach(model, ROUTES).compile(attention="math", graphs=True)
+    found = [step(FLUX, model, handle, inputs) for _ in range(graphs.CALLS + 2)][-1]
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved()
     handle.release_graphs()

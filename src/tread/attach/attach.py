@@ -10,6 +10,7 @@
 
 import inspect
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,9 +78,10 @@ class Attachment(Handle):
         self._around = ModelCall(self)
         self.layers: dict[nn.Module, Layer] = {}
         """Module -> its wrapper."""
+        static = defaultdict[type, set[torch.Size]](set)
         for index, (stack, module) in enumerate(found):
             block = unwrapped(module)
-            self.layers.setdefault(block, Layer(self, block)).add(index, stack)
+            self.layers.setdefault(block, Layer(self, block, static[type(block)])).add(index, stack)
         self._install_rotary()
         if isinstance(attached := around(model), ModelCall):  # nothing raises from here on
             attached.handle.detach()

@@ -31,8 +31,9 @@ from tread.kernels.fast import SETTINGS, print_once_per_job
 from tread.routing.handle import Handle
 from tread.routing.state import End
 
-LENGTHS = 4
-"""Shapes of the stream with code of their own in layers that the user compiled; torch has a limit of 8 variants."""
+STATIC = 3
+"""Shapes of the stream with code of their own in layers that the user compiled; further ones share code, because torch
+has a limit of 8 variants, and a stream with and without gradients are two."""
 VARIANTS = 64
 """torch's limit for checkpointing within code that the user compiled: all classes of layers share one function."""
 BOUND_BY_HOST = (
@@ -44,11 +45,11 @@ BOUND_BY_HOST = (
 class Layer(Around):
     """The wrapper of one module that is a layer, or several, of an attached model."""
 
-    def __init__(self, handle: Handle, block: nn.Module) -> None:
+    def __init__(self, handle: Handle, block: nn.Module, static: set[torch.Size]) -> None:
         super().__init__()
         self.handle, self.block = handle, block
-        self.lengths: set[torch.Size] = set()
-        """Shapes of the stream that code of the user's own was compiled for."""
+        self._static = static
+        """Shapes of the stream with code of their own in layers of this class that the user compiled."""
         self._indices: list[tuple[int, Stack, list[_Named]]] = []
         parameters = list(inspect.signature(type(block).forward).parameters)[1:]
         self._positions = {name: position for position, name in enumerate(parameters)}
@@ -89,10 +90,10 @@ class Layer(Around):
             return
         from torch._dynamo import mark_static  # takes a second to import
 
-        lengths, shape = self.lengths, self._argument(stack.stream, args, kwargs).shape
-        if shape not in lengths and len(lengths) >= LENGTHS:
+        shape = self._argument(stack.stream, args, kwargs).shape
+        if shape not in self._static and len(self._static) >= STATIC:
             return
-        lengths.add(shape)
+        self._static.add(shape)
         for tensor in pytree.tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor):
                 mark_static(tensor)

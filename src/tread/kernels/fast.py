@@ -88,6 +88,8 @@ class Fast:
             return
         for layer, before in zip(self.layers, self._before, strict=True):
             layer._compiled_call_impl = before
+            if before is None:
+                del layer.__dict__["_compiled_call_impl"]
         if self.graphs is not None:
             self.graphs.close()
             self._around().outer = None

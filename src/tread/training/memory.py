@@ -14,9 +14,14 @@ def out_of_memory(advice: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):  # device, host
+        if not is_out_of_memory(error):
             raise
         raise OutOfMemory(f"not enough memory on {_device()}. {advice}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device's or the host's allocator raised `error`."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _device() -> str:
