@@ -122,3 +122,11 @@ def test_a_users_subclass_is_told_of_the_class_whose_family_it_has():
         "the family of FluxTransformer2DModel does not fit this model. Stack(name='single_transformer_blocks'): "
         "Mine.single_transformer_blocks is an empty list;"
     )
+
+
+def test_a_forward_put_in_place_of_diffusers_may_take_any_name(monkeypatch: pytest.MonkeyPatch):
+    model = EVERY_CLASS["FluxTransformer2DModel"].build()
+    block = type(model.single_transformer_blocks[0])
+    stock = block.forward
+    monkeypatch.setattr(block, "forward", lambda *args, **kwargs: stock(*args, **kwargs))
+    tread.attach(model, {"routes": [route(0, -1)]}).detach()

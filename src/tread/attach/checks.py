@@ -138,12 +138,12 @@ def _check_rotary(name: str, rotary: Rotary) -> None:
 
 def parameters(module: nn.Module) -> tuple[list[str], bool]:
     """The names of a module's arguments, and whether it takes any other name, by **kwargs."""
-    cls = type(unwrapped(module))
-    given = list(inspect.signature(cls.forward).parameters.values())[1:]
+    forward = type(unwrapped(module)).forward
+    given = list(inspect.signature(forward).parameters.values())[1:]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = [parameter.name for parameter in given if parameter.kind not in variable]
     takes_kwargs = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in given)
-    return names, takes_kwargs and not cls.__module__.startswith("diffusers.")
+    return names, takes_kwargs and not forward.__module__.startswith("diffusers.")
 
 
 def _has(model: nn.Module, path: str) -> bool:
