@@ -1,27 +1,40 @@
-# `make demo` and `make test` do all the set-up first; a second run reinstalls nothing. `make contract` runs the costly
+# `make demo` and `make test` do all the set-up first; a second run reinstalls nothing. `make test-oldest` runs every test
+# with the oldest versions that pyproject.toml promises, in an environment of its own. `make contract` runs the costly
 # tests of attached models on every family too and writes docs/contract.md; `make docs` writes what docs/ repeats of the
 # code, and the pictures of README.md.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+OLDEST := .venv-oldest
 
-.PHONY: venv demo test contract docs check format clean
+.PHONY: venv demo test test-oldest contract docs check format clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
 
+# $(call install,FOLDER,CONSTRAINTS): an environment with every extra
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "tread needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+$(PYTHON) -m venv $(1)
+$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[diffusers,quant,lycoris,data,track,demo,dev]'
+@touch $@
+endef
+
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "tread needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[diffusers,quant,lycoris,data,track,demo,dev]'
-	@touch $@
+	$(call install,.venv,constraints.txt)
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(call install,$(OLDEST),constraints-oldest.txt)
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: check
 	$(BIN)/python -m pytest -n 2
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -n 2
 
 contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m '' tests/attach --contract-report docs/contract.md
@@ -40,4 +53,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv runs dist build .pytest_cache .ruff_cache
+	rm -rf .venv $(OLDEST) runs dist build .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""pyproject.toml declares what the package imports, and nothing else."""
+"""pyproject.toml declares what the package imports, and nothing else; the versions it promises are the ones tested."""
 
 import ast
 import re
@@ -6,7 +6,12 @@ import sys
 import tomllib
 from importlib.metadata import packages_distributions
 
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
 from tests.programs import ROOT
+from tread.attach.registry import DIFFUSERS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = packages_distributions()
@@ -86,9 +91,35 @@ def test_what_modules_import_at_once_needs_no_extra() -> None:
     assert not {name: path for name, path in found.items() if name not in declared(extras=False)}
 
 
-def test_every_dependency_has_the_version_it_was_tested_with() -> None:
-    pinned = {
-        name_of(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] not in ("#", "")
+def promised() -> dict[str, Requirement]:
+    """Every direct dependency with the versions that pyproject.toml promises."""
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    found = [Requirement(line) for group in groups for line in group]
+    return {normal(one.name): one for one in found if normal(one.name) not in BY_TORCH}
+
+
+def pins(file: str) -> dict[str, Version]:
+    """The exact version of each distribution in a constraints file."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if line[:1] not in ("#", "")]
+    return {normal(name): Version(version) for name, version in (line.split("==") for line in lines)}
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-oldest.txt"])
+def test_every_dependency_has_a_version_it_is_tested_with(file: str) -> None:
+    pinned = pins(file)
+    assert pinned.keys() == promised().keys()
+    assert not {name: str(one) for name, one in promised().items() if not one.specifier.contains(pinned[name])}
+
+
+def test_the_oldest_versions_are_the_oldest_promised() -> None:
+    """A version equals its shorter form: 2.11.0 is 2.11."""
+    oldest = pins("constraints-oldest.txt")
+    floors = {
+        name: [Version(part.version) for part in one.specifier if part.operator in (">=", "==")]
+        for name, one in promised().items()
     }
-    dev = {name_of(line) for line in PROJECT["optional-dependencies"]["dev"]}
-    assert declared(extras=True) | dev - BY_TORCH == pinned
+    assert {name: [version] for name, version in oldest.items()} == floors
+
+
+def test_a_refusal_names_the_releases_of_diffusers_that_are_promised() -> None:
+    assert Requirement(f"diffusers{DIFFUSERS}").specifier == promised()["diffusers"].specifier

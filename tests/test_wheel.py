@@ -15,7 +15,7 @@ PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 PARTS = ("src", "tests", "docs", "benchmarks", "pages", "examples", "recipes", "configs")
 FILES = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "Makefile", "constraints.txt"),
-    *("pyproject.toml", "train.py", "fid.py"),
+    *("constraints-oldest.txt", "pyproject.toml", "train.py", "fid.py"),
 )
 TRAIN = """
 import sys, tread

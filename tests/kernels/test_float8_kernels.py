@@ -8,6 +8,7 @@ from tread.kernels import float8
 from tread.kernels.float8 import FORWARD, round_rows, to_float8, transpose_bytes, transposed
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.11 does not wrap interpreted kernels")
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     run("-m", "tests.kernels.interpreted", TRITON_INTERPRET="1")

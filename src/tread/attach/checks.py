@@ -2,7 +2,8 @@
 
 - Every name in a family is looked up: class, parts, stacks, arguments of layers and of the model, rotary functions. A
   misspelt one would otherwise be ignored silently, or fail in the middle of a forward.
-- Torch's wrappers around layers are looked through; a forward that takes **kwargs takes any name.
+- Torch's wrappers around layers are looked through. A forward that takes **kwargs takes any name, except in diffusers,
+  whose layers ignore what their **kwargs catch: there a renamed argument would go unrouted.
 """
 
 import importlib
@@ -136,11 +137,13 @@ def _check_rotary(name: str, rotary: Rotary) -> None:
 
 
 def parameters(module: nn.Module) -> tuple[list[str], bool]:
-    """The names of a module's arguments, and whether it takes **kwargs."""
-    given = list(inspect.signature(type(unwrapped(module)).forward).parameters.values())[1:]
+    """The names of a module's arguments, and whether it takes any other name, by **kwargs."""
+    forward = type(unwrapped(module)).forward
+    given = list(inspect.signature(forward).parameters.values())[1:]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = [parameter.name for parameter in given if parameter.kind not in variable]
-    return names, any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in given)
+    takes_kwargs = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in given)
+    return names, takes_kwargs and not forward.__module__.startswith("diffusers.")
 
 
 def _has(model: nn.Module, path: str) -> bool:

@@ -1,11 +1,14 @@
 """The family of a model, or the reason why it has none.
 
-Class names of diffusers are unique. Elsewhere names such as `DiT` or `Flux` are common: several families may name one
-class, and the model's structure decides.
+- Class names of diffusers are unique. Elsewhere names such as `DiT` or `Flux` are common: several families may name one
+  class, and the model's structure decides.
+- Every family is checked against its model. A stock class that is not as its family says is most often that of another
+  diffusers, so the refusal names the releases.
 """
 
 import operator
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 
 from torch import nn
 
@@ -15,18 +18,22 @@ from tread.attach.family import Family
 from tread.errors import ConfigError, nearest
 
 HOW_TO = "docs/own-model.md says how to declare one with tread.Family."
+DIFFUSERS = ">=0.42,<0.43"
+"""The releases whose classes the stock families describe, as pyproject.toml has them."""
 _OWN = "tread.models.dit"
 
 
 def family_for(model: nn.Module, family: Family | None = None) -> Family:
     """The given family or that of the model's class, checked, with its rotary functions resolved."""
-    family = family_of(model) if family is None else family
-    check_family(model, family)
+    if family is None:
+        family = family_of(model)
+    else:
+        check_family(model, family)
     return replace(family, rotary=tuple(located(rotary, model) for rotary in family.rotary))
 
 
 def family_of(model: nn.Module) -> Family:
-    """The family of a model by the class names in its MRO; outside diffusers by its structure too."""
+    """The family of a model, checked, by the class names in its MRO; outside diffusers by its structure too."""
     names = [cls.__name__ for cls in type(model).__mro__]
     known = {name: family for family in FAMILIES for name in family.models}
     if any(cls.__module__ == _OWN for cls in type(model).__mro__):
@@ -34,6 +41,7 @@ def family_of(model: nn.Module) -> Family:
     differs: dict[str, str] = {}
     for name in names:
         if name in known:
+            _check_stock(model, name, known[name])
             return known[name]
         if name in REFUSED:
             raise ConfigError(f"{name} cannot be routed: {REFUSED[name]}")
@@ -49,6 +57,21 @@ def family_of(model: nn.Module) -> Family:
             f"there is no family for {names[0]}: it is not the {name} that tread knows. {reason} {HOW_TO}"
         )
     raise ConfigError(f"there is no family for {names[0]}{nearest(names[0], known)} {HOW_TO}")
+
+
+def _check_stock(model: nn.Module, name: str, family: Family) -> None:
+    """Raise a ConfigError that names the class and the releases of diffusers if `model` is not as `family` says."""
+    try:
+        check_family(model, family)
+    except ConfigError as error:
+        try:
+            installed = version("diffusers")
+        except PackageNotFoundError:  # a copy of the class in a user's code
+            installed = "none"
+        raise ConfigError(
+            f"the family of {name} does not fit this model. {error} The family is for diffusers {DIFFUSERS}, and "
+            f"{installed} is installed. If you changed the model, {HOW_TO}"
+        ) from None
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
