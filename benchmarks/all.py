@@ -51,6 +51,7 @@ class Job:
 
 JOBS = (
     Job("flux", "flux", ("--variants", "graphs", "selective", "compiled"), 180),
+    Job("loop", "loop", ("--ways", "call", "own-compile"), 280),
     Job("dit-xl", "dit", ("--models", "XL/2"), 120),
     Job("dit-b", "dit", ("--models", "B/2"), 100),
     Job("dit-float8", "dit", ("--models", "XL/2", "--variants", "rowwise-stream"), 60),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import all as runner
-from benchmarks import curve, dit, flux, hooks, plot, sd3, wan
+from benchmarks import curve, dit, flux, hooks, loop, plot, sd3, wan
 from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
 from tests.benchmarks.ticks import Ticks
@@ -44,6 +44,21 @@ def test_steps_by_graphs_tell_kinds_of_kernels(tmp_path):
     assert kinds["row"] == "kinds"
     assert kinds["kinds"]["dense"].keys() == {"attention", "products", "compiled", "other"}
     assert kinds["flops"]["dense"]["products"] > kinds["flops"]["routed"]["products"] > 0
+
+
+def test_anyones_loop(tmp_path):
+    found = measured(loop, tmp_path, "--ways", "call", "eager", "--rows", "plain", "--models", "qwen")
+    assert [(one["row"], one["name"]) for one in found[1:]] == [
+        ("loop-qwen-plain", "call"),
+        ("loop-qwen-plain", "eager"),
+    ]
+    assert all(1 < one["ideal"] < 2 for one in found[1:])
+
+
+def test_anyones_loop_calls_nothing_private():
+    """Beside the trainer's row, which is the product's own."""
+    lines = Path(loop.__file__).read_text().splitlines()
+    assert [line for line in lines if "tread" in line and "import" in line.split("#")[0].split()] == ["import tread"]
 
 
 def test_checkpointed_video_steps(tmp_path):

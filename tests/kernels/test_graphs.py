@@ -329,6 +329,74 @@ def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
     assert not network._captured
 
 
+class Adapted(nn.Linear):
+    """Has the plain attributes of an adapter, as peft's layers do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.scaling, self._active_adapter, self.merged_adapters = {"one": 1.0}, ["one"], []
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore
+        return super().forward(x) * self.scaling["one"] * (2 if "two" in self._active_adapter else 1)
+
+
+def test_an_adapter_that_changes_is_captured_anew(captures: list[Stand]) -> None:
+    network, x = Graphs(model := Adapted(), []), torch.randn(2, 4)
+    changes: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: model.scaling.update(one=0.5),
+        lambda: model._active_adapter.append("two"),
+        lambda: model.add_module("another", nn.Linear(1, 1)),
+    ]
+    for count, change in enumerate(changes, 1):
+        change()
+        for _ in range(CALLS + 2):
+            assert network(x).equal(model(x))
+        assert len(captures) == count
+
+
+def test_the_number_of_graphs_is_bounded(captures: list[Stand], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST", 2)
+    monkeypatch.setattr(graphs, "COUNTED", 5)
+    said: list[str] = []
+    network = Graphs(nn.Linear(4, 4), [], said.append)
+    for _ in range(CALLS + 2):
+        for size in range(1, 5):
+            network(torch.randn(size, 4))
+    assert len(captures) == 2
+    assert said == ["there are CUDA graphs for 2 kinds of calls; further kinds run without."]
+    for size in range(5, 50):
+        network(torch.randn(size, 4))
+    assert len(network._calls) <= 5
+
+
+def test_released_memory_is_taken_again_at_once(captures: list[Stand]) -> None:
+    network, x = Graphs(nn.Linear(4, 4), []), torch.randn(2, 4)
+    for _ in range(CALLS + 1):
+        network(x)
+    network.release()
+    assert not network._captured
+    network(x)
+    assert len(captures) == 2
+
+
+def test_several_processes_have_no_graphs(captures: list[Stand], monkeypatch: pytest.MonkeyPatch) -> None:
+    network, x = Graphs(nn.Linear(4, 4), []), torch.randn(2, 4)
+    monkeypatch.setattr(graphs, "is_distributed", lambda: True)
+    for _ in range(CALLS + 2):
+        network(x)
+    assert not captures
+
+
+def test_selections_after_a_replay_are_copies(captures: list[Stand]) -> None:
+    _, handle, network, given = make()
+    for _ in range(CALLS + 1):
+        network(*given)
+    ((_, seen),) = network._captured.values()
+    assert handle.selections[0].equal(seen[0].selections[0])
+    assert handle.selections[0].data_ptr() != seen[0].selections[0].data_ptr()
+
+
 def test_graphs_share_the_places_of_their_gradients() -> None:
     place, mine = torch.zeros(3), torch.ones(3)
     found = graphs._moved([mine, mine, None], [place, None, place])
