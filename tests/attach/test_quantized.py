@@ -12,8 +12,10 @@ from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 
 import tread
+from tests.attach.attached import FLUX, ROUTES
 from tests.attach.selected import inner, mission_cases, route
 from tests.tiny.case import Case
+from tread.finetune.quantize import quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -135,6 +137,41 @@ def test_quantized(case: Case, method: str):
         assert not torch.allclose(output, dense, atol=1e-5)
         output.square().sum().backward()
     assert reached(model) == has
+
+
+@pytest.mark.parametrize("method", ["torchao-int8", "bitsandbytes-nf4", "bitsandbytes-int8", "int8", "nf4"])
+def test_the_call_for_speed_changes_no_gradient(method: str, capsys: pytest.CaptureFixture[str]):
+    """On quantized layers that torch cannot compile it says so and goes on; ours, by name, it compiles."""
+    model = FLUX.model().requires_grad_(False)
+    targets = linears(FLUX, model)
+    if method in METHODS:
+        METHODS[method](model, targets)
+    else:
+        quantize(model, method, "cpu")
+    torch.manual_seed(0)
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["to_q", "to_k"]), model)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        handle.set_step(0)
+        FLUX.call(model, FLUX.inputs(2)).square().mean().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    model.train().enable_gradient_checkpointing()
+    with tread.attach(model, ROUTES) as handle:
+        expected = gradients()
+        assert expected
+        handle.compile(backend="aot_eager")
+        for _ in range(2):
+            found = gradients()
+            for name, gradient in expected.items():
+                torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()))
+    failed = capsys.readouterr().out.count("compiling failed, so the run goes on without it")
+    assert failed == 0 if method in ("int8", "nf4") else failed <= 1
+    torch._dynamo.reset()
 
 
 def is_plain(module: nn.Module) -> bool:

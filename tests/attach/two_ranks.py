@@ -27,7 +27,7 @@ from tests.tiny.case import Case, one_sample
 from tests.tiny.stock import CASES
 
 NAMES = ("flux", "sd3", "wan")
-MODES = ("ddp", "ddp-checkpointed", "fsdp2", "fsdp2-checkpointed", "fsdp2-wrapped", "fsdp1-wrapped")
+MODES = ("ddp", "ddp-checkpointed", "ddp-compiled", "fsdp2", "fsdp2-checkpointed", "fsdp2-wrapped", "fsdp1-wrapped")
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -1}]}
 STEP = 3
 
@@ -56,6 +56,8 @@ def step(case: Case, mode: str, folder: Path, rank: int) -> None:
         model.enable_gradient_checkpointing()
     called = wrapped(case, model, mode)
     handle = tread.attach(called, ROUTES)  # found inside DDP, and through the MRO of the class FSDP2 makes
+    if mode.endswith("compiled"):
+        handle.compile(backend="aot_eager", graphs=True)  # says that graphs are for one GPU, and goes on
     handle.set_step(STEP)
     case.call(called, one_sample(case.inputs(2), 2, rank)).square().mean().backward()
     gradients = {}
