@@ -35,7 +35,7 @@ def write(path: Path, *, device: str = "a GPU", jobs: bool = False, **routed: An
 )
 @pytest.mark.parametrize("jobs", [False, True])
 def test_a_figure_may_be_worse_by_its_spread(
-    new: dict[str, float], verdict: str, status: int, jobs: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    new: dict[str, Any], verdict: str, status: int, jobs: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "results" / "gpu-old.json", jobs=jobs)
     write(tmp_path / "results" / "gpu-other.json", device="another GPU", median_ms=1.0, low_ms=1.0, high_ms=1.0)
