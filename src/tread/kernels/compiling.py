@@ -55,8 +55,7 @@ def compile_layers(
     """Compile each layer in place, for up to `shapes` shapes of its inputs; `options` are torch.compile's.
 
     `checkpointed` is the activation checkpointing of each layer; None leaves it to the caller of `CompiledLayer`. With
-    `training_only`, layers in eval mode run eager:
-    validation has other shapes. The returned `Attempt` tells whether compiling failed.
+    `training_only`, layers in eval mode run eager: validation has other shapes. The returned `Attempt` tells whether compiling failed.
     """
     from torch._functorch import config as lowering  # takes a second to import
 
@@ -156,7 +155,8 @@ class CompiledLayer:
         attempt, layer = self.attempt, self.layer
         if attempt.training_only and not layer.training:
             return layer._call_impl(*args, **kwargs)
-        own_code = attempt.failed or attempt.admit(type(layer), (checkpointed, _shapes(args, kwargs)))
+        counts = torch.is_grad_enabled() and not attempt.failed  # shapes of validation take no room from training's
+        own_code = not counts or attempt.admit(type(layer), (checkpointed, _shapes(args, kwargs)))
         return self._variant(checkpointed, any_shape=not own_code)(*args, **kwargs)
 
     def _variant(self, checkpointed: Checkpointing, *, any_shape: bool) -> Compiled:
