@@ -55,7 +55,8 @@ def compile_layers(
     """Compile each layer in place, for up to `shapes` shapes of its inputs; `options` are torch.compile's.
 
     `checkpointed` is the activation checkpointing of each layer; None leaves it to the caller of `CompiledLayer`. With
-    `training_only`, layers in eval mode run eager: validation has other shapes. The returned `Attempt` tells whether compiling failed.
+    `training_only`, layers in eval mode run eager: validation has other shapes. The returned `Attempt` tells whether
+    compiling failed.
     """
     from torch._functorch import config as lowering  # takes a second to import
 
