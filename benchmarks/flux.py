@@ -50,15 +50,15 @@ def shape(
         settings = {"num_layers": double, "num_single_layers": single, "guidance_embeds": True, **config}
         return FluxTransformer2DModel(**settings)  # pyright: ignore[reportArgumentType]
 
-    def inputs(device: torch.device) -> dict[str, Tensor]:
-        places = torch.arange(side, device=device)
+    def inputs(device: torch.device, rows: int = side, columns: int = side, text: int = text) -> dict[str, Tensor]:
+        places = torch.arange(max(rows, columns), device=device)
         return {
-            "hidden_states": torch.randn(1, side * side, channels, device=device),
+            "hidden_states": torch.randn(1, rows * columns, channels, device=device),
             "encoder_hidden_states": torch.randn(1, text, wide, device=device),  # pyright: ignore[reportArgumentType]
             "pooled_projections": torch.randn(1, pooled, device=device),  # pyright: ignore[reportArgumentType]
             "timestep": torch.full((1,), 0.5, device=device),
             "guidance": torch.ones(1, device=device),
-            "img_ids": torch.cartesian_prod(torch.zeros_like(places[:1]), places, places),  # (S, 3)
+            "img_ids": torch.cartesian_prod(torch.zeros_like(places[:1]), places[:rows], places[:columns]),  # (S, 3)
             "txt_ids": torch.zeros(text, 3, device=device, dtype=places.dtype),
         }
 

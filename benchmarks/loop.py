@@ -55,8 +55,10 @@ class Loop:
         self.handle.set_step(self.steps)
         self.steps += 1
         with torch.autocast(self.device.type, torch.bfloat16):
-            prediction = self.model(**self.batch, return_dict=False)[0]
-        loss = (prediction.float() - 1).square().mean()
+            (prediction,) = self.model(**self.batch, return_dict=False)
+        # Z-Image returns a list
+        whole = prediction if isinstance(prediction, Tensor) else torch.stack(prediction)
+        loss = (whole.float() - 1).square().mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         self.optimizer.step()

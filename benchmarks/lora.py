@@ -75,8 +75,8 @@ class Shape:
 
     model: Callable[[], nn.Module]
     """Makes it on the current device in the current dtype."""
-    inputs: Callable[[torch.device], dict[str, Any]]
-    """The forward's arguments."""
+    inputs: Callable[..., dict[str, Any]]
+    """The forward's arguments on a device; where benchmarks.buckets uses it, of so many rows, columns, text tokens."""
     notes: dict[str, Any]
     """Tokens and layers, for the record."""
 

@@ -16,13 +16,13 @@ def shape(*, layers: int = 60, side: int = 64, text: int = 256, channels: int = 
         settings = {"num_layers": layers, "in_channels": channels, **config}
         return QwenImageTransformer2DModel(**settings)  # pyright: ignore[reportArgumentType]
 
-    def inputs(device: torch.device) -> dict[str, Any]:
+    def inputs(device: torch.device, rows: int = side, columns: int = side, text: int = text) -> dict[str, Any]:
         wide: int = config.get("joint_attention_dim", 3584)  # pyright: ignore[reportAssignmentType]
         return {
-            "hidden_states": torch.randn(1, side * side, channels, device=device),
+            "hidden_states": torch.randn(1, rows * columns, channels, device=device),
             "encoder_hidden_states": torch.randn(1, text, wide, device=device),
             "timestep": torch.full((1,), 0.5, device=device),
-            "img_shapes": [[(1, side, side)]],
+            "img_shapes": [[(1, rows, columns)]],
         }
 
     notes = {"batch": 1, "image_tokens": side * side, "text_tokens": text, "layers": layers}

@@ -1,12 +1,12 @@
 """A training script built as the official diffusers LoRA scripts are, at tiny size, with two lines added.
 
 The order is theirs: accelerator, model, checkpointing, adapter, hooks that save and load it, optimizer, `prepare`,
-resume, the loop with accumulation, clipping, checkpoints and validation, the adapter at the end. `FLUX` stands for the
-transformer, and random numbers that depend on the sample for the data.
+resume, the loop with accumulation, clipping, checkpoints and validation, the adapter at the end. The tiny FLUX stands
+for the transformer, or the model of another case; random numbers that depend on the sample stand for the data.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -26,8 +26,19 @@ CONFIG = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_i
 STEPS, ACCUMULATION, BATCH, HALFWAY = 6, 2, 2, 3
 
 
+class Model(Protocol):
+    """What the script needs of a `Case`."""
+
+    def model(self) -> Any: ...
+
+    def inputs(self, batch: int, /) -> dict[str, Any]: ...
+
+    def call(self, model: Any, arguments: dict[str, Any], /) -> Tensor: ...
+
+
 def main(
     folder: Path,
+    case: Model = FLUX,
     *,
     routed: bool = True,
     checkpointing: Any = None,
@@ -44,7 +55,7 @@ def main(
         gradient_accumulation_steps=ACCUMULATION, mixed_precision=mixed_precision, cpu=device == "cpu"
     )
     set_seed(0)
-    transformer = FLUX.model().to(accelerator.device)
+    transformer = case.model().to(accelerator.device)
     transformer.requires_grad_(False)
     if checkpointing is not None:
         checkpointing(transformer)
@@ -85,7 +96,7 @@ def main(
         if accelerator.sync_gradients:
             handle.set_step(global_step)  # the second line
         with accelerator.accumulate([transformer]):
-            prediction, target = denoise(transformer, batch.tolist(), accelerator.device, reentrant=reentrant)
+            prediction, target = denoise(case, transformer, batch.tolist(), accelerator.device, reentrant)
             loss = (prediction.float() - target.float()).square().mean()
             accelerator.backward(loss)
             if accelerator.sync_gradients:
@@ -97,7 +108,7 @@ def main(
             global_step += 1
             if global_step == HALFWAY:
                 accelerator.save_state(str(folder / "checkpoint"))
-                validate(accelerator.unwrap_model(transformer))
+                validate(case, accelerator.unwrap_model(transformer))
         if global_step == stop_at:
             break
     accelerator.end_training()
@@ -108,11 +119,11 @@ def main(
 
 
 def denoise(
-    transformer: Any, samples: list[int], device: torch.device, *, reentrant: bool = False
+    case: Model, transformer: Any, samples: list[int], device: torch.device, reentrant: bool = False
 ) -> tuple[Tensor, Tensor]:
     """One noisy batch through the model: the prediction and its target."""
     generators = [torch.Generator().manual_seed(sample) for sample in samples]
-    shape = FLUX.inputs(1)["hidden_states"].shape[1:]
+    shape = case.inputs(1)["hidden_states"].shape[1:]
     latents, noise = (
         torch.stack([torch.randn(shape, generator=one) for one in generators]).to(device) for _ in range(2)
     )
@@ -120,18 +131,18 @@ def denoise(
     noisy = (1 - sigma[:, None, None]) * latents + sigma[:, None, None] * noise
     arguments = {
         name: value.to(device) if isinstance(value, Tensor) else value
-        for name, value in FLUX.inputs(len(samples)).items()
+        for name, value in case.inputs(len(samples)).items()
     }
     if reentrant:
         noisy.requires_grad_()  # it needs an input with a gradient, and the base is frozen
     arguments |= {"hidden_states": noisy, "timestep": sigma}
-    return FLUX.call(transformer, arguments), noise - latents
+    return case.call(transformer, arguments), noise - latents
 
 
-def validate(transformer: Any) -> None:
+def validate(case: Model, transformer: Any) -> None:
     """As pipelines do: in eval mode, without gradients, and back to training."""
     transformer.eval()
     with torch.no_grad():
-        prediction, _ = denoise(transformer, [1000, 1001], next(transformer.parameters()).device)
+        prediction, _ = denoise(case, transformer, [1000, 1001], next(transformer.parameters()).device)
     assert prediction.isfinite().all()
     transformer.train()

@@ -93,7 +93,7 @@ def test_the_gradients_are_those_of_the_eager_model(name: str, checkpointed: boo
     assert not handle.fast.failed
     if device == "cuda":
         assert handle.fast.graphs is not None
-        assert len(handle.fast.graphs._captured) == 1
+        assert handle.fast.graphs.count == 1
 
 
 def test_the_models_own_switch_decides_about_checkpointing(attach: Attach) -> None:
@@ -151,94 +151,6 @@ def test_validation_between_steps_runs_eager(attach: Attach) -> None:
     model.train()
     step(FLUX, model, handle, inputs)
     assert counter.frame_count == count
-
-
-def buckets(case: Case, count: int) -> list[dict[str, Any]]:
-    """The tiny FLUX's inputs in `count` sizes, with prompts of other lengths."""
-    found = []
-    for index in range(count):
-        rows, columns, text = 2 + index, 4, 3 + index % 5
-        ids = torch.cartesian_prod(torch.zeros(1), torch.arange(rows).float(), torch.arange(columns).float())
-        inputs = case.inputs(1)
-        shape = inputs["hidden_states"].shape
-        found.append(
-            inputs
-            | {
-                "hidden_states": torch.randn(1, rows * columns, shape[-1]),
-                "encoder_hidden_states": torch.randn(1, text, inputs["encoder_hidden_states"].shape[-1]),
-                "img_ids": ids,
-                "txt_ids": torch.zeros(text, 3),
-            }
-        )
-    return found
-
-
-def test_many_shapes_keep_the_compilations_few(capsys: pytest.CaptureFixture[str], attach: Attach) -> None:
-    model = adapted(FLUX)
-    handle = attach(model, ROUTES)
-    counter = CompileCounterWithBackend("eager")
-    all_inputs = buckets(FLUX, 12)
-    expected = [step(FLUX, model, handle, inputs) for inputs in all_inputs]
-    handle.compile(backend=counter, shapes=2)
-    for _ in range(2):
-        for inputs, one in zip(all_inputs, expected, strict=True):
-            assert_same(step(FLUX, model, handle, inputs), one)
-    classes, gradients = 2, 2
-    assert counter.frame_count <= classes * gradients * (2 + 2)
-    first = counter.frame_count
-    for inputs in buckets(FLUX, 16)[12:]:
-        step(FLUX, model, handle, inputs)
-    assert counter.frame_count == first, "code for any shape serves new ones"
-    said = capsys.readouterr().out
-    assert said.count("layers saw more than 2 shapes: further ones share code for any shape, slower.") == 1
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool, attach: Attach) -> None:
-    """With `dynamic` left alone, torch would compile the second length, the routed one, for any length."""
-    symbols: list[bool] = []
-
-    def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
-        symbols.append(any(isinstance(one, torch.SymInt) for one in examples))
-        return graph.forward
-
-    model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
-    if checkpointed:
-        model.enable_gradient_checkpointing()
-    handle = attach(model, ROUTES)
-    expected = step(FLUX, model, handle, inputs)
-    handle.detach()
-    if late:
-        handle = attach(model, ROUTES)
-    model.compile_repeated_blocks(backend=backend)
-    if not late:
-        handle = attach(model, ROUTES)
-    for _ in range(2):
-        assert_same(step(FLUX, model, handle, inputs), expected)
-        with handle.dense():
-            step(FLUX, model, handle, inputs)
-    assert symbols
-    assert not any(symbols)
-    count = len(symbols)
-    step(FLUX, model, handle, inputs)
-    assert len(symbols) == count
-
-
-def test_many_lengths_share_code_that_the_user_compiled(attach: Attach) -> None:
-    """So that torch's limit of variants holds, past which it would run eager."""
-    symbols: list[bool] = []
-
-    def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
-        symbols.append(any(isinstance(one, torch.SymInt) for one in examples))
-        return graph.forward
-
-    model = adapted(FLUX)
-    handle = attach(model, ROUTES)
-    model.compile_repeated_blocks(backend=backend)
-    for inputs in buckets(FLUX, 4):
-        step(FLUX, model, handle, inputs)
-    assert any(symbols)
 
 
 def test_checkpointing_is_within_code_that_the_user_compiled(attach: Attach) -> None:
@@ -351,7 +263,9 @@ def test_graphs_follow_whatever_changes_on_the_python_side(attach: Attach) -> No
         with handle.force_keep(mask) if name == "scaled" and number == 1 and inputs is not short else handle.routed():
             return step(FLUX, model, handle, inputs, number)
 
-    order = [(name, number, given) for number in range(2) for name in states for given in (inputs, short)] * 4
+    kinds = [(name, given) for name in states for given in (inputs, short)]
+    # peft changes requires_grad with the adapter, so graphs of another adapter start anew: each runs for a while
+    order = [(name, number % 2, given) for _ in range(2) for name, given in kinds for number in range(graphs.CALLS + 3)]
     expected = [run(*one) for one in order]
     handle.compile(attention="math", graphs=True)
     outputs = []
@@ -365,12 +279,12 @@ def test_graphs_follow_whatever_changes_on_the_python_side(attach: Attach) -> No
     assert fast is not None
     assert fast.graphs is not None
     assert not fast.failed
-    assert fast.graphs._captured
+    assert fast.graphs.count
 
 
 @pytest.mark.gpu
 def test_memory_is_given_back_and_taken_again(attach: Attach) -> None:
-    model, inputs = adapted(FLUX, "cuda"), inputs_of(FLUX, "cuda", batch=64)
+    model, inputs = adapted(FLUX, "cuda"), inputs_of(FLUX, "cuda")
     handle = attach(model, ROUTES).compile(attention="math", graphs=True)
     found = [step(FLUX, model, handle, inputs) for _ in range(graphs.CALLS + 2)][-1]
     torch.cuda.empty_cache()
@@ -381,4 +295,4 @@ def test_memory_is_given_back_and_taken_again(attach: Attach) -> None:
     fast = handle.fast
     assert fast is not None
     assert fast.graphs is not None
-    assert len(fast.graphs._captured) == 1, "captured at once: it was warm"
+    assert fast.graphs.count == 1, "captured at once: it was warm"

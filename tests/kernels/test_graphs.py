@@ -148,7 +148,7 @@ def test_weights_that_moved_are_captured_anew(captures: list[Stand]) -> None:
     assert call() == 1, "they are back where they were"
     model.final.linear.weight.data = model.final.linear.weight.data.clone()
     assert call() == 2
-    assert len(network._captured) == 1, "what reads the old place is gone"
+    assert network.count == 1, "what reads the old place is gone"
     model.final.linear.weight.requires_grad_(False)
     assert call() == 3, "others train"
 
@@ -315,7 +315,7 @@ def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
 
     for _ in range(CALLS + 1):
         network(x)
-    assert network._captured
+    assert network.count
     monkeypatch.setattr(Stand, "__init__", fail)
     monkeypatch.setattr(model, "forward", forward)
     gc.disable()
@@ -326,7 +326,7 @@ def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
             assert network(x).equal(expected)
     gc.enable()
     assert network.failed
-    assert not network._captured
+    assert not network.count
 
 
 class Adapted(nn.Linear):
@@ -375,7 +375,7 @@ def test_released_memory_is_taken_again_at_once(captures: list[Stand]) -> None:
     for _ in range(CALLS + 1):
         network(x)
     network.release()
-    assert not network._captured
+    assert not network.count
     network(x)
     assert len(captures) == 2
 

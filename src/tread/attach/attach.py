@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from tread.around import Around, around
 from tread.attach import rotary
+from tread.attach.compiled import CheckpointCall, follow_compile, leave_compiled
 from tread.attach.family import Arguments, Family, read_count
-from tread.attach.layer import CheckpointCall, Layer
+from tread.attach.layer import Layer
 from tread.attach.registry import family_for
+from tread.attach.static import StaticShapes
 from tread.attach.wrappers import unwrapped
 from tread.errors import ConfigError
 from tread.kernels.attention import Attention
@@ -78,7 +80,7 @@ class Attachment(Handle):
         self._around = ModelCall(self)
         self.layers: dict[nn.Module, Layer] = {}
         """Module -> its wrapper."""
-        static = defaultdict[type, set[torch.Size]](set)
+        static = defaultdict[type, StaticShapes](lambda: StaticShapes(self))
         for index, (stack, module) in enumerate(found):
             block = unwrapped(module)
             self.layers.setdefault(block, Layer(self, block, static[type(block)])).add(index, stack)
@@ -182,8 +184,8 @@ class Attachment(Handle):
 
     def _leave_compiled(self) -> None:
         for module in self._listed():
-            if (layer := self.layers.get(unwrapped(module))) is not None:
-                layer.leave_compiled(module)
+            if unwrapped(module) in self.layers:
+                leave_compiled(module)
 
     def _take_off(self) -> None:
         self._leave_compiled()
@@ -269,7 +271,7 @@ class Attachment(Handle):
                     f"layer {index} is another module ({type(module).__name__}) than when the model was attached: "
                     "attach it again."
                 )
-            layer.follow_compile(module)
+            follow_compile(layer, module)
 
     def _count_references(self, model: nn.Module, arguments: Arguments, tokens: int | None) -> int:
         """The number of reference tokens, which are forced.

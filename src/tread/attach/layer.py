@@ -1,55 +1,33 @@
 """One layer of an attached model: gathers its stream and side inputs, calls it, restores its stream.
 
 - The family's `Stack` names the arguments, the forward's state has the rows.
-- A compiled layer is routed outside the compiled code, which is then the dense model's code at one more length. Entry
-  points of compiled code other than `forward` (`block.compile()`, `torch.compile(block)` in the list of layers) are
-  wrapped at the model's next forward.
-- In a model that is compiled whole, a checkpointed layer is routed outside the checkpoint, if the model's checkpoint
-  function can be replaced, as diffusers' can: side effects inside a compiled checkpoint break the graph.
 - One module may be several layers: a call runs the next of its indices.
 """
 
-import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.utils import _pytree as pytree
 
 from tread.around import Around
 from tread.attach.family import Side, Stack
 from tread.attach.rotary import FullLength
-from tread.attach.wrappers import wrapped_in
-from tread.kernels.checkpointing import recomputing
-from tread.kernels.compiling import Attempt, Compiled, CompiledLayer, raise_recompile_limit
-from tread.kernels.fast import SETTINGS, print_once_per_job
+from tread.attach.static import StaticShapes
+from tread.kernels.compiling import Compiled
 from tread.routing.handle import Handle
 from tread.routing.state import End
-
-STATIC = 3
-"""Shapes of the stream with code of their own in layers that the user compiled; further ones share code, because torch
-has a limit of 8 variants, and a stream with and without gradients are two."""
-VARIANTS = 64
-"""torch's limit for checkpointing within code that the user compiled: all classes of layers share one function."""
-BOUND_BY_HOST = (
-    "eager layers with checkpointing are bound by kernel launches, so routing gains little time on a GPU: add "
-    "handle.compile() after tread.attach(...)."
-)
 
 
 class Layer(Around):
     """The wrapper of one module that is a layer, or several, of an attached model."""
 
-    def __init__(self, handle: Handle, block: nn.Module, static: set[torch.Size]) -> None:
+    def __init__(self, handle: Handle, block: nn.Module, static: StaticShapes) -> None:
         super().__init__()
-        self.handle, self.block = handle, block
-        self._static = static
-        """Shapes of the stream with code of their own in layers of this class that the user compiled."""
+        self.handle, self.block, self._static = handle, block, static
         self._indices: list[tuple[int, Stack, list[_Named]]] = []
         parameters = list(inspect.signature(type(block).forward).parameters)[1:]
         self._positions = {name: position for position, name in enumerate(parameters)}
@@ -71,7 +49,7 @@ class Layer(Around):
             args, kwargs = self._enter(index, stack, sides, args, kwargs)
         before, state.running, self.quiet = state.running, self, True
         if isinstance(forward, Compiled) or hasattr(forward, "_torchdynamo_orig_callable"):
-            self._fix_lengths(stack, args, kwargs)
+            self._static.fix(args, kwargs)
         try:
             output = forward(*args, **kwargs)
         finally:
@@ -83,37 +61,6 @@ class Layer(Around):
             if one[0] > last:
                 return one
         return self._indices[-1]
-
-    def _fix_lengths(self, stack: Stack, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Let torch compile for the lengths of these arguments: left alone, the second length gets code for any."""
-        if torch.compiler.is_compiling():
-            return
-        from torch._dynamo import mark_static  # takes a second to import
-
-        shape = self._argument(stack.stream, args, kwargs).shape
-        if shape not in self._static and len(self._static) >= STATIC:
-            return
-        self._static.add(shape)
-        for tensor in pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                mark_static(tensor)
-
-    def advise_compiling(self, args: tuple[Any, ...]) -> None:
-        """Say once how to make eager, checkpointed layers on a GPU fast: their step is bound by the host."""
-        if self.handle.state.routed and any(isinstance(x, Tensor) and x.is_cuda for x in args):
-            self.handle.warn([BOUND_BY_HOST])
-
-    def follow_compile(self, module: nn.Module) -> None:
-        """Wrap every entry point of compiled code of `module`, an item of the list of layers."""
-        for owner, name in _compiled(module):
-            if not isinstance(entry := owner.__dict__[name], CompiledCall):
-                setattr(owner, name, CompiledCall(self, entry))
-
-    def leave_compiled(self, module: nn.Module) -> None:
-        """Unwrap the entry points of compiled code."""
-        for owner, name in _compiled(module):
-            if isinstance(entry := owner.__dict__[name], CompiledCall):
-                setattr(owner, name, entry.inner)
 
     def _enter(
         self, index: int, stack: Stack, sides: list["_Named"], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -198,82 +145,6 @@ def _uncompiled(layer: Layer, forward: Callable[..., Any], args: tuple[Any, ...]
 
 _Named = tuple[Side, str, str]
 """A side input, the argument that holds it, and the entry of that argument if it is a mapping, else ""."""
-
-
-class CompiledCall:
-    """An entry point of a layer's compiled code, with routing outside it."""
-
-    def __init__(self, layer: Layer, inner: Any) -> None:
-        self.layer, self.inner = layer, inner
-        self._checkpointed: Compiled | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs) if self.layer.quiet else self.layer.call(self.inner, args, kwargs)
-
-    def checkpointed(self, around: Callable[..., Any]) -> Callable[..., Any] | None:
-        """The same code with checkpointing inside it, which costs the host far less than `around`, torch's checkpoint
-        around the code; None if there is none."""
-        if isinstance(self.inner, CompiledLayer):
-            return None if self.inner.attempt.failed or self.inner.checkpointed is False else self.inner.checkpoint
-        if self._checkpointed is None and (compile_alike := compiler_of(self.inner)) is not None:
-            SETTINGS.enter(self.layer.handle)
-            raise_recompile_limit(VARIANTS)
-            code = compile_alike(partial(recomputing(True, compiled=True), self.inner._torchdynamo_orig_callable))
-            self._checkpointed = Compiled(around, code, Attempt(print_once_per_job))
-        code = self._checkpointed
-        return None if code is None or code.attempt.failed else code
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.inner, memo)
-
-
-class CheckpointCall:
-    """A model's checkpoint function.
-
-    - A compiled layer is checkpointed within its compiled code, if the function is diffusers' own.
-    - In a model that is compiled whole, routing is outside the checkpoint.
-    """
-
-    def __init__(self, layers: Mapping[nn.Module, Layer], inner: Any) -> None:
-        self.layers, self.inner = layers, inner
-        self._stock = getattr(inner, "__module__", "").startswith("diffusers.")
-
-    def __call__(self, block: Any, *args: Any, **kwargs: Any) -> Any:
-        module = getattr(block, "__self__", block)  # some models pass `block.__call__`
-        if (layer := self.layers.get(module)) is None:
-            return self.inner(block, *args, **kwargs)
-        if torch.compiler.is_compiling():
-            return layer.call(partial(self.inner, block), args, kwargs)
-        entry = module.__dict__.get("_compiled_call_impl")
-        if not isinstance(entry, CompiledCall):
-            layer.advise_compiling(args)
-        elif self._stock and (code := entry.checkpointed(partial(self.inner, block))) is not None:
-            return layer.call(code, args, kwargs)
-        return self.inner(block, *args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.inner, memo)
-
-
-def compiler_of(function: Any) -> Callable[[Callable[..., Any]], Any] | None:
-    """A function that compiles others as torch.compile compiled this one, settings included; None if torch hides it."""
-    if not hasattr(function, "_torchdynamo_orig_callable"):
-        return None
-    from torch._dynamo.eval_frame import OptimizeContext  # takes a second to import
-
-    held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return next((one for one in held if isinstance(one, OptimizeContext)), None)
-
-
-def _compiled(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The attributes of `module` and what it wraps that enter compiled code before a layer's `forward`."""
-    owners = [module, *wrapped_in(module)]
-    for owner in owners:
-        if owner.__dict__.get("_compiled_call_impl") is not None:
-            yield owner, "_compiled_call_impl"
-    for owner in owners[:-1]:
-        if "forward" in owner.__dict__:  # of torch.compile(module)
-            yield owner, "forward"
 
 
 def _to_batch_first(stack: Stack, stream: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from tread.routing.budget import SHAPE_LEVELS
 from tread.routing.plan import RoutePlan
 
 Switch = Literal["auto"] | bool
+ANY_SHAPE = 4
+"""Variants of the code for any shape: rotary embeddings of all samples or of each, with a mask or without."""
 
 
 def compiles(setting: Switch, device: torch.device) -> bool:
@@ -61,8 +63,8 @@ def compile_layers(
     from torch._functorch import config as lowering  # takes a second to import
 
     classes = len({type(layer) for layer in layers})
-    # all classes share one code object; twice, because the first layer's input may need no gradient; one for any shape
-    raise_recompile_limit(2 * classes * (shapes + 1))
+    # all classes share one code object; twice, because the first layer's input may need no gradient
+    raise_recompile_limit(2 * classes * (shapes + ANY_SHAPE))
     lowering.force_non_lazy_backward_lowering = True
     attempt = Attempt(say, shapes=shapes, training_only=training_only)
     for layer in layers:

@@ -62,6 +62,11 @@ class Graphs:
             handle.to(self._device)
         Graphs._all.add(self)
 
+    @property
+    def count(self) -> int:
+        """The kinds of calls that have graphs."""
+        return len(self._captured)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self.network, args, kwargs)
 
@@ -134,7 +139,7 @@ class Graphs:
         return not self.failed
 
     def _is_full(self) -> bool:
-        full = len(self._captured) >= MOST
+        full = self.count >= MOST
         if full and not self._full:
             self._say(f"there are CUDA graphs for {MOST} kinds of calls; further kinds run without.")
         self._full |= full
@@ -212,7 +217,7 @@ class Capture:
         self._inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         args, kwargs = pytree.tree_unflatten(leaves, tree)
         with _put_back():
-            with self._recording(self._forward):
+            with _numbers_by_kernels(), self._recording(self._forward):
                 outputs, self._tree = pytree.tree_flatten(network(*args, **kwargs))
             if not all(isinstance(out, Tensor) for out in outputs):
                 raise RuntimeError("the network returns more than tensors")
@@ -298,6 +303,34 @@ def _put_back() -> Iterator[None]:
     except RuntimeError:
         generator.graphsafe_set_state(before)
         raise
+
+
+@contextmanager
+def _numbers_by_kernels() -> Iterator[None]:
+    """Let kernels write what `torch.tensor(numbers, device="cuda")` copies from the host, which cannot be recorded.
+
+    Stock models have a few such numbers, Qwen-Image its prompt's length; they are what Python decided at capture.
+    """
+
+    def written(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+            has_tensors = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args, kwargs)))
+            if has_tensors or device is None or not torch.cuda.is_current_stream_capturing():  # another thread, for one
+                return make(*args, device=device, **kwargs)
+            host = make(*args, **kwargs)
+            found = torch.empty_like(host, device=device)
+            for place, number in zip(found.view(-1), host.view(-1).tolist(), strict=True):
+                place.fill_(number)
+            return found
+
+        return made
+
+    before = torch.tensor, torch.as_tensor
+    torch.tensor, torch.as_tensor = map(written, before)
+    try:
+        yield
+    finally:
+        torch.tensor, torch.as_tensor = before
 
 
 def _signature(leaf: Any) -> Any:

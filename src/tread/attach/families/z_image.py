@@ -44,7 +44,8 @@ def _offset(model: nn.Module, arguments: Arguments) -> Tensor:
             before += [_MULTIPLE if image is None else _length(image, arguments) for image in sample[:-1]]
             start = sum(_padded(tokens) for tokens in before)
         starts.append(start)
-    return torch.tensor(starts).to(_targets(arguments)[0].device, non_blocking=True)  # (B,)
+    device = _targets(arguments)[0].device
+    return torch.cat([torch.full((1,), start, device=device) for start in starts])  # (B,); a copy would wait
 
 
 def _refuse(model: nn.Module, arguments: Arguments) -> str | None:
