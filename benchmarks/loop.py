@@ -24,14 +24,12 @@ from benchmarks import flux, flux2, qwen, sd3, wan
 from benchmarks.flops import count_flops
 from benchmarks.lora import ROUTES, Shape, Variant, build, lora_steps
 from benchmarks.record import Facts, Record, compared, options
-from benchmarks.steps import compile_options
+from benchmarks.steps import WARM_STEPS, compile_options
 from benchmarks.timing import alternate, clocks, watched
 
 MODELS = {"flux": flux.SHAPES, "sd3": sd3.SHAPES, "wan": wan.SHAPES, "qwen": qwen.SHAPES, "flux2": flux2.SHAPES}
 LORA = LoraConfig(r=16, lora_alpha=16, target_modules=["to_q", "to_k", "to_v", "to_out.0"])
 ROWS = {"checkpointed": True, "plain": False}
-WARM_STEPS = 6
-"""Steps of each kind before the clock: compile, tune, capture."""
 WAYS: dict[str, Callable[..., object]] = {
     "call": lambda model, handle, **options: handle.compile(**options),
     "selective": lambda model, handle, **options: handle.compile(checkpointing="selective", **options),

@@ -247,6 +247,18 @@ def test_graphs_share_their_gradients() -> None:
     assert len(places) == 1
 
 
+def test_a_loop_may_keep_its_last_loss() -> None:
+    """As plain loops do: the loss, with all that autograd knows of it, lives until the next one replaces it."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(64, 64).cuda(), torch.randn(32, 64, device="cuda")
+    network = graphs.Graphs(model, [])
+    for _ in range(graphs.CALLS + 2):
+        loss = network(x).square().sum()
+        loss.backward()
+    assert network.count == 1
+    same_gradients(model, network, x)
+
+
 def test_numbers_from_the_host_are_constants() -> None:
     """Stock models make tensors of Python's numbers on the device, as Qwen-Image does of its prompt's length."""
 

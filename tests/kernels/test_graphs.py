@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tread.kernels import graphs
-from tread.kernels.graphs import CALLS, Capture, Graphs
+from tread.kernels.graphs import CALLS, Graphs
 from tread.models import DiT
 from tread.routing.handle import Handle
 from tread.training.ema import EMA
@@ -207,60 +207,6 @@ def test_a_forward_beside_another_runs_as_it_is(captures: list[Stand], monkeypat
     assert len(calls) == 1
 
 
-class Replayed:
-    """A graph that holds nothing: its memory is what the recording left."""
-
-    def replay(self) -> None: ...
-
-
-@pytest.fixture
-def without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network is recorded by running it on the CPU."""
-    for name in ("synchronize", "empty_cache", "graph_pool_handle"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Replayed)
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(graphs, "_put_back", nullcontext)
-
-
-class Weighted(nn.Module):
-    """Returns a product with its weight, and something that has no gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return [self.weight * x, x[:2]]
-
-
-@pytest.mark.usefixtures("without_a_device")
-def test_a_forward_waits_for_its_backward_or_its_end() -> None:
-    leaves, tree = graphs.pytree.tree_flatten(((torch.full((3,), 2.0),), {}))
-    model = Weighted()
-    weight = model.weight
-    capture = Capture(model, [weight], leaves, tree)
-    assert capture.gradients[0] is not None
-    capture.gradients[0].fill_(2.0)  # as a replay leaves it
-    answer, constant = capture(leaves)
-    assert capture.is_running
-    assert answer.tolist() == [2, 2, 2]
-    assert answer.requires_grad
-    assert not constant.requires_grad
-    answer.sum().backward()
-    assert not capture.is_running
-    with pytest.raises(RuntimeError, match="backward ran twice on a CUDA-graph forward"):
-        answer.sum().backward()
-    assert weight.grad is not None
-    assert weight.grad.data_ptr() != capture.gradients[0].data_ptr(), "the next backward would write over it"
-    assert weight.grad.tolist() == [2, 2, 2]
-    assert capture._given[0].tolist() == [1, 1, 1]
-    answer = capture(leaves)[0]
-    assert capture.is_running
-    del answer, constant
-    assert not capture.is_running, "nobody can ask for its backward any more"
-
-
 def test_arguments_by_name_and_values_that_are_no_tensors(captures: list[Stand]) -> None:
     class Scaled(nn.Linear):
         def forward(self, x: Tensor, *, scale: float, flag: bool = True) -> Tensor:  # pyright: ignore
@@ -395,12 +341,3 @@ def test_selections_after_a_replay_are_copies(captures: list[Stand]) -> None:
     ((_, seen),) = network._captured.values()
     assert handle.selections[0].equal(seen[0].selections[0])
     assert handle.selections[0].data_ptr() != seen[0].selections[0].data_ptr()
-
-
-def test_graphs_share_the_places_of_their_gradients() -> None:
-    place, mine = torch.zeros(3), torch.ones(3)
-    found = graphs._moved([mine, mine, None], [place, None, place])
-    assert found[0] is place
-    assert place.tolist() == [1, 1, 1]
-    assert found[1] is mine
-    assert found[2] is None

@@ -18,20 +18,18 @@
   most `MOST` pairs of graphs; past that, one message, and other signatures run without.
 - The autocast cache: entries cached before capture are freed by replay; entries cached during it were never computed.
   It is cleared before and after.
-- torch's `make_graphed_callables` forbids CUDA calls of other threads during capture, such as a pinning loader's.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from tread.kernels.capture import Capture
 from tread.routing.handle import Handle, Seen
 
 CALLS = 2
@@ -135,7 +133,7 @@ class Graphs:
         except RuntimeError as error:  # the class of torch's and CUDA's errors
             self.failed = True
             self._forget()
-            self._say(f"CUDA graph capture failed; continuing without graphs ({str(error).splitlines()[0]}).")
+            self._say(f"CUDA graph capture failed; continuing without graphs ({_first(error)}).")
         return not self.failed
 
     def _is_full(self) -> bool:
@@ -151,7 +149,7 @@ class Graphs:
 
     def _capture(
         self, forward: Callable[..., Any], leaves: list[Any], tree: pytree.TreeSpec
-    ) -> "tuple[Capture, list[Seen]]":
+    ) -> tuple[Capture, list[Seen]]:
         before = [handle.state_dict() for handle in self.handles]
         shared = next((capture for capture, _ in self._captured.values()), None)
         beside = next((capture for graphs in Graphs._all for capture, _ in graphs._captured.values()), None)
@@ -194,143 +192,11 @@ def is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-class Capture:
-    """The graphs of one signature; `trained` are the parameters with gradients, `shared` is an earlier capture of the
-    same network, whose gradients they use, `beside` one of any network, whose memory pool they use."""
-
-    def __init__(
-        self,
-        network: Callable[..., Any],
-        trained: list[nn.Parameter],
-        leaves: list[Any],
-        tree: pytree.TreeSpec,
-        *,
-        shared: "Capture | None" = None,
-        beside: "Capture | None" = None,
-    ) -> None:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the pool needs the memory that eager steps have cached
-        self.pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
-        self.trained = trained
-        self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        args, kwargs = pytree.tree_unflatten(leaves, tree)
-        with _put_back():
-            with _numbers_by_kernels(), self._recording(self._forward):
-                outputs, self._tree = pytree.tree_flatten(network(*args, **kwargs))
-            if not all(isinstance(out, Tensor) for out in outputs):
-                raise RuntimeError("the network returns more than tensors")
-            ends = [out for out in outputs if out.requires_grad]
-            self._given = [torch.empty_like(out) for out in ends]
-            # backward runs outside autocast
-            with self._recording(self._backward), torch.autocast("cuda", enabled=False):
-                gradients = torch.autograd.grad(ends, self.trained, self._given, allow_unused=True)
-                self.gradients = gradients if shared is None else _moved(gradients, shared.gradients)
-        self._differentiable = [out.requires_grad for out in outputs]
-        self._outputs = [out.detach() for out in outputs]  # free the autograd graph of the capture stream
-        self._call: weakref.ref[_Call] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a replayed forward still waits for its backward."""
-        return self._call is not None and self._call() is not None
-
-    def _recording(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
-        return torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local")
-
-    def __call__(self, tensors: list[Tensor]) -> Any:
-        for mine, given in zip(self._inputs, tensors, strict=True):
-            mine.copy_(given)
-        return pytree.tree_unflatten(_Replay.apply(self, *self.trained), self._tree)
-
-    def replay_forward(self, call: "_Call") -> tuple[list[Tensor], list[Tensor]]:
-        """Copies of the outputs, and those among them that are not differentiable."""
-        self._forward.replay()
-        self._call = weakref.ref(call)
-        outputs = [out.clone() for out in self._outputs]
-        return outputs, [out for out, has in zip(outputs, self._differentiable, strict=True) if not has]
-
-    def replay_backward(self, call: "_Call", gradients: Sequence[Tensor | None]) -> None:
-        """Compute the parameters' gradients from `gradients` of the outputs."""
-        if self._call is None or self._call() is not call:
-            raise RuntimeError("backward ran twice on a CUDA-graph forward; go without graphs (graphs=False).")
-        self._call = None
-        wanted = [given for given, has in zip(gradients, self._differentiable, strict=True) if has]
-        for mine, given in zip(self._given, wanted, strict=True):
-            mine.zero_() if given is None else mine.copy_(given)
-        self._backward.replay()
-
-
-class _Call:
-    """A token that lives as long as a replayed forward's autograd node."""
-
-
-class _Replay(torch.autograd.Function):
-    """A capture as an autograd function of the parameters."""
-
-    @staticmethod
-    def forward(ctx: Any, capture: Capture, *trained: Tensor) -> tuple[Tensor, ...]:
-        ctx.capture, ctx.call = capture, _Call()
-        outputs, constant = capture.replay_forward(ctx.call)
-        ctx.mark_non_differentiable(*constant)
-        return tuple(outputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.capture.replay_backward(ctx.call, gradients)
-        return None, *ctx.capture.gradients  # torch copies them, as they have other references
-
-
-def _moved(gradients: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """`gradients` copied into `targets`; one without a target is returned itself."""
-    return tuple(
-        mine if mine is None or target is None else target.copy_(mine)
-        for mine, target in zip(gradients, targets, strict=True)
-    )
-
-
-@contextmanager
-def _put_back() -> Iterator[None]:
-    """Restore the current stream and the generator's state after a failed capture, which torch leaves as they were
-    during it."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    before = generator.clone_state()
-    try:
-        with torch.cuda.stream(torch.cuda.current_stream()):
-            yield
-    except RuntimeError:
-        generator.graphsafe_set_state(before)
-        raise
-
-
-@contextmanager
-def _numbers_by_kernels() -> Iterator[None]:
-    """Let kernels write what `torch.tensor(numbers, device="cuda")` copies from the host, which cannot be recorded.
-
-    Stock models have a few such numbers, Qwen-Image its prompt's length; they are what Python decided at capture.
-    """
-
-    def written(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
-            has_tensors = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args, kwargs)))
-            if has_tensors or device is None or not torch.cuda.is_current_stream_capturing():  # another thread, for one
-                return make(*args, device=device, **kwargs)
-            host = make(*args, **kwargs)
-            found = torch.empty_like(host, device=device)
-            for place, number in zip(found.view(-1), host.view(-1).tolist(), strict=True):
-                place.fill_(number)
-            return found
-
-        return made
-
-    before = torch.tensor, torch.as_tensor
-    torch.tensor, torch.as_tensor = map(written, before)
-    try:
-        yield
-    finally:
-        torch.tensor, torch.as_tensor = before
+def _first(error: BaseException) -> str:
+    """What went wrong first: the end of a failed recording is an error too."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _signature(leaf: Any) -> Any:
