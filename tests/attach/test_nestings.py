@@ -52,7 +52,7 @@ ANY: dict[str, Any] = {
     "selector": st.sampled_from(["random", "l1"]),
     "shared": st.booleans(),
     "forwards": st.integers(1, 3),
-    "compiled": st.sampled_from([*[None] * 21, *COMPILED]),
+    "compiled": st.sampled_from([*[None] * 40, *COMPILED]),
 }
 
 

@@ -16,6 +16,7 @@ from tread.attach import static
 from tread.kernels import graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+QWEN = BY_NAME["qwenimage"]
 BUCKETS, SHAPES = 12, 2
 
 
@@ -39,7 +40,7 @@ def flux_inputs(rows: int, columns: int, text: int) -> dict[str, Any]:
 
 
 def qwen_inputs(rows: int, columns: int, text: int) -> dict[str, Any]:
-    inputs = BY_NAME["qwenimage"].inputs(1)
+    inputs = QWEN.inputs(1)
     wide = inputs["hidden_states"].shape[-1], inputs["encoder_hidden_states"].shape[-1]
     return inputs | {
         "hidden_states": torch.randn(1, rows * columns, wide[0]),
@@ -120,12 +121,12 @@ def test_graphs_are_bounded(
 
 def test_shapes_of_validation_take_no_room(capsys: pytest.CaptureFixture[str], attach: Attach) -> None:
     """In training mode too, as some scripts leave the model."""
-    model = adapted(FLUX)
+    model = adapted(QWEN)
     handle = attach(model, ROUTES).compile(backend="eager", shapes=SHAPES)
     with torch.no_grad():
-        for inputs in buckets("flux", 3):
-            FLUX.call(model, inputs)
-    step(FLUX, model, handle, inputs_of(FLUX, "cpu"))
+        for inputs in buckets("qwenimage", 3):
+            QWEN.call(model, inputs)
+    step(QWEN, model, handle, inputs_of(QWEN, "cpu"))
     assert "share code for any shape" not in capsys.readouterr().out
 
 
@@ -164,13 +165,13 @@ def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool, a
 def test_many_lengths_share_code_that_the_user_compiled(monkeypatch: pytest.MonkeyPatch, attach: Attach) -> None:
     """So that torch's limit of variants holds, past which it would run eager; prompts count too."""
     monkeypatch.setattr(static, "MOST", 2)
-    model = adapted(FLUX)
+    model = adapted(QWEN)
     handle = attach(model, ROUTES)
     counter = CompileCounterWithBackend("eager")
     model.compile_repeated_blocks(backend=counter)
-    for inputs in buckets("flux", 4):
-        step(FLUX, model, handle, inputs)
+    for inputs in buckets("qwenimage", 3):
+        step(QWEN, model, handle, inputs)
     count = counter.frame_count
-    for inputs in buckets("flux", 8, seed=1)[4:]:
-        step(FLUX, model, handle, inputs)
+    for inputs in buckets("qwenimage", 6, seed=1)[3:]:
+        step(QWEN, model, handle, inputs)
     assert counter.frame_count == count

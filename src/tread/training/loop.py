@@ -226,14 +226,19 @@ def settling() -> Iterator[Callable[[], None]]:
     """Yields a function to call after the first steps: it freezes what they built, so that Python's garbage collector
     does not walk it again while the device waits."""
 
+    settled = False
+
     def settle() -> None:
+        nonlocal settled
+        settled = True
         gc.collect()
         gc.freeze()
 
     try:
         yield settle
     finally:
-        gc.unfreeze()
+        if settled:
+            gc.unfreeze()
 
 
 @contextmanager
