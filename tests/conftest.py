@@ -30,9 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def few_objects_to_collect() -> None:
-    """A run collects garbage, which takes 0.2 s for all that torch, diffusers and transformers have imported."""
+    """A run collects garbage, which takes 0.2 s and more for all that torch, diffusers and transformers imported."""
     if gc.get_freeze_count() < 100_000:  # nothing is frozen yet, or a run has unfrozen it
-        gc.collect()
         gc.freeze()
 
 
