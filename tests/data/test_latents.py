@@ -236,3 +236,28 @@ def test_settings_that_do_not_exist_are_refused(tmp_path: Path) -> None:
         Latents(tmp_path, vae="sd2", num_classes=1)
     with pytest.raises(ConfigError, match=r"data\.num_classes is 0; it must be at least 1"):
         Latents(tmp_path, vae="sd", num_classes=0)
+
+
+@pytest.mark.parametrize("vae", ["sd", "sdxl", "sd3", "flux"])
+@pytest.mark.parametrize("kind", ["sample", "moments"])
+@pytest.mark.parametrize("stored_scaled", [False, True])
+def test_the_scale_that_latents_were_stored_in_is_looked_at(
+    vae: str, kind: str, stored_scaled: bool, tmp_path: Path, write_tar: Callable
+) -> None:
+    scaling, draw = VAES[vae], np.random.default_rng(0)
+    assert scaling.channels is not None
+    shape = (scaling.channels, 4, 4)
+    seen = [draw.normal(0, 0.9, shape) for _ in range(50)]  # what the model should see
+    stored = seen if stored_scaled else [x / scaling.scale + scaling.shift for x in seen]
+    if kind == "moments":
+        stored = [np.concatenate([x, np.full(shape, -20.0)]) for x in stored]
+    write_tar(
+        tmp_path / "s.tar",
+        [{"__key__": f"{i:03}", "latent.npy": x.astype(np.float32), "cls": 0} for i, x in enumerate(stored)],
+    )
+    right = Latents(tmp_path, vae=vae, num_classes=1, scaled=stored_scaled)
+    wrong = Latents(tmp_path, vae=vae, num_classes=1, scaled=not stored_scaled)
+    assert right.doubt() is None
+    assert f"set data.scaled={str(stored_scaled).lower()}." in (wrong.doubt() or "")
+    found = right.prepare(torch.stack([right[i][0] for i in range(50)]), 0, torch.arange(50))
+    torch.testing.assert_close(found, torch.from_numpy(np.stack(seen)).float(), rtol=1e-3, atol=1e-3)

@@ -32,6 +32,7 @@ from tread.data import Digits
 from tread.errors import ConfigError, RiskWarning
 from tread.evaluate.compare import evaluate
 from tread.evaluate.features import FEATURES
+from tread.pretrain.decode import make_decode
 from tread.pretrain.evaluation import DataImages, ModelImages
 from tread.pretrain.sample import open_run, sample_run
 from tread.sampling.grid import make_grid
@@ -178,6 +179,15 @@ def test_latents_are_decoded(tmp_path: Path) -> None:
     assert pixels(tmp_path / "out")["0000-00000.png"].shape == (8, 8, 3)
     grid = np.asarray(Image.open(folder / "samples" / "step-00000002.png")).astype(int)
     assert np.abs(grid - pixels(tmp_path / "out")["grid.png"]).max() <= 1
+
+
+def test_a_decoder_of_another_scale_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vae = make_vae(tmp_path / "vae", 4)
+    for name in ("sd", "none"):
+        make_decode({"name": "latents", "vae": name}, 4, str(vae), setting="sample.vae")
+    said = capsys.readouterr().out
+    assert said.count("warning") == 1
+    assert "sample.vae is the VAE sd, whose scale is not that of data.vae=none" in said
 
 
 def test_previews_and_evaluation_take_the_guidance_of_the_settings(tmp_path: Path) -> None:

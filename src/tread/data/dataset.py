@@ -1,6 +1,6 @@
 """The interface of datasets, and pixels for previews.
 
-`Dataset` is torch's map-style dataset with four more members. It holds no code.
+`Dataset` is torch's map-style dataset with a few more members.
 """
 
 from abc import ABC, abstractmethod
@@ -30,6 +30,10 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
 
         The positions are global (`order.positions`): neither device, number of processes nor a resume changes them.
         """
+
+    def doubt(self) -> str | None:
+        """What looks wrong about the data, with the line to write; None: nothing."""
+        return None
 
     @staticmethod
     @abstractmethod

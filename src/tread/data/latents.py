@@ -1,7 +1,7 @@
 """Precomputed VAE latents in WebDataset tars, read as a map.
 
-- A stored latent is unscaled. The VAE's name in the config determines the channel count C and the scale and shift, (x -
-  shift) * scale.
+- The VAE's name in the config determines the channel count C and the scale and shift, (x - shift) * scale. A stored
+  latent is unscaled, or `scaled` says that it is what the model sees; `doubt` looks which of the two fits.
 - `latent.npy` holds either a sampled latent (C, H, W) or moments (2C, H, W), mean then logvar. Which one is inferred
   from the first sample's channels and the VAE's C; with `vae="none"` there is no C, so `kind` must be set.
 - `prepare` samples moments and scales, batched on the training device, with noise that depends only on the seed and the
@@ -11,6 +11,7 @@
 """
 
 import io
+import math
 import operator
 import os
 from collections import OrderedDict
@@ -32,6 +33,9 @@ Kind = Literal["auto", "sample", "moments"]
 
 _MOMENTS_WORD = int.from_bytes(b"mome")
 _OPEN_FILES = 128  # per process, below the usual limit of open files
+_LOOKED_AT, _LOOKED_AT_BYTES = 1000, 2**26
+_CLEARLY = 1.15
+"""A reading of the latents fits better if its std is nearer to 1 by this factor."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,13 @@ class Latents(Dataset):
         vae: Annotated[str, "sd | sdxl | sd3 | flux | none: fixes channels, scale and shift"] = "sd",
         num_classes: Annotated[int, "labels are 0 .. num_classes - 1"] = 1000,
         kind: Annotated[Kind, "auto | sample | moments (mean and logvar, sampled anew every time)"] = "auto",
+        scaled: Annotated[bool, "the latents were scaled before they were stored"] = False,
     ) -> None:
         if vae not in VAES:
             raise ConfigError(f"data.vae is {vae!r}; known are {', '.join(VAES)}")
         if num_classes < 1:
             raise ConfigError(f"data.num_classes is {num_classes}; it must be at least 1")
-        self.scaling = VAES[vae]
+        self.vae, self.scaling, self.scaled = vae, VAES[vae], scaled
         self.num_classes = num_classes
         self._index = index_shards(path)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
@@ -108,7 +113,21 @@ class Latents(Dataset):
     def prepare(self, x: Tensor, seed: int, positions: Tensor) -> Tensor:
         if self.kind == "moments":
             x = sample_moments(x, seed, _MOMENTS_WORD, positions)  # (B, C, H, W)
-        return self.scaling.to_model(x)
+        return x if self.scaled else self.scaling.to_model(x)
+
+    def doubt(self) -> str | None:
+        """Whether the first latents look as if they were stored in the other scale."""
+        count = min(len(self), _LOOKED_AT, max(1, _LOOKED_AT_BYTES // int(self._index.size.max())))
+        first = torch.stack([self[i][0] for i in range(count)])
+        now = float(self.prepare(first, 0, torch.arange(count)).std())
+        other = now * self.scaling.scale if self.scaled else now / self.scaling.scale
+        if min(now, other) <= 0 or abs(math.log(now)) <= abs(math.log(other)) + math.log(_CLEARLY):
+            return None
+        stored = "unscaled" if self.scaled else "scaled already"
+        return (
+            f"the model sees latents with a std of {now:.2f}; it would be {other:.2f} if they were stored {stored}. If "
+            f"they were, set data.scaled={str(not self.scaled).lower()}."
+        )
 
     @staticmethod
     def to_images(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from tread.data.dataset import to_uint8
 from tread.data.latents import VAES
 from tread.data.vae import load_vae
 from tread.errors import ConfigError
+from tread.kernels.fast import print_once_per_job
 
 Decode = Callable[[Tensor], Tensor]
 """Samples (N, C, H, W) -> uint8 images (N, H, W, 3 or 1)."""
@@ -37,6 +38,12 @@ def make_decode(
     own = decoder.model.config.latent_channels
     if own != channels:
         raise ConfigError(f"{setting} {vae} has {own} latent channels and this run {channels}; give the run's VAE.")
+
+    if decoder.name not in (data["vae"], "none"):
+        print_once_per_job(
+            f"warning: {setting} is the VAE {decoder.name}, whose scale is not that of data.vae={data['vae']}: images "
+            f"will look wrong. Train with data.vae={decoder.name} (and data.scaled=true if they were stored scaled)."
+        )
 
     def decode(samples: Tensor) -> Tensor:
         latents = VAES[data["vae"]].to_latent(samples).split(batch_size)

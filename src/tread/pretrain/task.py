@@ -53,6 +53,8 @@ class Pretraining:
         seed = config.train.seed
         with accelerator.main_process_first():  # the others find the index of the shards in the cache
             self.dataset = build_dataset(config.data)
+        if accelerator.is_main_process and (doubt := self.dataset.doubt()) is not None:
+            print(f"warning: {doubt}", flush=True)
         train, held_out = split(len(self.dataset), min(config.validation.samples, len(self.dataset) // 2), seed)
         self.train_set, self.held_out = Subset(self.dataset, train.tolist()), held_out  # pyright: ignore[reportArgumentType]
         self.objective: Objective = build_objective(config.objective)
