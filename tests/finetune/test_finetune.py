@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from diffusers.models.transformers.transformer_flux import FluxSingleTransformerBlock
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file
@@ -184,6 +185,16 @@ def test_init_then_finetune(
     made = {path.name for path in run.iterdir()}
     assert {"README.md", "config.yaml", "metrics.jsonl", "pytorch_lora_weights.safetensors", "previews"} <= made
     assert [path.name for path in (run / "previews").iterdir()] == ["step-00000003-0.png"]
+
+
+def test_the_end_names_what_was_made(config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a CPU computes in float32 unless told otherwise: bf16 would be far slower."""
+    settings = {"mixed_precision": "auto", "validation_prompt": "a square", "validation_num_inference_steps": 1}
+    folder = finetune(config("flux", tmp_path / "run", max_train_steps=1, **settings))
+    said = capsys.readouterr().out.splitlines()
+    assert f"result: {folder / 'pytorch_lora_weights.safetensors'}" in said
+    assert said[-1] == f"newest preview: {folder / 'previews' / 'step-00000001-0.png'}"
+    assert yaml.safe_load((folder / "config.yaml").read_text())["mixed_precision"] == "no"
 
 
 def test_one_run_for_any_number_of_processes(config: Any, tmp_path: Path) -> None:

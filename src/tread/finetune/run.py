@@ -4,6 +4,8 @@ Each stage has in memory what it needs and no more: the list of samples, then th
 then the transformer. Encoded text and latents are on disk, so a second run starts at the transformer.
 """
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from tread.finetune.families import open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
 from tread.finetune.quantize import METHODS, check_precision, quantize
+from tread.finetune.result.write import RECORD
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.source import Source
 from tread.finetune.task import Finetuning
@@ -33,7 +36,7 @@ from tread.training.memory import out_of_memory
 
 def finetune(config: FinetuneConfig) -> Path:
     """Run (or go on with) the fine-tuning of a config; returns the run's folder."""
-    family, accelerator = open_job(config)
+    config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
         # previews draw with an expert that is not trained too
@@ -51,12 +54,25 @@ def finetune(config: FinetuneConfig) -> Path:
         run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(config))
     del task, models, handles
     end(accelerator)
-    accelerator.print(f"run: {folder}")
+    accelerator.print(made(folder))
     return folder
 
 
-def open_job(config: FinetuneConfig) -> tuple[TuneFamily, Accelerator]:
-    """The family of the config's model and the accelerator; refuses what cannot run before anything is encoded."""
+def made(folder: Path) -> str:
+    """What a run has left in its folder, line by line: its result and previews."""
+    record = folder / RECORD
+    files = json.loads(record.read_bytes())["files"] if record.is_file() else ()
+    results = sorted({folder / name.partition("/")[0] for name in files})
+    pictures = sorted((folder / "previews").glob("step-*"))
+    lines = [f"run: {folder}", *(f"result: {path}" for path in results)]
+    return "\n".join([*lines, *(f"newest preview: {path}" for path in pictures[-1:])])
+
+
+def open_job(config: FinetuneConfig) -> tuple[FinetuneConfig, TuneFamily, Accelerator]:
+    """The config with its precision decided, its model's family and the accelerator; refuses what cannot run before
+    anything is encoded."""
+    if config.mixed_precision == "auto":
+        config = replace(config, mixed_precision="bf16" if torch.cuda.is_available() else "no")
     source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
     family = open_family(config.model_family, source, config.tokenizer_max_length)
     if (plan := config.plan()) is not None and source.depth:
@@ -64,7 +80,7 @@ def open_job(config: FinetuneConfig) -> tuple[TuneFamily, Accelerator]:
     accelerator = make_accelerator(FinetuneJob.of(config), find_unused=True)
     if config.base_model_precision not in UNQUANTIZED:
         check_precision(config.base_model_precision, accelerator.device)
-    return family, accelerator
+    return config, family, accelerator
 
 
 def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[str, float, float], ...]:

@@ -124,8 +124,8 @@ no_change: that of mixed_precision, or float32 when all weights are trained."""
     gradient_checkpointing: Checkpointing = True
     """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
 what is cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time."""
-    mixed_precision: Literal["bf16", "no"] = "bf16"
-    """Precision of the computation; no: float32."""
+    mixed_precision: Literal["auto", "bf16", "no"] = "auto"
+    """Precision of the computation; no: float32; auto: bf16 on a GPU, float32 on a CPU, where bf16 is far slower."""
     compile: Switch = "auto"
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
     attention: Attention = "auto"

@@ -50,7 +50,7 @@ def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]
         dataloader_num_workers=0,
         report_to="none",
     )
-    family, accelerator = open_job(config)
+    config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
     with out_of_memory(job.memory_advice), attention.explained(config.attention):
         family.source.check(*(part for part, _, _ in trained_experts(config, family)))
