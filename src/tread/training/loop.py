@@ -151,7 +151,7 @@ class Session:
             # a run that had no average so far starts it from its weights
             part = "ema" if "ema.safetensors" in manifest["files"] else "model"
             checkpoint.load_tensors(self.ema.averages, checkpoint.load_part(path, part), path)
-        checkpoint.load_optimizer(self.optimizer, checkpoint.load_part(path, "optimizer"))
+        checkpoint.load_optimizer(self.optimizer, checkpoint.load_part(path, "optimizer"), path)
         self.due = manifest.get("due", False)
         self.accelerator.print(f"resumed from {path}")
         return manifest["step"]
