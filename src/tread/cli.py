@@ -1,7 +1,7 @@
 """The command `tread`: one table from subcommand to function.
 
 A mistake of the user's ends in one sentence on stderr and exit code 2; with TREAD_DEBUG=1 in the environment the
-traceback is shown.
+traceback is shown. A run that a signal stopped ends with 128 plus the signal's number.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tread import __version__
-from tread.errors import USER_ERRORS, RiskWarning
+from tread.errors import USER_ERRORS, RiskWarning, Stopped
 
 
 def train(arguments: list[str]) -> None:
@@ -252,6 +252,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get("TREAD_DEBUG"):
             raise
         _fail(f"tread {command}: {error}")
+    except Stopped as error:  # it has said how to go on
+        sys.exit(128 + error.number)
     except KeyboardInterrupt:
         _fail(f"tread {command}: interrupted", 130)
 

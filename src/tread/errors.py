@@ -32,6 +32,14 @@ class TrainingDiverged(RuntimeError):
     """The loss is no longer a number."""
 
 
+class Stopped(RuntimeError):
+    """A signal stopped the run, which is saved; `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by signal {number}")
+        self.number = number
+
+
 class OutOfMemory(RuntimeError):
     """The device's memory is too small for these settings."""
 

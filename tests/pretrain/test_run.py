@@ -18,7 +18,7 @@ from tread.errors import CheckpointError, ConfigError
 from tread.pretrain.sample import open_run, parse_classes, sample_run
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
-from tread.training.checkpoint import load_part
+from tread.training.checkpoint import load_part, save
 
 
 def pixels(folder: Path) -> dict[str, np.ndarray]:
@@ -228,3 +228,23 @@ def test_a_latent_run_with_and_without_a_vae(tmp_path: Path, capsys: pytest.Capt
     with pytest.raises(ConfigError, match=r"vae2 has 8 latent channels and this run 4; give the run's VAE\.$"):
         sample_run(run, **drawn, vae=make_vae(tmp_path / "vae2", 8), out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
+
+
+def test_weights_that_are_no_numbers_draw_nothing(trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    weights = load_part(run / "checkpoints" / "step-00000006", "ema")
+    weights["patch_embed.weight"][0, 0] = float("nan")
+    facts = {"shape": [1, 8, 8], "num_classes": 10, "tread_config": None}
+    save(run / "checkpoints", 7, {"ema": weights}, facts, keep=3)
+    with pytest.raises(CheckpointError, match=r"ema\.safetensors has NaN or infinite weights \(1 tensors"):
+        sample_run(run, per_class=1, steps=1)
+
+
+def test_a_changed_byte_is_refused_by_its_file(trained: Path, tmp_path: Path) -> None:
+    """The checkpoint is named by its own folder, so there is no earlier one to fall back to."""
+    folder = shutil.copytree(trained, tmp_path / "run") / "checkpoints" / "step-00000006"
+    content = bytearray((folder / "ema.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "ema.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"is not whole: the content of ema\.safetensors has changed"):
+        sample_run(folder, per_class=1, steps=1)

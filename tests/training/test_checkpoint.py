@@ -63,7 +63,7 @@ def test_an_optimizer_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
     resumed, other = make()
     checkpoint.load_tensors(checkpoint.trained(resumed), load_part(path, "model"), path)
-    checkpoint.load_optimizer(other, load_part(path, "optimizer"))
+    checkpoint.load_optimizer(other, load_part(path, "optimizer"), path)
     steps(resumed, other, 5, 9)
     for one, two in zip(straight.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -75,7 +75,7 @@ def test_hyper_parameters_stay_as_configured_now(tmp_path: Path) -> None:
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     other = torch.optim.AdamW(model.parameters(), lr=0.25)
-    checkpoint.load_optimizer(other, checkpoint.optimizer_tensors(optimizer))
+    checkpoint.load_optimizer(other, checkpoint.optimizer_tensors(optimizer), tmp_path)
     assert other.param_groups[0]["lr"] == 0.25
     assert other.state_dict()["state"][0]["step"] == 1
 
@@ -145,6 +145,20 @@ def zero(path: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
 
 
+def flip(path: Path) -> None:
+    """Change one bit of the last weight."""
+    with (path / "ema.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+
+
+def change_manifest(path: Path, **changes: Any) -> None:
+    manifest = json.loads((path / MANIFEST).read_text()) | changes
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
 BREAKS: dict[str, tuple[Break, str]] = {
     "truncated": (truncate, "ema.safetensors has 5000 of 12080 bytes"),
     "file missing": (lambda path: (path / "model.safetensors").unlink(), "model.safetensors is missing"),
@@ -154,6 +168,8 @@ BREAKS: dict[str, tuple[Break, str]] = {
     "other JSON": (lambda path: (path / MANIFEST).write_text("[]"), "list indices"),
     "no file list": (lambda path: (path / MANIFEST).write_text("{}"), "'files'"),
     "zeros": (zero, "header"),
+    "flipped bit": (flip, "the content of ema.safetensors has changed since it was saved"),
+    "other step": (lambda path: change_manifest(path, step=1), "its checkpoint.json is of step 1"),
 }
 
 
@@ -293,3 +309,18 @@ def test_the_manifest_says_what_others_need(trained: Path) -> None:
     assert manifest["tread_config"]["routes"] == [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 3}]
     assert manifest["files"] == {file.name: file.stat().st_size for file in path.glob("*.safetensors")}
     assert manifest["files"].keys() == {"model.safetensors", "ema.safetensors", "optimizer.safetensors"}
+
+
+def test_checkpoints_without_checksums_still_load(tmp_path: Path) -> None:
+    """As versions before checksums wrote them."""
+    saved(tmp_path, 1)
+    manifest = read_manifest(tmp_path / "step-00000001")
+    assert manifest.pop("checksums").keys() == manifest["files"].keys()
+    (tmp_path / "step-00000001" / MANIFEST).write_text(json.dumps(manifest))
+    assert newest(tmp_path, pytest.fail) == (tmp_path / "step-00000001", manifest)
+
+
+def test_an_optimizer_without_state_is_refused(tmp_path: Path) -> None:
+    optimizer = torch.optim.AdamW(nn.Linear(2, 1).parameters())
+    with pytest.raises(CheckpointError, match=r"^the optimizer's state in .* is empty: "):
+        checkpoint.load_optimizer(optimizer, {}, tmp_path)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tests.programs import ROOT, environment
 from tests.tiny.runs import ROUTE, TINY, assert_same_run, final_state, go_on, losses, make_session, metrics, train
-from tread.errors import TrainingDiverged
+from tread.errors import Stopped, TrainingDiverged
 from tread.kernels import checkpointing
 from tread.pretrain.config import compose
 from tread.pretrain.task import Batch, Pretraining
@@ -109,18 +109,35 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(number)
-    with monkeypatch.context() as patch:
+    folder = tmp_path / "stopped"
+    with monkeypatch.context() as patch, pytest.raises(Stopped) as stopped:
         before_step(patch, 4, lambda: signal.raise_signal(number))
-        folder = train(tmp_path / "stopped", *EIGHT, "checkpoint.every=100", "log.every=100")
+        train(folder, *EIGHT, "checkpoint.every=100", "log.every=100")
+    assert stopped.value.number == number
     assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000005"]
     assert f"stopped at step 5 of 8; continue with: tread train resume={folder}\n" in capsys.readouterr().out
     assert signal.getsignal(number) is before
     assert_same_run(train(tmp_path / "straight", *EIGHT), go_on(folder))
+
+
+def test_a_hang_up_that_nohup_has_ignored_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        before_step(monkeypatch, 4, lambda: signal.raise_signal(signal.SIGHUP))
+        folder = train(tmp_path / "run", *EIGHT)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert len(losses(folder)) == 8
+
+
+def test_a_signal_in_the_last_step_is_no_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before_step(monkeypatch, 7, lambda: signal.raise_signal(signal.SIGTERM))
+    assert len(losses(train(tmp_path / "run", *EIGHT))) == 8
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -142,7 +159,7 @@ def test_ctrl_c_reaches_the_data_workers_too_and_still_ends_well(tmp_path: Path)
     process = started(folder, 1, "train.workers=1", "checkpoint.every=5")
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate()
-    assert process.returncode == 0, output
+    assert process.returncode == 128 + signal.SIGINT, output
     assert "Traceback" not in output
     assert f"continue with: tread train resume={folder}" in output
 

@@ -64,7 +64,7 @@ def test_a_resumed_run_is_the_run(name: str, dtype: torch.dtype, tmp_path: Path)
     save_file(optimizer_tensors(optimizer), tmp_path / "optimizer.safetensors")
     second = [nn.Parameter(weight.detach().clone()) for weight in first]
     resumed = make_optimizer(second, settings(name=name))
-    load_optimizer(resumed, load_file(tmp_path / "optimizer.safetensors"))
+    load_optimizer(resumed, load_file(tmp_path / "optimizer.safetensors"), tmp_path)
     run(resumed, second, range(3, 6))
 
     for expected, found in zip(whole, second, strict=True):

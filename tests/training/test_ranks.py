@@ -1,7 +1,11 @@
 """Two processes: the same training as one, to rounding, and the same weights on both."""
 
 import json
+import signal
+import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.programs import ROOT, finished
+from tests.programs import ROOT, environment, finished
 from tests.tiny.runs import TINY, final_state, forget, make_session, metrics, train, write_images
 from tread.data.images import ImageFolder
 from tread.data.order import Order
@@ -108,6 +112,31 @@ def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: 
     assert f"tread train: cannot read image {broken}" in process.stderr
     assert process.stdout.count("step 2 is saved, continue with") == 1
     assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002"]
+
+
+def test_a_signal_to_one_rank_saves_and_ends_both_with_its_number(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    settings = [*TINY, "train.steps=1000000", "checkpoint.every=5", "log.every=5", f"output_dir={tmp_path / 'run'}"]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "train.py"), *settings],
+            env=environment(**common, RANK=rank, LOCAL_RANK=rank, CUDA_VISIBLE_DEVICES=""),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    while not list_checkpoints(tmp_path / "run" / CHECKPOINTS):
+        assert [rank.poll() for rank in ranks] == [None, None]
+        time.sleep(0.01)
+    ranks[1].send_signal(signal.SIGUSR1)
+    said = [rank.communicate()[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [128 + signal.SIGUSR1] * 2
+    assert "continue with: tread train resume=" in said[0]
 
 
 @pytest.mark.slow

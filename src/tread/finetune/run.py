@@ -35,7 +35,7 @@ from tread.training.memory import out_of_memory
 
 
 def finetune(config: FinetuneConfig) -> Path:
-    """Run (or go on with) the fine-tuning of a config; returns the run's folder."""
+    """Run (or go on with) the fine-tuning of a config; returns the run's folder; `Stopped` if a signal ended it."""
     config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
@@ -51,10 +51,10 @@ def finetune(config: FinetuneConfig) -> Path:
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         if task.routing:  # now, so that every checkpoint can say it
             task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
-        run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(config))
+        stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(config))
     del task, models, handles
-    end(accelerator)
     accelerator.print(made(folder))
+    end(accelerator, stopped)
     return folder
 
 

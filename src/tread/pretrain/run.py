@@ -10,11 +10,11 @@ from tread.training.job import claimed_folder, end, make_accelerator, run
 
 
 def pretrain(config: PretrainConfig) -> Path:
-    """Run (or go on with) the training of a config; returns the run's folder."""
+    """Run (or go on with) the training of a config; returns the run's folder; `Stopped` if a signal ended it."""
     accelerator = make_accelerator(config)
     with claimed_folder(config, accelerator) as folder:
         task = Pretraining(config, accelerator, folder)
-        run(task, config, accelerator, folder, plain(config), saved=lambda run: plain(from_run(run)))
-    end(accelerator)
+        stopped = run(task, config, accelerator, folder, plain(config), saved=lambda run: plain(from_run(run)))
     accelerator.print(f"run: {folder}")
+    end(accelerator, stopped)
     return folder

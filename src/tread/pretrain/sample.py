@@ -25,7 +25,7 @@ from tread.sampling.grid import image_names, make_grid, save_images
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_interval
 from tread.sampling.solvers import Churn
-from tread.training.checkpoint import MANIFEST, load_part, load_tensors, newest, read_manifest, trained
+from tread.training.checkpoint import MANIFEST, load_part, load_tensors, newest, read_whole, trained
 from tread.training.loop import CHECKPOINTS
 
 GRID_ROWS, GRID_COLUMNS = 20, 10
@@ -50,13 +50,20 @@ def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str 
     chosen = (folder / MANIFEST).is_file()
     run = folder.resolve().parents[1] if chosen else folder
     config = from_run(run)
-    found = (folder, read_manifest(folder)) if chosen else newest(run / CHECKPOINTS)
+    found = (folder, read_whole(folder)) if chosen else newest(run / CHECKPOINTS)
     if found is None:
         raise CheckpointError(f"{folder} has no checkpoint yet; train it first.")
     path, manifest = found
     channels, height, width = manifest["shape"]
     model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
-    load_tensors(trained(model), load_part(path, "ema" if averaged else "model"), path)
+    part = "ema" if averaged else "model"
+    weights = load_part(path, part)
+    load_tensors(trained(model), weights, path)
+    if odd := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
+        raise CheckpointError(
+            f"{path / part}.safetensors has NaN or infinite weights ({len(odd)} tensors, the first is {odd[0]}), so it "
+            f"draws nothing: name an earlier checkpoint's folder in {run / CHECKPOINTS}, or train again."
+        )
     return Run(
         config=config,
         model=model.to(device).eval(),

@@ -1,20 +1,25 @@
 """Checkpoints that are whole or absent.
 
 - A checkpoint is a folder `step-00001000` with one safetensors file per part (model, ema, optimizer) and a
-  `checkpoint.json` that lists them with their sizes. It is written under a temporary name, synced to disk and
-  renamed, so an interrupted save leaves the earlier ones untouched. A checkpoint of the same step is removed last, and
-  `recover` finishes a save that was killed just before its rename.
+  `checkpoint.json` that lists them with their sizes and CRC-32 checksums. It is written under a temporary name, synced
+  to disk and renamed, so an interrupted save leaves the earlier ones untouched. A checkpoint of the same step is
+  removed last, and `recover` finishes a save that was killed just before its rename.
 - The newest whole checkpoint is loaded; broken ones are reported and skipped, and do not count towards those kept. If
   all are broken, an error is raised: starting again would replace files that could be repaired.
+- Checksums are compared before anything is loaded: a changed byte makes a checkpoint a broken one. Checkpoints of
+  earlier versions have none and load without.
 - Each save has its own id, which a result records.
 - There is no random state to save: noise, data order and selections are functions of the step.
 """
 
 import json
 import os
+import re
 import shutil
 import uuid
+import zlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +49,15 @@ def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep
         shutil.rmtree(left_over, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        sizes = {}
+        sizes, checksums = {}, {}
         for name, tensors in parts.items():
             path = temporary / f"{name}.safetensors"
             save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
             fsync(path)
             sizes[path.name] = path.stat().st_size
+            checksums[path.name] = _checksum(path)
         manifest = temporary / MANIFEST
-        known = {"step": step, "id": uuid.uuid4().hex, "files": sizes, **meta}
+        known = {"step": step, "id": uuid.uuid4().hex, "files": sizes, "checksums": checksums, **meta}
         manifest.write_text(json.dumps(known, indent=2) + "\n")
         fsync(manifest)
         fsync(temporary)
@@ -93,7 +99,7 @@ def _left_overs(folder: Path) -> list[Path]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, after checking that every file it lists exists and has its size."""
+    """The manifest of a checkpoint, after checking its step and that every file it lists exists and has its size."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         for name, size in manifest["files"].items():
@@ -102,11 +108,39 @@ def read_manifest(path: Path) -> dict[str, Any]:
                 raise CheckpointError(f"{path} is not whole: {name} has {found} of {size} bytes")
             with safe_open(path / name, framework="pt"):  # reads the header only
                 pass
+        named = re.match(r"\.?step-(\d+)", path.name)
+        if named and manifest["step"] != int(named[1]):
+            raise CheckpointError(f"{path} is not whole: its {MANIFEST} is of step {manifest['step']}")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is not whole: {Path(error.filename).name} is missing") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not whole: {error}") from error
     return manifest
+
+
+def read_whole(path: Path) -> dict[str, Any]:
+    """`read_manifest`, after comparing the content of every file with its checksum."""
+    manifest = read_manifest(path)
+    checksums = manifest.get("checksums", {})  # checkpoints of earlier versions have none
+    for name in manifest["files"] if checksums else ():
+        if _checksum(path / name) != checksums.get(name):
+            raise CheckpointError(f"{path} is not whole: the content of {name} has changed since it was saved")
+    return manifest
+
+
+def _checksum(path: Path) -> str:
+    stat = path.stat()
+    return _checksum_of(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@cache
+def _checksum_of(path: Path, *_identity: int) -> str:
+    """The CRC-32 of a file, computed once per process: a resume looks at its checkpoint several times."""
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            value = zlib.crc32(chunk, value)
+    return f"{value:08x}"
 
 
 def _is_whole(path: Path) -> bool:
@@ -124,7 +158,7 @@ def newest(folder: Path, say: Callable[[str], object] = print) -> tuple[Path, di
     broken: list[tuple[Path, CheckpointError]] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            manifest = read_manifest(path)
+            manifest = read_whole(path)
         except CheckpointError as error:
             broken.append((path, error))
             continue
@@ -183,8 +217,10 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     }
 
 
-def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], source: Path) -> None:
     """Restore a state from `optimizer_tensors`; hyper-parameters stay as configured now."""
+    if not tensors:
+        raise CheckpointError(f"the optimizer's state in {source} is empty: restore the file, or resume from a copy.")
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, name = key.split(".", 1)

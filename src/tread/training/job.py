@@ -13,7 +13,7 @@ from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, Proj
 
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
-from tread.errors import ConfigError
+from tread.errors import ConfigError, Stopped
 from tread.files import atomic_write
 from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
@@ -92,8 +92,8 @@ def run(
     folder: Path,
     settings: dict[str, Any],
     saved: Callable[[Path], dict[str, Any]] | None = None,
-) -> None:
-    """Train a task from its start or its newest checkpoint.
+) -> int:
+    """Train a task from its start or its newest checkpoint; returns the signal that stopped it, or 0.
 
     The folder keeps `settings`, the job's own config; `saved` reads those of an earlier version, to say what changed.
     """
@@ -118,11 +118,11 @@ def run(
     accelerator.print(task.summary())
     if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         accelerator.print("Launched for several processes but running one; on CPUs pass --multi_gpu.")
-    fit(session, folder, start=start)
+    return fit(session, folder, start=start)
 
 
-def end(accelerator: Accelerator) -> None:
-    """Close trackers and the process group.
+def end(accelerator: Accelerator, stopped: int = 0) -> None:
+    """Close trackers and the process group; raises `Stopped` where a signal stopped the run.
 
     The wrapped models go first, then the ranks wait for each other: a group that dies together with a DDP model waits
     for a thread that waits for Python's lock (gloo, torch 2.13).
@@ -130,6 +130,8 @@ def end(accelerator: Accelerator) -> None:
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
+    if stopped:
+        raise Stopped(stopped)
 
 
 @contextmanager

@@ -6,15 +6,18 @@
   selections. So a checkpoint holds weights, averages and optimizer moments and nothing else, and a run that was
   killed goes on bit for bit.
 - Nothing in a step waits for the device; numbers are read every `log.every` steps.
-- Ctrl-C and SIGTERM finish the step, save and say how to go on. An error does so too, with the last step that is whole.
+- Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and say how to go on. An error does so too, with the last
+  step that is whole.
 """
 
 import gc
 import math
+import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,8 @@ from tread.training.task import Task
 CHECKPOINTS = "checkpoints"
 SETTLED = 10
 """Steps after which nothing is built any more."""
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+"""Signals that save and stop a run; Windows lacks the last two, and Slurm sends the last one where it is asked to."""
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -151,22 +156,25 @@ class Session:
             # a run that had no average so far starts it from its weights
             part = "ema" if "ema.safetensors" in manifest["files"] else "model"
             checkpoint.load_tensors(self.ema.averages, checkpoint.load_part(path, part), path)
-        checkpoint.load_optimizer(self.optimizer, checkpoint.load_part(path, "optimizer"))
+        checkpoint.load_optimizer(self.optimizer, checkpoint.load_part(path, "optimizer"), path)
         self.due = manifest.get("due", False)
         self.accelerator.print(f"resumed from {path}")
         return manifest["step"]
 
 
-def fit(session: Session, folder: Path, *, start: int) -> None:
-    """Train from step `start` to `train.steps`, with metrics, checkpoints, validation and previews in `folder`."""
+def fit(session: Session, folder: Path, *, start: int) -> int:
+    """Train from step `start` to `train.steps`, with metrics, checkpoints, validation and previews in `folder`.
+
+    Returns the number of the signal that stopped it, the same on every rank; 0 if it came to its end.
+    """
     task, config, accelerator = session.task, session.config, session.accelerator
     steps, log, is_main = config.train.steps, config.log.every, accelerator.is_main_process
     if start >= steps and not session.due:
         accelerator.print(f"the run is at step {start} already; raise {config.called('train.steps')} to train on.")
-        return
+        return 0
     metrics = Metrics(folder, accelerator, start_step=start, advice=config.divergence_advice)
     batches = task.batches(start)
-    clock, done = _Clock(), start
+    clock, done, number = _Clock(), start, 0
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
 
     def finish(done: int) -> None:
@@ -202,7 +210,8 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
             metrics.add(done, {"learning_rate": session.optimizer.param_groups[0]["lr"], "tokens_kept": kept}, values)
             bar.update()
 
-            stop = done == steps or asked(at_log=done % log == 0)
+            number = asked(at_log=done % log == 0)
+            stop = done == steps or number > 0
             if stop or done % log == 0:
                 loss = metrics.flush()["loss"]
                 speed = clock.lap(done - start) * config.train.batch_size
@@ -217,8 +226,10 @@ def fit(session: Session, folder: Path, *, start: int) -> None:
                     session.save(folder / CHECKPOINTS, done)
             if stop:
                 break
-    if done < steps:
-        accelerator.print(f"stopped at step {done} of {steps}; continue with: {config.resume_command(folder)}")
+    if done == steps:
+        return 0
+    accelerator.print(f"stopped at step {done} of {steps}; continue with: {config.resume_command(folder)}")
+    return number
 
 
 @contextmanager
@@ -295,25 +306,39 @@ class _Clock:
 
 
 @contextmanager
-def _graceful(accelerator: Accelerator) -> Iterator[Callable[..., bool]]:
-    """Yields a function that tells whether Ctrl-C or SIGTERM came; a second signal acts at once."""
+def _graceful(accelerator: Accelerator) -> Iterator[Callable[..., int]]:
+    """Yields a function that tells which of `STOPPING` came, 0 for none; a second signal acts at once."""
     received: list[int] = []
 
     def note(number: int, _frame: object) -> None:
         received.append(number)
+        if number == hangup:
+            _leave_terminal()
         signal.signal(number, before[signal.Signals(number)])
 
-    def asked(*, at_log: bool) -> bool:
+    def asked(*, at_log: bool) -> int:
+        own = received[0] if received else 0
         if accelerator.num_processes == 1:
-            return bool(received)
+            return own
         if not at_log:  # the ranks must stop at the same step, so they agree where they meet anyway
-            return False
-        flag = torch.tensor(len(received), device=accelerator.device)
-        return bool(accelerator.reduce(flag, "sum"))
+            return 0
+        return int(accelerator.gather(torch.tensor([own], device=accelerator.device)).max())  # pyright: ignore[reportAttributeAccessIssue]
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    hangup = getattr(signal, "SIGHUP", None)
+    numbers = [signal.Signals[name] for name in STOPPING if hasattr(signal, name)]
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:  # as nohup does
+        numbers.remove(hangup)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_terminal() -> None:
+    """Drop what is printed from now on, if the terminal was closed: printing there is an error."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

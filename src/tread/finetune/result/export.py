@@ -73,4 +73,4 @@ def _checkpoint(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
     if not path.is_dir():
         steps = ", ".join(str(int(each.name.removeprefix("step-"))) for each in checkpoint.list_checkpoints(folder))
         raise ConfigError(f"{run} has no checkpoint of step {step}; there are: {steps or 'none'}.")
-    return path, checkpoint.read_manifest(path)
+    return path, checkpoint.read_whole(path)
