@@ -142,8 +142,9 @@ def _read_in(config: dict[str, Any]) -> None:
             raise ConfigError(f"data_backend_config {backends!r} is not a list; it must be a list of data entries.")
         own = config.get("data")
         config["data"] = [*([] if own is None else own if isinstance(own, list) else [own]), *entries]
-    for key in ("lycoris_config", "user_prompt_library"):
-        if isinstance(config.get(key), str) and config[key]:
+    for key in ("lycoris_config", "user_prompt_library", "peft_lora_target_modules"):
+        unused = key == "lycoris_config" and config.get("lora_type") != "lycoris"
+        if isinstance(config.get(key), str) and config[key] and not unused:
             config[key] = _content(config[key], key)
     routes = config.get("tread_config")
     if isinstance(routes, str) and routes not in PRESETS and not routes.lstrip().startswith("{"):

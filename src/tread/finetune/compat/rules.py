@@ -64,6 +64,11 @@ def unless_off(instead: str, off: tuple[Any, ...] = OFF) -> Rule:
     return lambda value, config: Outcome.ignored("off") if value in off else Outcome.unsupported(instead)
 
 
+def same(name: str) -> Rule:
+    """The rule of a field that other rules build on: it runs as it stands."""
+    return lambda value, config: Outcome.runs(**{name: value})
+
+
 def renamed(name: str) -> Rule:
     """The rule of a key that is called `name` here; a config that has both keeps ours."""
 
@@ -278,6 +283,22 @@ def prompt(value: Any, config: Mapping[str, Any]) -> Outcome:
     if isinstance(config.get("user_prompt_library"), Mapping):
         return Outcome(verdict="runs", text="with those of user_prompt_library")
     return Outcome.runs(validation_prompt=value)
+
+
+def no_previews(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """validation_disable draws no previews; the dense validation loss has its own interval."""
+    return Outcome.translated({"validation_steps": 0}) if value else Outcome.ignored("off")
+
+
+def unless_disabled(rule: Rule) -> Rule:
+    """The rule of the interval of previews, which validation_disable sets to 0."""
+    why = "validation_disable is there, and no previews are drawn"
+    return lambda value, config: Outcome.ignored(why) if config.get("validation_disable") else rule(value, config)
+
+
+def targets(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The layers of an adapter, by the ends of their names."""
+    return renamed("lora_targets")(value, config) if value else Outcome.ignored("off")
 
 
 def lora_shape(name: str) -> Rule:

@@ -6,6 +6,7 @@
 - Text is read as a number or a bool if the setting is one: command lines and flat JSON write "1e-4" and "true".
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
@@ -14,6 +15,7 @@ from tread.config.documents import Plain, settled
 from tread.config.schema import convert, parse
 from tread.data.captioned.entries import DataConfig, data_configs
 from tread.errors import ConfigError, nearest
+from tread.finetune.compat.defaults import DEFAULTS
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
 from tread.finetune.compat.rules import MODELS, Outcome, Rule, Verdict
 from tread.finetune.settings import ENTRY_DEFAULTS, FinetuneConfig
@@ -98,11 +100,24 @@ def _outcome(
     rule = rules.get(key)
     if rule is None and rules is RULES and key not in fields:
         rule = next((rule for start, rule in PREFIXES.items() if key.startswith(start)), None)
-    if rule is not None:
-        return rule(value, config)
-    if key in fields:
+    if rule is None and key in fields:
         return Outcome.runs(**{key: value})
-    return Outcome.unsupported(f"unknown key{nearest(key, [*fields, *rules])}")
+    known = rules is RULES and key in DEFAULTS
+    if rule is not None:
+        outcome = rule(value, config)
+    elif known:
+        default = json.dumps(DEFAULTS[key])
+        outcome = Outcome.unsupported(f"has no counterpart here; leave it out, or write {default}")
+    else:
+        outcome = Outcome.unsupported(f"unknown key{nearest(key, [*fields, *rules])}")
+    if known and not outcome.settings and _same(value, DEFAULTS[key]):
+        return Outcome.runs()
+    return outcome
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether a value is the default: 0 is 0.0, but not false."""
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
 
 
 def _typed(outcome: Outcome, hints: Mapping[str, Any]) -> Outcome:
@@ -165,7 +180,8 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
     """Translate lycoris_config: LoKr is made by peft, whose files diffusers reads; lycoris makes other algorithms."""
     if value is None or config.get("lora_type") != "lycoris":
         text = f"lora_type is {config.get('lora_type', 'standard')}"
-        done.add("lycoris_config", value, Outcome.ignored(text))
+        silent = value == DEFAULTS["lycoris_config"]
+        done.add("lycoris_config", value, Outcome.runs() if silent else Outcome.ignored(text))
         return
     if not _is_lokr(config):
         runs = Outcome.runs(lycoris_config=value)
