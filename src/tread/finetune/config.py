@@ -1,6 +1,7 @@
 """From a file and the command line to a `FinetuneConfig`, or to a report on every key.
 
-- JSON or YAML, flat; keys may begin with `--`, as flat JSON written for command lines has them.
+- JSON, YAML or TOML, flat; keys may begin with `--`, as flat JSON written for command lines has them. An environment
+  file (`.env`) is that of another trainer.
 - `key=value` on the command line replaces what the file says; the type of the key decides how the value is read.
 - Files that a config names (data_backend_config, lycoris_config, user_prompt_library, tread_config) are read into it,
   so that the config a run keeps is whole. Paths are relative to the working directory, not to the config.
@@ -15,11 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tread.config.documents import Plain, find_recipe, read_document, settled
+from tread.config.documents import ENV_SUFFIX, Plain, find_recipe, read_document, settled
 from tread.config.fields import Field
 from tread.config.layers import assigned, settings_of, split_assignment
 from tread.config.schema import from_text, parse, takes_text
 from tread.errors import ConfigError
+from tread.finetune.compat.environment import from_environment
 from tread.finetune.compat.rules import Verdict
 from tread.finetune.compat.translate import KeyVerdict, Translated, translate
 from tread.finetune.settings import FinetuneConfig
@@ -80,7 +82,10 @@ def describe(translated: Translated) -> str:
 def read_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The keys of a config file, dashes taken off, with overrides and the files that it names read in."""
     known = settings_of(FinetuneConfig)
-    config = _named(read_document(find_recipe(Path(path))), path)
+    document = read_document(find_recipe(Path(path)))
+    if Path(path).name.lower().endswith(ENV_SUFFIX) and isinstance(document, Mapping):
+        document = from_environment(document)
+    config = _named(document, path)
     config = {name: _by_type(known.get(name), value) for name, value in config.items()}
     for text in overrides:
         name, value = split_assignment(text, "max_train_steps")

@@ -28,7 +28,7 @@ _LYCORIS = unless_off("write it inside lycoris_config", off=())
 _LOSS = unless_off("leave it out; no loss is added to the denoising loss")
 _NOTHING = ignored("nothing that is learned depends on it")
 
-_ADDED = "crepa urepa irepa layersync nextlat internal_guidance mixflow twinflow xm diff2flow".split()
+_ADDED = ("crepa", "urepa", "irepa", "layersync", "nextlat", "internal_guidance", "mixflow", "twinflow", "xm")
 """Beginnings of the options of losses that are added where the option that ends with _enabled is true."""
 
 RULES: dict[str, Rule] = {
@@ -163,7 +163,7 @@ RULES: dict[str, Rule] = {
     "disable_benchmark": ignored("there is no benchmark at the start; previews at step 0 show the base"),
     "i_know_what_i_am_doing": ignored("nothing asks for it"),
     "webhook_config": ignored("nothing is posted"),
-    "crepa_self_flow": _LOSS,
+    **_each("crepa_self_flow diff2flow_enabled diff2flow_loss", _LOSS),
     **{f"{name}_enabled": _LOSS for name in _ADDED},
     "scheduled_sampling_probability": unless_off("leave it out; a step sees the noise that its time says"),
     **_each(
