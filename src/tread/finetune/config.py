@@ -29,6 +29,7 @@ from tread.routing.plan import PRESETS
 
 TITLES: dict[Verdict, str] = {
     "unsupported": "not supported: change these",
+    "differs": "runs, but trains something else than where it comes from",
     "translated": "translated",
     "ignored": "ignored",
     "runs": "runs as it stands",
@@ -47,6 +48,9 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> FinetuneConf
     if left := [verdict.key for verdict in translated.verdicts if verdict.verdict == "ignored"]:
         message = f"{path}: ignored, as nothing depends on it: {', '.join(left)} (`tread finetune --check` says why)."
         warnings.warn(message, stacklevel=1)
+    if other := [verdict.key for verdict in translated.verdicts if verdict.verdict == "differs"]:
+        message = f"{path}: trains something else than where it comes from by {', '.join(other)}"
+        warnings.warn(f"{message} (`tread finetune --check` says how).", stacklevel=1)
     return parse(FinetuneConfig, translated.settings)
 
 
@@ -145,8 +149,7 @@ def _read_in(config: dict[str, Any]) -> None:
         entries = _content(backends, "data_backend_config") if isinstance(backends, str) else backends
         if not isinstance(entries, list):
             raise ConfigError(f"data_backend_config {backends!r} is not a list; it must be a list of data entries.")
-        own = config.get("data")
-        config["data"] = [*([] if own is None else own if isinstance(own, list) else [own]), *entries]
+        config["data_backend_config"] = entries
     for key in ("lycoris_config", "user_prompt_library", "peft_lora_target_modules"):
         unused = key == "lycoris_config" and config.get("lora_type") != "lycoris"
         if isinstance(config.get(key), str) and config[key] and not unused:

@@ -44,6 +44,7 @@ RULES: dict[str, Rule] = {
     "controlnet": unless_off("train a ControlNet in a script of yours; tread.attach routes the transformer"),
     "control": unless_off("train a control LoRA in a script of yours; tread.attach routes the transformer"),
     **_each("distillation_method distillation_config", unless_off("leave it out; distillation is not trained here")),
+    "tread_config": rules.routes,
     "lora_rank": lora_shape("lora_rank"),
     "lora_alpha": lora_shape("lora_alpha"),
     "lora_format": unless_off("leave it out: adapters are written in the diffusers format", off=("diffusers", None)),
@@ -54,7 +55,7 @@ RULES: dict[str, Rule] = {
     "flux_lora_target": unless_off("name the layers in lora_targets, or leave it out for the family's own"),
     "peft_lora_target_modules": rules.targets,
     "flux_guidance_mode": unless_off("leave it out; guidance is 1 in training", off=("constant", *OFF)),
-    "flux_guidance_value": unless_off("leave it out; guidance is 1 in training", off=(1, *OFF)),
+    "flux_guidance_value": unless_off("leave it out; guidance is 1 in training", off=(1, None)),
     "flux_attention_masked_training": unless_off("leave it out; text is fed as the stock pipeline feeds it"),
     **_each("algo multiplier linear_dim linear_alpha factor full_matrix bypass_mode apply_preset", _LYCORIS),
     "base_model_precision": rules.precision,
@@ -99,7 +100,7 @@ RULES: dict[str, Rule] = {
     "lr_scheduler": rules.scheduler,
     "lr_num_cycles": ignored("an option of cosine_with_restarts"),
     "lr_power": ignored("an option of polynomial"),
-    "lr_end": unless_off("leave it out; linear and cosine end at 0"),
+    "lr_end": rules.end_of_rate,
     "mixed_precision": reworded(
         "mixed_precision", {False: "no", None: "no", "fp32": "no"}, {"fp16": "write bf16", "fp8": "write bf16"}
     ),
@@ -111,9 +112,11 @@ RULES: dict[str, Rule] = {
     "flow_sigmoid_scale": unless_off("leave it out; times are logit-normal with scale 1", off=(1, *OFF)),
     "snr_gamma": unless_off("leave it out; every time weighs the same"),
     **_each("offset_noise noise_offset input_perturbation", unless_off("leave it out")),
-    "masked_loss_probability": unless_off("leave it out; a mask always counts", off=(1, *OFF)),
-    "loss_type": reworded("loss_type", {"mse": "l2"}, {"smooth_l1": "write huber"}),
-    "ema_update_interval": ignored("the average is updated at every step"),
+    "masked_loss_probability": unless_off(
+        "leave it out: a mask always counts; to train without, take the masks out of the data", off=(1, None)
+    ),
+    "loss_type": rules.loss,
+    "ema_update_interval": rules.ema_interval,
     "ema_validation": ignored("previews use the average where use_ema is on"),
     **_each("ema_device ema_cpu_only", ignored("the average is kept on the device of the trained weights")),
     "checkpointing_steps": renamed("checkpoint_step_interval"),
@@ -157,7 +160,7 @@ RULES: dict[str, Rule] = {
     "delete_problematic_images": ignored("unreadable files are listed and skipped, never deleted"),
     "delete_unwanted_images": ignored("unwanted files are listed and skipped, never deleted"),
     "conditioning_multidataset_sampling": ignored("every entry has its own conditioning"),
-    "caption_strategy": unless_off("write it in the data entry"),
+    "caption_strategy": rules.captions,
     "instance_data_dir": unless_off("write it as data"),
     "instance_prompt": unless_off("write it in the data entry, with caption_strategy instanceprompt"),
     "disable_benchmark": ignored("there is no benchmark at the start; previews at step 0 show the base"),
@@ -222,6 +225,7 @@ DATA_RULES: dict[str, Rule] = {
     "vae_cache_clear_each_epoch": unless_off("leave it out; crops stay the same in every epoch"),
     "skip_file_discovery": _CACHED,
     "huggingface": rules.columns,
+    "video_column": renamed("image_column"),
     "video": rules.video,
     "conditioning_type": reworded(
         "conditioning_type",
@@ -239,3 +243,6 @@ DATA_RULES: dict[str, Rule] = {
     "prepend_instance_prompt": unless_off("write it into the caption files"),
 }
 """Key of a data entry -> its rule; fields of DataConfig that have none run as they stand."""
+
+THEIR_DATA_RULES = DATA_RULES | {"repeats": rules.visits}
+"""The rules of entries of data_backend_config, which are those of the existing trainer."""
