@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tread.config.documents import Plain, parse_json, parse_yaml, read_document, settled
+from tread.config.documents import Plain, parse_env, parse_json, parse_toml, parse_yaml, read_document, settled
 from tread.errors import ConfigError
 
 
@@ -56,3 +56,42 @@ def test_files(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as error:
             read_document(tmp_path / name, "routes")
         assert str(error.value).startswith(f"routes names {str(tmp_path / name)!r}, which {message}")
+
+
+def test_toml_is_read_by_its_suffix(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('rate = 1e-4\nname = "a"\nday = 2024-01-02\n[video]\nframes = [1, 2]\n')
+    assert read_document(file) == {"rate": 1e-4, "name": "a", "day": "2024-01-02", "video": {"frames": [1, 2]}}
+    with pytest.raises(ConfigError, match=r"^the text is not valid TOML: Invalid value"):
+        parse_toml("rate = ")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        parse_toml("a = 1\na = 2")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        parse_toml(f"a = 1{0:05000}")
+
+
+def test_an_environment_file_is_read_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTSIDE", "secret")
+    file = tmp_path / "config.env"
+    file.write_text(
+        """# a comment
+export RATE=1e-4
+STEPS='50'  # quoted
+EMPTY=
+ARGS="--a=1 \\
+ --b"
+export ARGS="${ARGS} --c=$RATE $OUTSIDE $(touch ran)"
+"""
+    )
+    found = read_document(file)
+    assert found == {
+        "RATE": "1e-4",
+        "STEPS": "50",
+        "EMPTY": None,
+        "ARGS": "--a=1   --b --c=1e-4 $OUTSIDE $(touch ran)",
+    }
+    assert settled(found)["STEPS"] == 50
+    assert [path.name for path in tmp_path.iterdir()] == ["config.env"]
+    for text in ("echo hello", "A='open", "1A=2", "--rate=1"):
+        with pytest.raises(ConfigError, match="write one NAME=value per line"):
+            parse_env(text)

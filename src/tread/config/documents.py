@@ -1,12 +1,16 @@
-"""JSON and YAML documents, read one way.
+"""JSON, YAML, TOML and environment files, read one way.
 
 - An unquoted YAML scalar that looks like a number or a truth value is kept as `Plain`, the text as it was written. A
   text field takes it verbatim (`path: 2024`, `mixed_precision: no`), any other field takes its value: the type of the
   field decides, not the YAML loader (`schema.convert`). `settled` gives the values where no field is known.
 - A key that is given twice in one mapping is refused. Dates stay text, and `1e-4` is a number.
+- An environment file (`.env`) has a value of text per variable, all of them `Plain`; a later line wins, as in a shell.
 """
 
 import json
+import re
+import shlex
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +20,7 @@ from tread.errors import ConfigError
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 YAML_SUFFIXES = (".yaml", ".yml")
+ENV_SUFFIX = ".env"
 
 
 class Plain(str):
@@ -57,7 +62,7 @@ def find_recipe(path: Path) -> Path:
 
 
 def read_document(path: Path, setting: str = "") -> object:
-    """The content of a JSON or YAML file; `setting` is the setting that names it, if one does."""
+    """The content of a file, read by its suffix; `setting` is the setting that names it, if one does."""
     what = f"{setting} names {str(path)!r}, which" if setting else f"the config file {str(path)!r}"
     if not path.is_file():
         beside = "" if path.is_absolute() else f" (paths are relative to the working directory, {Path.cwd()})"
@@ -66,7 +71,9 @@ def read_document(path: Path, setting: str = "") -> object:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{what} is not text; a config is JSON or YAML in UTF-8.") from None
-    return parse_yaml(text, what) if path.suffix.lower() in YAML_SUFFIXES else parse_json(text, what)
+    suffix = ENV_SUFFIX if path.name.lower() == ENV_SUFFIX else path.suffix.lower()
+    readers = {ENV_SUFFIX: parse_env, ".toml": parse_toml} | dict.fromkeys(YAML_SUFFIXES, parse_yaml)
+    return readers.get(suffix, parse_json)(text, what)
 
 
 def parse_json(text: str, what: str = "the text") -> object:
@@ -86,6 +93,55 @@ def parse_json(text: str, what: str = "the text") -> object:
         ) from None
 
 
+def parse_toml(text: str, what: str = "the text") -> dict[str, Any]:
+    """The content of a TOML text; `what` names it in an error.
+
+    >>> parse_toml("rate = 1e-4\\nday = 2024-01-02")
+    {'rate': 0.0001, 'day': '2024-01-02'}
+    """
+    try:
+        return _without_dates(tomllib.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{what} is not valid TOML: {str(error)[:200]}.") from None
+
+
+def _without_dates(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_dates(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_dates(item) for item in value]
+    return str(value) if hasattr(value, "isoformat") else value
+
+
+def parse_env(text: str, what: str = "the text") -> dict[str, Any]:
+    """The variables of an environment file, null where one is empty; `what` names the file in an error.
+
+    Nothing is run: `$NAME` becomes the value of a variable that the file set before, and stays otherwise.
+
+    >>> parse_env("export RATE=1e-4  # the highest\\nARGS='--a --b'\\nARGS=$ARGS")
+    {'RATE': '1e-4', 'ARGS': '--a --b'}
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ConfigError(f"{what} is no environment file ({error}): write one NAME=value per line.") from None
+    variables: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == "export" and not equals:
+            continue
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"{what} has {word[:60]!r}; write one NAME=value per line, spaces in quotes.")
+        value = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: _value(found, variables), value)
+        variables[name] = Plain(value) if value else None
+    return variables
+
+
+def _value(found: re.Match[str], variables: Mapping[str, Any]) -> str:
+    name = found[1] or found[2]
+    return (variables[name] or "") if name in variables else found[0]
+
+
 def parse_yaml(text: str, what: str = "the text") -> object:
     """The content of a YAML text, ambiguous scalars as `Plain`; `what` names it in an error."""
     import yaml
@@ -102,8 +158,6 @@ def parse_yaml(text: str, what: str = "the text") -> object:
 @cache
 def _loader() -> Any:
     """PyYAML's safe loader, with `Plain` scalars and without keys that are given twice."""
-    import re
-
     import yaml
 
     class Loader(yaml.SafeLoader):

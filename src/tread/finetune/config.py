@@ -1,6 +1,7 @@
 """From a file and the command line to a `FinetuneConfig`, or to a report on every key.
 
-- JSON or YAML, flat; keys may begin with `--`, as flat JSON written for command lines has them.
+- JSON, YAML or TOML, flat; keys may begin with `--`, as flat JSON written for command lines has them. An environment
+  file (`.env`) is that of another trainer.
 - `key=value` on the command line replaces what the file says; the type of the key decides how the value is read.
 - Files that a config names (data_backend_config, lycoris_config, user_prompt_library, tread_config) are read into it,
   so that the config a run keeps is whole. Paths are relative to the working directory, not to the config.
@@ -15,11 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tread.config.documents import Plain, find_recipe, read_document, settled
+from tread.config.documents import ENV_SUFFIX, Plain, find_recipe, read_document, settled
 from tread.config.fields import Field
 from tread.config.layers import assigned, settings_of, split_assignment
 from tread.config.schema import from_text, parse, takes_text
 from tread.errors import ConfigError
+from tread.finetune.compat.environment import from_environment
 from tread.finetune.compat.rules import Verdict
 from tread.finetune.compat.translate import KeyVerdict, Translated, translate
 from tread.finetune.settings import FinetuneConfig
@@ -27,6 +29,7 @@ from tread.routing.plan import PRESETS
 
 TITLES: dict[Verdict, str] = {
     "unsupported": "not supported: change these",
+    "differs": "runs, but trains something else than where it comes from",
     "translated": "translated",
     "ignored": "ignored",
     "runs": "runs as it stands",
@@ -45,6 +48,9 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> FinetuneConf
     if left := [verdict.key for verdict in translated.verdicts if verdict.verdict == "ignored"]:
         message = f"{path}: ignored, as nothing depends on it: {', '.join(left)} (`tread finetune --check` says why)."
         warnings.warn(message, stacklevel=1)
+    if other := [verdict.key for verdict in translated.verdicts if verdict.verdict == "differs"]:
+        message = f"{path}: trains something else than where it comes from by {', '.join(other)}"
+        warnings.warn(f"{message} (`tread finetune --check` says how).", stacklevel=1)
     return parse(FinetuneConfig, translated.settings)
 
 
@@ -80,7 +86,10 @@ def describe(translated: Translated) -> str:
 def read_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The keys of a config file, dashes taken off, with overrides and the files that it names read in."""
     known = settings_of(FinetuneConfig)
-    config = _named(read_document(find_recipe(Path(path))), path)
+    document = read_document(find_recipe(Path(path)))
+    if Path(path).name.lower().endswith(ENV_SUFFIX) and isinstance(document, Mapping):
+        document = from_environment(document)
+    config = _named(document, path)
     config = {name: _by_type(known.get(name), value) for name, value in config.items()}
     for text in overrides:
         name, value = split_assignment(text, "max_train_steps")
@@ -140,10 +149,10 @@ def _read_in(config: dict[str, Any]) -> None:
         entries = _content(backends, "data_backend_config") if isinstance(backends, str) else backends
         if not isinstance(entries, list):
             raise ConfigError(f"data_backend_config {backends!r} is not a list; it must be a list of data entries.")
-        own = config.get("data")
-        config["data"] = [*([] if own is None else own if isinstance(own, list) else [own]), *entries]
-    for key in ("lycoris_config", "user_prompt_library"):
-        if isinstance(config.get(key), str) and config[key]:
+        config["data_backend_config"] = entries
+    for key in ("lycoris_config", "user_prompt_library", "peft_lora_target_modules"):
+        unused = key == "lycoris_config" and config.get("lora_type") != "lycoris"
+        if isinstance(config.get(key), str) and config[key] and not unused:
             config[key] = _content(config[key], key)
     routes = config.get("tread_config")
     if isinstance(routes, str) and routes not in PRESETS and not routes.lstrip().startswith("{"):

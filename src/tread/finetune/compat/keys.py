@@ -25,6 +25,11 @@ _SPEED = ignored("it concerns speed alone; attention chooses the kernel")
 _ENCODER = ignored("text encoders run once per caption and then leave memory")
 _PREVIEW = ignored("it concerns previews alone")
 _LYCORIS = unless_off("write it inside lycoris_config", off=())
+_LOSS = unless_off("leave it out; no loss is added to the denoising loss")
+_NOTHING = ignored("nothing that is learned depends on it")
+
+_ADDED = ("crepa", "urepa", "irepa", "layersync", "nextlat", "internal_guidance", "mixflow", "twinflow", "xm")
+"""Beginnings of the options of losses that are added where the option that ends with _enabled is true."""
 
 RULES: dict[str, Rule] = {
     "model_family": rules.family,
@@ -39,6 +44,7 @@ RULES: dict[str, Rule] = {
     "controlnet": unless_off("train a ControlNet in a script of yours; tread.attach routes the transformer"),
     "control": unless_off("train a control LoRA in a script of yours; tread.attach routes the transformer"),
     **_each("distillation_method distillation_config", unless_off("leave it out; distillation is not trained here")),
+    "tread_config": rules.routes,
     "lora_rank": lora_shape("lora_rank"),
     "lora_alpha": lora_shape("lora_alpha"),
     "lora_format": unless_off("leave it out: adapters are written in the diffusers format", off=("diffusers", None)),
@@ -46,9 +52,10 @@ RULES: dict[str, Rule] = {
     "init_lokr_norm": unless_off("leave it out; LoKr starts at zero"),
     "use_dora": unless_off("write lora_type: standard or lokr"),
     "lora_init_type": unless_off("leave it out; adapters start at zero", off=("default", *OFF)),
-    "flux_lora_target": unless_off("name the layers in lora_targets, or leave it out for the attention layers"),
+    "flux_lora_target": unless_off("name the layers in lora_targets, or leave it out for the family's own"),
+    "peft_lora_target_modules": rules.targets,
     "flux_guidance_mode": unless_off("leave it out; guidance is 1 in training", off=("constant", *OFF)),
-    "flux_guidance_value": unless_off("leave it out; guidance is 1 in training", off=(1, *OFF)),
+    "flux_guidance_value": unless_off("leave it out; guidance is 1 in training", off=(1, None)),
     "flux_attention_masked_training": unless_off("leave it out; text is fed as the stock pipeline feeds it"),
     **_each("algo multiplier linear_dim linear_alpha factor full_matrix bypass_mode apply_preset", _LYCORIS),
     "base_model_precision": rules.precision,
@@ -93,7 +100,7 @@ RULES: dict[str, Rule] = {
     "lr_scheduler": rules.scheduler,
     "lr_num_cycles": ignored("an option of cosine_with_restarts"),
     "lr_power": ignored("an option of polynomial"),
-    "lr_end": unless_off("leave it out; linear and cosine end at 0"),
+    "lr_end": rules.end_of_rate,
     "mixed_precision": reworded(
         "mixed_precision", {False: "no", None: "no", "fp32": "no"}, {"fp16": "write bf16", "fp8": "write bf16"}
     ),
@@ -105,13 +112,17 @@ RULES: dict[str, Rule] = {
     "flow_sigmoid_scale": unless_off("leave it out; times are logit-normal with scale 1", off=(1, *OFF)),
     "snr_gamma": unless_off("leave it out; every time weighs the same"),
     **_each("offset_noise noise_offset input_perturbation", unless_off("leave it out")),
-    "masked_loss_probability": unless_off("leave it out; a mask always counts", off=(1, *OFF)),
-    "loss_type": reworded("loss_type", {"mse": "l2"}, {"smooth_l1": "write huber"}),
-    "ema_update_interval": ignored("the average is updated at every step"),
+    "masked_loss_probability": unless_off(
+        "leave it out: a mask always counts; to train without, take the masks out of the data", off=(1, None)
+    ),
+    "loss_type": rules.loss,
+    "ema_update_interval": rules.ema_interval,
     "ema_validation": ignored("previews use the average where use_ema is on"),
     **_each("ema_device ema_cpu_only", ignored("the average is kept on the device of the trained weights")),
     "checkpointing_steps": renamed("checkpoint_step_interval"),
-    "validation_step_interval": renamed("validation_steps"),
+    "validation_step_interval": rules.unless_disabled(renamed("validation_steps")),
+    "validation_steps": rules.unless_disabled(rules.same("validation_steps")),
+    "validation_disable": rules.no_previews,
     "user_prompt_library": rules.prompts,
     "validation_prompt": rules.prompt,
     "validation_prompt_library": unless_off("write the prompts as a list in validation_prompt"),
@@ -149,12 +160,42 @@ RULES: dict[str, Rule] = {
     "delete_problematic_images": ignored("unreadable files are listed and skipped, never deleted"),
     "delete_unwanted_images": ignored("unwanted files are listed and skipped, never deleted"),
     "conditioning_multidataset_sampling": ignored("every entry has its own conditioning"),
-    "caption_strategy": unless_off("write it in the data entry"),
+    "caption_strategy": rules.captions,
     "instance_data_dir": unless_off("write it as data"),
     "instance_prompt": unless_off("write it in the data entry, with caption_strategy instanceprompt"),
     "disable_benchmark": ignored("there is no benchmark at the start; previews at step 0 show the base"),
     "i_know_what_i_am_doing": ignored("nothing asks for it"),
     "webhook_config": ignored("nothing is posted"),
+    **_each("crepa_self_flow diff2flow_enabled diff2flow_loss", _LOSS),
+    **{f"{name}_enabled": _LOSS for name in _ADDED},
+    "scheduled_sampling_probability": unless_off("leave it out; a step sees the noise that its time says"),
+    **_each(
+        "validation_external_background validation_external_script validation_on_startup validation_preview "
+        "validation_preview_steps validation_randomize validation_adapter_config validation_adapter_mode "
+        "validation_adapter_name validation_adapter_path validation_adapter_strength validation_epoch_interval "
+        "validation_guidance_skip_layers validation_guidance_skip_layers_start validation_guidance_skip_layers_stop "
+        "validation_guidance_skip_scale validation_input validation_image_format validation_image_quality "
+        "validation_internal_guidance_scale validation_method validation_multigpu validation_seed_source "
+        "validation_stitch_input_location validation_using_datasets validate_after_epoch validate_after_step "
+        "num_validation_images inference_scheduler_timestep_spacing enable_watermark",
+        _PREVIEW,
+    ),
+    **_each(
+        "accelerate_config accelerate_extra_args aspect_bucket_disable_rebuild aspect_bucket_worker_count "
+        "checkpointing_rolling_steps checkpointing_use_tempdir checkpoints_rolling_total_limit configs_dir "
+        "debug_aspect_buckets debug_dataset_loader delete_invalid_checkpoints delete_model_after_load disk_low_action "
+        "disk_low_script disk_low_threshold dynamo_dynamic dynamo_fullgraph ema_foreach_disable enable_multiprocessing "
+        "eval_dataset_pooling eval_epoch_interval eval_loss_disable eval_timesteps find_unused_parameters "
+        "fully_unload_text_encoder fuse_optimizer gradient_checkpointing_offload_attention "
+        "gradient_checkpointing_offload_pin_memory_max_buckets gradient_checkpointing_offload_prefetch "
+        "keep_vae_loaded local_rank logging_dir machine_rank main_process_ip main_process_port "
+        "merge_environment_config metadata_update_interval modelspec_comment musubi_block_swap_device "
+        "offload_during_save offload_param_path post_checkpoint_script post_upload_script "
+        "pretrained_evaluation_model_name_or_path print_filenames print_sampler_statistics publishing_config "
+        "sageattention_usage set_grads_to_none text_embed_full_cache tracker_image_layout unet_attention_slice "
+        "vae_cache_scan_behaviour",
+        _NOTHING,
+    ),
 }
 """Key of a config -> its rule; fields of FinetuneConfig that have none run as they stand."""
 
@@ -167,6 +208,10 @@ PREFIXES: dict[str, Rule] = {
     "aws_": ignored("data is read from local folders"),
     "fsdp_": ignored("an option of fsdp_enable"),
     "wan_": ignored("Wan's experts and time embedding are read from the model"),
+    **{f"{name}_": ignored(f"an option of {name}_enabled") for name in _ADDED},
+    "scheduled_sampling_": ignored("an option of scheduled_sampling_probability"),
+    "group_offload_": ignored("an option of enable_group_offload"),
+    "nsfw_check_": ignored("an option of enable_nsfw_check"),
 }
 """Beginning of a key -> the rule of keys that are neither fields nor in RULES."""
 
@@ -180,6 +225,7 @@ DATA_RULES: dict[str, Rule] = {
     "vae_cache_clear_each_epoch": unless_off("leave it out; crops stay the same in every epoch"),
     "skip_file_discovery": _CACHED,
     "huggingface": rules.columns,
+    "video_column": renamed("image_column"),
     "video": rules.video,
     "conditioning_type": reworded(
         "conditioning_type",
@@ -197,3 +243,6 @@ DATA_RULES: dict[str, Rule] = {
     "prepend_instance_prompt": unless_off("write it into the caption files"),
 }
 """Key of a data entry -> its rule; fields of DataConfig that have none run as they stand."""
+
+THEIR_DATA_RULES = DATA_RULES | {"repeats": rules.visits}
+"""The rules of entries of data_backend_config, which are those of the existing trainer."""

@@ -3,6 +3,8 @@
 - A rule takes the value of a key and the whole config, and returns an `Outcome`: the verdict, a text that explains it,
   and our settings.
 - Four functions make most rules: `ignored`, `renamed`, `reworded` and `unless_off`. The rest are written out.
+- Some keys mean one thing in a config of ours and another in one of the existing trainer. `is_theirs` tells which it
+  is: there is no config of that trainer without data_backend_config, and none of ours with it.
 """
 
 import json
@@ -10,9 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
+from tread.errors import ConfigError
+from tread.finetune.compat.defaults import DEFAULTS
 from tread.finetune.families import TUNE_FAMILIES
+from tread.routing.plan import tread_mapping
 
-Verdict = Literal["runs", "translated", "ignored", "unsupported"]
+Verdict = Literal["runs", "translated", "differs", "ignored", "unsupported"]
 OFF = (None, False, 0, "", "none", "no", [], {})
 """Values that switch a key off."""
 
@@ -40,6 +45,12 @@ class Outcome:
         return cls(verdict="translated", text=f"{text} ({why})" if why else text, settings=dict(settings))
 
     @classmethod
+    def differs(cls, settings: Mapping[str, Any], why: str) -> Self:
+        """The config runs, but what is trained is not the same as there; `why` names the difference."""
+        text = cls.translated(settings, why).text if settings else why
+        return cls(verdict="differs", text=text, settings=dict(settings))
+
+    @classmethod
     def ignored(cls, why: str) -> Self:
         """The key changes nothing that is learned."""
         return cls(verdict="ignored", text=why)
@@ -54,6 +65,16 @@ Rule = Callable[[Any, Mapping[str, Any]], Outcome]
 """The value of a key and the whole config -> the outcome."""
 
 
+def is_theirs(config: Mapping[str, Any]) -> bool:
+    """Whether a config is one of the existing trainer, by the key that all of them have and none of ours."""
+    return config.get("data_backend_config") is not None
+
+
+def there(config: Mapping[str, Any], key: str) -> Any:
+    """The value of a key in the existing trainer: as given, or its default."""
+    return DEFAULTS[key] if config.get(key) is None else config[key]
+
+
 def ignored(why: str) -> Rule:
     """The rule of a key that changes nothing that is learned."""
     return lambda value, config: Outcome.ignored(why)
@@ -62,6 +83,11 @@ def ignored(why: str) -> Rule:
 def unless_off(instead: str, off: tuple[Any, ...] = OFF) -> Rule:
     """The rule of a key that is ignored while its value is one of `off`, and unsupported otherwise."""
     return lambda value, config: Outcome.ignored("off") if value in off else Outcome.unsupported(instead)
+
+
+def same(name: str) -> Rule:
+    """The rule of a field that other rules build on: it runs as it stands."""
+    return lambda value, config: Outcome.runs(**{name: value})
 
 
 def renamed(name: str) -> Rule:
@@ -88,16 +114,31 @@ def reworded(name: str, values: Mapping[Any, Any], refused: Mapping[Any, str] | 
 
 
 MODELS: dict[str, dict[str, str]] = {
-    "auraflow": {"v0.3": "fal/AuraFlow-v0.3", "v0.2": "fal/AuraFlow-v0.2"},
+    "auraflow": {
+        "v0.3": "terminusresearch/auraflow-v0.3",
+        "v0.2": "fal/AuraFlow-v0.2",
+        "v0.1": "fal/AuraFlow",
+        "pony": "purplesmartai/pony-v7-base",
+    },
     "flux": {
+        "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",
         "schnell": "black-forest-labs/FLUX.1-schnell",
-        "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "kontext": "black-forest-labs/FLUX.1-Kontext-dev",
+        "fluxbooru": "terminusresearch/fluxbooru-v0.3",
+        "libreflux": "jimmycarter/LibreFlux-SimpleTuner",
     },
-    "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0"},
-    "pixart_sigma": {"1024-ms": "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS"},
-    "qwen_image": {"v1.0": "Qwen/Qwen-Image"},
+    "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
+    "pixart_sigma": {
+        "900M-1024-v0.6": "terminusresearch/pixart-900m-1024-ft-v0.6",
+        "900M-1024-v0.7-stage1": "terminusresearch/pixart-900m-1024-ft-v0.7-stage1",
+        "900M-1024-v0.7-stage2": "terminusresearch/pixart-900m-1024-ft-v0.7-stage2",
+        "600M-512": "PixArt-alpha/PixArt-Sigma-XL-2-512-MS",
+        "600M-1024": "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS",
+        "600M-2048": "PixArt-alpha/PixArt-Sigma-XL-2-2K-MS",
+        "1024-ms": "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS",
+    },
+    "qwen_image": {"v2.0": "Qwen/Qwen-Image-2512", "v1.0": "Qwen/Qwen-Image"},
     "sd3": {"medium": "stabilityai/stable-diffusion-3.5-medium", "large": "stabilityai/stable-diffusion-3.5-large"},
     "wan": {
         "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
@@ -110,7 +151,8 @@ MODELS: dict[str, dict[str, str]] = {
         "ti2v-5b-2.2": "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
     },
 }
-"""Family -> `model_flavour` -> the id on the hub, for configs without pretrained_model_name_or_path."""
+"""Family -> `model_flavour` -> the id on the hub, for configs without pretrained_model_name_or_path. The first flavour
+is the one that the existing trainer takes where a config has none; that of wan is not known."""
 
 
 def family(value: Any, config: Mapping[str, Any]) -> Outcome:
@@ -125,11 +167,15 @@ def family(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     """The flavour names the model if no path does, and the expert of Wan 2.2 that is trained."""
+    if config.get("model_family") not in TUNE_FAMILIES:
+        return Outcome.ignored("model_family is none of tread finetune")
     models = MODELS.get(str(config.get("model_family")), {})
     settings: dict[str, Any] = {}
     if config.get("model_family") == "wan" and str(value).endswith(("-high", "-low")) and "experts" not in config:
         settings["experts"] = str(value).rpartition("-")[2]
     if config.get("pretrained_model_name_or_path") is None and value is not None:
+        if str(value).startswith("edit"):
+            return Outcome.unsupported("Qwen-Image-Edit is not tuned here; choose v2.0 or v1.0")
         if str(value) not in models:  # a flavour such as 2.0 may have been read as a number
             known = f" ({', '.join(models)} are known)" if models else ""
             return Outcome.unsupported(f"write pretrained_model_name_or_path instead{known}")
@@ -205,15 +251,18 @@ def precision(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def clipping(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Clipping by value does not exist here; clipping by norm 1 takes its place."""
-    if config.get("grad_clip_method") == "value" and value:
-        return Outcome.translated({"max_grad_norm": 1.0}, "gradients are clipped by norm, not by value")
+    """Clipping by value, the default of the existing trainer, does not exist here; by norm 1 takes its place."""
+    method = config.get("grad_clip_method") or (DEFAULTS["grad_clip_method"] if is_theirs(config) else "norm")
+    if method == "value" and value:
+        return Outcome.differs({"max_grad_norm": 1.0}, f"by norm; there each gradient element is cut at {value}")
     return Outcome.runs(max_grad_norm=value)
 
 
 def shift(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """A shift of 0 means none in other trainers, which is 1 here."""
-    if config.get("flow_schedule_auto_shift"):
+    """A shift of 0 means none in other trainers, which is 1 here; one above 0 wins over the automatic one."""
+    if is_theirs(config) and config.get("model_family") == "pixart_sigma":
+        return Outcome.ignored("PixArt is no flow model")
+    if value == 0 and config.get("flow_schedule_auto_shift"):
         return Outcome.ignored("flow_schedule_auto_shift takes its place")
     if value == 0:
         return Outcome.translated({"flow_schedule_shift": 1.0}, "no shift; null would be the sampler's own")
@@ -224,13 +273,18 @@ def auto_shift(value: Any, config: Mapping[str, Any]) -> Outcome:
     """A shift that grows with the resolution is what the sampler of such a model does, our default."""
     if not value:
         return Outcome.ignored("off")
+    if config.get("flow_schedule_shift"):
+        return Outcome.ignored("flow_schedule_shift is above 0, and wins")
     return Outcome.translated({"flow_schedule_shift": None}, "as the model's own sampler shifts")
 
 
 def scheduler(value: Any, config: Mapping[str, Any]) -> Outcome:
     """Schedules of the learning rate under their names in diffusers."""
     same = {"constant_with_warmup": "constant"}
-    if config.get("lr_power", 1) == 1:
+    power, end = there(config, "lr_power"), there(config, "lr_end")
+    if value == "polynomial" and (power != 1 or end != 0):
+        return Outcome.differs({"lr_scheduler": "linear"}, f"to 0; there with power {power} to {end}")
+    if value == "polynomial":
         same["polynomial"] = "linear"
     if config.get("lr_num_cycles", 1) == 1:
         same["cosine_with_restarts"] = "cosine"
@@ -238,7 +292,49 @@ def scheduler(value: Any, config: Mapping[str, Any]) -> Outcome:
         return Outcome.translated({"lr_scheduler": same[value]}, "lr_warmup_steps works with every one")
     if value in ("polynomial", "cosine_with_restarts", "sine"):
         return Outcome.unsupported("write lr_scheduler: cosine, or linear")
+    if value == "cosine" and is_theirs(config):
+        why = "one fall to 0 at the last step; there it restarts after as many steps as lr_warmup_steps"
+        return Outcome.differs({"lr_scheduler": value}, why)
     return Outcome.runs(lr_scheduler=value)
+
+
+def end_of_rate(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The rate that a schedule ends at, which is 0 here."""
+    schedule = str(there(config, "lr_scheduler"))
+    if value in OFF or schedule.startswith("constant"):
+        return Outcome.ignored("off")
+    if schedule == "polynomial":
+        return Outcome.ignored("see lr_scheduler")
+    return Outcome.unsupported("leave it out; linear and cosine end at 0")
+
+
+def loss(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The distance of prediction and target; Huber's threshold is 1 here, at every time."""
+    if value == "huber" and is_theirs(config):
+        c, schedule = there(config, "huber_c"), there(config, "huber_schedule")
+        return Outcome.differs({"loss_type": value}, f"threshold 1; there huber_c {c} with huber_schedule {schedule}")
+    return reworded("loss_type", {"mse": "l2"}, {"smooth_l1": "write huber"})(value, config)
+
+
+def ema_interval(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The average is updated at every step."""
+    if not config.get("use_ema") or value in (None, 1):
+        return Outcome.ignored("the average is updated at every step")
+    return Outcome.differs({}, f"the average is updated at every step; there every {value} steps")
+
+
+def routes(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The routes, with what a fine-tune adds to them if the config does not say."""
+    try:
+        bare = value is not None and "schedule" not in tread_mapping(value)
+    except ConfigError:  # `translate` refuses it
+        bare = False
+    added = ["a schedule (fewer dropped tokens at first, none in the last steps; schedule: null has none)"] * bare
+    if value is not None and "routed_loss" not in config:
+        added.append("routed_loss: kept (dropped tokens carry no loss; all: they do)")
+    verdict = "differs" if added and is_theirs(config) else "runs"
+    text = f"tread adds {' and '.join(added)}" if added else ""
+    return Outcome(verdict=verdict, text=text, settings={"tread_config": value})
 
 
 def dynamo(value: Any, config: Mapping[str, Any]) -> Outcome:
@@ -280,6 +376,22 @@ def prompt(value: Any, config: Mapping[str, Any]) -> Outcome:
     return Outcome.runs(validation_prompt=value)
 
 
+def no_previews(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """validation_disable draws no previews; the dense validation loss has its own interval."""
+    return Outcome.translated({"validation_steps": 0}) if value else Outcome.ignored("off")
+
+
+def unless_disabled(rule: Rule) -> Rule:
+    """The rule of the interval of previews, which validation_disable sets to 0."""
+    why = "validation_disable is there, and no previews are drawn"
+    return lambda value, config: Outcome.ignored(why) if config.get("validation_disable") else rule(value, config)
+
+
+def targets(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The layers of an adapter, by the ends of their names."""
+    return renamed("lora_targets")(value, config) if value else Outcome.ignored("off")
+
+
 def lora_shape(name: str) -> Rule:
     """The rule of rank and alpha, which lycoris_config replaces by its own."""
 
@@ -291,16 +403,36 @@ def lora_shape(name: str) -> Rule:
     return rule
 
 
+def captions(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """caption_strategy belongs to the data entries; `left_out` gives it to those of data_backend_config."""
+    if value in OFF:
+        return Outcome.ignored("off")
+    if is_theirs(config):
+        return Outcome(verdict="translated", text="caption_strategy of the data entries that have none")
+    return Outcome.unsupported("write it in the data entry")
+
+
 def columns(value: Any, entry: Mapping[str, Any]) -> Outcome:
     """The names of columns, which other trainers nest in a data entry, move into the entry itself."""
     if not isinstance(value, Mapping):
         return Outcome.unsupported("write image_column, caption_column and split in the entry itself")
-    known = ("image_column", "caption_column", "split")
+    known = ("image_column", "video_column", "caption_column", "split")
     if others := [key for key in value if key not in known]:
         return Outcome.unsupported(
             f"{', '.join(others)}: choose the rows before, in a dataset of your own; write the rest in the entry"
         )
-    return Outcome.translated({key: value[key] for key in value if key not in entry})
+    found = dict(value)
+    files = found.pop("video_column", None)
+    if files is not None and (entry.get("dataset_type") == "video" or "image_column" not in found):
+        found["image_column"] = files
+    return Outcome.translated({key: found[key] for key in found if key not in entry})
+
+
+def visits(value: Any, entry: Mapping[str, Any]) -> Outcome:
+    """`repeats` counts visits here, and those after the first one in the existing trainer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return Outcome.runs(repeats=value)
+    return Outcome.translated({"repeats": value + 1}, "all visits are counted, there those after the first")
 
 
 def video(value: Any, entry: Mapping[str, Any]) -> Outcome:

@@ -1,11 +1,13 @@
 """Translate a config of this or another trainer into settings of `FinetuneConfig`, with a verdict on every key.
 
-- A key runs, is translated, is ignored for a reason, or is unsupported. `keys` has the rule of each key, `rules` what
-  the rules do.
+- A key runs, is translated, differs (it runs, but trains something else than there), is ignored for a reason, or is
+  unsupported. `keys` has the rule of each key, `rules` what the rules do.
+- What a config of the existing trainer leaves out has verdicts too: `left_out` knows its defaults.
 - Values are judged too: one of the wrong type, or one that contradicts another setting, is unsupported.
 - Text is read as a number or a bool if the setting is one: command lines and flat JSON write "1e-4" and "true".
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
@@ -14,8 +16,10 @@ from tread.config.documents import Plain, settled
 from tread.config.schema import convert, parse
 from tread.data.captioned.entries import DataConfig, data_configs
 from tread.errors import ConfigError, nearest
-from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
-from tread.finetune.compat.rules import MODELS, Outcome, Rule, Verdict
+from tread.finetune.compat.defaults import DEFAULTS
+from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES, THEIR_DATA_RULES
+from tread.finetune.compat.left_out import has_other_layers, left_out, left_out_of_entry
+from tread.finetune.compat.rules import MODELS, Outcome, Rule, Verdict, is_theirs
 from tread.finetune.settings import ENTRY_DEFAULTS, FinetuneConfig
 from tread.routing.plan import RoutePlan
 
@@ -61,20 +65,33 @@ def translate(config: Mapping[str, Any]) -> Translated:
     """
     hints = get_type_hints(FinetuneConfig)
     config = {key: _read(value, hints.get(key), key) for key, value in config.items()}
+    absent = left_out(config)
+    config |= absent
     done = Translated()
     for key, value in config.items():
-        if key == "data":
-            _data(value, done)
+        if key == "data" or (key == "data_backend_config" and isinstance(value, list | tuple)):
+            _data(key, value, config, done)
         elif key == "lycoris_config":
             _lycoris(value, config, done)
         elif key == "lora_type" and _is_lokr(config):
             done.add(key, value, Outcome.translated({"lora_type": "lokr"}))
         else:
-            done.add(key, value, _typed(_outcome(key, value, config, RULES, hints), hints))
+            outcome = _typed(_outcome(key, value, config, RULES, hints), hints)
+            done.add(key, value, _not_given(key, value, outcome) if key in absent else outcome)
+    if has_other_layers(config):
+        text = "left out; the family's own layers here are not those that it has there: name them to be sure"
+        done.add("lora_targets", None, Outcome.differs({}, text))
     _missing(config, done)
-    if not done.unsupported:
+    if all(verdict.key == "model_family" for verdict in done.unsupported):
         _together(done)
     return done
+
+
+def _not_given(key: str, value: Any, outcome: Outcome) -> Outcome:
+    """The outcome of a key that the config leaves to its default there."""
+    text = outcome.text or f"{key}: {value}"
+    verdict = "translated" if outcome.verdict == "runs" else outcome.verdict
+    return replace(outcome, verdict=verdict, text=f"{text}; left out, and this is the default there")
 
 
 def _read(value: Any, hint: Any, key: str) -> Any:
@@ -98,11 +115,24 @@ def _outcome(
     rule = rules.get(key)
     if rule is None and rules is RULES and key not in fields:
         rule = next((rule for start, rule in PREFIXES.items() if key.startswith(start)), None)
-    if rule is not None:
-        return rule(value, config)
-    if key in fields:
+    if rule is None and key in fields:
         return Outcome.runs(**{key: value})
-    return Outcome.unsupported(f"unknown key{nearest(key, [*fields, *rules])}")
+    known = rules is RULES and key in DEFAULTS
+    if rule is not None:
+        outcome = rule(value, config)
+    elif known:
+        default = json.dumps(DEFAULTS[key])
+        outcome = Outcome.unsupported(f"has no counterpart here; leave it out, or write {default}")
+    else:
+        outcome = Outcome.unsupported(f"unknown key{nearest(key, [*fields, *rules])}")
+    if known and not outcome.settings and _same(value, DEFAULTS[key]):
+        return Outcome.runs()
+    return outcome
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether a value is the default: 0 is 0.0, but not false."""
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
 
 
 def _typed(outcome: Outcome, hints: Mapping[str, Any]) -> Outcome:
@@ -118,35 +148,48 @@ def _typed(outcome: Outcome, hints: Mapping[str, Any]) -> Outcome:
     return replace(outcome, settings=settings)
 
 
-def _data(value: Any, done: Translated) -> None:
-    """Translate the data: each key of each entry has its own verdict."""
+def _data(name: str, value: Any, config: Mapping[str, Any], done: Translated) -> None:
+    """Translate the data, or the data_backend_config of the existing trainer: each key of each entry has a verdict."""
+    if value is None and is_theirs(config):
+        done.add(name, value, Outcome.ignored("off"))
+        return
+    theirs = name == "data_backend_config"
+    rules = THEIR_DATA_RULES if theirs else DATA_RULES
+    before = done.settings.get("data", ())
     try:
         entries = data_configs(value)
     except ConfigError as error:
-        done.add("data", value, Outcome.unsupported(str(error)))
+        done.add(name, value, Outcome.unsupported(str(error)))
         return
     if not any(isinstance(entry, Mapping) for entry in (value if isinstance(value, list | tuple) else [value])):
-        done.add("data", value, Outcome.runs(data=value))
+        done.add(name, value, Outcome.runs(data=_joined(value, before)))
         return
     kept: list[dict[str, Any]] = []
     for index, entry in enumerate(entries):
-        where = f"data[{index}]"
+        where = f"{name}[{index}]"
         why = _left_out(entry)
         if why:
             done.add(where, entry.get("id"), Outcome.ignored(why))
             continue
         inner = Translated()
-        for key, item in entry.items():
-            outcome = _outcome(key, item, entry, DATA_RULES, get_type_hints(DataConfig))
-            if item is None and outcome.verdict == "runs":  # not set
+        absent = left_out_of_entry(entry, config) if theirs else {}
+        for key, item in (entry | absent).items():
+            outcome = _outcome(key, item, entry, rules, get_type_hints(DataConfig))
+            if item is None and outcome.verdict in ("runs", "translated"):  # not set
                 outcome = Outcome.runs()
-            inner.add(f"{where}.{key}", item, outcome)
+            inner.add(f"{where}.{key}", item, _not_given(key, item, outcome) if key in absent else outcome)
         _attempt(lambda inner=inner, where=where: parse(DataConfig, inner.settings, where), where, inner)
         done.verdicts += inner.verdicts
         kept.append(inner.settings)
-    done.settings["data"] = tuple(kept)
-    if not kept:
-        done.add("data", value, Outcome.unsupported("no entry has images or videos; add one"))
+    done.settings["data"] = _joined(before, kept) if theirs else _joined(kept, before)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """The entries of `data` and those of data_backend_config."""
+    if isinstance(first, str | Mapping) and not second:
+        return first
+    parts = [part if isinstance(part, list | tuple) else (part,) for part in (first, second)]
+    return (*parts[0], *parts[1])
 
 
 def _left_out(entry: Mapping[str, Any]) -> str:
@@ -165,7 +208,8 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
     """Translate lycoris_config: LoKr is made by peft, whose files diffusers reads; lycoris makes other algorithms."""
     if value is None or config.get("lora_type") != "lycoris":
         text = f"lora_type is {config.get('lora_type', 'standard')}"
-        done.add("lycoris_config", value, Outcome.ignored(text))
+        silent = value == DEFAULTS["lycoris_config"]
+        done.add("lycoris_config", value, Outcome.runs() if silent else Outcome.ignored(text))
         return
     if not _is_lokr(config):
         runs = Outcome.runs(lycoris_config=value)
@@ -174,16 +218,19 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
     rank = FULL_MATRIX if value.get("full_matrix") else value.get("linear_dim", 4)
     full = rank >= FULL_MATRIX
     alpha = rank if full else value.get("linear_alpha") or rank
+    factor, per_module = _factors(value)
     translated = {
         "algo": "lora_type: lokr",
-        "factor": f"lokr_factor: {value.get('factor')}",
+        "factor": f"lokr_factor: {factor}",
         "linear_dim": f"lora_rank: {rank}",
         "full_matrix": f"lora_rank: {rank}",
         "linear_alpha": f"lora_alpha: {alpha}" + (" (full matrices)" if full else ""),
-        "apply_preset": "lora_targets: the family's own layers; name others there",
     }
     rules = {key: Outcome(verdict="translated", text=text) for key, text in translated.items()}
     rules |= {
+        "apply_preset": Outcome.differs(
+            {}, f"lora_targets: the family's own layers, all with lokr_factor {factor}{per_module}"
+        ),
         "bypass_mode": Outcome.ignored("it changes how the product is computed, not its result"),
         "multiplier": Outcome.ignored("an adapter is trained at full strength")
         if value.get("multiplier") == 1
@@ -192,11 +239,24 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
     for key, item in value.items():
         unknown = Outcome.unsupported("leave it out; LoKr is peft's here")
         done.add(f"lycoris_config.{key}", item, rules.get(key, unknown))
-    settings = {"lora_rank": rank, "lora_alpha": alpha, "lokr_factor": value.get("factor", -1)}
+    settings = {"lora_rank": rank, "lora_alpha": alpha, "lokr_factor": factor}
     typed = _typed(Outcome.translated(settings), get_type_hints(FinetuneConfig))
     done.settings |= typed.settings
     if typed.verdict == "unsupported":
         done.add("lycoris_config", value, typed)
+
+
+def _factors(lycoris: Mapping[str, Any]) -> tuple[Any, str]:
+    """The one factor of all layers, and the words about those that apply_preset gives to some of them."""
+    preset = lycoris.get("apply_preset")
+    modules = preset.get("module_algo_map") if isinstance(preset, Mapping) else None
+    inner = modules if isinstance(modules, Mapping) else {}
+    factors = {str(name): own["factor"] for name, own in inner.items() if isinstance(own, Mapping) and "factor" in own}
+    if not factors:
+        return lycoris.get("factor", -1), "; there the layers of its modules"
+    first, *others = factors.values()
+    factor = lycoris.get("factor", -1) if any(other != first for other in others) else first
+    return factor, f"; there {', '.join(f'{name} has {own}' for name, own in factors.items())}"
 
 
 def _missing(config: Mapping[str, Any], done: Translated) -> None:
@@ -208,20 +268,29 @@ def _missing(config: Mapping[str, Any], done: Translated) -> None:
     if config.get("model_family") in MODELS:
         usual = next(iter(MODELS[config["model_family"]].values()))
         examples["pretrained_model_name_or_path"] += f", e.g. {usual}"
-    told = {verdict.key for verdict in done.unsupported}
+    if done.settings.get("data") == ():
+        name = "data" if config.get("data") is not None else "data_backend_config"
+        done.add(name, config[name], Outcome.unsupported("no entry has images or videos; add one"))
+    told = {verdict.key.partition("[")[0] for verdict in done.unsupported}
+    if "model_family" in told and config.get("model_family") is not None:
+        told.add("pretrained_model_name_or_path")
     for name, example in examples.items():
-        answered = name in done.settings or name in told
+        answered = name in done.settings or name in told or (name == "data" and "data_backend_config" in told)
         if not answered and not (name == "pretrained_model_name_or_path" and "model_flavour" in told):
             done.add(name, None, Outcome.unsupported(f"missing; it must be {example}"))
 
 
 def _together(done: Translated) -> None:
-    """Check the routes, the settings against each other, and which settings every data entry overrides."""
+    """Check the routes, the settings against each other, and which settings every data entry overrides.
+
+    A family that is not tuned here does not keep the rest from being checked.
+    """
+    settings = {"model_family": next(iter(MODELS)), "pretrained_model_name_or_path": "", **done.settings}
     plan = done.settings.get("tread_config")
     if plan is not None:
         _attempt(lambda: RoutePlan.from_config(plan), "tread_config", done)
-    if not done.unsupported:
-        _attempt(lambda: FinetuneConfig(**done.settings), "", done)
+    if all(verdict.key == "model_family" for verdict in done.unsupported):
+        _attempt(lambda: FinetuneConfig(**settings), "", done)
     entries = data_configs(done.settings["data"])
     for place, verdict in enumerate(done.verdicts):
         given = verdict.key in ENTRY_DEFAULTS and verdict.verdict == "runs" and verdict.value is not None

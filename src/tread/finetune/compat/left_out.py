@@ -1,0 +1,54 @@
+"""What a config of the existing trainer leaves out: the defaults that differ from ours, and the model of its family."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tread.finetune.compat.defaults import DEFAULTS
+from tread.finetune.compat.rules import MODELS, is_theirs, there
+
+ALWAYS = ("model_type", "optimizer", "learning_rate", "train_batch_size", "max_grad_norm", "vae_dtype")
+"""Options whose default changes what is trained, whatever else the config says."""
+OTHER_LAYERS = ("flux", "sd3")
+"""Families in which other layers get a LoRA where a config names none."""
+
+
+def left_out(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a config of the existing trainer leaves to defaults unlike ours, with those defaults.
+
+    >>> left_out({"data_backend_config": [], "model_family": "sd3", "model_type": "lora"})["learning_rate"]
+    4e-07
+    """
+    if not is_theirs(config):
+        return {}
+    family = str(config.get("model_family"))
+    needed = {
+        "lora_dropout": _adds_lora(config),
+        "flow_schedule_shift": family != "pixart_sigma",
+        "ema_decay": bool(config.get("use_ema")),
+        "num_train_epochs": not config.get("max_train_steps"),
+    }
+    names = [*ALWAYS, *(name for name, is_needed in needed.items() if is_needed)]
+    found = {name: DEFAULTS[name] for name in names if config.get(name) is None}
+    unnamed = config.get("pretrained_model_name_or_path") is None and config.get("model_flavour") is None
+    if unnamed and family in MODELS and family != "wan":
+        found["model_flavour"] = next(iter(MODELS[family]))
+    return found
+
+
+def left_out_of_entry(entry: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The caption strategy of an entry that has none: the config's, or file names."""
+    if entry.get("caption_strategy") is not None or entry.get("dataset_type") == "conditioning":
+        return {}
+    if config.get("caption_strategy") is None and (entry.get("type") == "huggingface" or entry.get("metadata_file")):
+        return {}
+    return {"caption_strategy": there(config, "caption_strategy")}
+
+
+def has_other_layers(config: Mapping[str, Any]) -> bool:
+    """Whether the LoRA of a config of the existing trainer gets other layers here."""
+    named = any(config.get(key) for key in ("lora_targets", "peft_lora_target_modules", "flux_lora_target"))
+    return is_theirs(config) and config.get("model_family") in OTHER_LAYERS and _adds_lora(config) and not named
+
+
+def _adds_lora(config: Mapping[str, Any]) -> bool:
+    return there(config, "model_type") == "lora" and there(config, "lora_type") == "standard"
