@@ -74,7 +74,8 @@ def from_run(folder: Path) -> PretrainConfig:
 
 def saved(folder: Path) -> dict[str, Any]:
     """The settings that a run folder keeps."""
-    saved_settings(folder)  # refuses what is not the folder of a run
+    if "model_family" in saved_settings(folder):
+        raise ConfigError(f"{folder} is a fine-tune: {folder / 'README.md'} has the lines that load and draw with it.")
     return read_layer(folder / CONFIG_FILE)
 
 
