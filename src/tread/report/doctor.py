@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tread.config.documents import find_recipe, read_document
+from tread.config.documents import ENV_SUFFIX, find_recipe, read_document
 from tread.errors import USER_ERRORS, ConfigError
 from tread.report.machine import GIB, examine
 
@@ -89,7 +89,7 @@ def is_finetune(config: str) -> bool:
     names = {str(name).lstrip("-") for name in document}
     if names & TRAIN_SECTIONS:
         return False
-    if names & FINETUNE_KEYS:
+    if names & FINETUNE_KEYS or Path(config).name.lower().endswith(ENV_SUFFIX):
         return True
     raise ConfigError(
         f"{config} is no config of a job: one of `tread finetune` has model_family, one of `tread train` has sections "

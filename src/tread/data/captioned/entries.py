@@ -114,7 +114,7 @@ class DataConfig:
         if self.caption_strategy == "instanceprompt" and not self.instance_prompt:
             raise self._wrong("caption_strategy", "that needs instance_prompt, the caption of all samples")
         if self.repeats < 1:
-            raise self._wrong("repeats", "it must be at least 1; remove the entry to leave its samples out")
+            raise self._wrong("repeats", "it must be at least 1, which is one visit (0 in data_backend_config)")
         for name in ("resolution", "minimum_image_size", "maximum_image_size", "target_downsample_size"):
             value, lowest = getattr(self, name), 0 if name != "resolution" else math.ulp(0.0)
             if value is not None and value < lowest:

@@ -167,7 +167,7 @@ def family(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     """The flavour names the model if no path does, and the expert of Wan 2.2 that is trained."""
-    if config.get("model_family") not in TUNE_FAMILIES:
+    if str(config.get("model_family")) not in TUNE_FAMILIES:
         return Outcome.ignored("model_family is none of tread finetune")
     models = MODELS.get(str(config.get("model_family")), {})
     settings: dict[str, Any] = {}
