@@ -33,7 +33,7 @@ def finetune(arguments: list[str]) -> None:
     """tune a released model, dense or routed"""
     parser = _parser("finetune", finetune)
     parser.usage = "tread finetune [--check [--json]] FILE [key=value ...]"
-    parser.add_argument("config", metavar="FILE", type=Path, help="a JSON or YAML config; `tread init` writes one")
+    parser.add_argument("config", metavar="FILE", type=Path, help="a JSON, YAML, TOML or .env config; `tread init` writes one")
     parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
     parser.add_argument("--check", action="store_true", help="say what becomes of every key, and train nothing")
     parser.add_argument("--json", action="store_true", help="with --check: as JSON, for scripts")
