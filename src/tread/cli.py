@@ -84,7 +84,7 @@ def sample(arguments: list[str]) -> None:
     parser = _parser("sample", sample)
     add = parser.add_argument
     add("run", type=Path, help="the folder of a run, or of one of its checkpoints")
-    add("--classes", help="class labels, e.g. 0-9 or 1,5,207 (default: the first ten)")
+    add("--classes", help="class labels or names, e.g. 0-9 or 1,5,cat (default: the first ten)")
     add("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
     add("--guidance", type=float, help="guidance scale; 1: none (default: the run's)")
     add("--interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="guide only in these levels")

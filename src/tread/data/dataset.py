@@ -1,9 +1,10 @@
 """The interface of datasets, and pixels for previews.
 
-`Dataset` is torch's map-style dataset with four more members. It holds no code.
+`Dataset` is torch's map-style dataset with a few more members. It holds no code.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
     """(C, H, W) of what the model sees, after `prepare`."""
     num_classes: int
     """Labels are 0..num_classes-1."""
+    classes: Sequence[str] = ()
+    """The names of the classes, in the order of their labels; empty if they have none."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -30,6 +33,10 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
 
         The positions are global (`order.positions`): neither device, number of processes nor a resume changes them.
         """
+
+    def contents(self) -> Mapping[str, Iterable[object]]:
+        """For each class or shard, the names and sizes of its files: what a resume compares. Empty: nothing."""
+        return {}
 
     @staticmethod
     @abstractmethod

@@ -14,6 +14,7 @@ import io
 import operator
 import os
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, get_args
@@ -109,6 +110,13 @@ class Latents(Dataset):
         if self.kind == "moments":
             x = sample_moments(x, seed, _MOMENTS_WORD, positions)  # (B, C, H, W)
         return self.scaling.to_model(x)
+
+    def contents(self) -> Mapping[str, Iterable[object]]:
+        index = self._index
+        groups: dict[str, list[str]] = {shard.name: [] for shard in index.shards}
+        for i, key in enumerate(index.key):
+            groups[index.shards[index.shard[i]].name].append(f"{key!r} {index.size[i]} {index.label[i]}")
+        return groups
 
     @staticmethod
     def to_images(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Each stage has in memory what it needs and no more: the list of samples, then th
 then the transformer. Encoded text and latents are on disk, so a second run starts at the transformer.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ def finetune(config: FinetuneConfig) -> Path:
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         if task.routing:  # now, so that every checkpoint can say it
             task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
-        stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(config))
+        kept = replace(config, data_changed="refuse")  # accepted once
+        stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(kept))
     del task, models, handles
     accelerator.print(f"run: {folder}")
     end(accelerator, stopped)
