@@ -33,7 +33,8 @@ def finetune(arguments: list[str]) -> None:
     """tune a released model, dense or routed"""
     parser = _parser("finetune", finetune)
     parser.usage = "tread finetune [--check [--json]] FILE [key=value ...]"
-    parser.add_argument("config", metavar="FILE", type=Path, help="a JSON, YAML, TOML or .env config; `tread init` writes one")
+    help_text = "a JSON, YAML, TOML or .env config; `tread init` writes one"
+    parser.add_argument("config", metavar="FILE", type=Path, help=help_text)
     parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
     parser.add_argument("--check", action="store_true", help="say what becomes of every key, and train nothing")
     parser.add_argument("--json", action="store_true", help="with --check: as JSON, for scripts")
@@ -84,7 +85,7 @@ def sample(arguments: list[str]) -> None:
     parser = _parser("sample", sample)
     add = parser.add_argument
     add("run", type=Path, help="the folder of a run, or of one of its checkpoints")
-    add("--classes", help="class labels, e.g. 0-9 or 1,5,207 (default: the first ten)")
+    add("--classes", help="class labels or names, e.g. 0-9 or 1,5,cat (default: the first ten)")
     add("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
     add("--guidance", type=float, help="guidance scale; 1: none (default: the run's)")
     add("--interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="guide only in these levels")

@@ -1,6 +1,7 @@
 """`tread finetune` from the command line to the result, on tiny pipelines of every family."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,19 @@ def test_resume_is_exact_with(config: Any, tmp_path: Path, changes: dict[str, An
     finetune(config("flux", tmp_path / "resumed", max_train_steps=2, **changes))
     again = config("flux", tmp_path / "resumed", max_train_steps=4, resume_from_checkpoint="latest", **changes)
     assert_same(straight, finetune(again))
+
+
+def test_data_that_changed_needs_a_word(config: Any, shapes: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(shapes, tmp_path / "data")
+    settings = {"data": {"instance_data_dir": str(data), "resolution": 64}, "max_train_steps": 1}
+    finetune(config("flux", tmp_path / "run", **settings))
+    picture = min(path for path in data.rglob("*") if path.suffix == ".png")
+    for path in picture.parent.glob(f"{picture.stem}.*"):
+        shutil.copy(path, path.with_stem("one-more"))
+    settings |= {"max_train_steps": 2, "resume_from_checkpoint": "latest"}
+    with pytest.raises(ConfigError, match=r"'data\[0\]' has \d+ files instead of .* go on with data_changed=accept"):
+        finetune(config("flux", tmp_path / "run", **settings))
+    finetune(config("flux", tmp_path / "run", data_changed="accept", **settings))
 
 
 @pytest.mark.parametrize("how", [True, "selective"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.tiny.runs import draw, train, write_latents
+from tests.tiny.runs import draw, train, write_images, write_latents
 from tread.cli import main
 from tread.data import Digits
 from tread.data.dataset import to_uint8
@@ -248,3 +248,21 @@ def test_a_changed_byte_is_refused_by_its_file(trained: Path, tmp_path: Path) ->
     (folder / "ema.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"is not whole: the content of ema\.safetensors has changed"):
         sample_run(folder, per_class=1, steps=1)
+
+
+def test_classes_have_names(tmp_path: Path) -> None:
+    """They are kept in the run: its data may be gone."""
+    data = write_images(tmp_path / "data", "cat", "dog", size=8)
+    settings = ["data=images", f"data.path={data}", "data.size=8", "validation.samples=2", "train.steps=1"]
+    run = train(tmp_path / "run", *settings)
+    shutil.rmtree(data)
+    named = sample_run(run, classes="dog", per_class=1, steps=1, out=tmp_path / "named")
+    assert [path.name for path in (tmp_path / "named").glob("0*")] == ["0001-00000.png"]
+    plain = make_grid(torch.from_numpy(np.asarray(Image.open(tmp_path / "named" / "0001-00000.png")))[None], columns=1)
+    grid = Image.open(named)
+    assert grid.height == plain.height
+    margin = np.asarray(grid)[:, : grid.width - plain.width]
+    assert margin.size > 0
+    assert margin.min() < 64 < margin.max(), "there is a name beside the row"
+    with pytest.raises(ConfigError, match="or names of classes: cat, dog"):
+        sample_run(run, classes="bird", per_class=1)

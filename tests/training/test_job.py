@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny.runs import go_on, losses, make_session, metrics, train
+from tests.tiny.runs import go_on, losses, make_session, metrics, train, write_images
 from tread.config.schema import plain
 from tread.errors import CheckpointError, ConfigError
 from tread.pretrain.config import from_run
@@ -185,3 +185,21 @@ def test_one_process_where_several_were_asked_for_is_said(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     train(tmp_path / "run", "train.steps=1")
     assert "Launched for several processes but running one" in capsys.readouterr().out
+
+
+def test_data_that_changed_is_named_and_needs_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A renamed class swaps labels, one more image moves held-out samples into training."""
+    data = write_images(tmp_path / "data", "a", "b", "c", size=8)
+    settings = ["data=images", f"data.path={data}", "data.size=8", "validation.samples=2", "train.steps=1"]
+    folder = train(tmp_path / "run", *settings)
+    (data / "b").rename(data / "z")
+    shutil.copy(data / "a" / "0.png", data / "a" / "9.png")
+    with pytest.raises(ConfigError) as error:
+        go_on(folder, "train.steps=2")
+    told = "'a' has 4 files instead of 3, 'b' is gone, 'z' is new"
+    assert f"the data is not what it was when {folder}/checkpoints/step-00000001 was saved: {told}." in str(error.value)
+    assert str(error.value).endswith("go on with data.changed=accept.")
+    go_on(folder, "train.steps=2", "data.changed=accept")
+    assert f"the data has changed since the run was saved: {told}" in capsys.readouterr().out
+    assert from_run(folder).checkpoint.data_changed == "refuse", "accepted once"
+    go_on(folder, "train.steps=3")

@@ -99,7 +99,7 @@ def test_an_unreadable_image_is_named_and_costs_no_step(tmp_path: Path, capsys: 
         train(tmp_path / "run", *settings, "train.steps=4", "train.workers=1")
     assert "step 2 is saved" in capsys.readouterr().out
     broken.unlink()
-    go_on(tmp_path / "run")
+    go_on(tmp_path / "run", "data.changed=accept")
     assert len(losses(tmp_path / "run")) == 4
 
 

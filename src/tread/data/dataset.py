@@ -4,6 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
     """(C, H, W) of what the model sees, after `prepare`."""
     num_classes: int
     """Labels are 0..num_classes-1."""
+    classes: Sequence[str] = ()
+    """The names of the classes, in the order of their labels; empty if they have none."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -34,6 +37,10 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
     def doubt(self) -> str | None:
         """What looks wrong about the data, with the line to write; None: nothing."""
         return None
+
+    def contents(self) -> Mapping[str, Iterable[object]]:
+        """For each class or shard, the names and sizes of its files: what a resume compares. Empty: nothing."""
+        return {}
 
     @staticmethod
     @abstractmethod

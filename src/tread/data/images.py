@@ -9,7 +9,7 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -59,6 +59,12 @@ class ImageFolder(Dataset):
             return x
         mirrored = noise.bits(seed, _FLIP_WORD, positions.to(x.device)) & 1 == 1
         return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(-1), x)
+
+    def contents(self) -> Mapping[str, Iterable[object]]:
+        groups: dict[str, list[str]] = {name: [] for name in self.classes}
+        for file, label in zip(self.files, self.labels, strict=True):
+            groups[self.classes[label]].append(f"{file} {(self.path / file).stat().st_size}")
+        return groups
 
     @staticmethod
     def to_images(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import math
 import operator
 import os
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, get_args
@@ -128,6 +129,13 @@ class Latents(Dataset):
             f"the model sees latents with a std of {now:.2f}; it would be {other:.2f} if they were stored {stored}. If "
             f"they were, set data.scaled={str(not self.scaled).lower()}."
         )
+
+    def contents(self) -> Mapping[str, Iterable[object]]:
+        index = self._index
+        groups: dict[str, list[str]] = {shard.name: [] for shard in index.shards}
+        for i, key in enumerate(index.key):
+            groups[index.shards[index.shard[i]].name].append(f"{key!r} {index.size[i]} {index.label[i]}")
+        return groups
 
     @staticmethod
     def to_images(x: Tensor) -> Tensor:

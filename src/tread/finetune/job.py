@@ -13,6 +13,7 @@ NAMES = {
     "train.attention": "attention",
     "train.graphs": "graphs",
     "log.trackers": "report_to",
+    "checkpoint.data_changed": "data_changed",
     "resume": "resume_from_checkpoint",
 }
 """The settings of the loop that messages name, as a fine-tuner knows them."""
@@ -51,7 +52,11 @@ class FinetuneJob(JobConfig):
                 clip=config.max_grad_norm or None,
             ),
             ema=EMAConfig(decay=config.ema_decay, warmup=EMA_WARMUP) if config.use_ema else None,
-            checkpoint=CheckpointConfig(every=config.checkpoint_step_interval, keep=config.checkpoints_total_limit),
+            checkpoint=CheckpointConfig(
+                every=config.checkpoint_step_interval,
+                keep=config.checkpoints_total_limit,
+                data_changed=config.data_changed,
+            ),
             log=LogConfig(
                 every=config.logging_steps,
                 trackers=config.report_to,

@@ -51,7 +51,8 @@ def finetune(config: FinetuneConfig) -> Path:
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         if task.routing:  # now, so that every checkpoint can say it
             task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
-        stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(config))
+        kept = replace(config, data_changed="refuse")  # accepted once
+        stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(kept))
     del task, models, handles
     accelerator.print(made(folder))
     end(accelerator, stopped)

@@ -173,6 +173,8 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     """Checkpoints that are kept."""
     resume_from_checkpoint: str | None = None
     """Go on with a run: latest (that of output_dir, if there is one), or the folder of a run."""
+    data_changed: Literal["refuse", "accept"] = "refuse"
+    """accept: go on with a run although its data is not what it was; for one resume, not kept."""
 
     num_eval_images: int = 16
     """Samples of the dense validation loss: from data entries of dataset_type eval, else from the training data."""

@@ -32,6 +32,8 @@ GROUPS: dict[str, tuple[str, Mapping[str, Any]]] = {
 """Each group with the option that is chosen by default, and what an option's settings are read off."""
 RENAMED = {"model.preset": "model.size"}
 """Settings that had another name in earlier versions; saved configs and users' files may still have it."""
+ALIASES = {**RENAMED, "data.changed": "checkpoint.data_changed"}
+"""Other names of settings on the command line."""
 
 
 def config_folder() -> Path | None:
@@ -136,7 +138,7 @@ def _current(text: str) -> str:
     """An argument under the names of today; `model=dit` chooses a group by its name."""
     name, value = split_assignment(text)
     name = name.lstrip("+")  # as Hydra asked for
-    name = RENAMED.get(name, name)
+    name = ALIASES.get(name, name)
     return f"{name}.name={value}" if name in GROUPS else f"{name}={value}"
 
 

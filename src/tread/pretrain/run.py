@@ -1,5 +1,6 @@
 """`tread train`: from a config to a trained run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tread.config.schema import plain
@@ -14,7 +15,8 @@ def pretrain(config: PretrainConfig) -> Path:
     accelerator = make_accelerator(config)
     with claimed_folder(config, accelerator) as folder:
         task = Pretraining(config, accelerator, folder)
-        stopped = run(task, config, accelerator, folder, plain(config), saved=lambda run: plain(from_run(run)))
+        kept = replace(config, checkpoint=replace(config.checkpoint, data_changed="refuse"))  # accepted once
+        stopped = run(task, config, accelerator, folder, plain(kept), saved=lambda run: plain(from_run(run)))
     accelerator.print(f"run: {folder}")
     end(accelerator, stopped)
     return folder

@@ -4,6 +4,7 @@ A checkpoint says the shape of its samples and how many classes it knows, so the
 """
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class Run:
     objective: Objective
     shape: tuple[int, int, int]
     num_classes: int
+    classes: list[str]
+    """The names of the classes; empty if the data had none."""
     step: int
     plan: RoutePlan | None
     """The routes it was trained with; the model comes dense."""
@@ -70,22 +73,29 @@ def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str 
         objective=build_objective(config.objective),
         shape=(channels, height, width),
         num_classes=manifest["num_classes"],
+        classes=manifest.get("classes", []),
         step=manifest["step"],
         plan=None if manifest["tread_config"] is None else RoutePlan.from_config(manifest["tread_config"]),
     )
 
 
-def parse_classes(text: str, num_classes: int) -> list[int]:
-    """Labels from "0-9" or "1,5,7-8".
+def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> list[int]:
+    """Labels from "0-9", "1,5,7-8" or names of classes; a whole number is always a label.
 
     >>> parse_classes("1,5,7-8", 10)
     [1, 5, 7, 8]
+    >>> parse_classes("dog,0", 2, ["cat", "dog"])
+    [1, 0]
     """
     labels: list[int] = []
     for part in text.split(","):
+        if part.strip() in names and not part.strip().isdecimal():
+            labels.append(list(names).index(part.strip()))
+            continue
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) > int(last or first):
-            raise ConfigError(f"--classes is {text!r}; write labels and ranges, e.g. 0-9 or 1,5,207.")
+            known = f", or names of classes: {', '.join(names[:20])}" if names else ""
+            raise ConfigError(f"--classes is {text!r}; write labels and ranges, e.g. 0-9 or 1,5,207{known}.")
         if int(last or first) >= num_classes:
             raise ConfigError(f"--classes names class {last or first}; this run knows classes 0-{num_classes - 1}.")
         labels += range(int(first), int(last or first) + 1)
@@ -145,7 +155,11 @@ def sample_run(
     if branches.needs_routes:
         for place, each in ((run, opened), (weak, lesser)):
             _route(each, place)
-    chosen = range(min(10, opened.num_classes)) if classes is None else parse_classes(classes, opened.num_classes)
+    chosen = (
+        range(min(10, opened.num_classes))
+        if classes is None
+        else parse_classes(classes, opened.num_classes, opened.classes)
+    )
     labels = [label for label in chosen for _ in range(per_class)]
     data, vae = opened.config.data, vae or defaults.vae
     if data["name"] == "latents" and vae is None:
@@ -196,7 +210,8 @@ def sample_run(
         save_images(images, names[here], folder)
         places = [divmod(index, per_class) for index in range(first, first + len(images))]  # in the grid
         shown += [x for x, (i, j) in zip(images, places, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
-    make_grid(torch.stack(shown), columns=min(per_class, GRID_COLUMNS)).save(grid)
+    rows = [opened.classes[label] for label in chosen][:GRID_ROWS] if opened.classes else []
+    make_grid(torch.stack(shown), columns=min(per_class, GRID_COLUMNS), rows=rows).save(grid)
     return grid
 
 

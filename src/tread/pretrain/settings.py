@@ -259,5 +259,8 @@ class PretrainConfig(JobConfig):
             "resume=latest."
         )
 
+    def called(self, setting: str) -> str:
+        return {"checkpoint.data_changed": "data.changed"}.get(setting, setting)
+
     def resume_command(self, folder: Path) -> str:
         return f"tread train resume={folder}"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -31,6 +31,7 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
+from tread.training.contents import fingerprint
 from tread.training.task import Review, is_due
 
 NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
@@ -75,7 +76,8 @@ class Pretraining:
             plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
             self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, seed)))
         plan = None if self.handle is None else self.handle.plan.to_config()
-        self.facts = {"shape": list(shape), "num_classes": num_classes, "tread_config": plan}
+        self.facts: dict[str, Any] = {"shape": list(shape), "num_classes": num_classes, "tread_config": plan}
+        self.facts |= {"classes": list(self.dataset.classes), "contents": fingerprint(self.dataset.contents())}
         self._slices = {
             "batch": config.train.batch_size,
             "micro_steps": config.train.micro_steps,
@@ -219,7 +221,7 @@ class Pretraining:
                 )
             path = self.folder / "samples" / f"step-{step:08d}.png"
             path.parent.mkdir(exist_ok=True)
-            make_grid(self._decode(samples), columns=sample.per_class).save(path)
+            make_grid(self._decode(samples), columns=sample.per_class, rows=self.dataset.classes).save(path)
         self.accelerator.wait_for_everyone()
         return {}
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 SMALLEST = 48  # pixels; smaller images, such as 8 x 8 digits, are enlarged by an integer factor
@@ -18,17 +18,30 @@ def to_pil(image: Tensor) -> Image.Image:
     return Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
 
 
-def make_grid(images: Tensor, columns: int) -> Image.Image:
-    """A grid of uint8 images (N, H, W, 3 or 1) on white, row by row."""
+def make_grid(images: Tensor, columns: int, rows: Sequence[str] = ()) -> Image.Image:
+    """A grid of uint8 images (N, H, W, 3 or 1) on white, row by row; `rows` are names to write left of them."""
     count, height, width, channels = images.shape
     factor = max(1, math.ceil(SMALLEST / max(height, width)))
     large = images.repeat_interleave(factor, 1).repeat_interleave(factor, 2).cpu().numpy()  # (N, fH, fW, C)
-    height, width, rows = height * factor, width * factor, math.ceil(count / columns)
-    canvas = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, channels), 255, np.uint8)
+    height, width, count = height * factor, width * factor, math.ceil(count / columns)
+    canvas = np.full((count * (height + GAP) - GAP, columns * (width + GAP) - GAP, channels), 255, np.uint8)
     for i, image in enumerate(large):
         top, left = i // columns * (height + GAP), i % columns * (width + GAP)
         canvas[top : top + height, left : left + width] = image
-    return Image.fromarray(canvas.squeeze(-1) if channels == 1 else canvas)
+    grid = Image.fromarray(canvas.squeeze(-1) if channels == 1 else canvas)
+    return _labelled(grid, rows[:count], height + GAP) if rows else grid
+
+
+def _labelled(grid: Image.Image, names: Sequence[str], row: int) -> Image.Image:
+    """A grid with a name left of each row of so many pixels."""
+    font = ImageFont.load_default(size=12)
+    margin = math.ceil(max(font.getlength(name) for name in names)) + 2 * GAP
+    wide = Image.new(grid.mode, (margin + grid.width, grid.height), "white")
+    wide.paste(grid, (margin, 0))
+    draw = ImageDraw.Draw(wide)
+    for i, name in enumerate(names):
+        draw.text((GAP, i * row + (row - GAP) // 2), name, fill="black", font=font, anchor="lm")
+    return wide
 
 
 def image_names(labels: Sequence[int]) -> list[str]:

@@ -26,10 +26,11 @@ from accelerate import Accelerator
 from torch import Tensor
 from tqdm import tqdm
 
-from tread.errors import TrainingDiverged
+from tread.errors import ConfigError, TrainingDiverged
 from tread.kernels import attention
 from tread.routing import noise
 from tread.training import checkpoint
+from tread.training.contents import describe_changes
 from tread.training.ema import EMA
 from tread.training.memory import out_of_memory
 from tread.training.metrics import Metrics
@@ -151,6 +152,7 @@ class Session:
             self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
             return 0
         path, manifest = found
+        self._check_data(path, manifest)
         checkpoint.load_tensors(checkpoint.trained(self.task.model), checkpoint.load_part(path, "model"), path)
         if self.ema is not None:
             # a run that had no average so far starts it from its weights
@@ -160,6 +162,19 @@ class Session:
         self.due = manifest.get("due", False)
         self.accelerator.print(f"resumed from {path}")
         return manifest["step"]
+
+    def _check_data(self, path: Path, manifest: dict[str, Any]) -> None:
+        """Refuse data that has changed since a checkpoint, unless the user accepts it."""
+        before, now = manifest.get("contents"), self.task.facts.get("contents")  # earlier versions kept none
+        changes = describe_changes(before, now) if before and now else ""
+        if changes and self.config.checkpoint.data_changed == "refuse":
+            name = self.config.called("checkpoint.data_changed")
+            raise ConfigError(
+                f"the data is not what it was when {path} was saved: {changes}. Classes may have other labels and "
+                f"held-out samples be trained on: restore the data, or go on with {name}=accept."
+            )
+        if changes:
+            self.accelerator.print(f"the data has changed since the run was saved: {changes}")
 
 
 def fit(session: Session, folder: Path, *, start: int) -> int:

@@ -93,6 +93,8 @@ class CheckpointConfig:
     """steps; the last step is always saved"""
     keep: int = 3
     """newest checkpoints kept on disk"""
+    data_changed: Literal["refuse", "accept"] = "refuse"
+    """accept (data.changed=accept): resume although the data is not what it was; for one resume, not kept"""
 
     def __post_init__(self) -> None:
         at_least(self, "checkpoint", every=1, keep=1)

@@ -1,0 +1,44 @@
+"""The fingerprint of a run's data, which its checkpoints carry: a resume names what has changed since.
+
+A group is a class, a shard or a data entry. A fingerprint has the number of its files and a hash of their names and
+sizes; no file is opened.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+Fingerprint = Mapping[str, Sequence[int | str]]
+"""For each group the number of its files and the hash of what describes them."""
+
+
+def fingerprint(groups: Mapping[str, Iterable[object]]) -> dict[str, list[int | str]]:
+    """The fingerprint of groups of descriptions, one description per file.
+
+    >>> fingerprint({"cats": ["1.png 300"]})
+    {'cats': [1, '7a0f52c796a6309f']}
+    """
+    lines = {name: [str(item) for item in items] for name, items in groups.items()}
+    return {
+        name: [len(items), hashlib.sha256("\n".join(items).encode(errors="surrogateescape")).hexdigest()[:16]]
+        for name, items in lines.items()
+    }
+
+
+def describe_changes(before: Fingerprint, now: Fingerprint, show: int = 5) -> str:
+    """What differs between two fingerprints, in words; empty if nothing does.
+
+    >>> describe_changes({"a": [2, "x"], "b": [1, "y"]}, {"a": [3, "z"], "c": [1, "y"]})
+    "'a' has 3 files instead of 2, 'b' is gone, 'c' is new"
+    """
+    told = []
+    for name in [*before, *(name for name in now if name not in before)]:
+        if name not in now:
+            told.append(f"{name!r} is gone")
+        elif name not in before:
+            told.append(f"{name!r} is new")
+        elif before[name][0] != now[name][0]:
+            told.append(f"{name!r} has {now[name][0]} files instead of {before[name][0]}")
+        elif list(before[name]) != list(now[name]):
+            told.append(f"{name!r} has other files")
+    more = f", and {len(told) - show} more" if len(told) > show else ""
+    return ", ".join(told[:show]) + more
