@@ -2,20 +2,36 @@
 
 - Each message is one sentence or two: what was given, what is allowed, what to change. The command line prints it
   without a traceback; every other exception is a defect.
+- A message has at most `LONGEST` characters and can be printed anywhere: `shown` shortens a value that is quoted in it
+  and hides secrets, and whatever is still too long loses its middle.
 - A DataLoader worker hands its error over as a printed traceback; `DataError` keeps the sentence alone.
 """
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+LONGEST = 500
+"""Characters of a message."""
+SECRETS = ("secret", "password", "passwd", "token", "api_key", "apikey", "access_key", "credential", "private_key")
+"""Words in the name of a setting that is never shown."""
+HIDDEN = "********"
 
 
-class ConfigError(ValueError):
+class _Told(Exception):
+    """A message of at most LONGEST characters, without lone surrogates, which no terminal takes."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(message.encode(errors="backslashreplace").decode(), LONGEST))
+
+
+class ConfigError(_Told, ValueError):
     """A setting is wrong."""
 
 
-class DataError(ValueError):
+class DataError(_Told, ValueError):
     """The data is bad. The message is one sentence: what was found, where, and what to do."""
 
     def __init__(self, message: str) -> None:
@@ -24,7 +40,7 @@ class DataError(ValueError):
         super().__init__(message.replace("\n", " "))  # a decoder's reason may have several lines
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(_Told, RuntimeError):
     """A checkpoint cannot be written or used."""
 
 
@@ -52,6 +68,41 @@ USER_ERRORS = (ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfM
 """What the command line reports as a sentence."""
 
 
+def shortened(text: str, longest: int) -> str:
+    """A text that lacks its middle if it is longer than that.
+
+    >>> shortened("0123456789" * 3, 13)
+    '01234 ... 789'
+    """
+    if len(text) <= longest:
+        return text
+    tail = (longest - 5) * 2 // 5
+    return f"{text[: longest - 5 - tail]} ... {text[-tail:]}"
+
+
+def masked(value: Any, name: object = "") -> Any:
+    """A value, or a document, with every secret in it hidden; `name` is that of its setting.
+
+    >>> masked({"id": "a", "aws_secret_access_key": "x"})
+    {'id': 'a', 'aws_secret_access_key': '********'}
+    """
+    if isinstance(value, Mapping):
+        return {key: masked(item, key) for key, item in value.items()}
+    if isinstance(value, str | bytes) and value and any(word in str(name).lower() for word in SECRETS):
+        return HIDDEN
+    return [masked(item, name) for item in value] if isinstance(value, list | tuple) else value
+
+
+def shown(value: object, longest: int = 120) -> str:
+    """A value as a message quotes it: `repr`, without secrets and not too long."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**longest:
+        return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
+    try:
+        return shortened(repr(masked(value)), longest)
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return "a very large number"
+
+
 @contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
     """Name the extra that a missing package comes with: `with needs("reading clips needs PyAV", "data"): import av`."""
@@ -63,7 +114,7 @@ def needs(what: str, extra: str) -> Iterator[None]:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """The end of a sentence about a mistyped name: a full stop, and the known name that is close, if any."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
+    close = difflib.get_close_matches(str(name)[:200], list(known), n=1)  # it takes time with the square of the length
     return f". Did you mean {close[0]!r}?" if close else "."
 
 
@@ -72,25 +123,39 @@ def check_keys(given: Iterable[object], known: Iterable[str], where: str) -> Non
     known = list(known)
     for key in given:
         if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}{nearest(key, known)} Known keys: {', '.join(known)}.")
+            raise ConfigError(f"{where}: unknown key {shown(key)}{nearest(key, known)} Known keys: {_listed(known)}.")
+
+
+def _listed(names: list[str], most: int = 300) -> str:
+    """Names in a row; the last of many are left out."""
+    listed = ", ".join(names)
+    return listed if len(listed) <= most else f"{listed[:most].rpartition(',')[0]}, ..."
 
 
 def check_int(value: object, name: str, low: int | None = None, fix: str = "") -> int:
     """A whole number, not a bool, not below `low`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number. {fix}".strip())
+        raise ConfigError(f"{name} is {shown(value)}; it must be a whole number. {fix}".strip())
     if low is not None and value < low:
-        raise ConfigError(f"{name} is {value}; it must be at least {low}. {fix}".strip())
+        raise ConfigError(f"{name} is {shown(value)}; it must be at least {low}. {fix}".strip())
     return value
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number fits in a float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return False
 
 
 def check_fraction(value: object, name: str, *, closed: bool = True, fix: str = "") -> float:
     """A number in [0, 1], or in [0, 1) where `closed` is False."""
     allowed = "0 <= value <= 1" if closed else "0 <= value < 1"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} is {value!r}; it must be a number with {allowed}. {fix}".strip())
+    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite(value):
+        raise ConfigError(f"{name} is {shown(value)}; it must be a number with {allowed}. {fix}".strip())
     if not (0 <= value <= 1 if closed else 0 <= value < 1):
-        raise ConfigError(f"{name} is {value}; allowed is {allowed}. {fix}".strip())
+        raise ConfigError(f"{name} is {shown(value)}; allowed is {allowed}. {fix}".strip())
     return float(value)
 
 
@@ -98,5 +163,5 @@ def check_choice(value: object, name: str, choices: Iterable[str]) -> str:
     """One of a few names."""
     choices = list(choices)
     if not isinstance(value, str) or value not in choices:
-        raise ConfigError(f"{name} is {value!r}{nearest(value, choices)} Choose one of: {', '.join(choices)}.")
+        raise ConfigError(f"{name} is {shown(value)}{nearest(value, choices)} Choose one of: {', '.join(choices)}.")
     return value

@@ -2,9 +2,12 @@
 
 - `atomic_write` gives a file its name only when it is complete and on the disk: a temporary name beside it, fsync,
   rename. Several processes may write the same file at once; the last to finish wins.
+- `is_file` and `is_folder` answer for any text: no file has a name that the file system does not take. `regular` keeps
+  readers from a pipe or a device, which may never end.
 - `is_safetensors` tells whether a file of tensors that came from elsewhere is as long as its header says.
 """
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -42,6 +45,27 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def is_file(path: str | Path) -> bool:
+    """Whether there is a regular file; False for a name that the file system does not take."""
+    with suppress(OSError, ValueError):
+        return Path(path).is_file()
+    return False
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether there is a folder; False for a name that the file system does not take."""
+    with suppress(OSError, ValueError):
+        return Path(path).is_dir()
+    return False
+
+
+def regular(path: Path) -> Path:
+    """The path, if it is not that of a pipe, a socket or a device: opening one may wait for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path
 
 
 def is_safetensors(path: Path) -> bool:

@@ -216,11 +216,11 @@ def test_where_all_are_broken_each_is_named_with_what_may_be_whole(tmp_path: Pat
     with pytest.raises(CheckpointError) as error:
         newest(tmp_path, pytest.fail)
     assert str(error.value) == (
-        f"no checkpoint in {tmp_path} is whole, so the run cannot go on; nothing was changed. "
-        f"{tmp_path}/step-00000003 is not whole: Expecting value: line 1 column 1 (char 0); no other file of it is "
-        f"whole. {tmp_path}/step-00000002 is not whole: checkpoint.json is missing; ema.safetensors, model.safetensors "
-        f"may be whole. {tmp_path}/step-00000001 is not whole: ema.safetensors has 5000 of 12080 bytes; "
-        "model.safetensors may be whole. Restore the broken files from a copy, or start anew in another output_dir."
+        f"no checkpoint in {tmp_path} is whole; nothing was changed. "
+        "step-00000003 is not whole: Expecting value: line 1 column 1 (char 0); no other file of it is "
+        "whole. step-00000002 is not whole: checkpoint.json is missing; ema.safetensors, model.safetensors "
+        "may be whole. step-00000001 is not whole: ema.safetensors has 5000 of 12080 bytes; "
+        "model.safetensors may be whole. Restore the broken files, or start anew in another output_dir."
     )
 
 

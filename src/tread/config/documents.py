@@ -5,6 +5,8 @@
   field decides, not the YAML loader (`schema.convert`). `settled` gives the values where no field is known.
 - A key that is given twice in one mapping is refused. Dates stay text, and `1e-4` is a number.
 - An environment file (`.env`) has a value of text per variable, all of them `Plain`; a later line wins, as in a shell.
+- A document is a tree of mappings, lists, text, numbers, truth values and null, of limited size: tags that make other
+  objects, a document that contains itself, and YAML that grows without end by its aliases are refused.
 """
 
 import json
@@ -16,11 +18,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tread.errors import ConfigError
+from tread.errors import ConfigError, shown
+from tread.files import is_file
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 YAML_SUFFIXES = (".yaml", ".yml")
 ENV_SUFFIX = ".env"
+LARGEST, VALUES, LEVELS, DIGITS = 2**20, 100_000, 32, 40
+"""Limits of a document: its characters, its values with every alias written out, its depth, digits of an integer."""
 
 
 class Plain(str):
@@ -32,12 +37,17 @@ class Plain(str):
         text = self.lower().replace("_", "")
         if text in _TRUTH:
             return _TRUTH[text]
-        for number in (int, lambda text: int(text, 0), lambda text: float(text.replace(".inf", "inf"))):
+        for number in (_integer, lambda text: int(text[:DIGITS], 0), lambda text: float(text.replace(".inf", "inf"))):
             try:
                 return number(text)
             except ValueError:
                 continue
         return str(self)
+
+
+def _integer(text: str) -> float:
+    """An integer; one of so many digits that nothing can compute with it is a float."""
+    return int(text) if len(text) <= DIGITS else float(text)
 
 
 def settled(document: object) -> Any:
@@ -56,21 +66,22 @@ def settled(document: object) -> Any:
 def find_recipe(path: Path) -> Path:
     """The path of a config; `recipes/...` that is not in the working directory is that of the installed package."""
     package = Path(__file__).resolve().parents[1]
-    if not path.exists() and path.parts[:1] == ("recipes",):
-        return next((root / path for root in (package, package.parents[1]) if (root / path).is_file()), path)
+    if path.parts[:1] == ("recipes",) and not is_file(path):
+        return next((root / path for root in (package, package.parents[1]) if is_file(root / path)), path)
     return path
 
 
 def read_document(path: Path, setting: str = "") -> object:
     """The content of a file, read by its suffix; `setting` is the setting that names it, if one does."""
-    what = f"{setting} names {str(path)!r}, which" if setting else f"the config file {str(path)!r}"
-    if not path.is_file():
+    named = shown(str(path), 200)
+    what = f"{setting} names {named}, which" if setting else f"the config file {named}"
+    if not is_file(path):
         beside = "" if path.is_absolute() else f" (paths are relative to the working directory, {Path.cwd()})"
         raise ConfigError(f"{what} does not exist{beside}.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ConfigError(f"{what} is not text; a config is JSON or YAML in UTF-8.") from None
+        raise ConfigError(f"{what} is not text; a config is JSON, YAML or TOML in UTF-8.") from None
     suffix = ENV_SUFFIX if path.name.lower() == ENV_SUFFIX else path.suffix.lower()
     readers = {ENV_SUFFIX: parse_env, ".toml": parse_toml} | dict.fromkeys(YAML_SUFFIXES, parse_yaml)
     return readers.get(suffix, parse_json)(text, what)
@@ -80,13 +91,18 @@ def parse_json(text: str, what: str = "the text") -> object:
     """The content of a JSON text; `what` names it in an error."""
 
     def mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        keys = [key for key, _ in pairs]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise ConfigError(f"{what} gives {twice[0]!r} twice in one mapping; keep one.")
-        return dict(pairs)
+        made: dict[str, object] = {}
+        for key, value in pairs:
+            if key in made:
+                raise ConfigError(f"{what} gives {shown(key)} twice in one mapping; keep one.")
+            made[key] = value
+        return made
 
+    _check_length(text, what)
     try:
-        return json.loads(text, object_pairs_hook=mapping)
+        return _checked(json.loads(text, object_pairs_hook=mapping, parse_int=_integer), text, what)
+    except RecursionError:
+        raise ConfigError(f"{what} is nested more than {LEVELS} levels deep.") from None
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"{what} is not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}."
@@ -99,10 +115,13 @@ def parse_toml(text: str, what: str = "the text") -> dict[str, Any]:
     >>> parse_toml("rate = 1e-4\\nday = 2024-01-02")
     {'rate': 0.0001, 'day': '2024-01-02'}
     """
+    _check_length(text, what)
     try:
-        return _without_dates(tomllib.loads(text))
+        found = _without_dates(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{what} is not valid TOML: {str(error)[:200]}.") from None
+    _checked(found, text, what)
+    return found
 
 
 def _without_dates(value: Any) -> Any:
@@ -121,6 +140,7 @@ def parse_env(text: str, what: str = "the text") -> dict[str, Any]:
     >>> parse_env("export RATE=1e-4  # the highest\\nARGS='--a --b'\\nARGS=$ARGS")
     {'RATE': '1e-4', 'ARGS': '--a --b'}
     """
+    _check_length(text, what)
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -133,6 +153,7 @@ def parse_env(text: str, what: str = "the text") -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise ConfigError(f"{what} has {word[:60]!r}; write one NAME=value per line, spaces in quotes.")
         value = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: _value(found, variables), value)
+        _check_length(value, what)  # variables that hold each other grow
         variables[name] = Plain(value) if value else None
     return variables
 
@@ -146,13 +167,51 @@ def parse_yaml(text: str, what: str = "the text") -> object:
     """The content of a YAML text, ambiguous scalars as `Plain`; `what` names it in an error."""
     import yaml
 
+    _check_length(text, what)
     try:
-        return yaml.load(text, Loader=_loader())
+        return _checked(yaml.load(text, Loader=_loader()), text, what)
+    except RecursionError:
+        raise ConfigError(f"{what} is nested more than {LEVELS} levels deep.") from None
+    except (ValueError, OverflowError) as error:  # an escape such as \UFFFFFFFF
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{what} is not valid YAML: {error}.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ConfigError(f"{what} is not valid YAML{position}: {problem}.") from None
+
+
+def _check_length(text: str, what: str) -> None:
+    if len(text) > LARGEST:
+        raise ConfigError(f"{what} has {len(text)} characters; at most {LARGEST} are read.")
+
+
+def _checked(document: object, text: str, what: str) -> object:
+    """The document, if it is a tree of limited size and its text can be written to a file."""
+    waiting, count = [(document, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if count > max(VALUES, len(text)):
+            raise ConfigError(f"{what} grows to more than {VALUES} values by its aliases; write it without them.")
+        if depth > LEVELS:
+            raise ConfigError(f"{what} is nested more than {LEVELS} levels deep, or contains itself.")
+        if isinstance(value, Mapping):
+            waiting += [(key, depth + 1) for key in value]
+            waiting += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list):
+            waiting += [(item, depth + 1) for item in value]
+        elif isinstance(value, str):
+            check_text(value, what)
+    return document
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse a text that no file can hold as UTF-8, or that no path may contain."""
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{what} has a character that is not text, in {shown(text)}; remove it.")
 
 
 @cache
@@ -161,15 +220,27 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def flatten_mapping(self, node: Any) -> None:
+            super().flatten_mapping(node)
+            if len(node.value) > VALUES:  # `<<: [*a, *a]` may double it at every level
+                problem = f"a mapping grows to more than {VALUES} keys by `<<`"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen = set()
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                    problem = f"{key.value!r} is given twice in one mapping; keep one"
+                    problem = f"{shown(key.value)} is given twice in one mapping; keep one"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
             return super().construct_mapping(node, deep)
 
+    made = ("null", "str", "seq", "map")  # no dates, bytes or sets, which JSON has not either
+    Loader.yaml_constructors = {
+        tag: construct
+        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in made
+    }
     # YAML 1.1 wants a dot in every float and reads dates
     number = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\.inf$|^\.nan$", re.IGNORECASE)
     scalars = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:bool")

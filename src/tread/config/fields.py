@@ -10,6 +10,7 @@ import inspect
 import textwrap
 import types
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -60,6 +61,7 @@ def fields_of(owner: Callable[..., Any]) -> dict[str, Field]:
 _FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # pyright: ignore  (what a signature shows of a default_factory)
 
 
+@cache
 def _attribute_docs(owner: type) -> dict[str, str]:
     """The text under each field of a dataclass and of the dataclasses it extends."""
     docs: dict[str, str] = {}

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, get_origin
 
-from tread.config.documents import parse_yaml, settled
+from tread.config.documents import check_text, parse_yaml, settled
 from tread.config.fields import Field, fields_of, options_of
 from tread.config.schema import from_text
-from tread.errors import ConfigError, nearest
+from tread.errors import ConfigError, masked, nearest, shortened, shown
 
 Settings = dict[str, Field]
 """Settings by dotted name."""
@@ -60,13 +60,13 @@ def assigned(config: Mapping[str, Any], text: str, known: Settings, command: str
     if name in known:
         return _put(config, name, from_text(known[name].hint, value, name))
     if any(other.startswith(f"{name}.") for other in known):
-        section = parse_yaml(value, f"the value of {name}, {value!r},")
+        section = parse_yaml(value, f"the value of {name}, {shown(value)},")
         if not isinstance(section, Mapping):
-            raise ConfigError(f"{name} is {settled(section)!r}; it is a section: set {name}.SETTING=VALUE.")
+            raise ConfigError(f"{name} is {shown(settled(section))}; it is a section: set {name}.SETTING=VALUE.")
         return merged(config, _put({}, name, section))
     free = [other for other in known if name.startswith(f"{other}.") and _is_free(known[other].hint)]
     if free:
-        return _put(config, name, settled(parse_yaml(value, f"the value of {name}, {value!r},")))
+        return _put(config, name, settled(parse_yaml(value, f"the value of {name}, {shown(value)},")))
     raise no_setting(name, known, command)
 
 
@@ -74,16 +74,16 @@ def split_assignment(text: str, example: str = "train.steps") -> tuple[str, str]
     """The name and the value of "name=value"."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise ConfigError(f"cannot read {text!r}: write name=value, e.g. {example}=500, after at most one file.")
+        raise ConfigError(f"cannot read {shown(text)}: write name=value, e.g. {example}=500, after at most one file.")
+    check_text(text, "the command line")
     return name.strip(), value
 
 
 def no_setting(name: str, known: Settings, command: str) -> ConfigError:
     """The error for a name that is no setting."""
     sections = {section for other in known for section in _prefixes(other)}
-    return ConfigError(
-        f"there is no setting {name}{nearest(name, [*known, *sections])} `{command} --help` lists them all."
-    )
+    like = nearest(name, [*known, *sections])
+    return ConfigError(f"there is no setting {shortened(name, 120)}{like} `{command} --help` lists them all.")
 
 
 def check_names(config: Mapping[str, Any], known: Settings, command: str, source: str = "") -> None:
@@ -92,7 +92,7 @@ def check_names(config: Mapping[str, Any], known: Settings, command: str, source
     for name, value in _dotted(config, sections):
         if name not in known and not (name in sections and isinstance(value, Mapping)):
             if name in sections:
-                raise ConfigError(f"{name} is {settled(value)!r}; it must be a mapping of settings.")
+                raise ConfigError(f"{name} is {shown(settled(value))}; it must be a mapping of settings.")
             prefix = f"{source}: " if source else ""
             raise ConfigError(f"{prefix}{no_setting(name, known, command)}")
 
@@ -111,7 +111,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The settings in which two configs differ, as "train.steps: 100 -> 200"."""
     before, after = flatten(old), flatten(new)
     return [
-        f"{name}: {before.get(name)} -> {after.get(name)}"
+        f"{name}: {masked(before.get(name), name)} -> {masked(after.get(name), name)}"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
     ]
@@ -126,7 +126,7 @@ def _put(config: Mapping[str, Any], name: str, value: object, where: str = "") -
     if isinstance(below, list | tuple):
         return {**config, head: _put_item(list(below), rest, value, here)}
     if not isinstance(below, Mapping):
-        raise ConfigError(f"{here}.{rest} cannot be set: {here} is {settled(below)!r}, which has no parts.")
+        raise ConfigError(f"{here}.{rest} cannot be set: {here} is {shown(settled(below))}, which has no parts.")
     return {**config, head: _put(below, rest, value, f"{here}.")}
 
 

@@ -9,7 +9,6 @@
 """
 
 import dataclasses
-import math
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from tread.config.documents import Plain, parse_yaml, settled
 from tread.config.fields import MISSING, describe, fields_of, options_of
-from tread.errors import ConfigError, check_keys
+from tread.errors import ConfigError, check_keys, is_finite, shown
 
 T = TypeVar("T")
 
@@ -33,7 +32,7 @@ def parse(cls: type[T], config: object, where: str = "") -> T:
     Point(x=3)
     """
     if not isinstance(config, Mapping):
-        raise ConfigError(f"{where or 'the config'} is {config!r}; it must be a mapping of settings.")
+        raise ConfigError(f"{where or 'the config'} is {shown(config)}; it must be a mapping of settings.")
     return cls(**arguments(cls, config, where))
 
 
@@ -67,7 +66,7 @@ def convert(hint: Any, value: object, name: str) -> Any:
     for option in options_of(hint):
         if _fits(option, value):
             return _converted(option, value, name)
-    raise ConfigError(f"{name} is {settled(value)!r}; it must be {describe(hint)}.")
+    raise ConfigError(f"{name} is {shown(settled(value))}; it must be {describe(hint)}.")
 
 
 def from_text(hint: Any, text: str, name: str) -> object:
@@ -91,7 +90,7 @@ def from_text(hint: Any, text: str, name: str) -> object:
             return parse_yaml(_spaced(text))
         except ConfigError:  # a text that only begins like a list
             return text
-    return parse_yaml(_spaced(text), f"the value of {name}, {text!r},")
+    return parse_yaml(_spaced(text), f"the value of {name}, {shown(text)},")
 
 
 def _spaced(text: str) -> str:
@@ -120,15 +119,19 @@ def _converted(hint: Any, value: Any, name: str) -> Any:
 
 def _fits(hint: Any, value: object) -> bool:
     if get_origin(hint) is Literal:
-        return value in get_args(hint) and type(value) in {type(choice) for choice in get_args(hint)}
+        return (
+            isinstance(value, str | int | float)
+            and value in get_args(hint)
+            and type(value) in {type(choice) for choice in get_args(hint)}
+        )
     if get_origin(hint) is tuple:
         return isinstance(value, list | tuple)
     if get_origin(hint) is dict or dataclasses.is_dataclass(hint):
         return isinstance(value, Mapping)
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     return isinstance(value, hint)
 
 

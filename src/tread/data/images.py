@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tread.data.dataset import Dataset, to_uint8
 from tread.errors import ConfigError, DataError
+from tread.files import regular
 from tread.routing import noise
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -103,7 +104,7 @@ def list_images(path: Path) -> tuple[list[str], list[int], list[str]]:
 
 def read_image(path: Path, size: int) -> np.ndarray:
     """One image as uint8 (size, size, 3): upright, RGB, the largest centred square."""
-    with reading(f"image {path}"), Image.open(path) as image:
+    with reading(f"image {path}"), Image.open(regular(path)) as image:
         return np.array(ImageOps.fit(upright_rgb(image), (size, size), method=Image.Resampling.BICUBIC))  # (H, W, 3)
 
 

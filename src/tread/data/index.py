@@ -28,7 +28,7 @@ from braceexpand import braceexpand
 from tqdm import tqdm
 
 from tread.errors import ConfigError, DataError
-from tread.files import atomic_write, cache_folder
+from tread.files import atomic_write, cache_folder, is_file, is_folder, regular
 
 _FORMAT = 1
 _BLOCK = 512
@@ -75,12 +75,12 @@ def index_shards(path: str | Path) -> ShardIndex:
 def expand_shards(path: str | Path) -> list[Path]:
     """The existing tar files that a path setting stands for, in a fixed order."""
     text = os.path.expanduser(path)
-    if os.path.isdir(text):
+    if is_folder(text):
         shards = sorted(Path(text).glob("*.tar"))
         if not shards:
             raise ConfigError(f"no shards (*.tar) in the folder {path}: set data.path to the folder that has them")
         return shards
-    if os.path.isfile(text):
+    if is_file(text):
         return [Path(text)]
     try:
         patterns = list(braceexpand(text))
@@ -101,7 +101,7 @@ def expand_shards(path: str | Path) -> list[Path]:
 
 def open_shard(shard: Path) -> io.BufferedReader:
     try:
-        return open(shard, "rb")
+        return open(regular(shard), "rb")
     except OSError as error:
         raise DataError(f"cannot open shard {shard} ({error.strerror}): restore it or make it readable") from error
 

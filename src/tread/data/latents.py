@@ -171,7 +171,8 @@ class Latents(Dataset):
         file = self._file(int(self._index.shard[i]))
         file.seek(int(self._index.offset[i]))
         try:
-            latent = np.load(io.BytesIO(file.read(int(self._index.size[i]))), allow_pickle=False)
+            # not np.load, which would open an .npz too
+            latent = np.lib.format.read_array(io.BytesIO(file.read(int(self._index.size[i]))), allow_pickle=False)
         except Exception as error:  # numpy passes a damaged header to Python's tokenizer
             raise DataError(
                 f"latent.npy of sample {self._index.name(i)} is not a readable array ({error}): write the shard again"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 
 from tread.errors import ConfigError
@@ -32,7 +32,7 @@ def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: P
     `info` is the second result of `from_pretrained(..., output_loading_info=True)`, `what` names the part in messages,
     `folder` holds its files, if it is local.
     """
-    config = "config.json" if folder is None else str(folder / "config.json")
+    config = "its config.json"
     if missing := sorted(info["missing_keys"]) or _absent_from_shards(folder):
         files = _files(folder, missing)
         raise ConfigError(
@@ -79,11 +79,13 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
             if options.pop("variant", None) is None:
                 raise
             loaded = cls.from_pretrained(place, **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # stock loaders raise whatever the files make them raise
         files = [] if folder is None else folder.glob("*.safetensors")
         damaged = [file.name for file in files if not is_safetensors(file)]
         told = str(error).partition("If you want")[0]  # without its advice for programmers
-        reason = " ".join(told.split())[:300].rstrip(".")
+        reason = " ".join(told.split())[:300].rstrip(".") or type(error).__name__
         advice = f"{', '.join(sorted(damaged))} is cut or damaged: get it again." if damaged else ""
         raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error
     model, info = loaded
@@ -147,7 +149,13 @@ def _absent_from_shards(folder: Path | None) -> list[str]:
 
 def _indices(folder: Path) -> list[dict[str, str]]:
     """The maps from tensor to shard of all indices in the folder."""
-    return [json.loads(path.read_text())["weight_map"] for path in sorted(folder.glob("*.safetensors.index*.json"))]
+    found = []
+    for path in sorted(folder.glob("*.safetensors.index*.json")):
+        try:
+            found.append(dict(json.loads(path.read_bytes())["weight_map"]))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path} is no index of shards; get that part of the model again.") from error
+    return found
 
 
 def _named(names: list[str]) -> str:

@@ -24,7 +24,7 @@ from PIL import Image
 
 from tread.data.images import SUFFIXES, reading, upright_rgb
 from tread.errors import ConfigError, DataError, check_int
-from tread.files import atomic_write
+from tread.files import atomic_write, regular
 
 GRID = "grid.png"
 IMAGES_KEY = "arr_0"
@@ -115,7 +115,7 @@ class TarImages(FileImages):
     def __init__(self, paths: list[Path]) -> None:
         members: list[tuple[Path, str, int, int]] = []
         for path in paths:
-            with reading(path), tarfile.open(path, "r:") as tar:  # uncompressed: members are read by offset
+            with reading(path), tarfile.open(regular(path), "r:") as tar:  # uncompressed: members are read by offset
                 found = [member for member in tar if member.isfile() and _is_sample(Path(member.name))]
             members += [(path, member.name, member.offset_data, member.size) for member in found]
         if not members:
@@ -129,7 +129,7 @@ class BatchImages(ImageSource):
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(path):
-            self._archive = zipfile.ZipFile(path)
+            self._archive = zipfile.ZipFile(regular(path))
             if f"{IMAGES_KEY}.npy" not in self._archive.namelist():
                 raise DataError(f"{path} holds no images: they must be there as {IMAGES_KEY}, uint8 (N, H, W, 3)")
             self._file = self._archive.open(f"{IMAGES_KEY}.npy")
@@ -220,7 +220,7 @@ def _is_sample(path: Path) -> bool:
 
 
 def _read_file(path: Path) -> np.ndarray:
-    with reading(path), Image.open(path) as image:
+    with reading(path), Image.open(regular(path)) as image:
         return np.asarray(upright_rgb(image))  # (H, W, 3)
 
 

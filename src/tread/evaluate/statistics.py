@@ -59,7 +59,7 @@ def read_statistics(path: Path) -> Statistics | None:
         return None
     return Statistics(
         features=str(arrays.get("features", INCEPTION)),
-        count=int(arrays["count"]) if "count" in arrays else None,
+        count=_whole(arrays["count"], "count", path) if "count" in arrays else None,
         pool=pool,
         spatial=_read_gaussian(arrays, "mu_s", "sigma_s", path),
     )
@@ -72,9 +72,18 @@ def _read_gaussian(arrays: Mapping[str, np.ndarray], mean: str, covariance: str,
     if len(shapes) < 2 or len(shapes[mean]) != 1 or shapes[covariance] != shapes[mean] * 2:
         found = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise DataError(f"{path} has {found}; statistics are {mean} (D,) and {covariance} (D, D): write it again")
+    if any(arrays[name].dtype.kind not in "fiu" for name in shapes):
+        raise DataError(f"{path} has {mean} or {covariance} that are not real numbers: write it again")
     if not all(np.isfinite(arrays[name]).all() for name in shapes):
         raise DataError(f"{path} has numbers in {mean} or {covariance} that are not finite: write it again")
     return Gaussian(arrays[mean], arrays[covariance])
+
+
+def _whole(array: np.ndarray, name: str, path: Path) -> int:
+    """The whole number, not negative, that an array of one element holds."""
+    if array.size != 1 or array.dtype.kind not in "iub" or array.item() < 0:
+        raise DataError(f"{path} has {name} {array.dtype} {array.shape}; it must be one whole number: write it again")
+    return int(array.item())
 
 
 # Chan, Golub and LeVeque 1979 Eq. 2.1
@@ -188,12 +197,35 @@ class Tally:
     def load(cls, path: Path) -> Self:
         with reading(path), np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
-        tally = cls(str(arrays["features"]), int(arrays["total"]), keep_vectors=bool(arrays["keep_vectors"]))
-        for name in ("pool", "spatial"):
-            if f"{name}.mean" in arrays:
-                moments = tally.moments[name] = Moments(len(arrays[f"{name}.mean"]))
-                moments.count = int(arrays[f"{name}.count"])
-                moments.mean, moments.scatter = arrays[f"{name}.mean"], arrays[f"{name}.scatter"]
-        tally.score = {name[6:]: values for name, values in arrays.items() if name.startswith("score.")}
-        tally.vectors = [arrays["vectors"]] if "vectors" in arrays else []
+            total, keep = (_whole(arrays[name], name, path) for name in ("total", "keep_vectors"))
+            tally = cls(str(arrays["features"]), total, keep_vectors=bool(keep))
+            for name in ("pool", "spatial"):
+                if f"{name}.mean" in arrays:
+                    moments = tally.moments[name] = Moments(0)
+                    moments.count = _whole(arrays[f"{name}.count"], f"{name}.count", path)
+                    moments.mean, moments.scatter = Gaussian(
+                        *(arrays[f"{name}.{part}"] for part in ("mean", "scatter"))
+                    )
+                    parts = {"mean": moments.mean, "scatter": moments.scatter}
+                    _read_gaussian(parts, "mean", "scatter", path)
+            tally.score = {name[6:]: values for name, values in arrays.items() if name.startswith("score.")}
+            tally.vectors = [arrays["vectors"]] if "vectors" in arrays else []
+            tally._check(path)
         return tally
+
+    def _check(self, path: Path) -> None:
+        """Refuse arrays of a file that do not belong together."""
+        width = len(self.moments["pool"].mean) if "pool" in self.moments else 0
+        shapes = {name: values.shape for name, values in self.score.items()}
+        splits = shapes.get("counts", (0,))
+        fits = not shapes or (
+            set(shapes) == {"counts", "sums", "logs"}
+            and len(splits) == 1
+            and shapes["logs"] == splits
+            and len(shapes["sums"]) == 2
+            and shapes["sums"][:1] == splits
+        )
+        vectors_fit = all(rows.shape == (self.count, width) for rows in self.vectors)
+        numbers = [*self.vectors, *self.score.values()]
+        if not fits or not vectors_fit or any(array.dtype.kind not in "fiu" for array in numbers):
+            raise DataError(f"{path} has arrays that do not belong together: remove it, and measure again")

@@ -20,7 +20,8 @@ from tread.config.documents import ENV_SUFFIX, Plain, find_recipe, read_document
 from tread.config.fields import Field
 from tread.config.layers import assigned, settings_of, split_assignment
 from tread.config.schema import from_text, parse, takes_text
-from tread.errors import ConfigError
+from tread.errors import LONGEST, ConfigError, shortened, shown
+from tread.files import is_file
 from tread.finetune.compat.environment import from_environment
 from tread.finetune.compat.rules import Verdict
 from tread.finetune.compat.translate import KeyVerdict, Translated, translate
@@ -43,8 +44,9 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> FinetuneConf
     if len(refused) == 1:
         raise ConfigError(_sentence(refused[0]))
     if refused:
-        listed = "".join(f"\n  {_sentence(verdict)}" for verdict in refused)
-        raise ConfigError(f"{path} has {len(refused)} settings that do not run:{listed}")
+        raise ConfigError(
+            f"{shortened(str(path), 100)} has {len(refused)} settings that do not run:{_several(refused)}"
+        )
     if left := [verdict.key for verdict in translated.verdicts if verdict.verdict == "ignored"]:
         message = f"{path}: ignored, as nothing depends on it: {', '.join(left)} (`tread finetune --check` says why)."
         warnings.warn(message, stacklevel=1)
@@ -121,6 +123,16 @@ def _sentence(verdict: KeyVerdict) -> str:
     return f"{verdict.key}{value}: {verdict.text}{'' if verdict.text.endswith(('.', '?')) else '.'}"
 
 
+def _several(refused: Sequence[KeyVerdict]) -> str:
+    """As many verdicts as a message takes, a line each."""
+    lines = [f"\n  {_sentence(verdict)}" for verdict in refused]
+    room, fits = LONGEST - 200, 0
+    while fits < len(lines) and sum(map(len, lines[: fits + 1])) <= room:
+        fits += 1
+    rest = f"\n  and {len(lines) - fits} more: `tread finetune --check` lists them" if fits < len(lines) else ""
+    return "".join(lines[:fits]) + rest
+
+
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -128,16 +140,18 @@ def _short(value: Any) -> str:
 
 def _named(found: object, path: str | Path) -> dict[str, Any]:
     if not isinstance(found, Mapping):
-        kind = "a list" if isinstance(found, list) else "empty" if found is None else repr(found)
+        kind = "a list" if isinstance(found, list) else "empty" if found is None else shown(found)
         hint = (
             " It looks like a data list: name it in a config as data_backend_config." if isinstance(found, list) else ""
         )
         raise ConfigError(f"{path} is {kind}; a config is a mapping of settings.{hint}")
+    if sections := [name for name in ("model", "train", "objective") if name in found and "model_family" not in found]:
+        raise ConfigError(f"{path} is a config of `tread train`, as it has {sections[0]}: run `tread train {path}`.")
     config: dict[str, Any] = {}
     for key, value in found.items():
         name = str(key).lstrip("-")
         if name in config:
-            raise ConfigError(f"{path} has {name} twice, with and without dashes; keep one.")
+            raise ConfigError(f"{path} has {shortened(name, 100)} twice, with and without dashes; keep one.")
         config[name] = value
     return config
 
@@ -148,7 +162,9 @@ def _read_in(config: dict[str, Any]) -> None:
     if backends is not None:
         entries = _content(backends, "data_backend_config") if isinstance(backends, str) else backends
         if not isinstance(entries, list):
-            raise ConfigError(f"data_backend_config {backends!r} is not a list; it must be a list of data entries.")
+            raise ConfigError(
+                f"data_backend_config is {shown(backends)}, which is not a list; it must be a list of data entries."
+            )
         config["data_backend_config"] = entries
     for key in ("lycoris_config", "user_prompt_library", "peft_lora_target_modules"):
         unused = key == "lycoris_config" and config.get("lora_type") != "lycoris"
@@ -156,8 +172,8 @@ def _read_in(config: dict[str, Any]) -> None:
             config[key] = _content(config[key], key)
     routes = config.get("tread_config")
     if isinstance(routes, str) and routes not in PRESETS and not routes.lstrip().startswith("{"):
-        if not Path(routes).is_file():
-            raise ConfigError(f"tread_config is {routes!r}: no preset ({', '.join(PRESETS)}) and no such file.")
+        if not is_file(routes):
+            raise ConfigError(f"tread_config is {shown(routes)}: no preset ({', '.join(PRESETS)}) and no such file.")
         config["tread_config"] = _content(routes, "tread_config")
 
 

@@ -15,13 +15,18 @@ import torch
 from torch import nn
 
 from tread.data.stock import check_tokenizer, check_weights
-from tread.errors import ConfigError, needs
+from tread.errors import ConfigError, check_int, needs, shown
 
 DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
 """Keys of a transformer's config that count layers; each family has one or two of them."""
 
 STOCK = ("diffusers", "transformers")
 """Libraries whose classes may be loaded as parts."""
+
+
+def _is_part(value: object) -> bool:
+    """Whether an entry of model_index.json names the library and the class of a part."""
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(word, str) for word in value)
 
 
 class Source:
@@ -35,12 +40,15 @@ class Source:
     @property
     def pipeline_name(self) -> str:
         """The class of the pipeline, e.g. "FluxPipeline"."""
-        return self.index["_class_name"]
+        name = self.index.get("_class_name")
+        if not isinstance(name, str):
+            raise ConfigError(f"model_index.json of {self.place} names no pipeline: _class_name is {shown(name)}.")
+        return name
 
     @property
     def parts(self) -> list[str]:
         """Names of the parts that the pipeline has, e.g. "vae", "transformer_2"."""
-        return [name for name, value in self.index.items() if isinstance(value, list) and value[0] is not None]
+        return [name for name, value in self.index.items() if _is_part(value)]
 
     def config(self, part: str) -> dict[str, Any]:
         """The config of a part, e.g. "vae", "transformer" or "scheduler"."""
@@ -51,13 +59,18 @@ class Source:
     @property
     def depth(self) -> int:
         """Number of layers of the transformer, from its config; 0 if unknown."""
-        return sum(self.config("transformer").get(name) or 0 for name in DEPTHS)
+        config = self.config("transformer")
+        return sum(check_int(config.get(name) or 0, f"{name} of the transformer's config.json", 0) for name in DEPTHS)
 
     def pipeline(self, *parts: str, dtype: torch.dtype = torch.float32, given: Mapping[str, Any] | None = None) -> Any:
         """The stock pipeline with `parts` loaded and those of `given` taken over; all other parts are None."""
         import diffusers
 
-        cls = getattr(diffusers, self.pipeline_name)
+        cls = getattr(diffusers, self.pipeline_name, None)
+        if cls is None:
+            raise ConfigError(
+                f"diffusers has no {shown(self.pipeline_name)}, which model_index.json of {self.place} names."
+            )
         given = dict(given or {})
         listed = (part for part, value in self.index.items() if isinstance(value, list))
         wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
@@ -81,12 +94,16 @@ class Source:
     def _load(self, cls: Any, what: str, **arguments: Any) -> Any:
         try:
             return cls.from_pretrained(self.place, **self._where, **arguments)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
+        except ImportError:
+            raise
+        except Exception as error:  # stock loaders raise whatever the files make them raise
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise ConfigError(f"cannot load {what} of {self.place}: {reason}") from error
 
     def _class_of(self, part: str) -> Any:
         """The class of a part; None if it is not from diffusers or transformers."""
+        if part not in self.parts:
+            raise ConfigError(f"model_index.json of {self.place} has no {part} as [library, class]; get it again.")
         library, name = self.index[part]
         return getattr(importlib.import_module(library), name, None) if library in STOCK else None
 
@@ -102,8 +119,11 @@ class Source:
         loader: Any = type("Loader", (ConfigMixin,), {"config_name": file})
         where = {"revision": self.revision} if self.revision else {}
         try:
-            return loader.load_config(self.place, subfolder=part, **where)
-        except (OSError, ValueError) as error:
+            found = loader.load_config(self.place, subfolder=part, **where)
+            if not isinstance(found, Mapping):
+                raise ValueError(f"{file} is no mapping")
+            return dict(found)
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # of a file that is no config
             if part is None:
                 raise ConfigError(
                     f"no model at pretrained_model_name_or_path {self.place!r}: give a folder in diffusers format (it "

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tread.config.documents import parse_json, read_document, settled
-from tread.errors import ConfigError, check_choice, check_fraction, check_int, check_keys
+from tread.config.documents import is_file, parse_json, read_document, settled
+from tread.errors import ConfigError, check_choice, check_fraction, check_int, check_keys, shown
 from tread.routing.route import Route
 from tread.routing.schedule import Schedule
 
@@ -127,7 +127,7 @@ def tread_mapping(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         check_keys(mapping, ["tread_config"], "around tread_config")
         mapping = mapping["tread_config"]
         if not isinstance(mapping, Mapping):
-            raise ConfigError(f"tread_config is {mapping!r}; it must be a mapping with `routes` or `preset`.")
+            raise ConfigError(f"tread_config is {shown(mapping)}; it must be a mapping with `routes` or `preset`.")
     if "selection_ratio" in mapping:
         raise ConfigError(
             "tread_config has selection_ratio itself; it belongs to a route: give `routes`, a list of them."
@@ -143,22 +143,24 @@ def read_mapping(config: object) -> Mapping[str, Any]:
     if isinstance(config, str) and config.lstrip().startswith("{"):
         config = parse_json(config, "tread_config")
     elif isinstance(config, str | Path):
-        if not Path(config).is_file():
-            raise ConfigError(f"tread_config is {str(config)!r}: no preset ({', '.join(PRESETS)}) and no such file.")
+        if not is_file(config):
+            raise ConfigError(
+                f"tread_config is {shown(str(config))}: no preset ({', '.join(PRESETS)}) and no such file."
+            )
         config = settled(read_document(Path(config), "tread_config"))
     if not isinstance(config, Mapping):
-        raise ConfigError(f"tread_config is {config!r}; it must be a mapping, a preset, a JSON string or a path.")
+        raise ConfigError(f"tread_config is {shown(config)}; it must be a mapping, a preset, a JSON string or a path.")
     return config
 
 
 def _routes(config: Mapping[str, Any]) -> tuple[Route, ...]:
     routes, preset = config.get("routes"), config.get("preset")
     if routes is not None and preset is not None:
-        raise ConfigError(f"tread_config has both routes and preset {preset!r}; keep one of them.")
+        raise ConfigError(f"tread_config has both routes and preset {shown(preset)}; keep one of them.")
     if preset is not None:
         return (PRESETS[check_choice(preset, "preset", PRESETS)],)
     if not routes:
         raise ConfigError(NO_ROUTES)
     if isinstance(routes, str | Mapping) or not hasattr(routes, "__iter__"):
-        raise ConfigError(f"routes is {routes!r}; it must be a list of routes.")
+        raise ConfigError(f"routes is {shown(routes)}; it must be a list of routes.")
     return tuple(Route.from_config(route, f"routes[{i}]") for i, route in enumerate(routes))

@@ -8,7 +8,7 @@ route is made, the rest by `Route.resolve(depth)`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tread.errors import ConfigError, check_fraction, check_int, check_keys
+from tread.errors import ConfigError, check_fraction, check_int, check_keys, shown
 
 ROUTE_KEYS = ("selection_ratio", "start_layer_idx", "end_layer_idx")
 
@@ -37,13 +37,16 @@ class Route:
             )
 
     def __str__(self) -> str:
-        return f"route {self.start_layer_idx}..{self.end_layer_idx} at {self.selection_ratio}"
+        start, end, ratio = (
+            shown(value, 40) for value in (self.start_layer_idx, self.end_layer_idx, self.selection_ratio)
+        )
+        return f"route {start}..{end} at {ratio}"
 
     @classmethod
     def from_config(cls, config: object, where: str) -> "Route":
         """A route from its mapping; `where` names it in messages ("routes[1]")."""
         if not isinstance(config, Mapping):
-            raise ConfigError(f"{where} is {config!r}; it must be a mapping with {', '.join(ROUTE_KEYS)}.")
+            raise ConfigError(f"{where} is {shown(config)}; it must be a mapping with {', '.join(ROUTE_KEYS)}.")
         check_keys(config, ROUTE_KEYS, where)
         missing = [key for key in ROUTE_KEYS if key not in config]
         if missing:

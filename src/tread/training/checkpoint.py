@@ -167,9 +167,9 @@ def newest(folder: Path, say: Callable[[str], object] = print) -> tuple[Path, di
         return path, manifest
     if broken:
         raise CheckpointError(
-            f"no checkpoint in {folder} is whole, so the run cannot go on; nothing was changed. "
-            + " ".join(f"{error}; {_may_be_whole(path)}." for path, error in broken)
-            + " Restore the broken files from a copy, or start anew in another output_dir."
+            f"no checkpoint in {folder} is whole; nothing was changed. "
+            + " ".join(f"{error}; {_may_be_whole(path)}.".replace(f"{folder}{os.sep}", "") for path, error in broken)
+            + " Restore the broken files, or start anew in another output_dir."
         )
     return None
 
@@ -222,7 +222,12 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], source: 
     if not tensors:
         raise CheckpointError(f"the optimizer's state in {source} is empty: restore the file, or resume from a copy.")
     state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        index, name = key.split(".", 1)
-        state.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    try:
+        for key, tensor in tensors.items():
+            index, name = key.split(".", 1)
+            state.setdefault(int(index), {})[name] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the optimizer's state does not belong to this run ({error!r}); restore its file."
+        ) from error

@@ -13,7 +13,7 @@ from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, Proj
 
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
-from tread.errors import ConfigError, Stopped
+from tread.errors import ConfigError, Stopped, masked
 from tread.files import atomic_write
 from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
@@ -111,7 +111,8 @@ def run(
         accelerator.wait_for_everyone()
     if accelerator.log_with:
         flat = {
-            name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()
+            name: value if isinstance(value, int | float) else str(masked(value, name))
+            for name, value in flatten(settings).items()
         }
         names = {"wandb": {"name": config.log.run or folder.name}}
         accelerator.init_trackers(config.log.project, config=flat, init_kwargs=names)

@@ -53,9 +53,7 @@ class Metrics:
         self._path, self._accelerator, self._advice = folder / FILE, accelerator, advice
         self._waiting: list[_Waiting] = []
         if accelerator.is_main_process and self._path.exists():
-            kept = [line for line in self._path.read_text().splitlines() if _step_of(line) <= start_step]
-            with atomic_write(self._path) as file:  # a kill right here must not cost the whole history
-                file.write("".join(f"{line}\n" for line in kept).encode())
+            cut_back(self._path, start_step)
 
     def add(self, step: int, values: Mapping[str, float], tensors: Mapping[str, Tensor]) -> None:
         """Take the numbers of step `step` (counted from 1); `tensors` are 0-d and averaged over ranks."""
@@ -97,14 +95,25 @@ class Metrics:
                 file.write(json.dumps({"step": step, **values}) + "\n")
 
 
+def cut_back(path: Path, step: int) -> None:
+    """Remove the lines after `step` from a file of metrics, and those that a kill or a disk damaged."""
+    kept = [line for line in _lines(path) if _step_of(line) <= step]
+    with atomic_write(path) as file:  # a kill right here must not cost the whole history
+        file.write("".join(f"{line}\n" for line in kept).encode())
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All lines of a run's metrics; one that a kill cut off is left out."""
-    lines = (folder / FILE).read_text().splitlines()
-    return [json.loads(line) for line in lines if _step_of(line) < math.inf]
+    """All lines of a run's metrics; one that a kill cut off or a disk damaged is left out."""
+    return [json.loads(line) for line in _lines(folder / FILE) if _step_of(line) < math.inf]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")
 
 
 def _step_of(line: str) -> float:
     try:
-        return json.loads(line)["step"]
-    except (json.JSONDecodeError, KeyError):
-        return math.inf  # a line cut off by a kill
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return math.inf  # a line cut off by a kill, or no line of ours
+    return step if type(step) is int else math.inf

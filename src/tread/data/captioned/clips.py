@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image
 
 from tread.errors import needs
+from tread.files import regular
 
 SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 
@@ -43,4 +44,4 @@ def read_clip(path: Path) -> Iterator[Image.Image]:
 def _open(path: Path) -> Any:
     with needs("reading clips needs PyAV", "data"):
         import av
-    return av.open(str(path))
+    return av.open(str(regular(path)))

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tread.config.schema import at_least
-from tread.errors import ConfigError
+from tread.errors import ConfigError, shown
+from tread.files import is_folder
 
 TABLES = (".csv", ".jsonl", ".parquet")
 """Suffixes of a `metadata_file`."""
@@ -137,7 +138,7 @@ class DataConfig:
         return (self.dataset_name if self.type == "huggingface" else local) or ""
 
     def _wrong(self, name: str, allowed: str) -> ConfigError:
-        return ConfigError(f"{name} of data entry {self.name!r} is {getattr(self, name)!r}; {allowed}.")
+        return ConfigError(f"{name} of data entry {self.name!r} is {shown(getattr(self, name))}; {allowed}.")
 
 
 def data_configs(value: object) -> list[dict[str, Any]]:
@@ -156,7 +157,7 @@ def data_configs(value: object) -> list[dict[str, Any]]:
         elif isinstance(entry, str | Path):
             entries.append(_entry_at(str(entry)))
         else:
-            raise ConfigError(f"data has the entry {entry!r}; it must be a path or a mapping of settings.")
+            raise ConfigError(f"data has the entry {shown(entry)}; it must be a path or a mapping of settings.")
     return entries
 
 
@@ -164,6 +165,8 @@ def _entry_at(place: str) -> dict[str, Any]:
     path = Path(place)
     if path.suffix.lower() in TABLES:
         return {"metadata_file": place}
+    if not is_folder(path):
+        return {"instance_data_dir": place}
     saved = any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
     if saved or any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")):
         return {"type": "huggingface", "dataset_name": place}

@@ -16,11 +16,16 @@ from tread.data.captioned.entries import TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
 from tread.data.captioned.tables import COLUMNS, Place, cell_place, choose_column, load_dataset, read_table
 from tread.errors import ConfigError
+from tread.files import is_file, is_folder
 
 MASK_ENDINGS = (".mask", "_mask", "-mask")
 """Ending of a mask's stem after its picture's stem."""
 TABLE_STRATEGIES = ("csv", "jsonl", "parquet", "huggingface")
 """The caption strategies that need a column of captions."""
+
+
+LONGEST = 50_000
+"""Characters of a caption: text encoders read some hundred words, and their tokenizers take minutes for megabytes."""
 
 
 class Skipped(NamedTuple):
@@ -46,7 +51,7 @@ def find(config: DataConfig) -> Iterator[Found]:
         yield from _in_dataset(config)
         return
     folder = root_of(config)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise ConfigError(f"instance_data_dir of data entry {config.name!r} is {str(folder)!r}, which is no folder.")
     table = Path(config.metadata_file) if config.metadata_file else None
     if table is None and config.caption_strategy is None:
@@ -138,16 +143,24 @@ def _captions(config: DataConfig, path: Path, cell: Any) -> tuple[str, ...] | Sk
         text = path.with_suffix(".txt")
         lack = f"it has no caption: there is no text in {text.name}"
         try:
-            found = [text.read_text(encoding="utf-8-sig")] if text.is_file() else []
+            found = [_text(text)] if is_file(text) else []
         except (OSError, UnicodeDecodeError) as error:
             return Skipped(str(path), f"its caption {text.name} cannot be read ({error})")
     else:
         found, lack = (cell if isinstance(cell, list | tuple) else [cell]), "it has no caption in the table"
     captions = [" ".join(str(text).split()) for text in found if text is not None]
     captions = [text for text in captions if text]
+    if long := [text for text in captions if len(text) > LONGEST]:
+        return Skipped(str(path), f"its caption has {len(long[0])} characters; at most {LONGEST} are read")
     if not captions and config.instance_prompt:
         captions = [config.instance_prompt]
     return tuple(captions) or Skipped(str(path), lack)
+
+
+def _text(path: Path) -> str:
+    """The text of a file, as far as it can be a caption: a little more of a longer one."""
+    with open(path, encoding="utf-8-sig") as file:
+        return file.read(2 * LONGEST)
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tread.data.captioned.entries import DataConfig
 from tread.errors import ConfigError, DataError, needs
+from tread.files import is_file, regular
 
 COLUMNS = {
     "image_column": ("file_name", "file", "filename", "path", "image", "video"),
@@ -52,7 +53,7 @@ Place = Path | Cell
 
 def opened(place: Place) -> Path | io.BytesIO:
     """A path or stream that Pillow and PyAV can open."""
-    return place if isinstance(place, Path) else io.BytesIO(place.read())
+    return regular(place) if isinstance(place, Path) else io.BytesIO(place.read())
 
 
 def choose_column(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> str | None:
@@ -67,7 +68,7 @@ def choose_column(columns: Sequence[str], config: DataConfig, setting: str, wher
 
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a CSV (with a header line), JSONL or Parquet file."""
-    if not path.is_file():
+    if not is_file(path):
         raise ConfigError(f"metadata_file {str(path)!r} does not exist.")
     try:
         if path.suffix.lower() == ".parquet":
@@ -86,7 +87,7 @@ def _json_lines(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"line {number} of {path} is not valid JSON ({error}): correct it") from error
         if not isinstance(row, dict):
             raise DataError(f"line {number} of {path} is not a JSON object: write one {{...}} per line")

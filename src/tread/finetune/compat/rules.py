@@ -349,9 +349,10 @@ ATTENTION |= {f"native-{kernel}": kernel for kernel in ("flash", "efficient", "m
 
 def attention(value: Any, config: Mapping[str, Any]) -> Outcome:
     """Kernels of torch are chosen by `attention`; those of other packages compute the same and are ignored."""
-    if value not in ATTENTION and "attention" not in config:
+    name = str(value)
+    if name not in ATTENTION and "attention" not in config:
         return Outcome.ignored("speed alone; attention chooses among torch's kernels")
-    return renamed("attention")(ATTENTION.get(value), config)
+    return renamed("attention")(ATTENTION.get(name), config)
 
 
 def processes(value: Any, config: Mapping[str, Any]) -> Outcome:
@@ -364,7 +365,7 @@ def prompts(value: Any, config: Mapping[str, Any]) -> Outcome:
     if not isinstance(value, Mapping):
         return Outcome.ignored("off")
     given = config.get("validation_prompt") or []
-    together = [*([given] if isinstance(given, str) else given), *value.values()]
+    together = [*(given if isinstance(given, list | tuple) else [given]), *value.values()]
     text = f"validation_prompt: {len(together)} prompts"
     return Outcome(verdict="translated", text=text, settings={"validation_prompt": together})
 

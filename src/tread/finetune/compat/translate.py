@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from tread.config.documents import Plain, settled
 from tread.config.schema import convert, parse
 from tread.data.captioned.entries import DataConfig, data_configs
-from tread.errors import ConfigError, nearest
+from tread.errors import ConfigError, masked, nearest, shown
 from tread.finetune.compat.defaults import DEFAULTS
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES, THEIR_DATA_RULES
 from tread.finetune.compat.left_out import has_other_layers, left_out, left_out_of_entry
@@ -23,6 +23,8 @@ from tread.finetune.compat.rules import MODELS, Outcome, Rule, Verdict, is_their
 from tread.finetune.settings import ENTRY_DEFAULTS, FinetuneConfig
 from tread.routing.plan import RoutePlan
 
+STRUCTURED = ("data", "lycoris_config")
+"""Fields that have code of their own here."""
 FULL_MATRIX = 10000
 """A LoKr rank that no layer reaches, so that its matrices are full."""
 
@@ -47,6 +49,7 @@ class Translated:
     def add(self, key: str, value: Any, outcome: Outcome) -> None:
         """Take over the settings of an outcome and note its verdict."""
         self.settings |= outcome.settings
+        value = masked(value, key)  # a verdict is shown
         self.verdicts.append(KeyVerdict(key=key, value=value, verdict=outcome.verdict, text=outcome.text))
 
     @property
@@ -64,8 +67,11 @@ def translate(config: Mapping[str, Any]) -> Translated:
     'optimizer: lion'
     """
     hints = get_type_hints(FinetuneConfig)
+    given = config
     config = {key: _read(value, hints.get(key), key) for key, value in config.items()}
-    absent = left_out(config)
+    wrong = {key: why for key, value in config.items() if (why := _not_one(value, hints.get(key), key))}
+    config = {key: value for key, value in config.items() if key not in wrong}  # rules look values up by name
+    absent = {key: value for key, value in left_out(config).items() if key not in wrong}
     config |= absent
     done = Translated()
     for key, value in config.items():
@@ -78,6 +84,8 @@ def translate(config: Mapping[str, Any]) -> Translated:
         else:
             outcome = _typed(_outcome(key, value, config, RULES, hints), hints)
             done.add(key, value, _not_given(key, value, outcome) if key in absent else outcome)
+    for key, why in wrong.items():
+        done.add(key, given[key], Outcome.unsupported(why))
     if has_other_layers(config):
         text = "left out; the family's own layers here are not those that it has there: name them to be sure"
         done.add("lora_targets", None, Outcome.differs({}, text))
@@ -107,6 +115,17 @@ def _read(value: Any, hint: Any, key: str) -> Any:
         return convert(hint, plain, key)
     except ConfigError:  # a rule may know the value; if none does, `_typed` refuses it
         return value
+
+
+def _not_one(value: Any, hint: Any, key: str) -> str:
+    """Why a list or mapping cannot be the value of a key that takes one name or number; empty if it can."""
+    if hint is None or not isinstance(value, list | tuple | Mapping) or key in STRUCTURED:
+        return ""
+    try:
+        convert(hint, value, key)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _outcome(
@@ -216,6 +235,10 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
         done.add("lycoris_config", value, _typed(runs, get_type_hints(FinetuneConfig)))
         return
     rank = FULL_MATRIX if value.get("full_matrix") else value.get("linear_dim", 4)
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        why = f"lycoris_config.linear_dim is {shown(rank)}; it must be a whole number"
+        done.add("lycoris_config.linear_dim", rank, Outcome.unsupported(why))
+        return
     full = rank >= FULL_MATRIX
     alpha = rank if full else value.get("linear_alpha") or rank
     factor, per_module = _factors(value)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from tread.data.captioned.finding import files_below
 from tread.data.captioned.tables import Place
-from tread.files import atomic_write
+from tread.files import atomic_write, regular
 from tread.finetune.source import Source
 
 _PIECE, _PIECES, _DIGEST = 65536, 8, 20
@@ -111,8 +111,9 @@ def _commit(source: Source) -> str | None:
 def _read(file: Path) -> dict[str, Any]:
     """The stored hashes; none if the file is damaged, which only costs hashing again."""
     try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        stored = json.loads(file.read_bytes())
+        return {path: [int(size), int(time), str(value)] for path, (size, time, value) in stored.items()}
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 
 
@@ -131,7 +132,7 @@ def _hash(place: Place) -> str | None:
     if not isinstance(place, Path):
         return hashlib.blake2b(place.read(), digest_size=_DIGEST).hexdigest()
     try:
-        with open(place, "rb") as file:
+        with open(regular(place), "rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST)).hexdigest()
     except OSError:
         return None
