@@ -51,7 +51,7 @@ def test_files(tmp_path: Path) -> None:
     for name, message in {
         "none.json": "does not exist.",
         "b.json": "is not valid JSON at line 1, column 2",
-        "c.yaml": "is not text; a config is JSON or YAML in UTF-8.",
+        "c.yaml": "is not text; a config is JSON, YAML or TOML in UTF-8.",
     }.items():
         with pytest.raises(ConfigError) as error:
             read_document(tmp_path / name, "routes")
