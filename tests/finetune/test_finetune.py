@@ -170,9 +170,7 @@ def test_data_that_changed_needs_a_word(config: Any, shapes: Path, tmp_path: Pat
     for path in picture.parent.glob(f"{picture.stem}.*"):
         shutil.copy(path, path.with_stem("one-more"))
     settings |= {"max_train_steps": 2, "resume_from_checkpoint": "latest"}
-    with pytest.raises(
-        ConfigError, match=r"'data\[0\]' has \d+ files instead of .* go on with data_changed=accept"
-    ):
+    with pytest.raises(ConfigError, match=r"'data\[0\]' has \d+ files instead of .* go on with data_changed=accept"):
         finetune(config("flux", tmp_path / "run", **settings))
     finetune(config("flux", tmp_path / "run", data_changed="accept", **settings))
 

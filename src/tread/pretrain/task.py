@@ -54,7 +54,11 @@ class Pretraining:
         seed = config.train.seed
         with accelerator.main_process_first():  # the others find the index of the shards in the cache
             self.dataset = build_dataset(config.data)
-        train, held_out = split(len(self.dataset), min(config.validation.samples, len(self.dataset) // 2), seed)
+        count = min(config.validation.samples, len(self.dataset) // 2)
+        if count < config.validation.samples:
+            given = f"validation.samples is {config.validation.samples}"
+            accelerator.print(f"{given}, but half of the data is {count}: {count} are held out.")
+        train, held_out = split(len(self.dataset), count, seed)
         self.train_set, self.held_out = Subset(self.dataset, train.tolist()), held_out  # pyright: ignore[reportArgumentType]
         self.objective: Objective = build_objective(config.objective)
         torch.manual_seed(seed)
