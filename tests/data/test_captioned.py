@@ -234,3 +234,9 @@ def test_emoji_with_their_table(real_data: Path, tmp_path: Path) -> None:
     assert {sample.size for sample in found.samples} == {(256, 256), (256, 264)}
     assert all(sample.captions[0] for sample in found.samples)
     assert {reason for _, reason in found.skipped} == {"there is no such file"}
+
+
+def test_two_entries_with_one_id_are_refused() -> None:
+    entries = [DataConfig(id="mine", instance_data_dir=place) for place in ("one", "two")]
+    with pytest.raises(ConfigError, match=r"^2 data entries have the id 'mine'; give each its own\.$"):
+        collect(entries, video=False)

@@ -27,6 +27,9 @@ def made(**settings: Any) -> FinetuneConfig:
     ("settings", "message"),
     [
         ({"lora_rank": 0}, "lora_rank is 0; it must be at least 1."),
+        ({"lora_alpha": 0}, "lora_alpha is 0, which scales the adapter to nothing: leave it out for lora_rank."),
+        ({"output_dir": ""}, "output_dir is empty; name a folder, or write '.' for the working directory."),
+        ({"cache_dir": " "}, "cache_dir is empty; name a folder, or write '.' for the working directory."),
         ({"train_batch_size": 0}, "train_batch_size is 0; it must be at least 1."),
         ({"caption_dropout_probability": 1}, "caption_dropout_probability is 1.0; allowed is 0 <= value < 1."),
         ({"flow_schedule_shift": 0}, "flow_schedule_shift is 0.0; it must be above 0, or left out."),

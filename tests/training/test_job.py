@@ -11,7 +11,7 @@ import pytest
 from tests.tiny.runs import go_on, losses, make_session, metrics, train, write_images
 from tread.config.schema import plain
 from tread.errors import CheckpointError, ConfigError
-from tread.pretrain.config import from_run
+from tread.pretrain.config import compose, from_run
 from tread.training.job import LOCK_FILE, claimed_folder, saved_settings
 from tread.training.loop import CHECKPOINTS
 
@@ -203,3 +203,20 @@ def test_data_that_changed_is_named_and_needs_a_word(tmp_path: Path, capsys: pyt
     assert f"the data has changed since the run was saved: {told}" in capsys.readouterr().out
     assert from_run(folder).checkpoint.data_changed == "refuse", "accepted once"
     go_on(folder, "train.steps=3")
+
+
+def test_what_a_run_will_not_do_is_said_at_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", "train.steps=1", "optimizer.warmup_steps=5", "validation.samples=5000")
+    said = capsys.readouterr().out
+    assert "climbs for 5 steps and the run has 1, so it never reaches its rate: lower optimizer.warmup_steps." in said
+    assert "validation.samples is 5000, but half of the data is 898: 898 are held out." in said
+
+
+def test_a_schedule_that_routes_no_step_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", "train.steps=1", "model.tread_config.schedule={cooldown_fraction: 1}")
+    assert "the routes' schedule leaves no step of 1 routed, so the run is dense" in capsys.readouterr().out
+
+
+def test_an_empty_output_dir_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^output_dir is empty; name a folder"):
+        compose(["output_dir="])

@@ -13,6 +13,7 @@ NAMES = {
     "train.attention": "attention",
     "train.graphs": "graphs",
     "log.trackers": "report_to",
+    "optimizer.warmup_steps": "lr_warmup_steps",
     "checkpoint.data_changed": "data_changed",
     "resume": "resume_from_checkpoint",
 }

@@ -287,6 +287,11 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
         for name in ("caption_dropout_probability", "lora_dropout", "adam_beta1", "adam_beta2", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0 <= value < 1.")
+        if self.lora_alpha == 0:
+            raise ConfigError("lora_alpha is 0, which scales the adapter to nothing: leave it out for lora_rank.")
+        for name in ("output_dir", "cache_dir"):
+            if not getattr(self, name).strip():
+                raise ConfigError(f"{name} is empty; name a folder, or write '.' for the working directory.")
         for name in ("flow_schedule_shift", "resolution"):
             value = getattr(self, name)
             if value is not None and value <= 0:

@@ -228,6 +228,8 @@ class PretrainConfig(JobConfig):
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        if not self.output_dir.strip():
+            raise ConfigError("output_dir is empty; name a folder, or write '.' for the working directory.")
         scales = {"sample.guidance": self.sample.guidance}
         if self.evaluate.every > 0:
             scales["evaluate.guidance"] = self.evaluate.guidance

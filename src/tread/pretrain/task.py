@@ -56,7 +56,11 @@ class Pretraining:
             self.dataset = build_dataset(config.data)
         if accelerator.is_main_process and (doubt := self.dataset.doubt()) is not None:
             print(f"warning: {doubt}", flush=True)
-        train, held_out = split(len(self.dataset), min(config.validation.samples, len(self.dataset) // 2), seed)
+        count = min(config.validation.samples, len(self.dataset) // 2)
+        if count < config.validation.samples:
+            given = f"validation.samples is {config.validation.samples}"
+            accelerator.print(f"{given}, but half of the data is {count}: {count} are held out.")
+        train, held_out = split(len(self.dataset), count, seed)
         self.train_set, self.held_out = Subset(self.dataset, train.tolist()), held_out  # pyright: ignore[reportArgumentType]
         self.objective: Objective = build_objective(config.objective)
         torch.manual_seed(seed)

@@ -117,6 +117,17 @@ def run(
         names = {"wandb": {"name": config.log.run or folder.name}}
         accelerator.init_trackers(config.log.project, config=flat, init_kwargs=names)
     accelerator.print(task.summary())
+    schedule = task.routing[0].plan.schedule if task.routing else None
+    if schedule is not None and not any(schedule.scale(step) for step in range(config.train.steps)):
+        accelerator.print(
+            f"the routes' schedule leaves no step of {config.train.steps} routed, so the run is dense: lower its "
+            "warmup_steps or cooldown_fraction."
+        )
+    if config.optimizer.warmup_steps > config.train.steps:
+        accelerator.print(
+            f"the learning rate climbs for {config.optimizer.warmup_steps} steps and the run has {config.train.steps}, "
+            f"so it never reaches its rate: lower {config.called('optimizer.warmup_steps')}."
+        )
     if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         accelerator.print("Launched for several processes but running one; on CPUs pass --multi_gpu.")
     return fit(session, folder, start=start)

@@ -69,6 +69,10 @@ def collect(
 
     `say` prints messages for the user; `skipped` is for `tell_skipped`.
     """
+    ids = Counter(config.id for config in configs if config.id)
+    for name, count in ids.items():
+        if count > 1:
+            raise ConfigError(f"{count} data entries have the id {name!r}; give each its own.")
     samples: list[Sample] = []
     skipped: list[Skipped] = []
     for index, config in enumerate(configs):
