@@ -1,5 +1,6 @@
 """Seeded mutations of documents and of bytes."""
 
+import copy
 import json
 import random
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ def _paths(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield from _paths(value, (*path, key))
 
 
+def _odd(rng: random.Random) -> Any:
+    return copy.deepcopy(rng.choice(ODD))  # it may be changed in its turn
+
+
 def _deep(document: Any, levels: int) -> Any:
     for _ in range(levels):
         document = [document]
@@ -38,12 +43,12 @@ def mutated(document: Any, rng: random.Random) -> Any:
         paths = list(_paths(document))
         path = rng.choice(paths)
         if not path or not isinstance(parent := _at(document, path[:-1]), dict | list):
-            document = rng.choice(ODD) if rng.random() < 0.02 else document
+            document = _odd(rng) if rng.random() < 0.02 else document
             continue
         key = path[-1]
         match rng.randrange(8):
             case 0 | 1 | 2:
-                parent[key] = rng.choice(ODD)
+                parent[key] = _odd(rng)
             case 3:
                 del parent[key]
             case 4 if isinstance(parent, dict):
@@ -53,7 +58,7 @@ def mutated(document: Any, rng: random.Random) -> Any:
             case 6:
                 parent[key] = json.loads(json.dumps(_at(document, rng.choice(paths))))
             case _:
-                parent[key] = mutated_text(parent[key], rng) if isinstance(parent[key], str) else rng.choice(ODD)
+                parent[key] = mutated_text(parent[key], rng) if isinstance(parent[key], str) else _odd(rng)
     return document
 
 

@@ -108,6 +108,8 @@ def work(rank: int, processes: int, options: argparse.Namespace) -> tuple[Counte
             outcome = attempt(name, seed, folder)
             shutil.rmtree(folder)
             made[name] += 1
+            if made.total() % 5000 == 0:
+                print(f"process {rank}: {made.total()} files read, {failed.total()} failed", flush=True)
             refused[name] += outcome.refused
             if outcome.wrong:
                 failed[name] += 1

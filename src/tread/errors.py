@@ -138,6 +138,8 @@ def check_int(value: object, name: str, low: int | None = None, fix: str = "") -
         raise ConfigError(f"{name} is {shown(value)}; it must be a whole number. {fix}".strip())
     if low is not None and value < low:
         raise ConfigError(f"{name} is {shown(value)}; it must be at least {low}. {fix}".strip())
+    if abs(value) >= 2**63:
+        raise ConfigError(f"{name} is {shown(value)}; it must be below 2^63. {fix}".strip())
     return value
 
 

@@ -220,6 +220,12 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def fetch_flow_collection_start(self, TokenClass: Any) -> None:
+            super().fetch_flow_collection_start(TokenClass)
+            if self.flow_level > LEVELS:  # PyYAML's time grows with the square of the depth
+                problem = f"it is nested more than {LEVELS} levels deep"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+
         def flatten_mapping(self, node: Any) -> None:
             super().flatten_mapping(node)
             if len(node.value) > VALUES:  # `<<: [*a, *a]` may double it at every level

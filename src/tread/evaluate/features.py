@@ -8,19 +8,22 @@
 """
 
 import hashlib
+import os
 import re
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tread.data.stock import check_loaded
-from tread.errors import ConfigError, needs
+from tread.errors import ConfigError, needs, shown
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
@@ -138,15 +141,7 @@ def weights_folder() -> Path:
 def find_weights(weights: str | None, file: str, origin: str) -> Path:
     """The path of the weights: the named file, a download, or `file` in the cache folder."""
     if weights is not None and "://" in weights:
-        path = weights_folder() / weights.rsplit("/", 1)[-1]
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                torch.hub.download_url_to_file(weights, str(path), progress=False)
-            except OSError as error:  # urllib's errors are OSErrors too
-                raise ConfigError(
-                    f"cannot download {weights} ({error}): get it by hand and name the file with `weights`."
-                ) from None
+        path = _downloaded(weights)
     else:
         path = weights_folder() / file if weights is None else Path(weights)
     if path.is_dir():
@@ -157,16 +152,47 @@ def find_weights(weights: str | None, file: str, origin: str) -> Path:
             f"download); or choose another of the extractors with `features`: {', '.join(FEATURES)}. Only inception's "
             "distance is FID."
         )
-    # a published name may end with the start of its SHA-256
-    if (match := re.search(r"-([0-9a-f]{8})\.\w+$", path.name)) is not None:
+    _check_hash(path, path.name)
+    return path
+
+
+def _downloaded(url: str) -> Path:
+    """The file of a URL in the cache folder; it is kept only if it is a whole file of tensors."""
+    parts = urlsplit(url)
+    path = weights_folder() / Path(parts.path).name
+    if parts.scheme not in ("http", "https") or not parts.netloc or path == weights_folder():
+        raise ConfigError(
+            f"`weights` is {shown(url)}; a URL begins with https:// or http:// and ends with a file's name."
+        )
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
+    try:
+        torch.hub.download_url_to_file(url, str(temporary), progress=False)
+        _check_hash(temporary, path.name)
+        read_tensors(temporary, shown(url))
+        os.replace(temporary, path)
+    except OSError as error:  # urllib's errors are OSErrors too
+        raise ConfigError(
+            f"cannot download {url} ({error}): get it by hand and name the file with `weights`."
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _check_hash(path: Path, name: str) -> None:
+    """Refuse a damaged file: a published name may end with the start of its SHA-256."""
+    if (match := re.search(r"-([0-9a-f]{8})\.\w+$", name)) is not None:
         with open(path, "rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if not digest.startswith(match[1]):
             raise ConfigError(f"{path} is damaged: its SHA-256 begins with {digest[:8]}; get it again.")
-    return path
 
 
-def _load(module: nn.Module, path: Path) -> None:
+def read_tensors(path: Path, what: object) -> dict[str, Tensor]:
+    """The tensors of a file of weights, read without running code; `what` names it in an error."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -175,7 +201,14 @@ def _load(module: nn.Module, path: Path) -> None:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler may raise anything on another file
-        raise ConfigError(f"{path} is no file of weights, or damaged; check `weights`.") from error
+        raise ConfigError(f"{what} is no file of weights, or damaged; check `weights`.") from error
+    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise ConfigError(f"{what} holds no weights by name; check `weights`.")
+    return dict(found)
+
+
+def _load(module: nn.Module, path: Path) -> None:
+    found = read_tensors(path, path)
     own = module.state_dict()
     wrong = [name for name, tensor in own.items() if name in found and found[name].shape != tensor.shape]
     missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]

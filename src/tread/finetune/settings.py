@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tread.config.schema import at_least
-from tread.data.captioned.entries import data_configs
+from tread.data.captioned.entries import LONGEST, data_configs
 from tread.errors import ConfigError, nearest
 from tread.finetune.families import TUNE_FAMILIES
 from tread.kernels.attention import Attention
@@ -223,6 +223,8 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
         if self.experts != "both" and self.model_family != "wan":
             raise ConfigError(f"experts is {self.experts!r}, but only wan has two transformers; leave it out.")
+        if any(len(prompt) > LONGEST for prompt in (*self.prompts, self.validation_negative_prompt)):
+            raise ConfigError(f"validation_prompt has more than {LONGEST} characters; write a shorter one.")
         if not self.data:
             raise ConfigError("data is empty; give a folder of images or videos with captions (docs/data.md).")
         if self.validation_size is not None and min(self.validation_size) < 1:

@@ -72,6 +72,9 @@ class Source:
                 f"diffusers has no {shown(self.pipeline_name)}, which model_index.json of {self.place} names."
             )
         given = dict(given or {})
+        for part in parts:
+            if part in self.index and self.index[part] not in (None, [None, None]):
+                self._class_of(part)  # refuses an odd entry
         listed = (part for part, value in self.index.items() if isinstance(value, list))
         wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
         absent = dict.fromkeys(part for part in listed if part not in wanted)

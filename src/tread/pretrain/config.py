@@ -18,7 +18,8 @@ from tread.config.fields import MISSING, fields_of
 from tread.config.layers import Settings, assigned, check_names, merged, settings_of, split_assignment
 from tread.config.schema import arguments, parse
 from tread.data import DATASETS
-from tread.errors import ConfigError
+from tread.errors import ConfigError, shortened
+from tread.files import is_file
 from tread.objectives import OBJECTIVES
 from tread.pretrain.settings import AUTO, MODELS, ModelConfig, PretrainConfig
 from tread.training.job import CONFIG_FILE, saved_settings
@@ -56,7 +57,7 @@ def layered(given: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     resume = names.get("resume", layer.get("resume"))
     if resume not in (None, "null"):
         run = Path(str(names.get("output_dir", layer.get("output_dir", AUTO))) if resume == "latest" else str(resume))
-        if resume != "latest" or (run / CONFIG_FILE).is_file():  # else there is nothing to resume yet
+        if resume != "latest" or is_file(run / CONFIG_FILE):  # else there is nothing to resume yet
             return _resumed(run, texts)
     folder = folder or config_folder()
     base = {} if folder is None else read_layer(folder / CONFIG_FILE)
@@ -185,7 +186,7 @@ def _options(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _check_option(group: str, name: str) -> str:
     if name not in GROUPS[group][1]:
-        raise ConfigError(f"there is no {group}={name}; choose one of: {', '.join(GROUPS[group][1])}.")
+        raise ConfigError(f"there is no {group}={shortened(name, 120)}; choose one of: {', '.join(GROUPS[group][1])}.")
     return name
 
 

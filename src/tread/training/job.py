@@ -13,8 +13,8 @@ from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, Proj
 
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
-from tread.errors import ConfigError, Stopped, masked
-from tread.files import atomic_write
+from tread.errors import ConfigError, Stopped, masked, shown
+from tread.files import atomic_write, is_file
 from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
@@ -175,8 +175,8 @@ def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
 
 def saved_settings(folder: Path) -> dict[str, Any]:
     """The settings that a run folder keeps; refuses a folder that holds no run."""
-    if not (folder / CONFIG_FILE).is_file():
-        raise ConfigError(f"{str(folder)!r} is not the folder of a run: it has no {CONFIG_FILE}.")
+    if not is_file(folder / CONFIG_FILE):
+        raise ConfigError(f"{shown(str(folder), 200)} is not the folder of a run: it has no {CONFIG_FILE}.")
     settings = settled(read_document(folder / CONFIG_FILE))
     if not isinstance(settings, dict):
         raise ConfigError(f"{folder / CONFIG_FILE} is not the config of a run; restore it.")

@@ -19,6 +19,9 @@ from tread.files import is_folder
 TABLES = (".csv", ".jsonl", ".parquet")
 """Suffixes of a `metadata_file`."""
 
+LONGEST = 50_000
+"""Characters of a caption: text encoders read some hundred words, and their tokenizers take minutes for megabytes."""
+
 CaptionStrategy = Literal["textfile", "filename", "instanceprompt", "csv", "jsonl", "parquet", "huggingface"]
 ConditioningType = Literal["mask", "segmentation", "reference"]
 ResolutionType = Literal["pixel", "pixel_area", "area"]
@@ -114,6 +117,8 @@ class DataConfig:
             raise self._wrong("caption_strategy", "a Hugging Face dataset has no .txt files; write 'huggingface'")
         if self.caption_strategy == "instanceprompt" and not self.instance_prompt:
             raise self._wrong("caption_strategy", "that needs instance_prompt, the caption of all samples")
+        if self.instance_prompt is not None and len(self.instance_prompt) > LONGEST:
+            raise self._wrong("instance_prompt", f"a caption has at most {LONGEST} characters")
         if self.repeats < 1:
             raise self._wrong("repeats", "it must be at least 1, which is one visit (0 in data_backend_config)")
         for name in ("resolution", "minimum_image_size", "maximum_image_size", "target_downsample_size"):

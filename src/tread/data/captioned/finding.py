@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tread.data.captioned.entries import TABLES, DataConfig
+from tread.data.captioned.entries import LONGEST, TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
 from tread.data.captioned.tables import COLUMNS, Place, cell_place, choose_column, load_dataset, read_table
 from tread.errors import ConfigError
@@ -22,10 +22,6 @@ MASK_ENDINGS = (".mask", "_mask", "-mask")
 """Ending of a mask's stem after its picture's stem."""
 TABLE_STRATEGIES = ("csv", "jsonl", "parquet", "huggingface")
 """The caption strategies that need a column of captions."""
-
-
-LONGEST = 50_000
-"""Characters of a caption: text encoders read some hundred words, and their tokenizers take minutes for megabytes."""
 
 
 class Skipped(NamedTuple):

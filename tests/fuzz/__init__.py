@@ -1,0 +1,1 @@
+"""Tests of the fuzzer, and a small share of its mutations."""
