@@ -157,7 +157,7 @@ def test_odd_hashes_in_the_cache_are_made_again(stored: object, tmp_path: Path) 
 def test_an_odd_optimizer_file_is_refused(names: list[str]) -> None:
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
     with pytest.raises(CheckpointError, match="the optimizer's state does not belong to this run"):
-        load_optimizer(optimizer, {name: torch.ones(2) for name in names})
+        load_optimizer(optimizer, {name: torch.ones(2) for name in names}, Path("run"))
 
 
 def test_an_npz_in_the_place_of_an_npy_is_refused(tmp_path: Path) -> None:
