@@ -102,10 +102,11 @@ def test_a_run_killed_at_any_moment_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """SIGINT as in a terminal: a shell lets the jobs that it starts in the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Signals as in a terminal: a shell lets the jobs that it starts in the background ignore SIGINT, nohup SIGHUP."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip((signal.SIGINT, signal.SIGHUP), before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("interruptible")
