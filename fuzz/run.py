@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fuzz.readers import READERS, quiet
+from fuzz.readers import READERS
 from tread.errors import CheckpointError, ConfigError, DataError
 
 OURS = (ConfigError, DataError, CheckpointError)
@@ -96,7 +97,7 @@ def work(rank: int, processes: int, options: argparse.Namespace) -> tuple[Counte
     """Every so-manieth mutation: counts of those made, refused and failed by reader; failing files are written."""
     torch.set_num_threads(1)
     limit_memory(16)
-    quiet()
+    warnings.simplefilter("ignore")
     made, refused, failed = Counter(), Counter(), Counter()
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["XDG_CACHE_HOME"] = os.environ["TREAD_CONFIGS"] = scratch  # the defaults alone, as in a wheel

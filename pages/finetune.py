@@ -4,7 +4,7 @@ import json
 
 from pages.tables import markdown_table, with_tables
 from tread.config.fields import MISSING, fields_of
-from tread.finetune.compat.rules import MODELS
+from tread.finetune.compat.models import MODELS
 from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.result.card import TWO_EXPERTS, loading_lines
 from tread.finetune.settings import FinetuneConfig

@@ -161,9 +161,9 @@ def test_an_odd_optimizer_file_is_refused(names: list[str]) -> None:
 
 
 def test_an_npz_in_the_place_of_an_npy_is_refused(tmp_path: Path) -> None:
-    from fuzz.readers import _npz, _tar
+    from fuzz.files import npz, tar
 
-    shard = written(tmp_path / "a.tar", _tar(_npz(a=np.zeros((4, 2, 2)))))
+    shard = written(tmp_path / "a.tar", tar(npz(a=np.zeros((4, 2, 2)))))
     with pytest.raises(DataError, match=r"latent\.npy of sample a in .* is not a readable array"):
         Latents(shard)
 
@@ -182,9 +182,9 @@ def test_odd_statistics_are_refused(odd: dict[str, np.ndarray], tmp_path: Path) 
 @pytest.mark.parametrize("odd", ["total", "pool.mean", "pool.scatter", "vectors", "score.sums"])
 @pytest.mark.parametrize("value", [None, np.zeros((2, 2, 2)), np.array("x")], ids=["absent", "3-d", "text"])
 def test_an_odd_tally_is_refused(odd: str, value: np.ndarray | None, tmp_path: Path) -> None:
-    from fuzz.readers import _tally_file
+    from fuzz.files import tally_file
 
-    path = written(tmp_path / "a.npz", _tally_file())
+    path = written(tmp_path / "a.npz", tally_file())
     with np.load(path) as file:
         arrays: dict[str, Any] = {**file, odd: value}
     np.savez(path, allow_pickle=False, **{name: array for name, array in arrays.items() if array is not None})

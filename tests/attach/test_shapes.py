@@ -30,26 +30,22 @@ def strict(attach: Attach) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+def streams(inputs: dict[str, Any], rows: int, columns: int, text: int) -> dict[str, Any]:
+    """The inputs of one sample with an image and a prompt of other sizes."""
+    image, prompt = (inputs[name].shape[-1] for name in ("hidden_states", "encoder_hidden_states"))
+    sizes = {"hidden_states": (1, rows * columns, image), "encoder_hidden_states": (1, text, prompt)}
+    return inputs | {name: torch.randn(size) for name, size in sizes.items()}
+
+
 def flux_inputs(rows: int, columns: int, text: int) -> dict[str, Any]:
-    inputs = FLUX.inputs(1)
-    wide = inputs["hidden_states"].shape[-1], inputs["encoder_hidden_states"].shape[-1]
-    return inputs | {
-        "hidden_states": torch.randn(1, rows * columns, wide[0]),
-        "encoder_hidden_states": torch.randn(1, text, wide[1]),
-        "img_ids": torch.cartesian_prod(torch.zeros(1), torch.arange(rows).float(), torch.arange(columns).float()),
-        "txt_ids": torch.zeros(text, 3),
-    }
+    places = torch.cartesian_prod(torch.zeros(1), torch.arange(rows).float(), torch.arange(columns).float())
+    return streams(FLUX.inputs(1), rows, columns, text) | {"img_ids": places, "txt_ids": torch.zeros(text, 3)}
 
 
 def qwen_inputs(rows: int, columns: int, text: int) -> dict[str, Any]:
-    inputs = QWEN.inputs(1)
-    wide = inputs["hidden_states"].shape[-1], inputs["encoder_hidden_states"].shape[-1]
-    return inputs | {
-        "hidden_states": torch.randn(1, rows * columns, wide[0]),
-        "encoder_hidden_states": torch.randn(1, text, wide[1]),
-        "encoder_hidden_states_mask": torch.arange(text)[None] < text - 1,
-        "img_shapes": [[(1, rows, columns)]],
-    }
+    mask = torch.arange(text)[None] < text - 1
+    others = {"encoder_hidden_states_mask": mask, "img_shapes": [[(1, rows, columns)]]}
+    return streams(QWEN.inputs(1), rows, columns, text) | others
 
 
 def z_image_inputs(rows: int, columns: int, text: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES
-from tread.finetune.compat.rules import MODELS
+from tread.finetune.compat.models import MODELS
 from tread.finetune.compat.translate import KeyVerdict, translate
 from tread.finetune.config import read_config
 from tread.finetune.families import TUNE_FAMILIES, family_class

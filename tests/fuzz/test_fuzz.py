@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.readers import READERS, Reader
+from fuzz.reader import Reader
+from fuzz.readers import READERS
 from fuzz.run import attempt, file_of, schedule
 
 SHARE = 2000

@@ -83,7 +83,7 @@ class Latents(Dataset):
             raise ConfigError(f"data.vae is {vae!r}; known are {', '.join(VAES)}")
         if num_classes < 1:
             raise ConfigError(f"data.num_classes is {num_classes}; it must be at least 1")
-        self.vae, self.scaling, self.scaled = vae, VAES[vae], scaled
+        self.scaling, self.scaled = VAES[vae], scaled
         self.num_classes = num_classes
         self._index = index_shards(path)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()

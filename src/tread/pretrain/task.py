@@ -55,7 +55,7 @@ class Pretraining:
         with accelerator.main_process_first():  # the others find the index of the shards in the cache
             self.dataset = build_dataset(config.data)
         if accelerator.is_main_process and (doubt := self.dataset.doubt()) is not None:
-            print(f"warning: {doubt}", flush=True)
+            accelerator.print(f"warning: {doubt}")
         count = min(config.validation.samples, len(self.dataset) // 2)
         if count < config.validation.samples:
             given = f"validation.samples is {config.validation.samples}"

@@ -5,7 +5,7 @@
 - No key is ignored that would change what is learned; an unsupported one says what to write instead.
 """
 
-from tread.finetune.compat import rules
+from tread.finetune.compat import entries, models, rules
 from tread.finetune.compat.rules import OFF, Outcome, Rule, ignored, lora_shape, renamed, reworded, unless_off
 
 
@@ -32,8 +32,8 @@ _ADDED = ("crepa", "urepa", "irepa", "layersync", "nextlat", "internal_guidance"
 """Beginnings of the options of losses that are added where the option that ends with _enabled is true."""
 
 RULES: dict[str, Rule] = {
-    "model_family": rules.family,
-    "model_flavour": rules.flavour,
+    "model_family": models.family,
+    "model_flavour": models.flavour,
     "model_type": reworded(
         "model_type", {}, {"controlnet": "train a ControlNet in a script of yours (docs/attach.md)"}
     ),
@@ -160,7 +160,7 @@ RULES: dict[str, Rule] = {
     "delete_problematic_images": ignored("unreadable files are listed and skipped, never deleted"),
     "delete_unwanted_images": ignored("unwanted files are listed and skipped, never deleted"),
     "conditioning_multidataset_sampling": ignored("every entry has its own conditioning"),
-    "caption_strategy": rules.captions,
+    "caption_strategy": entries.captions,
     "instance_data_dir": unless_off("write it as data"),
     "instance_prompt": unless_off("write it in the data entry, with caption_strategy instanceprompt"),
     "disable_benchmark": ignored("there is no benchmark at the start; previews at step 0 show the base"),
@@ -224,9 +224,9 @@ DATA_RULES: dict[str, Rule] = {
     **_each("write_batch_size hash_filenames preserve_data_backend_cache", _CACHED),
     "vae_cache_clear_each_epoch": unless_off("leave it out; crops stay the same in every epoch"),
     "skip_file_discovery": _CACHED,
-    "huggingface": rules.columns,
+    "huggingface": entries.columns,
     "video_column": renamed("image_column"),
-    "video": rules.video,
+    "video": entries.video,
     "conditioning_type": reworded(
         "conditioning_type",
         {"reference_strict": "reference", "reference_loose": "reference"},
@@ -244,5 +244,5 @@ DATA_RULES: dict[str, Rule] = {
 }
 """Key of a data entry -> its rule; fields of DataConfig that have none run as they stand."""
 
-THEIR_DATA_RULES = DATA_RULES | {"repeats": rules.visits}
+THEIR_DATA_RULES = DATA_RULES | {"repeats": entries.visits}
 """The rules of entries of data_backend_config, which are those of the existing trainer."""

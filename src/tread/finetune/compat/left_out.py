@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tread.finetune.compat.defaults import DEFAULTS
-from tread.finetune.compat.rules import MODELS, is_theirs, there
+from tread.finetune.compat.models import MODELS
+from tread.finetune.compat.rules import is_theirs, there
 
 ALWAYS = ("model_type", "optimizer", "learning_rate", "train_batch_size", "max_grad_norm", "vae_dtype")
 """Options whose default changes what is trained, whatever else the config says."""

@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 
 from tread.errors import ConfigError
 from tread.finetune.compat.defaults import DEFAULTS
-from tread.finetune.families import TUNE_FAMILIES
 from tread.routing.plan import tread_mapping
 
 Verdict = Literal["runs", "translated", "differs", "ignored", "unsupported"]
@@ -111,76 +110,6 @@ def reworded(name: str, values: Mapping[Any, Any], refused: Mapping[Any, str] | 
         return Outcome.translated({name: values[key]}) if key in values else Outcome.runs(**{name: value})
 
     return rule
-
-
-MODELS: dict[str, dict[str, str]] = {
-    "auraflow": {
-        "v0.3": "terminusresearch/auraflow-v0.3",
-        "v0.2": "fal/AuraFlow-v0.2",
-        "v0.1": "fal/AuraFlow",
-        "pony": "purplesmartai/pony-v7-base",
-    },
-    "flux": {
-        "krea": "black-forest-labs/FLUX.1-Krea-dev",
-        "dev": "black-forest-labs/FLUX.1-dev",
-        "schnell": "black-forest-labs/FLUX.1-schnell",
-        "kontext": "black-forest-labs/FLUX.1-Kontext-dev",
-        "fluxbooru": "terminusresearch/fluxbooru-v0.3",
-        "libreflux": "jimmycarter/LibreFlux-SimpleTuner",
-    },
-    "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
-    "pixart_sigma": {
-        "900M-1024-v0.6": "terminusresearch/pixart-900m-1024-ft-v0.6",
-        "900M-1024-v0.7-stage1": "terminusresearch/pixart-900m-1024-ft-v0.7-stage1",
-        "900M-1024-v0.7-stage2": "terminusresearch/pixart-900m-1024-ft-v0.7-stage2",
-        "600M-512": "PixArt-alpha/PixArt-Sigma-XL-2-512-MS",
-        "600M-1024": "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS",
-        "600M-2048": "PixArt-alpha/PixArt-Sigma-XL-2-2K-MS",
-        "1024-ms": "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS",
-    },
-    "qwen_image": {"v2.0": "Qwen/Qwen-Image-2512", "v1.0": "Qwen/Qwen-Image"},
-    "sd3": {"medium": "stabilityai/stable-diffusion-3.5-medium", "large": "stabilityai/stable-diffusion-3.5-large"},
-    "wan": {
-        "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
-        "t2v-480p-14b-2.1": "Wan-AI/Wan2.1-T2V-14B-Diffusers",
-        "i2v-14b-2.1": "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
-        "t2v-14b-2.2-high": "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-        "t2v-14b-2.2-low": "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
-        "i2v-14b-2.2-high": "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
-        "i2v-14b-2.2-low": "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
-        "ti2v-5b-2.2": "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
-    },
-}
-"""Family -> `model_flavour` -> the id on the hub, for configs without pretrained_model_name_or_path. The first flavour
-is the one that the existing trainer takes where a config has none; that of wan is not known."""
-
-
-def family(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """A family that `tread finetune` has, or where else to train it."""
-    if value in TUNE_FAMILIES:
-        return Outcome.runs(model_family=value)
-    return Outcome.unsupported(
-        f"tread finetune has {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
-        "tread.attach (docs/attach.md; `tread families` lists them)"
-    )
-
-
-def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The flavour names the model if no path does, and the expert of Wan 2.2 that is trained."""
-    if str(config.get("model_family")) not in TUNE_FAMILIES:
-        return Outcome.ignored("model_family is none of tread finetune")
-    models = MODELS.get(str(config.get("model_family")), {})
-    settings: dict[str, Any] = {}
-    if config.get("model_family") == "wan" and str(value).endswith(("-high", "-low")) and "experts" not in config:
-        settings["experts"] = str(value).rpartition("-")[2]
-    if config.get("pretrained_model_name_or_path") is None and value is not None:
-        if str(value).startswith("edit"):
-            return Outcome.unsupported("Qwen-Image-Edit is not tuned here; choose v2.0 or v1.0")
-        if str(value) not in models:  # a flavour such as 2.0 may have been read as a number
-            known = f" ({', '.join(models)} are known)" if models else ""
-            return Outcome.unsupported(f"write pretrained_model_name_or_path instead{known}")
-        settings["pretrained_model_name_or_path"] = models[str(value)]
-    return Outcome.translated(settings) if settings else Outcome.ignored("the flavour is read from the model itself")
 
 
 def steps(value: Any, config: Mapping[str, Any]) -> Outcome:
@@ -402,45 +331,3 @@ def lora_shape(name: str) -> Rule:
         return Outcome.runs(**{name: value})
 
     return rule
-
-
-def captions(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """caption_strategy belongs to the data entries; `left_out` gives it to those of data_backend_config."""
-    if value in OFF:
-        return Outcome.ignored("off")
-    if is_theirs(config):
-        return Outcome(verdict="translated", text="caption_strategy of the data entries that have none")
-    return Outcome.unsupported("write it in the data entry")
-
-
-def columns(value: Any, entry: Mapping[str, Any]) -> Outcome:
-    """The names of columns, which other trainers nest in a data entry, move into the entry itself."""
-    if not isinstance(value, Mapping):
-        return Outcome.unsupported("write image_column, caption_column and split in the entry itself")
-    known = ("image_column", "video_column", "caption_column", "split")
-    if others := [key for key in value if key not in known]:
-        return Outcome.unsupported(
-            f"{', '.join(others)}: choose the rows before, in a dataset of your own; write the rest in the entry"
-        )
-    found = dict(value)
-    files = found.pop("video_column", None)
-    if files is not None and (entry.get("dataset_type") == "video" or "image_column" not in found):
-        found["image_column"] = files
-    return Outcome.translated({key: found[key] for key in found if key not in entry})
-
-
-def visits(value: Any, entry: Mapping[str, Any]) -> Outcome:
-    """`repeats` counts visits here, and those after the first one in the existing trainer."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        return Outcome.runs(repeats=value)
-    return Outcome.translated({"repeats": value + 1}, "all visits are counted, there those after the first")
-
-
-def video(value: Any, entry: Mapping[str, Any]) -> Outcome:
-    """The settings of clips, without those that the model decides."""
-    decided = ("is_i2v", "bucket_strategy", "frame_interval")
-    if not isinstance(value, Mapping) or not (left := [key for key in decided if key in value]):
-        return Outcome.runs(video=value)
-    kept = {key: item for key, item in value.items() if key not in decided}
-    text = f"video without {', '.join(left)}: the model decides, and clips have as many frames as it takes"
-    return Outcome(verdict="translated", text=text, settings={"video": kept})

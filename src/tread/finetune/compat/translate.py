@@ -19,7 +19,8 @@ from tread.errors import ConfigError, masked, nearest, shown
 from tread.finetune.compat.defaults import DEFAULTS
 from tread.finetune.compat.keys import DATA_RULES, PREFIXES, RULES, THEIR_DATA_RULES
 from tread.finetune.compat.left_out import has_other_layers, left_out, left_out_of_entry
-from tread.finetune.compat.rules import MODELS, Outcome, Rule, Verdict, is_theirs
+from tread.finetune.compat.models import MODELS
+from tread.finetune.compat.rules import Outcome, Rule, Verdict, is_theirs
 from tread.finetune.settings import ENTRY_DEFAULTS, FinetuneConfig
 from tread.routing.plan import RoutePlan
 

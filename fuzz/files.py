@@ -1,0 +1,236 @@
+"""Checkpoints, shards, caches, statistics, images and weights: whole files, and what reads them."""
+
+import io
+import json
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save
+from torch import nn
+
+from fuzz.mutate import mutated_bytes
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = linear()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def model_file() -> bytes:
+    return save({name: tensor.detach() for name, tensor in linear().state_dict().items()})
+
+
+def optimizer_file() -> bytes:
+    from tread.training.checkpoint import optimizer_tensors
+
+    return save(optimizer_tensors(trained()[1]))
+
+
+def manifest() -> dict[str, Any]:
+    return {"step": 3, "id": "0", "files": {"model.safetensors": len(model_file())}, "facts": {"loss": 0.5}}
+
+
+STEP = "step-00000003"
+
+
+def read_manifest(path: Path) -> None:
+    from tread.training.checkpoint import newest
+
+    (path.parent / "model.safetensors").write_bytes(model_file())
+    newest(path.parents[1], lambda _: None)
+
+
+def read_model(path: Path) -> None:
+    from tread.training.checkpoint import load_part, load_tensors
+
+    load_tensors(linear().state_dict(), load_part(path.parent, "model"), path)
+
+
+def read_optimizer(path: Path) -> None:
+    from tread.training.checkpoint import load_optimizer, load_part
+
+    load_optimizer(trained()[1], load_part(path.parent, "optimizer"), path)
+
+
+def npy(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.savez(out, allow_pickle=False, **arrays)
+    return out.getvalue()
+
+
+def tar(latent: bytes, label: bytes = b"1") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in (("a.latent.npy", latent), ("a.cls", label)):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+LATENT = npy(np.zeros((4, 2, 2), np.float16))
+
+
+def members(rng: random.Random) -> bytes:
+    odd = (LATENT, npz(a=np.zeros(3)), npy(np.zeros((0, 2, 2))), npy(np.zeros(3, "S3")), npy(np.array(1.0)))
+    return tar(mutated_bytes(rng.choice(odd), rng), mutated_bytes(b"1", rng) if rng.random() < 0.3 else b"1")
+
+
+def read_shard(path: Path) -> None:
+    from tread.data.latents import Latents
+
+    Latents(path, num_classes=3)[0]
+
+
+def index_file() -> bytes:
+    return npz(key=np.array([b"a"]), offset=np.array([512]), size=np.array([len(LATENT)]), label=np.array([1]))
+
+
+def read_index(path: Path) -> None:
+    from tread.data.index import _cache_file
+
+    shard = path.with_name("shard.tar")
+    shard.write_bytes(tar(LATENT))
+    cached = _cache_file(shard)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    cached.write_bytes(path.read_bytes())
+    try:
+        read_shard(shard)
+    finally:
+        cached.unlink(missing_ok=True)
+
+
+METRICS = "".join(json.dumps({"step": step, "loss": 0.5, "rate": 1e-4}) + "\n" for step in range(1, 5))
+
+
+def read_metrics(path: Path) -> None:
+    from tread.training.metrics import cut_back, read_metrics
+
+    read_metrics(path.parent)
+    cut_back(path, 3)
+
+
+def read_cached(path: Path) -> None:
+    from tread.finetune.data.cache import Cache
+
+    cache = Cache(path.parents[2])
+    cache.has("text", path.stem)
+    cache.load("text", path.stem)
+
+
+def read_hashes(path: Path) -> None:
+    from tread.finetune.data.cache import Cache
+
+    Cache(path.parent).hashes.of([path], progress=False)
+
+
+def statistics_file() -> bytes:
+    return npz(mu=np.zeros(3), sigma=np.eye(3), count=np.array(5), mu_s=np.zeros(2), sigma_s=np.eye(2))
+
+
+def odd_statistics(rng: random.Random) -> bytes:
+    odd = (np.zeros(3), np.eye(3), np.array("x"), np.zeros(0), np.array([1j]), np.zeros((2, 2, 2)), np.array(np.inf))
+    names = ("mu", "sigma", "count", "mu_s", "sigma_s", "features", "arr_0")
+    chosen = {name: rng.choice(odd) for name in names if rng.random() < 0.5}
+    data = npz(**{"mu": np.zeros(3), "sigma": np.eye(3), **chosen})
+    return mutated_bytes(data, rng) if rng.random() < 0.3 else data
+
+
+def read_statistics(path: Path) -> None:
+    from tread.evaluate.statistics import read_statistics
+
+    read_statistics(path)
+
+
+def tally_file() -> bytes:
+    facts = {
+        "features": np.array("x"),
+        "total": np.array(4),
+        "keep_vectors": np.array(True),
+        "vectors": np.zeros((4, 2)),
+    }
+    moments = {"pool.count": np.array(4), "pool.mean": np.zeros(2), "pool.scatter": np.eye(2)}
+    return npz(
+        **facts, **moments, **{"score.counts": np.ones(1), "score.sums": np.ones((1, 2)), "score.logs": np.ones(1)}
+    )
+
+
+def odd_tally(rng: random.Random) -> bytes:
+    with np.load(io.BytesIO(tally_file())) as file:
+        arrays = dict(file)
+    odd = (np.zeros(3), np.array("x"), np.zeros(0), np.array(1.5), np.zeros((2, 2, 2)), np.array(-1), None)
+    for name in rng.sample(list(arrays), 2):
+        arrays[name] = rng.choice(odd)
+    data = npz(**{name: array for name, array in arrays.items() if array is not None})
+    return mutated_bytes(data, rng) if rng.random() < 0.3 else data
+
+
+def read_tally(path: Path) -> None:
+    from tread.evaluate.statistics import Tally
+
+    Tally.load(path).statistics()
+
+
+def odd_batch(rng: random.Random) -> bytes:
+    shape = tuple(rng.choice((0, 1, 2, 3)) for _ in range(rng.choice((0, 3, 4, 4, 4, 5))))
+    return mutated_bytes(npz(arr_0=np.zeros(shape, rng.choice((np.uint8, np.float32)))), rng)
+
+
+def read_images(path: Path) -> None:
+    from tread.evaluate.images import has_images, open_images
+
+    has_images(path)
+    source = open_images(path)
+    source.read(0, min(4, len(source)))
+
+
+def image_file() -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(out, "png")
+    return out.getvalue()
+
+
+def read_picture(path: Path) -> None:
+    from tread.data.captioned.pixels import probe
+    from tread.data.images import read_image
+
+    read_image(path, 8)
+    probe(path)
+
+
+def read_table(path: Path) -> None:
+    from tread.data.captioned.entries import DataConfig
+    from tread.data.captioned.finding import find
+
+    list(find(DataConfig(metadata_file=str(path))))
+
+
+def weights_file() -> bytes:
+    out = io.BytesIO()
+    torch.save(linear().state_dict(), out)
+    return out.getvalue()
+
+
+def read_weights(path: Path) -> None:
+    from tread.evaluate.features import _load
+
+    _load(linear(), path)

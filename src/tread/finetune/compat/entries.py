@@ -1,0 +1,48 @@
+"""Rules for the keys of data entries, and for `caption_strategy`, which a config gives to all of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tread.finetune.compat.rules import OFF, Outcome, is_theirs
+
+
+def captions(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """caption_strategy belongs to the data entries; `left_out` gives it to those of data_backend_config."""
+    if value in OFF:
+        return Outcome.ignored("off")
+    if is_theirs(config):
+        return Outcome(verdict="translated", text="caption_strategy of the data entries that have none")
+    return Outcome.unsupported("write it in the data entry")
+
+
+def columns(value: Any, entry: Mapping[str, Any]) -> Outcome:
+    """The names of columns, which other trainers nest in a data entry, move into the entry itself."""
+    if not isinstance(value, Mapping):
+        return Outcome.unsupported("write image_column, caption_column and split in the entry itself")
+    known = ("image_column", "video_column", "caption_column", "split")
+    if others := [key for key in value if key not in known]:
+        return Outcome.unsupported(
+            f"{', '.join(others)}: choose the rows before, in a dataset of your own; write the rest in the entry"
+        )
+    found = dict(value)
+    files = found.pop("video_column", None)
+    if files is not None and (entry.get("dataset_type") == "video" or "image_column" not in found):
+        found["image_column"] = files
+    return Outcome.translated({key: found[key] for key in found if key not in entry})
+
+
+def visits(value: Any, entry: Mapping[str, Any]) -> Outcome:
+    """`repeats` counts visits here, and those after the first one in the existing trainer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return Outcome.runs(repeats=value)
+    return Outcome.translated({"repeats": value + 1}, "all visits are counted, there those after the first")
+
+
+def video(value: Any, entry: Mapping[str, Any]) -> Outcome:
+    """The settings of clips, without those that the model decides."""
+    decided = ("is_i2v", "bucket_strategy", "frame_interval")
+    if not isinstance(value, Mapping) or not (left := [key for key in decided if key in value]):
+        return Outcome.runs(video=value)
+    kept = {key: item for key, item in value.items() if key not in decided}
+    text = f"video without {', '.join(left)}: the model decides, and clips have as many frames as it takes"
+    return Outcome(verdict="translated", text=text, settings={"video": kept})
