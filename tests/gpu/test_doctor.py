@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny.runs import TINY
+from tests.tiny.runs import TINY, forget
 from tread.cli import main
 from tread.report.machine import CHECKS, examine
 
@@ -24,6 +24,7 @@ def test_every_check_has_an_answer() -> None:
 def test_a_trial(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    forget()
     monkeypatch.chdir(tmp_path)
     main(["doctor", "--json", *TINY, *settings])
     (network,) = json.loads(capsys.readouterr().out)["config"]["networks"]

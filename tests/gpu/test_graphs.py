@@ -232,6 +232,23 @@ def test_what_cannot_be_captured_runs_without_under_autocast(capsys: pytest.Capt
     assert torch.cuda.current_stream() == stream
 
 
+def test_a_failure_leaves_other_models_their_graphs() -> None:
+    """They share a memory pool, in which a failed recording must not stay."""
+
+    class Waits(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return super().forward(x) * float(x.sum() * 0 + 1)
+
+    torch.manual_seed(0)
+    models = [kind(64, 64).cuda() for kind in (torch.nn.Linear, Waits, torch.nn.Linear)]
+    networks = [graphs.Graphs(model, []) for model in models]
+    for model, network in zip(models, networks, strict=True):
+        for size in (16, 32):
+            for _ in range(graphs.CALLS + 2):
+                same_gradients(model, network, torch.randn(size, 64, device="cuda"))
+    assert [network.count for network in networks] == [2, 0, 2]
+
+
 def test_graphs_share_their_gradients() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 64).cuda()

@@ -106,7 +106,7 @@ def test_the_lengths_that_are_seen_are_as_many_as_were_said() -> None:
         handle.set_step(step)
         gradients(model, torch.randn(2, 64, 4))
     assert lengths(plan) <= frames.frame_count <= 2 * lengths(plan)
-    assert said == [f"4 layers are compiled when they first run, for up to {lengths(plan)} shape(s) each."]
+    assert said == [f"4 layers will be compiled when first run, for up to {lengths(plan)} shapes each."]
     with torch._dynamo.config.patch(error_on_recompile=True):
         for step in range(20):
             handle.set_step(step)
@@ -305,7 +305,7 @@ def test_the_trainer_says_how_many_shapes(tmp_path: Path, capsys: pytest.Capture
     plan = {"routes": [ROUTE], "schedule": {"warmup_steps": 6, "levels": 3}}
     task, _ = make_session(tmp_path, "train.compile=true", f"model.tread_config={json.dumps(plan)}")
     assert all(isinstance(block._compiled_call_impl, CompiledLayer) for block in task.model.blocks)
-    assert "5 layers are compiled when they first run, for up to 4 shape(s) each." in capsys.readouterr().out
+    assert "5 layers will be compiled when first run, for up to 4 shapes each." in capsys.readouterr().out
 
 
 def test_without_a_compiler_a_run_goes_on(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Stand:
     """In the place of `Capture`: runs the network on tensors of its own."""
 
     made: ClassVar[list["Stand"]] = []
-    is_running = False
+    is_running, pool = False, (0, 1)
 
     def __init__(
         self,
@@ -234,6 +234,19 @@ def test_a_run_goes_on_where_capturing_fails(monkeypatch: pytest.MonkeyPatch) ->
     assert said == [
         "CUDA graph capture failed; continuing without graphs (operation not permitted when stream is capturing)."
     ]
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_models_share_a_pool_unless_a_capture_failed_in_it(
+    spoiled: bool, captures: list[Stand], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "SPOILED", {Stand.pool} if spoiled else set())
+    x, networks = torch.randn(2, 4), [Graphs(nn.Linear(4, 4), []) for _ in range(2)]
+    for network in networks:
+        for _ in range(CALLS + 1):
+            network(x)
+    assert len(captures) == 2
+    assert (captures[1].beside is None) == spoiled
 
 
 def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+SPOILED: set[Any] = set()
+"""Memory pools in which a recording failed; torch records into none of them again."""
+
 
 class Capture:
     """The graphs of one signature; `trained` are the parameters with gradients, `shared` is an earlier capture of the
@@ -58,8 +61,14 @@ class Capture:
         """Whether a replayed forward still waits for its backward."""
         return self._call is not None and self._call() is not None
 
-    def _recording(self, graph: torch.cuda.CUDAGraph) -> torch.cuda.graph:
-        return torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local")
+    @contextmanager
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                yield
+        except RuntimeError:
+            SPOILED.add(self.pool)
+            raise
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         for mine, given in zip(self._inputs, tensors, strict=True):
@@ -158,7 +167,7 @@ def _numbers_by_kernels() -> Iterator[None]:
                 place.fill_(number)
             return found
 
-        return made
+        return torch.compiler.disable(made)  # pyright: ignore[reportReturnType]  # compiled code makes numbers too
 
     before = torch.tensor, torch.as_tensor
     torch.tensor, torch.as_tensor = map(written, before)

@@ -21,6 +21,7 @@ from tread.kernels.checkpointing import Checkpointing, recomputing
 from tread.routing import noise
 from tread.routing.budget import SHAPE_LEVELS
 from tread.routing.plan import RoutePlan
+from tread.words import counted
 
 Switch = Literal["auto"] | bool
 ANY_SHAPE = 4
@@ -69,7 +70,7 @@ def compile_layers(
     attempt = Attempt(say, shapes=shapes, training_only=training_only)
     for layer in layers:
         layer._compiled_call_impl = CompiledLayer(layer, attempt, checkpointed, options)
-    say(f"{len(layers)} layers are compiled when they first run, for up to {shapes} shape(s) each.")
+    say(f"{counted(len(layers), 'layer')} will be compiled when first run, for up to {counted(shapes, 'shape')} each.")
     return attempt
 
 

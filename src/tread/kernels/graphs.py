@@ -29,7 +29,7 @@ from torch import Tensor, distributed, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from tread.kernels.capture import Capture
+from tread.kernels.capture import SPOILED, Capture
 from tread.routing.handle import Handle, Seen
 
 CALLS = 2
@@ -152,7 +152,8 @@ class Graphs:
     ) -> tuple[Capture, list[Seen]]:
         before = [handle.state_dict() for handle in self.handles]
         shared = next((capture for capture, _ in self._captured.values()), None)
-        beside = next((capture for graphs in Graphs._all for capture, _ in graphs._captured.values()), None)
+        beside = (capture for graphs in Graphs._all for capture, _ in graphs._captured.values())
+        beside = next((capture for capture in beside if capture.pool not in SPOILED), None)
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         torch.clear_autocast_cache()
         try:
