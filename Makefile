@@ -1,13 +1,14 @@
 # `make demo` and `make test` do all the set-up first; a second run reinstalls nothing. `make test-oldest` runs every test
 # with the oldest versions that pyproject.toml promises, in an environment of its own. `make contract` runs the costly
 # tests of attached models on every family too and writes docs/contract.md; `make fuzz` gives 200,000 mutated files to
-# every reader; `make docs` writes what docs/ repeats of the code, and the pictures of README.md.
+# every reader; `make faults` kills every job and fills its disk, 200 times and more, and compares what it comes to;
+# `make docs` writes what docs/ repeats of the code, and the pictures of README.md.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 OLDEST := .venv-oldest
 
-.PHONY: venv demo test test-oldest contract fuzz docs check format clean
+.PHONY: venv demo test test-oldest contract fuzz faults docs check format clean
 .DEFAULT_GOAL := test
 
 venv: $(STAMP)
@@ -41,6 +42,9 @@ contract: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m fuzz --mutations 200000
+
+faults: $(STAMP)
+	$(BIN)/python -m faults --kills 200
 
 docs: $(STAMP)
 	$(BIN)/python -m pages.docs

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from tread.attach.attach import Attachment
 from tread.attach.registry import layers_of
 from tread.data.captioned.buckets import BucketOrder
+from tread.data.workers import fetched
 from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, caller, choose, joined, ranges
@@ -40,6 +41,7 @@ from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
 from tread.training.contents import fingerprint
 from tread.training.task import Review, is_due
+from tread.words import counted
 
 LATENT, NOISE, TIME, EXPERT, VALIDATION = (
     int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali")
@@ -98,6 +100,7 @@ class Finetuning:
             place = one.place.name if isinstance(one.place, Path) else one.place
             groups.setdefault(f"data[{one.dataset}]", []).append(f"{place} {one.size} {one.frames}")
         self.facts["contents"] = fingerprint(groups)
+        self.unit = "clip" if data.bucket.frames > 1 else "img"
 
     def summary(self) -> str:
         """What is trained, on what, with which routes."""
@@ -109,8 +112,8 @@ class Finetuning:
         kind = {"full": "all weights"}.get(config.model_type, config.lora_type.replace("standard", "lora"))
         return (
             f"{config.model_family}, {kind}: {trained / 1e6:.1f} M of {size / 1e6:.1f} M parameters train, {routes}; "
-            f"{len(self.train_set)} samples in {len(set(self.train_set.groups))} bucket(s), "
-            f"{accelerator.num_processes} process(es) on {accelerator.device}"
+            f"{counted(len(self.train_set), 'sample')} in {counted(len(set(self.train_set.groups)), 'bucket')}, "
+            f"{counted(accelerator.num_processes, 'process')} on {accelerator.device}"
         )
 
     @property
@@ -163,7 +166,7 @@ class Finetuning:
             num_workers=config.dataloader_num_workers,
             pin_memory=device.type == "cuda",
         )
-        for batch in loader:
+        for batch in fetched(loader):
             yield self._on_device(batch)
 
     def _collate(self, items: Sequence[Any]) -> Batch:
@@ -230,14 +233,15 @@ class Finetuning:
         # a sample whose mask is all black teaches nothing instead of dividing by zero
         return (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
 
-    def reviews(self, step: int) -> list[Review]:
+    def reviews(self, step: int) -> dict[str, Review]:
         """The dense validation loss, and previews, each every so many steps."""
         config = self.config
-        due = {
-            self.validate: config.eval_steps_interval,
-            partial(self.preview, step): config.validation_steps if config.prompts else 0,
+        due: dict[str, tuple[Review, int]] = {
+            "validating": (self.validate, config.eval_steps_interval),
+            "drawing": (partial(self.preview, step), config.validation_steps if config.prompts else 0),
         }
-        return [review for review, every in due.items() if is_due(every, step, config.max_train_steps)]
+        last = config.max_train_steps
+        return {doing: review for doing, (review, every) in due.items() if is_due(every, step, last)}
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

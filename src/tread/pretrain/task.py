@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
-from tread.data import Order, StepSampler, Visited, positions, split
+from tread.data import Order, Readable, StepSampler, Visited, positions, split
+from tread.data.readable import SKIPPED_FILE
+from tread.data.workers import fetched
 from tread.errors import ConfigError
+from tread.files import writing
 from tread.kernels.compiling import compiles, lengths
 from tread.kernels.fast import Fast
 from tread.kernels.float8 import SMALLEST, Float8, check_float8, train_in_float8
@@ -33,6 +36,7 @@ from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.training.contents import fingerprint
 from tread.training.task import Review, is_due
+from tread.words import counted
 
 NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
 
@@ -50,7 +54,7 @@ class Pretraining:
     """The task: a DiT, a dataset, an objective."""
 
     def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
-        self.config, self.accelerator, self.folder = config, accelerator, folder
+        self.accelerator, self.folder = accelerator, folder
         seed = config.train.seed
         with accelerator.main_process_first():  # the others find the index of the shards in the cache
             self.dataset = build_dataset(config.data)
@@ -61,7 +65,10 @@ class Pretraining:
             given = f"validation.samples is {config.validation.samples}"
             accelerator.print(f"{given}, but half of the data is {count}: {count} are held out.")
         train, held_out = split(len(self.dataset), count, seed)
-        self.train_set, self.held_out = Subset(self.dataset, train.tolist()), held_out  # pyright: ignore[reportArgumentType]
+        self.train_set, self.held_out = (
+            Readable(self.dataset, part.tolist(), folder / SKIPPED_FILE) for part in (train, held_out)
+        )
+        config = self.config = config.with_steps(len(self.train_set))
         self.objective: Objective = build_objective(config.objective)
         torch.manual_seed(seed)
         shape, num_classes = self.dataset.shape, self.dataset.num_classes
@@ -82,6 +89,7 @@ class Pretraining:
         plan = None if self.handle is None else self.handle.plan.to_config()
         self.facts: dict[str, Any] = {"shape": list(shape), "num_classes": num_classes, "tread_config": plan}
         self.facts |= {"classes": list(self.dataset.classes), "contents": fingerprint(self.dataset.contents())}
+        self.unit = "img"
         self._slices = {
             "batch": config.train.batch_size,
             "micro_steps": config.train.micro_steps,
@@ -113,7 +121,8 @@ class Pretraining:
         processes, device = self.accelerator.num_processes, self.accelerator.device
         return (
             f"{self.config.model.size} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
-            f"{self.dataset.num_classes} classes ({len(self.held_out)} held out), {processes} process(es) on {device}"
+            f"{self.dataset.num_classes} classes ({len(self.held_out)} held out), "
+            f"{counted(processes, 'process')} on {device}"
         )
 
     @property
@@ -126,7 +135,9 @@ class Pretraining:
         train, device = self.config.train, self.accelerator.device
         shapes = lengths(None if self.handle is None else self.handle.plan)
         if self._evaluation is not None:
-            shapes += 1 if self.config.sample.interval is None else 2  # batches of samples, with guidance and without
+            # batches of samples, with guidance and without
+            guided = {scale != 1 for scale in self.config.evaluate.scales}
+            shapes += 2 if self.config.sample.interval is not None else len(guided)
         fast = Fast(
             self.model,
             list(self.model.blocks),
@@ -149,7 +160,7 @@ class Pretraining:
         loader = DataLoader(
             Visited(self.train_set), batch_sampler=sampler, num_workers=train.workers, pin_memory=device.type == "cuda"
         )
-        for tensors in loader:
+        for tensors in fetched(loader):
             yield Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -167,15 +178,15 @@ class Pretraining:
             u=noise.uniform(seed, TIME, where),
         ).mean()
 
-    def reviews(self, step: int) -> list[Review]:
+    def reviews(self, step: int) -> dict[str, Review]:
         """The validation loss, a grid of samples and the figures of an evaluation, each every so many steps."""
         config, steps = self.config, self.config.train.steps
-        due = {
-            self.validate: config.validation.every,
-            partial(self.preview, step): config.sample.every,
-            partial(self.evaluate, step): config.evaluate.every,
+        due: dict[str, tuple[Review, int]] = {
+            "validating": (self.validate, config.validation.every),
+            "drawing": (partial(self.preview, step), config.sample.every),
+            "evaluating": (partial(self.evaluate, step), config.evaluate.every),
         }
-        return [review for review, every in due.items() if is_due(every, step, steps)]
+        return {doing: review for doing, (review, every) in due.items() if is_due(every, step, steps)}
 
     def validate(self) -> dict[str, float]:
         """The mean loss on held-out data with fixed noise and evenly spread times."""
@@ -194,7 +205,7 @@ class Pretraining:
         count, device = len(self.held_out), self.accelerator.device
         for first in range(rank, count, world * self._micro_batch):
             chunk = torch.arange(first, count, world)[: self._micro_batch]  # (B,)
-            samples = [self.dataset[int(self.held_out[i])] for i in chunk]
+            samples = [self.held_out[int(i)] for i in chunk]
             x = torch.stack([sample for sample, _ in samples]).to(device)
             labels = torch.tensor([label for _, label in samples], device=device)
             where = chunk.to(device)
@@ -224,24 +235,30 @@ class Pretraining:
                     progress=False,
                 )
             path = self.folder / "samples" / f"step-{step:08d}.png"
-            path.parent.mkdir(exist_ok=True)
-            make_grid(self._decode(samples), columns=sample.per_class, rows=self.dataset.classes).save(path)
+            grid = make_grid(self._decode(samples), columns=sample.per_class, rows=self.dataset.classes)
+            with writing(path):
+                path.parent.mkdir(exist_ok=True)
+                grid.save(path)
         self.accelerator.wait_for_everyone()
         return {}
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Figures of as many samples as `evaluate` asks for."""
+        """Figures of as many samples as `evaluate` asks for, at each of its guidance scales."""
         if self._evaluation is None:
             return {}
-        return self._evaluation.run(self.evaluation_images(self._evaluation.evaluate), step)
+        figures: dict[str, float] = {}
+        for scale in self._evaluation.evaluate.scales:
+            figures |= self._evaluation.run(self.evaluation_images(self._evaluation.evaluate, scale), step)
+        return figures
 
-    def evaluation_images(self, evaluate: EvaluateConfig) -> ModelImages:
-        """What an evaluation looks at."""
+    def evaluation_images(self, evaluate: EvaluateConfig, guidance: float | None = None) -> ModelImages:
+        """What an evaluation looks at; by default at the first of its guidance scales."""
         return ModelImages(
             self.model,
             self.objective,
             self.config,
             evaluate,
+            evaluate.scales[0] if guidance is None else guidance,
             shape=self.dataset.shape,
             num_classes=self.dataset.num_classes,
             decode=self._decode,

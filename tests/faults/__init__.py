@@ -1,0 +1,1 @@
+"""Tests of the fault harness, and a small share of its cases."""
