@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.finetune.quantize import layer_linears
+from tread.finetune.model.quantize import layer_linears
 from tread.kernels import float8
 from tread.kernels.float8 import FORWARD, product, round_rows, to_float8
 from tread.models import DiT

@@ -24,8 +24,8 @@ from benchmarks.profile import profile_routing
 from benchmarks.record import Facts, Record, options
 from benchmarks.steps import WARM_STEPS, Steps, Work, compile_options, job_config, stepping
 from tread.attach.registry import layers_of
-from tread.finetune.adapters import add_adapter
-from tread.finetune.quantize import METHODS, check_precision, quantize
+from tread.finetune.model.adapters import add_adapter
+from tread.finetune.model.quantize import METHODS, check_precision, quantize
 from tread.kernels.attention import Attention
 from tread.kernels.compiling import lengths
 from tread.kernels.fast import Fast

@@ -126,7 +126,7 @@ INDEX = {
 
 
 def read_source(path: Path) -> None:
-    from tread.finetune.source import Source
+    from tread.finetune.model.source import Source
 
     source = Source(str(path.parent))
     source.check("tokenizer", "text_encoder", "vae")
@@ -134,7 +134,7 @@ def read_source(path: Path) -> None:
 
 
 def read_part(path: Path) -> None:
-    from tread.finetune.source import Source
+    from tread.finetune.model.source import Source
 
     (path.parents[1] / "model_index.json").write_text(json.dumps(INDEX))
     source = Source(str(path.parents[1]))

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import tarfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,20 @@ def weights_file() -> bytes:
     out = io.BytesIO()
     torch.save(linear().state_dict(), out)
     return out.getvalue()
+
+
+def training_checkpoint() -> bytes:
+    """As facebookresearch/DiT's train.py saves one."""
+    out = io.BytesIO()
+    state = linear().state_dict()
+    torch.save({"model": state, "ema": state, "opt": {}, "args": Namespace(model="DiT-XL/2")}, out)
+    return out.getvalue()
+
+
+def read_training_checkpoint(path: Path) -> None:
+    from tread.pretrain.build import read_weights
+
+    read_weights(path)
 
 
 def read_weights(path: Path) -> None:

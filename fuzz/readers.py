@@ -45,4 +45,5 @@ READERS: dict[str, Reader] = {
         "table.jsonl", bytes_of(lambda: b'{"file_name": "a.png", "text": ["a", "b"]}\n' * 3), files.read_table, 4
     ),
     "weights": Reader("weights.pth", bytes_of(files.weights_file), files.read_weights, 4),
+    "DiT's checkpoint": Reader("0.pt", bytes_of(files.training_checkpoint), files.read_training_checkpoint, 4),
 }

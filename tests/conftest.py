@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,11 +28,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
-@pytest.fixture(autouse=True)
-def few_objects_to_collect() -> None:
-    """A run collects garbage, which takes 0.2 s and more for all that torch, diffusers and transformers imported."""
-    if gc.get_freeze_count() < 100_000:  # nothing is frozen yet, or a run has unfrozen it
-        gc.freeze()
+UNFREEZE = gc.unfreeze
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen() -> Iterator[None]:
+    """Runs unfreeze what they froze, and with it all that the tests have imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_objects_to_collect(frozen: None) -> None:
+    """Runs collect garbage, which takes 0.2 s and more with all that torch, diffusers and transformers made."""
+    gc.freeze()
+
+
+@pytest.fixture
+def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector as a program has it."""
+    monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from tread.evaluate.statistics import Tally, read_statistics
 from tread.finetune.compat.translate import translate
 from tread.finetune.config import check, read_config
 from tread.finetune.data.cache import Cache
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 from tread.pretrain.config import compose, from_run
 from tread.routing.plan import RoutePlan
 from tread.training.checkpoint import load_optimizer

@@ -15,25 +15,26 @@ from tests.programs import ROOT, run
 PACKAGE = ROOT / "src" / "tread"
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "words": set(),
     "around": set(),
-    "files": set(),
-    "config": {"errors", "files"},
+    "files": {"errors"},
+    "config": {"errors", "words", "files"},
     "routing": {"errors", "config"},
-    "kernels": {"errors", "around", "routing"},
+    "kernels": {"errors", "words", "around", "routing"},
     "attach": {"errors", "around", "routing", "kernels"},
     "__init__": {"errors", "routing", "attach"},
     "models": {"errors", "routing", "kernels"},
     "objectives": {"errors"},
     "sampling": {"errors", "routing", "attach", "objectives"},
-    "data": {"errors", "files", "config", "routing"},
-    "evaluate": {"errors", "files", "routing", "data"},
+    "data": {"errors", "words", "files", "config", "routing"},
+    "evaluate": {"errors", "words", "files", "routing", "data"},
     "training": {"errors", "files", "config", "routing", "kernels"},
     "pretrain": {
-        *("errors", "files", "config", "routing", "kernels", "models"),
+        *("errors", "words", "files", "config", "routing", "kernels", "models"),
         *("objectives", "sampling", "data", "evaluate", "training"),
     },
     "finetune": {
-        *("__init__", "errors", "files", "config", "routing", "kernels", "attach"),
+        *("__init__", "errors", "words", "files", "config", "routing", "kernels", "attach"),
         *("objectives", "sampling", "data", "training"),
     },
     "report": {

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
-from torch.utils.data import Subset
 
 from benchmarks.steps import WARM_STEPS
-from tread.data import DATASETS, Order, StepSampler
+from tread.data import DATASETS, Order, Readable, StepSampler
+from tread.data.readable import SKIPPED_FILE
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Batch, Pretraining
 from tread.training.loop import Session
@@ -41,8 +41,10 @@ class Trial(Pretraining):
         finally:
             del DATASETS["cifar10"]
         trained, held_out = self.dataset.trained, min(self.dataset.held_out, scale.validated)
-        self.train_set = Subset(self.dataset, range(trained))
-        self.held_out = torch.arange(trained, trained + held_out)
+        self.train_set, self.held_out = (
+            Readable(self.dataset, part, folder / SKIPPED_FILE)
+            for part in (range(trained), range(trained, trained + held_out))
+        )
         self.pixels = self.dataset.pixels[:trained].to(accelerator.device)  # (N, 3, H, W)
         self.labels = self.dataset.classes_of[:trained].to(accelerator.device)  # (N,)
 

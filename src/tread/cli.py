@@ -36,7 +36,7 @@ def finetune(arguments: list[str]) -> None:
     help_text = "a JSON, YAML, TOML or .env config; `tread init` writes one"
     parser.add_argument("config", metavar="FILE", type=Path, help=help_text)
     parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
-    parser.add_argument("--check", action="store_true", help="say what becomes of every key, and train nothing")
+    parser.add_argument("--check", action="store_true", help="judge every key, the model and the data; train nothing")
     parser.add_argument("--json", action="store_true", help="with --check: as JSON, for scripts")
     parser.epilog = "docs/finetune.md lists every key with its default."
     options = parser.parse_args(arguments)
@@ -86,7 +86,7 @@ def sample(arguments: list[str]) -> None:
     add = parser.add_argument
     add("run", type=Path, help="the folder of a run, or of one of its checkpoints")
     add("--classes", help="class labels or names, e.g. 0-9 or 1,5,cat (default: the first ten)")
-    add("--per-class", type=int, default=8, help="images per class (default: %(default)s)")
+    add("--per-class", type=int, help="images per class (default: 8)")
     add("--guidance", type=float, help="guidance scale; 1: none (default: the run's)")
     add("--interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="guide only in these levels")
     add(
@@ -104,8 +104,12 @@ def sample(arguments: list[str]) -> None:
     add("--weak", type=Path, metavar="RUN", help="with ag: a run or an earlier checkpoint's folder")
     add("--steps", type=int, help="solver steps (default: the run's)")
     add("--solver", choices=("euler", "heun"), help="default: the run's")
-    add("--churn", type=float, help="EDM's S_churn: noise added and removed along the way")
-    add("--seed", type=int, default=0, help="(default: %(default)s)")
+    add("--churn", type=float, help="EDM's S_churn: fresh noise added along the way; 0: none (default: the run's)")
+    levels = ("LOW", "HIGH")
+    add("--churn-interval", type=float, nargs=2, metavar=levels, help="EDM's S_tmin and S_tmax (default: the run's)")
+    add("--churn-noise", type=float, help="EDM's S_noise (default: the run's)")
+    add("--seed", type=int, help="seed of all images (default: 0)")
+    add("--seeds", metavar="RANGE", help="one image per seed, e.g. 0-49999; classes take turns (default: all of them)")
     add("--batch-size", type=int, default=64, help="(default: %(default)s)")
     add("--no-ema", dest="averaged", action="store_false", help="the trained weights, not their average")
     add("--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples (default: the run's)")

@@ -44,6 +44,14 @@ class CheckpointError(_Told, RuntimeError):
     """A checkpoint cannot be written or used."""
 
 
+class OutputError(_Told, OSError):
+    """A file cannot be written; `strerror` is the system's reason."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.strerror = reason
+
+
 class TrainingDiverged(RuntimeError):
     """The loss is no longer a number."""
 

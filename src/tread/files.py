@@ -2,6 +2,7 @@
 
 - `atomic_write` gives a file its name only when it is complete and on the disk: a temporary name beside it, fsync,
   rename. Several processes may write the same file at once; the last to finish wins.
+- `writing` turns the failure of a write, which names no file where the disk is full, into a sentence that does.
 - `is_file` and `is_folder` answer for any text: no file has a name that the file system does not take. `regular` keeps
   readers from a pipe or a device, which may never end.
 - `is_safetensors` tells whether a file of tensors that came from elsewhere is as long as its header says.
@@ -15,22 +16,44 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from tread.errors import OutputError
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the name `path` only when it is complete and on the disk."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with writing(path):
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to report
+            temporary.unlink(missing_ok=True)
         raise
     if os.name == "posix":  # the rename itself lives in the folder
         fsync(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the error of a write inside into an OutputError that names `path`, a file or a folder."""
+    try:
+        yield
+    except OutputError:  # an inner one knows better
+        raise
+    except Exception as error:
+        from safetensors import SafetensorError
+
+        if not isinstance(error, OSError | SafetensorError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OutputError(
+            f"cannot write {path} ({reason}): free space, make it writable, or name another folder.", reason
+        ) from error
 
 
 def cache_folder() -> Path:

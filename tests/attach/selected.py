@@ -7,8 +7,8 @@ import pytest
 from tests.tiny.stock import CASES
 
 MISSION = ("flux", "flux-kontext", "wan", "wan-ti2v", "auraflow", "pixart", "sd3", "lumina2", "qwenimage")
-COMPILED = ("flux-kontext", "wan-ti2v", "pixart")
-"""Two stacks and references, rope and modulation by token, no rope at all: a compiler takes long."""
+COMPILED = ("wan-ti2v", "pixart")
+"""Rope and modulation by token, no rope at all: compiling takes long; FLUX has tests of its own."""
 
 
 def route(start: int, end: int, ratio: float = 0.5) -> dict:

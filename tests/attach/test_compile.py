@@ -28,11 +28,11 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def fresh_count() -> Any:
+def fresh_count(backend: str = "aot_eager") -> Any:
     """A counting backend; what was compiled and counted before is forgotten."""
     torch._dynamo.reset()
     counters.clear()
-    return CompileCounterWithBackend("aot_eager")
+    return CompileCounterWithBackend(backend)
 
 
 def breaks() -> Counter[str]:
@@ -143,7 +143,7 @@ FLUX = next(case for case in CASES if case.name == "flux")
 @pytest.mark.parametrize("first", ["attach", "compile"])
 def test_both_ways_to_compile_a_model(way: str, first: str):
     """The model is one graph as it is dense."""
-    model, count = FLUX.model(), fresh_count()
+    model, count = FLUX.model(), fresh_count("eager")
 
     def compiled(fullgraph: bool = True) -> Any:
         if way == "torch.compile(model)":
@@ -167,7 +167,7 @@ def test_both_ways_to_compile_a_model(way: str, first: str):
 def test_compiled_layers_take_dense_and_routed_forwards_by_turns(first: str):
     """A compiled layer has no routing inside, whichever came first; detached, it goes on compiled."""
     expected, _ = eager(FLUX)
-    model, count = FLUX.model(), fresh_count()
+    model, count = FLUX.model(), fresh_count("eager")
     if first == "compile":
         compile_layers(FLUX, model, backend=count, dynamic=False)
     handle = tread.attach(model, {"routes": inner(FLUX.depth)})

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 import tread
-from tests.attach.two_ranks import MODES, NAMES, ROUTES, STEP
+from tests.attach.attached import BY_NAME
+from tests.attach.two_ranks import ROUTES, STEP, STEPS
 from tests.programs import PROCESSES, run
-from tests.tiny.case import Case
-from tests.tiny.stock import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -23,9 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
-@pytest.mark.parametrize("mode", MODES)
-def test_two_processes_are_one(case: Case, mode: str, folder: Path):
+@pytest.mark.parametrize(("name", "mode"), STEPS)
+def test_two_processes_are_one(name: str, mode: str, folder: Path):
+    case = BY_NAME[name]
     model = case.model()
     with tread.attach(model, ROUTES) as handle:
         handle.set_step(STEP)

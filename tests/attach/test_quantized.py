@@ -15,7 +15,7 @@ import tread
 from tests.attach.attached import FLUX, ROUTES
 from tests.attach.selected import inner, mission_cases, route
 from tests.tiny.case import Case
-from tread.finetune.quantize import quantize
+from tread.finetune.model.quantize import quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

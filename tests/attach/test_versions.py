@@ -17,7 +17,7 @@ from tests.tiny.stock import CASES
 from tread.attach.family import Stack
 from tread.attach.registry import DIFFUSERS, family_of, layers_of
 from tread.errors import ConfigError
-from tread.finetune.quantize import layer_linears
+from tread.finetune.model.quantize import layer_linears
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EVERY_CLASS = {type(case.build()).__name__: case for case in CASES}

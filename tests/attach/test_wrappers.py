@@ -28,6 +28,7 @@ def test_checkpointing_turned_on_off_and_on_again_while_attached(attach: Attach,
     assert type(model._gradient_checkpointing_func) is type(stock._gradient_checkpointing_func)
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 def test_two_models_share_a_rotary_function_and_the_last_puts_it_back(attach: Attach, expected: torch.Tensor):
     gc.collect()  # models that earlier tests left attached
     stock = getattr(rotary_function(), "stock", rotary_function())

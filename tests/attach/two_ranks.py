@@ -23,11 +23,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import tread
+from tests.attach.attached import BY_NAME
 from tests.tiny.case import Case, one_sample
-from tests.tiny.stock import CASES
 
 NAMES = ("flux", "sd3", "wan")
-MODES = ("ddp", "ddp-checkpointed", "ddp-compiled", "fsdp2", "fsdp2-checkpointed", "fsdp2-wrapped", "fsdp1-wrapped")
+MODES = ("ddp", "ddp-checkpointed", "fsdp2", "fsdp2-checkpointed", "fsdp2-wrapped", "fsdp1-wrapped")
+STEPS = [*((name, mode) for name in NAMES for mode in MODES), ("sd3", "ddp-compiled")]
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -1}]}
 STEP = 3
 
@@ -79,10 +80,8 @@ def step(case: Case, mode: str, folder: Path, rank: int) -> None:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    for case in CASES:
-        if case.name in NAMES:
-            for mode in MODES:
-                step(case, mode, folder, distributed.get_rank())
+    for name, mode in STEPS:
+        step(BY_NAME[name], mode, folder, distributed.get_rank())
     distributed.destroy_process_group()
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import all as runner
-from benchmarks import curve, dit, flux, hooks, loop, plot, sd3, wan
+from benchmarks import buckets, curve, dit, flux, hooks, loop, plot, sd3, wan
 from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
 from tests.benchmarks.ticks import Ticks
@@ -53,6 +53,12 @@ def test_anyones_loop(tmp_path):
         ("loop-qwen-plain", "eager"),
     ]
     assert all(1 < one["ideal"] < 2 for one in found[1:])
+
+
+def test_buckets_settle(tmp_path):
+    found = measured(buckets, tmp_path, "--models", "z-image", "--shapes", "1", "--rounds", "2")
+    assert found[0]["settled"]
+    assert found[0]["rounds"][0]["compilations"] > 1
 
 
 def test_anyones_loop_calls_nothing_private():

@@ -67,7 +67,7 @@ def test_assignments_are_read_by_type() -> None:
         ("inner.siz=x", "there is no setting inner.siz. Did you mean 'inner.size'? `tread x --help` lists them all."),
         ("path.x=1", "there is no setting path.x. Did you mean 'path'? `tread x --help` lists them all."),
         ("inner=3", "inner is 3; it is a section: set inner.SETTING=VALUE."),
-        ("inner.routes.list.2=3", "inner.routes.list.2 cannot be set: inner.routes.list has 1 item(s), counted from 0"),
+        ("inner.routes.list.2=3", "inner.routes.list.2 cannot be set: inner.routes.list has 1 item, counted from 0"),
         ("path", "cannot read 'path': write name=value, e.g. train.steps=500, after at most one file."),
     ],
 )

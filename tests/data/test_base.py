@@ -1,5 +1,6 @@
 """Errors that stay one sentence, files that are whole or absent, pixels for previews."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from tread.data.dataset import to_uint8
-from tread.errors import DataError
+from tread.errors import DataError, OutputError
 from tread.files import atomic_write
 
 
@@ -41,6 +42,17 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_beside_it(tmp_path
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path: Path) -> None:
+    """The system's own error of a write names none."""
+    path = tmp_path / "file"
+    with pytest.raises(OutputError) as told, atomic_write(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    reason = os.strerror(errno.ENOSPC)
+    assert str(told.value) == f"cannot write {path} ({reason}): free space, make it writable, or name another folder."
+    assert told.value.strerror == reason
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:

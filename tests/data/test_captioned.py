@@ -73,7 +73,7 @@ def test_what_cannot_be_used_is_listed_with_its_reason(tmp_path: Path) -> None:
     }
     said: list[str] = []
     tell_skipped(found.skipped, tmp_path / "skipped.txt", said.append)
-    assert said[0] == f"6 file(s) left out, all listed in {tmp_path / 'skipped.txt'}:"
+    assert said[0] == f"6 files left out, all listed in {tmp_path / 'skipped.txt'}:"
     assert len(said) == 6
     assert len((tmp_path / "skipped.txt").read_text().splitlines()) == 6
     tell_skipped([], tmp_path / "skipped.txt", said.append)
@@ -217,9 +217,7 @@ def test_nothing_to_train_on_says_what_was_found(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"found 2 \.psd, 1 \.txt; put images or clips with \.txt captions there"):
         gather(at(tmp_path))
     picture(tmp_path / "c.png")
-    message = (
-        r"all 1 file\(s\) were left out, the first because \S+c\.png: it has no caption: .*\. Write captions, or set "
-    )
+    message = r"none is left of 1 file, the first because \S+c\.png: it has no caption: .*\. Write captions, or set "
     with pytest.raises(DataError, match=message):
         gather(at(tmp_path))
 

@@ -32,7 +32,7 @@ def test_latents_read_back_are_the_vaes(image_folder: Path, tiny_vae: str, tmp_p
     result = encode(image_folder, tiny_vae, tmp_path / "out", **SETTINGS)
     assert (result.shards, result.written, result.skipped) == (2, 6, 0)
     assert str(result) == (
-        f"6 images in 2 shard(s) at {tmp_path / 'out'}; train with data.path={tmp_path / 'out'} data.vae=sd "
+        f"6 images in 2 shards at {tmp_path / 'out'}; train with data.path={tmp_path / 'out'} data.vae=sd "
         "data.kind=moments data.num_classes=2"
     )
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]

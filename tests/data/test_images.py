@@ -149,7 +149,7 @@ def test_folders_that_make_no_dataset_say_why(tmp_path: Path) -> None:
         ImageFolder(tmp_path, size=8)
     save(tmp_path / "empty" / "a.png", Image.new("RGB", (4, 4)))
     save(tmp_path / "loose.png", Image.new("RGB", (4, 4)))
-    with pytest.raises(DataError, match=r"1 image\(s\) beside its class folders, the first is loose\.png: move"):
+    with pytest.raises(DataError, match=r"1 image beside its class folders, the first is loose\.png: move"):
         ImageFolder(tmp_path, size=8)
     with pytest.raises(ConfigError, match=r"data\.size is 0"):
         ImageFolder(tmp_path, size=0)

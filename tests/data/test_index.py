@@ -111,6 +111,12 @@ def test_folders_files_globs_and_braces(tmp_path: Path, monkeypatch: pytest.Monk
         names("empty")
 
 
+@pytest.mark.parametrize("pattern", ["{0..99999999999}.tar", "{5..-9999999}.tar", "{a,b}" * 30])
+def test_a_pattern_without_end_is_refused(pattern: str) -> None:
+    with pytest.raises(ConfigError, match="stands for more than 1,000,000 shards: write a shorter range or a glob"):
+        expand_shards(pattern)
+
+
 def test_incomplete_and_doubled_samples_are_named(tmp_path: Path, npy: Callable) -> None:
     latent, shard = npy(np.zeros((4, 1, 1))), tmp_path / "a.tar"
     plain_tar(shard, {"0.latent.npy": latent, "0.cls": b"0", "1.latent.npy": latent})
@@ -127,7 +133,7 @@ def test_incomplete_and_doubled_samples_are_named(tmp_path: Path, npy: Callable)
     with pytest.raises(DataError, match=r"cannot open shard .*b\.tar \(No such file or directory\): restore it"):
         index_shards(tmp_path)
     plain_tar(shard, {})
-    with pytest.raises(DataError, match=r"the 1 shard\(s\) at .*a\.tar hold no samples"):
+    with pytest.raises(DataError, match=r"there are no samples in the 1 shard at .*a\.tar"):
         index_shards(shard)
 
 

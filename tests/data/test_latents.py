@@ -31,6 +31,25 @@ def test_samples_come_back_as_written_and_scaled(tmp_path: Path, write_tar: Call
     torch.testing.assert_close(data.prepare(x, 0, torch.arange(7)), x * 0.18215, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("pattern", ["train-*.tar", "train-{0..1}.tar", "{train-0,train-1}.tar", "train-[01].tar"])
+def test_only_the_split_that_the_pattern_names_is_read(
+    tmp_path: Path, write_tar: Callable, samples: Callable, pattern: str
+) -> None:
+    """The other split has another size, labels out of range and a shard that is no tar: none of it is opened."""
+    written = samples(7)
+    write_tar(tmp_path / "train-0.tar", written[:4])
+    write_tar(tmp_path / "train-1.tar", written[4:])
+    write_tar(tmp_path / "val-0.tar", [sample | {"cls": 999} for sample in samples(3, (4, 8, 8), first=50)])
+    (tmp_path / "val-1.tar").write_bytes(b"no tar")
+    data = Latents(f"{tmp_path}/{pattern}", vae="sd", num_classes=3)
+    assert [*data.contents()] == ["train-0.tar", "train-1.tar"]
+    assert len(data) == 7
+    for i, sample in enumerate(written):
+        np.testing.assert_array_equal(data[i][0].numpy(), sample["latent.npy"].astype(np.float32))
+    with pytest.raises(DataError, match=r"val-1\.tar is truncated or not a plain tar"):
+        Latents(tmp_path, vae="sd", num_classes=3)
+
+
 @pytest.mark.parametrize(
     ("vae", "channels", "scale", "shift"),
     [("sd", 4, 0.18215, 0), ("sdxl", 4, 0.13025, 0), ("sd3", 16, 1.5305, 0.0609), ("flux", 16, 0.3611, 0.1159)],
@@ -166,7 +185,7 @@ def test_a_label_outside_the_classes_is_found_before_training(
     broken[1]["cls"] = 7
     write_tar(tmp_path / "b.tar", broken)
     message = (
-        r"sample 0004 in .*b\.tar has label 7, outside 0\.\.2 \(1 such sample\(s\), the largest label is 7\): "
+        r"sample 0004 in .*b\.tar has label 7, outside 0\.\.2 \(1 such sample, the largest label is 7\): "
         r"set data\.num_classes or correct the labels"
     )
     with pytest.raises(DataError, match=message):

@@ -1,8 +1,6 @@
 """The whole way: folders in, figures out; resumed, over two processes, from files of statistics."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from tests.programs import PROCESSES, run
+from tests.programs import PROCESSES, ROOT, finished, run
 from tread.cli import main
 from tread.errors import ConfigError, DataError, RiskWarning
 from tread.evaluate.compare import compare, evaluate, measure, measure_place, save_reference
@@ -77,9 +75,13 @@ def test_an_interrupted_pass_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert rest.seen == 16
     whole = measure(ArrayImages(BRIGHT), corner(), progress=False)
     np.testing.assert_allclose(found.pool.covariance, whole.pool.covariance, rtol=1e-12)
+    (whole_file,) = tmp_path.iterdir()
+    part = whole_file.with_suffix(".part-0-of-1.npz")
+    part.touch()  # a kill came after the whole was saved and before its part was removed
     again = Counting(BRIGHT, 0)
     measure(again, corner(), work=tmp_path, progress=False)
     assert again.seen == 0
+    assert not part.exists()
     other = Extractor("Corner", nn.Sequential(nn.Flatten(), nn.Linear(4, 4)), corner().prepare)
     with pytest.raises(Stop):  # other weights: nothing of the old pass is used
         measure(again, other, work=tmp_path, progress=False)
@@ -152,8 +154,8 @@ def never() -> Extractor:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"arr_0": BRIGHT[:0]}, r"ref\.npz has 0 image\(s\) and so no covariance; give at least 2"),
-        ({"arr_0": BRIGHT[:1]}, r"ref\.npz has 1 image\(s\) and so no covariance; give at least 2"),
+        ({"arr_0": BRIGHT[:0]}, r"ref\.npz has 0 images? and so no covariance; give at least 2"),
+        ({"arr_0": BRIGHT[:1]}, r"ref\.npz has 1 images? and so no covariance; give at least 2"),
         ({"images": BRIGHT}, "holds neither images nor mu and sigma; with `features` of Never give images"),
         ({"mu": np.zeros(4), "sigma": np.eye(4)}, "holds statistics of Inception; with `features` of Never give"),
         ({"mu": np.zeros(4)}, r"has mu \(4,\); statistics are mu \(D,\) and sigma \(D, D\): write it again"),
@@ -212,11 +214,42 @@ def test_the_command_on_two_folders(tmp_path: Path, lite0: Path, capsys: pytest.
 
 def test_the_door_at_the_root_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    door = Path(__file__).resolve().parents[2] / "fid.py"
-    ended = subprocess.run([sys.executable, str(door), "a", "b.npz"], capture_output=True, text=True, check=False)
+    ended = finished(ROOT / "fid.py", "a", "b.npz")
     assert ended.returncode == 2
     assert ended.stderr.startswith("tread eval: no weights at ")
     assert "`features`" in ended.stderr
+
+
+def test_the_modes_of_the_door_are_tread_eval(tmp_path: Path, lite0: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bright, dark = write(BRIGHT[:6], tmp_path / "a"), write(DARK[:5], tmp_path / "b")
+    options = ["--features", "efflite0", "--weights", lite0, "--device", "cpu"]
+    made = finished(ROOT / "fid.py", "--mode", "ref", f"--data={dark}", f"--dest={tmp_path / 'ref.npz'}", *options)
+    assert made.stdout == f"saved: {tmp_path / 'ref.npz'}\n", made.stderr
+    found = finished(
+        ROOT / "fid.py",
+        "--ref",
+        tmp_path / "ref.npz",
+        "--images",
+        bright,
+        "--mode=calc",
+        "--num",
+        4,
+        "--json",
+        *options,
+    )
+    main(["eval", str(bright), "--ref", str(dark), "--count", "4", "--json", *map(str, options)])
+    assert json.loads(found.stdout)["metrics"] == pytest.approx(json.loads(capsys.readouterr().out)["metrics"])
+
+
+def test_other_modes_of_the_door_are_refused() -> None:
+    for given, mode in (
+        (["--mode", "train"], "train"),
+        (["--mode"], ""),
+        (["--mode=calculate", "a", "b"], "calculate"),
+    ):
+        ended = finished(ROOT / "fid.py", *given)
+        assert (ended.returncode, ended.stdout) == (2, "")
+        assert ended.stderr == f"fid.py: --mode is {mode!r}; choose one of: calc, ref.\n"
 
 
 def test_the_figures_of_one_side_need_one_extractor() -> None:

@@ -101,5 +101,5 @@ def test_what_cannot_be_measured_is_said() -> None:
     with pytest.raises(DataError, match=r"among 3\.\.4 has features that are not finite"):
         tally.add(Activations(torch.tensor([[0.0], [torch.nan]])), 3)
     tally.add(Activations(torch.zeros(1, 2)), 0)
-    with pytest.raises(DataError, match=r"1 image\(s\) have no covariance"):
+    with pytest.raises(DataError, match=r"1 image cannot have a covariance"):
         tally.statistics()

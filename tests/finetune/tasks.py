@@ -8,9 +8,9 @@ from accelerate import Accelerator
 import tread
 from tread.finetune.data.prepare import prepare
 from tread.finetune.families import open_family
+from tread.finetune.model.source import Source
 from tread.finetune.run import load_models
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.source import Source
 from tread.finetune.task import Finetuning
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}

@@ -10,7 +10,7 @@ from torch import nn
 import tread
 from tests.tiny.transformers import STOCK, TARGETS, call_flux, flux
 from tread.errors import ConfigError
-from tread.finetune.adapters import adapter_metadata, adapter_state, add_adapter, find_linears
+from tread.finetune.model.adapters import adapter_metadata, adapter_state, add_adapter, find_linears
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiny.pictures import write_gradients
 from tread.errors import ConfigError
 from tread.finetune.config import check, read_config, read_mapping
 
@@ -91,8 +92,6 @@ def test_files_that_a_config_names_are_read_into_it(tmp_path: Path, monkeypatch:
         ),
         ("c.yaml", "", "c.yaml is empty; a config is a mapping of settings."),
         ("c.json", '{"--seed": 1, "seed": 2}', "c.json has seed twice, with and without dashes; keep one."),
-        ("c.json", '{"data_backend_config": "no.json"}', "data_backend_config names 'no.json', which does not exist ("),
-        ("c.json", '{"tread_config": "no.json"}', "tread_config is 'no.json': no preset (balanced, "),
     ],
 )
 def test_what_cannot_be_read(
@@ -112,6 +111,24 @@ def test_what_cannot_be_read(
     assert capsys.readouterr().err == f"{error.value}\n"
     assert check(name, as_json=True) == 2
     assert json.loads(capsys.readouterr().out) == {"runs": False, "error": str(error.value)}
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("data_backend_config", "data_backend_config names 'no.json', which does not exist ("),
+        ("tread_config", "tread_config is 'no.json': no preset (balanced, "),
+    ],
+)
+def test_a_file_that_a_config_names_is_missing(
+    key: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, "c.json", {key: "no.json"})
+    with pytest.raises(ConfigError) as error:
+        read_mapping(path)
+    assert message in str(error.value)
+    assert check(path) == 1
+    assert message in capsys.readouterr().out
 
 
 def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +169,8 @@ def test_ignored_keys_are_said_once(tmp_path: Path) -> None:
 
 
 def test_check_prints_a_table_and_tells_by_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, "c.json", {**BASE, "optimizer": "optimi-lion", "push_to_hub": True, "num_processes": 8})
+    given = {"data": str(write_gradients(tmp_path / "photos", masked=False)), "optimizer": "optimi-lion"}
+    path = write(tmp_path, "c.json", {**BASE, **given, "push_to_hub": True, "num_processes": 8})
     assert check(path) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "not supported: change these (1)"

@@ -19,7 +19,7 @@ from tread.finetune.data.cache import Cache, CachedSamples, Tensors
 from tread.finetune.data.encode import encode_samples, encode_texts
 from tread.finetune.data.hashes import identity
 from tread.finetune.families import open_family
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 
 def test_latents_are_those_of_the_pixels(pictures: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from tests.tiny.pipelines import PipelineFolder
 from tread.finetune.experts import Range, choose, ranges
 from tread.finetune.families import open_family
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 from tread.finetune.target import FlowTarget
 from tread.routing import noise
 

@@ -27,7 +27,7 @@ from tread.attach.registry import family_of
 from tread.finetune.families import open_family
 from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import Batch, TuneFamily
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 from tread.finetune.target import FlowTarget, Target
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from tread.finetune.families.auraflow import AuraFlow
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 import tread
 from tread.finetune.families.flux import Flux
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
 

@@ -15,7 +15,7 @@ import tread
 from tests.finetune.trained import PROMPTS, drawn, opened, text_of, train_routed
 from tread.errors import ConfigError
 from tread.finetune.families.pixart_sigma import PixArtSigma
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 from tread.finetune.target import EpsilonTarget
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tread.errors import ConfigError
 from tread.finetune.families.sd3 import SD3
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 
 def test_texts_without_a_t5_end_in_zeros(pipeline_folder: Callable[[str], Path]) -> None:

@@ -17,7 +17,7 @@ from tests.finetune.trained import PROMPTS, drawn, opened, text_of, train_routed
 from tread.errors import ConfigError, DataError
 from tread.finetune.families import open_family
 from tread.finetune.families.wan import Wan
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 Open = Callable[[str], tuple[Wan, Any]]
 

@@ -137,13 +137,14 @@ def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str
 @pytest.mark.parametrize(
     "name", ["auraflow", "flux", "flux-kontext", "lumina2", "pixart_sigma", "qwen_image", "sd3", "wan-a14b"]
 )
-def test_resume_is_exact(config: Any, tmp_path: Path, name: str) -> None:
+def test_resume_is_exact(config: Any, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     straight = finetune(config(name, tmp_path / "straight", max_train_steps=4, use_ema=True))
     finetune(config(name, tmp_path / "resumed", max_train_steps=2, use_ema=True))
     resumed = finetune(
         config(name, tmp_path / "resumed", max_train_steps=4, use_ema=True, resume_from_checkpoint="latest")
     )
     assert_same(straight, resumed)
+    assert f" {'clip' if 'wan' in name else 'img'}/s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from tread.data.captioned.tables import Cell, Place
 from tread.finetune.data import hashes
 from tread.finetune.data.hashes import Alone, ContentHashes, digest, identity
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 
 @pytest.fixture

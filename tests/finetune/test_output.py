@@ -16,14 +16,14 @@ from torch import nn
 from pages.finetune import loader_table
 from tests.programs import run
 from tests.tiny.pipelines import TINY
-from tread.finetune.adapters import add_adapter
 from tread.finetune.families import open_family
 from tread.finetune.family import TuneFamily
+from tread.finetune.model.adapters import add_adapter
+from tread.finetune.model.source import Source
 from tread.finetune.result import write as output
 from tread.finetune.result.card import Facts, card
 from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PLAN = {

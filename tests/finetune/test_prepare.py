@@ -14,7 +14,7 @@ from tests.tiny.pictures import write_gradients, write_noise
 from tests.tiny.pipelines import TINY, PipelineFolder
 from tread.finetune.data.prepare import prepare
 from tread.finetune.families import open_family
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

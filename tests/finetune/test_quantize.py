@@ -14,8 +14,8 @@ import tread
 from tests.finetune.tasks import ROUTES
 from tests.tiny.transformers import STOCK, TARGETS, call_flux, flux
 from tread.errors import ConfigError
-from tread.finetune.adapters import add_adapter
-from tread.finetune.quantize import METHODS, FrozenLinear, check_precision, layer_linears, quantize, unpack
+from tread.finetune.model.adapters import add_adapter
+from tread.finetune.model.quantize import METHODS, FrozenLinear, check_precision, layer_linears, quantize, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 #                 how far off   bytes per weight
@@ -132,7 +132,7 @@ def test_nothing_is_unpacked_to_put_an_adapter_on(kind: str, monkeypatch: pytest
     model = quantized("int8")
     linear = model.get_submodule("transformer_blocks.0.attn.to_q")
     weight, unpacked = linear.weight, Mock(wraps=unpack)
-    monkeypatch.setattr("tread.finetune.quantize.unpack", unpacked)
+    monkeypatch.setattr("tread.finetune.model.quantize.unpack", unpacked)
     adapt(model, kind)
     assert unpacked.call_count == 0
     assert linear.weight.equal(weight), "later it is there again"

@@ -1,5 +1,6 @@
 """Every recipe for fine-tuning is read, keeps to the advice, and together they show every family."""
 
+import json
 import warnings
 from pathlib import Path
 
@@ -25,8 +26,11 @@ def test_a_recipe_runs_as_it_stands(path: Path, capsys: pytest.CaptureFixture[st
         assert adapter_risks(plan) == []
     assert config.output_dir == f"runs/{path.stem}"
     assert f"recipes/finetune/{path.name}" in path.read_text()
-    assert check(path) == 0
-    assert capsys.readouterr().out.endswith("it runs\n")
+    check(path, as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    assert not [one for one in report["keys"] if one["verdict"] == "unsupported"]
+    places = [str(entry["instance_data_dir"]) for entry in config.data_entries()]
+    assert all(any(place in problem for place in places) for problem in report["problems"]), "nobody has the data"
 
 
 def test_every_family_has_one() -> None:

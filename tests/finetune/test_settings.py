@@ -10,7 +10,7 @@ from tests.finetune.test_recipes import ROOT
 from tread.config.fields import fields_of
 from tread.config.schema import parse
 from tread.errors import ConfigError
-from tread.finetune.quantize import METHODS
+from tread.finetune.model.quantize import METHODS
 from tread.finetune.settings import SCHEDULE, UNQUANTIZED, FinetuneConfig, Precision
 from tread.training.optimizers import OPTIMIZERS
 from tread.training.settings import OptimizerName

@@ -16,8 +16,8 @@ from tread.config.fields import fields_of
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.families import TUNE_FAMILIES, open_family
+from tread.finetune.model.source import Source
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.source import Source
 from tread.finetune.starter import starter_config
 from tread.routing.risks import adapter_risks, layer_risks
 

@@ -16,8 +16,8 @@ from torch import nn
 from tests.finetune.tasks import make_config, make_task
 from tests.tiny.pictures import write_gradients
 from tests.tiny.pipelines import TINY, PipelineFolder
+from tread.finetune.model.source import Source
 from tread.finetune.previews import Previews
-from tread.finetune.source import Source
 from tread.finetune.task import Finetuning
 
 pytestmark = pytest.mark.filterwarnings("ignore")

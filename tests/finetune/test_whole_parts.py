@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tests.tiny.pipelines import TINY
 from tread.cli import main
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]

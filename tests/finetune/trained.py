@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import tread
-from tread.finetune.adapters import adapter_metadata, adapter_state, add_adapter
 from tread.finetune.families import open_family
 from tread.finetune.family import Batch, TuneFamily
-from tread.finetune.source import Source
+from tread.finetune.model.adapters import adapter_metadata, adapter_state, add_adapter
+from tread.finetune.model.source import Source
 
 PROMPTS = ["a photo of a small orange cat, sitting on a red sofa", "two dogs"]
 

@@ -163,11 +163,11 @@ def test_files_that_do_not_serve(tmp_path: Path) -> None:
         ("train=5", "train is 5; it is a section: set train.SETTING=VALUE."),
         (
             "model.tread_config.routes.3.selection_ratio=0.7",
-            "model.tread_config.routes.3 cannot be set: model.tread_config.routes has 1 item(s), counted from 0; to",
+            "model.tread_config.routes.3 cannot be set: model.tread_config.routes has 1 item, counted from 0; to",
         ),
         (
             "model.tread_config.routes.selection_ratio=0.7",
-            "model.tread_config.routes.selection_ratio cannot be set: model.tread_config.routes has 1 item(s)",
+            "model.tread_config.routes.selection_ratio cannot be set: model.tread_config.routes has 1 item",
         ),
         ("train.steps", "cannot read 'train.steps': write name=value, e.g."),
         ("resume=nowhere", "'nowhere' is not the folder of a run: it has no config.yaml."),
@@ -239,6 +239,31 @@ def test_a_resumed_run_keeps_its_settings_and_takes_what_is_named(trained: Path)
     latest = compose(["resume=latest", f"output_dir={trained}", "train.steps=20"])
     assert latest.model == changed.model
     assert latest.output_dir == str(trained)
+
+
+def test_steps_and_epochs_replace_each_other_and_are_not_given_together(trained: Path, tmp_path: Path) -> None:
+    """A recipe's steps, the default's and a resumed run's give way to epochs of a later layer, and the other way."""
+
+    def length(*given: str) -> int | tuple[str, int]:
+        train = compose(given).train
+        return train.steps if train.epochs is None else ("epochs", train.epochs)
+
+    recipe, file = str(ROOT / "recipes" / "dit-b-2.yaml"), tmp_path / "mine.yaml"
+    assert length() == 2000
+    assert length("train.epochs=3") == length(recipe, "data.path=p", "train.epochs=3") == ("epochs", 3)
+    assert length(f"resume={trained}") == 6
+    assert length(f"resume={trained}", "train.epochs=3") == ("epochs", 3)
+    file.write_text("train: {epochs: 5}\n")
+    assert length(str(file)) == ("epochs", 5)
+    assert length(str(file), "train.steps=7") == 7
+    assert length(str(file), "train={steps: 7}") == 7
+    assert length(str(file), "train.epochs=null") == 2000
+    both = "train.steps is 7 and train.epochs is 3; one of them says how long to train: leave the other out."
+    assert refused("train.steps=7", "train.epochs=3") == both
+    assert refused("train={steps: 7, epochs: 3}") == both
+    assert refused(f"resume={trained}", "train.epochs=3", "train.steps=7") == both
+    file.write_text("train: {epochs: 3, steps: 7}\n")
+    assert refused(str(file)) == f"{file}: {both}"
 
 
 def test_a_resumed_run_takes_settings_of_groups_that_are_not_the_default(tmp_path: Path) -> None:

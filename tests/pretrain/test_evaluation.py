@@ -37,6 +37,7 @@ from tread.pretrain.evaluation import DataImages, ModelImages
 from tread.pretrain.sample import open_run, sample_run
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
+from tread.sampling.solvers import Churn
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
 
@@ -86,6 +87,49 @@ def test_the_figures_are_those_of_tread_eval_on_the_same_images(tmp_path: Path, 
     lines = [line for line in metrics(folder) if "FD-Corner" in line]
     assert lines == [{"step": report["step"], **report["metrics"]} for report in found.values()]
     assert len({line["FD-Corner"] for line in lines}) == 3
+
+
+def test_several_guidance_scales_are_as_many_evaluations(tmp_path: Path, reference: Path) -> None:
+    """Each has the figures of a run that has this scale alone, under its own name and in a file of its own."""
+    settings = [*LARGE, *EVALUATE, f"evaluate.reference={reference}", "train.steps=3"]
+    folder = train(tmp_path / "both", *settings, "evaluate.guidance=[1, 2.5]")
+    found = reports(folder)
+    steps = ("step-00000002", "step-00000003")
+    assert [*found] == [f"{step}-guidance-{scale}" for step in steps for scale in ("1", "2.5")]
+    figures = {line["step"]: line for line in metrics(folder) if "FD-Corner guidance 1" in line}
+    for scale in ("1", "2.5"):
+        alone = train(tmp_path / scale, *settings, f"evaluate.guidance={scale}")
+        assert_same_state(final_state(alone), final_state(folder))
+        for step, report in reports(alone).items():
+            assert found[f"{step}-guidance-{scale}"] == report
+            assert report["sampling"]["guidance"] == float(scale)
+            line = figures[report["step"]]
+            assert {name: line[f"{name} guidance {scale}"] for name in report["metrics"]} == report["metrics"]
+    assert all(len(line) == 1 + 2 * len(found["step-00000003-guidance-1"]["metrics"]) for line in figures.values())
+    assert figures[3]["FD-Corner guidance 1"] != figures[3]["FD-Corner guidance 2.5"]
+
+
+def test_evaluation_and_previews_take_the_churn_of_the_settings(tmp_path: Path) -> None:
+    churn = ["objective=edm", "sample.churn=8", "sample.churn_interval=[0.05, 50]", "sample.churn_noise=1.01"]
+    drawing = ["sample.every=2", "sample.classes=2", "sample.per_class=2", *EVALUATE, "train.steps=2", *LARGE]
+    folder = train(tmp_path / "run", *drawing, *churn)
+    assert reports(folder)["step-00000002"]["sampling"]["churn"] == 8
+    task, session = make_session(folder, *drawing, *churn)
+    session.load(folder / "checkpoints")
+    fresh, labels = Churn(s_churn=8, s_tmin=0.05, s_tmax=50, s_noise=1.01), torch.tensor([0, 0, 1, 1])
+    with session.averaged():
+        image = task.evaluation_images(task.config.evaluate).read(0, 1)[0]
+        expected = Digits.to_images(draw(task, labels, guidance=1.5, churn=fresh))
+        plain = Digits.to_images(draw(task, labels, guidance=1.5))
+        first = Digits.to_images(draw(task, labels[:1], guidance=1.0, churn=fresh))[0]
+    assert (image[:, :, :1] == first.numpy()).all()
+    grid = np.asarray(Image.open(folder / "samples" / "step-00000002.png"))
+    assert (grid == np.asarray(make_grid(expected, columns=2))).all()
+    assert (expected != plain).any()
+    for churn, images in ((None, expected), (0.0, plain)):
+        out = tmp_path / f"churn-{churn}"
+        sample_run(folder, classes="0-1", per_class=2, steps=3, churn=churn, out=out)
+        assert (pixels(out)["grid.png"] == np.asarray(make_grid(images, columns=2))).all()
 
 
 def test_evaluation_leaves_training_alone_and_resumes_exactly(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Pretraining: where it starts, what it reads, what it validates on, which settings it refuses."""
 
 import copy
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from tests.tiny.runs import (
     assert_same_run,
     final_state,
+    go_on,
     losses,
     make_session,
     metrics,
@@ -19,8 +21,10 @@ from tests.tiny.runs import (
     write_latents,
 )
 from tread.data import Digits
+from tread.data.images import ImageFolder
 from tread.errors import ConfigError
 from tread.objectives import EDM, Flow
+from tread.pretrain.config import from_run
 from tread.pretrain.task import VALIDATION
 from tread.routing.noise import per_sample_normal
 from tread.sampling.grid import make_grid
@@ -111,10 +115,10 @@ def test_held_out_data_is_never_trained_on(tmp_path: Path, monkeypatch: pytest.M
     task, _ = make_session(tmp_path, "train.batch_size=137", "train.steps=13", "validation.samples=16")
     for _ in task.batches(0):  # 13 * 137 = 1781 = 1797 - 16: one epoch
         pass
-    assert sorted(read) == sorted(set(range(1797)) - set(task.held_out.tolist()))
+    assert sorted(read) == sorted(set(range(1797)) - set(task.held_out.indices))
     read.clear()
     task.validate()
-    assert read == task.held_out.tolist()
+    assert read == task.held_out.indices
     assert len(read) == 16
 
 
@@ -152,7 +156,7 @@ def test_validation_is_dense_and_on_fixed_noise(tmp_path: Path, name: str, objec
         model.load_state_dict(task.model.state_dict())
     model.routing = None
     digits, total, quantiles = Digits(), 0.0, []
-    for i, index in enumerate(task.held_out.tolist()):
+    for i, index in enumerate(task.held_out.indices):
         x, label = digits[index]
         u = (torch.tensor([i * 11 % 16]) + 0.5) / 16  # 11: the stride coprime to 16
         quantiles.append(float(u))
@@ -181,6 +185,37 @@ def test_validation_does_not_depend_on_the_batch_size(tmp_path: Path, settings: 
         randomize(task.model)
         found.append(task.validate()["val_loss"])
     assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(("count", "held_out", "batch", "epochs"), [(5, 0, 4, 3), (5, 2, 4, 2), (6, 0, 4, 2)])
+def test_epochs_visit_every_sample_that_often(
+    tmp_path: Path, count: int, held_out: int, batch: int, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two classes of `count` images; every visit of a file is counted, and one step less would miss some of them."""
+    data = write_images(tmp_path / "data", "cat", "dog", count=count, size=8)
+    visits: Counter[int] = Counter()
+    seen: list[int] = []
+    read = ImageFolder.__getitem__
+
+    def counted(self: ImageFolder, index: int) -> tuple[Tensor, int]:
+        visits[index] += 1
+        seen.append(index)
+        return read(self, index)
+
+    monkeypatch.setattr(ImageFolder, "__getitem__", counted)
+    settings = ["data=images", f"data.path={data}", "data.size=8", f"validation.samples={held_out}"]
+    settings += [f"train.batch_size={batch}", f"train.epochs={epochs}"]
+    folder = train(tmp_path / "run", *settings)
+    trained_on = 2 * count - held_out
+    assert len(visits) == trained_on
+    assert min(visits.values()) == epochs
+    assert max(visits.values()) <= epochs + 1
+    assert min(Counter(seen[:-batch])[index] for index in visits) < epochs
+    assert len(losses(folder)) * batch == len(seen)
+    kept = from_run(folder).train
+    assert (kept.steps, kept.epochs) == (len(losses(folder)), None)
+    go_on(folder, f"train.epochs={epochs + 2}")
+    assert min(visits.values()) == epochs + 2
 
 
 def test_no_validation_samples_no_validation_lines(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tread.data import Digits
 from tread.data.dataset import to_uint8
 from tread.data.vae import load_vae
 from tread.errors import CheckpointError, ConfigError
-from tread.pretrain.sample import open_run, parse_classes, sample_run
+from tread.pretrain.sample import open_run, parse_classes, parse_seeds, sample_run
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
 from tread.training.checkpoint import load_part, save
@@ -41,7 +41,7 @@ def test_sample_writes_pngs_and_a_grid(trained: Path, tmp_path: Path, capsys: py
     for name, image in zip(names, expected.squeeze(-1).numpy(), strict=True):
         assert (found[name] == image).all()
     assert (found["grid.png"] == np.asarray(make_grid(expected, columns=2))).all()
-    with pytest.warns(UserWarning, match=r"out also holds 4 image\(s\) of other calls, which `tread eval` would count"):
+    with pytest.warns(UserWarning, match=r"out also holds 4 images of other calls, which `tread eval` would count"):
         sample_run(trained, classes="0-1", per_class=1, steps=1, out=tmp_path / "out")
 
 
@@ -55,6 +55,46 @@ def test_many_samples_are_written_batch_by_batch_and_some_are_shown(trained: Pat
     first = [many[f"{label:04d}-{i:05d}.png"] for label in range(2) for i in range(10)]
     expected = make_grid(torch.from_numpy(np.stack(first)).unsqueeze(-1), columns=10)
     assert (many["grid.png"] == np.asarray(expected)).all()
+
+
+@pytest.mark.parametrize("options", ["--guidance 1.5", "--guidance-kind cfg+sg --weak-ratio 0.5 --guidance 3"])
+def test_one_image_per_seed(trained: Path, tmp_path: Path, options: str) -> None:
+    """The image of a seed is the first that this seed draws alone, in whatever range and batch it is."""
+    main(f"sample {trained} --seeds 3-14 --batch-size 5 --steps 3 {options} --out {tmp_path}/many".split())
+    many = pixels(tmp_path / "many")
+    assert [*many] == [*(f"{seed:06d}.png" for seed in range(3, 15)), "grid.png"]
+    for seed in (3, 9, 14):
+        one = f"--classes {seed % 10} --per-class 1 --seed {seed}"
+        main(f"sample {trained} {one} --steps 3 {options} --out {tmp_path}/{seed}".split())
+        assert (pixels(tmp_path / str(seed))[f"{seed % 10:04d}-00000.png"] == many[f"{seed:06d}.png"]).all()
+    main(f"sample {trained} --seeds 14,9-10 --batch-size 1 --steps 3 {options} --out {tmp_path}/few".split())
+    few = pixels(tmp_path / "few")
+    assert [*few] == ["000009.png", "000010.png", "000014.png", "grid.png"]
+    assert all((few[name] == many[name]).all() for name in few if name != "grid.png")
+    shown = torch.from_numpy(np.stack([image for name, image in many.items() if name != "grid.png"])).unsqueeze(-1)
+    assert (many["grid.png"] == np.asarray(make_grid(shown, columns=10))).all()
+
+
+def test_seeds_take_turns_in_the_classes_that_are_named(trained: Path, tmp_path: Path) -> None:
+    sample_run(trained, seeds="0-3", classes="7,2", steps=2, out=tmp_path)
+    found = pixels(tmp_path)
+    for seed, label in enumerate((7, 2, 7, 2)):
+        expected = draw(open_run(trained), torch.tensor([label]), seed=seed, steps=2, guidance=1.5)
+        assert (found[f"{seed:06d}.png"] == Digits.to_images(expected)[0].squeeze(-1).numpy()).all()
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "5-3", "1,,2", "1.5", "²", "9" * 5000])
+def test_seeds_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"; write seeds and ranges, e\.g\. 0-49999 or 1,5,7-8\.$"):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize("text", ["4294967296", "0-4294967296", "0-10000000", "0-999999999999999999999"])
+def test_seeds_that_are_too_many_or_too_large(text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_seeds(text)
+    assert str(error.value) == f"--seeds is {text!r}; allowed are at most 10,000,000 seeds, all below 2^32."
+    assert len(parse_seeds("4294967295,0-9999998")) == 10_000_000
 
 
 def test_sample_defaults_are_the_runs(trained: Path, tmp_path: Path) -> None:
@@ -114,6 +154,14 @@ def test_sample_with_another_guidance(trained: Path, tmp_path: Path, options: st
         ("--guidance inf", "--guidance is inf; it must be a finite number of at least 0."),
         ("--interval 0.7 0.1", "--interval is (0.7, 0.1); its lower end must be below its upper end."),
         ("--interval nan 1", "--interval is (nan, 1.0); its lower end must be below its upper end."),
+        ("--churn nan", "--churn is nan; it must be a finite number of at least 0."),
+        ("--churn-interval 2 1", "--churn-interval is (2.0, 1.0); its lower end must be below its upper end."),
+        ("--seeds 0-3 --seed 1", "--seeds draws one image for each seed, so --seed says nothing; leave it out."),
+        (
+            "--seeds 0-3 --per-class 1",
+            "--seeds draws one image for each seed, so --per-class says nothing; leave it out.",
+        ),
+        ("--seeds 3-0", "--seeds is '3-0'; write seeds and ranges, e.g. 0-49999 or 1,5,7-8."),
         ("--strong-ratio nan", "strong ratio is nan; it must be a number with 0 <= value < 1."),
         ("--guidance-kind sg --weak-ratio -0.1", "weak ratio is -0.1; allowed is 0 <= value < 1."),
     ],

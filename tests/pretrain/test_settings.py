@@ -10,6 +10,7 @@ from tread.pretrain.config import compose
     ("setting", "message"),
     [
         ("train.steps=0", "train.steps is 0; it must be at least 1."),
+        ("train.epochs=0", "train.epochs is 0; it must be at least 1."),
         ("train.batch_size=0", "train.batch_size is 0; it must be at least 1."),
         ("train.micro_steps=0", "train.micro_steps is 0; it must be at least 1."),
         ("train.seed=-1", "train.seed is -1; it must be at least 0."),
@@ -32,13 +33,39 @@ from tread.pretrain.config import compose
         ("optimizer.learning_rate=-1", "optimizer.learning_rate is -1.0; it must be at least 0."),
         ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]; it must be two numbers with 0 <= value < 1."),
         ("optimizer.betas=[0.9,1]", "optimizer.betas is [0.9, 1.0]; it must be two numbers with 0 <= value < 1."),
+        ("optimizer.eps=0", "optimizer.eps is 0.0; it must be above 0, or an update divides by 0."),
         ("optimizer.clip=0", "optimizer.clip is 0.0; it must be above 0, or null for no clipping."),
         ("ema.decay=1", "ema.decay is 1.0; allowed is 0 <= value < 1."),
         ("ema.warmup=0", "ema.warmup is 0; it must be at least 1."),
+        ("checkpoint.every=-1", "checkpoint.every is -1; it must be at least 0."),
         ("checkpoint.keep=0", "checkpoint.keep is 0; it must be at least 1."),
         ("validation.samples=-1", "validation.samples is -1; it must be at least 0."),
         ("sample.interval=[1]", "sample.interval is [1.0]; it must be two levels, [low, high]."),
         ("sample.interval=[0.7,0.1]", "sample.interval is (0.7, 0.1); its lower end must be below its upper end."),
+        ("sample.churn=-1", "sample.churn is -1.0; it must be at least 0."),
+        (
+            "sample.churn=3",
+            "sample.churn is 3.0, but it needs objective=edm with the solver heun, and this run has flow with euler: "
+            "set sample.churn=0.",
+        ),
+        ("sample.churn_interval=[1]", "sample.churn_interval is [1.0]; it must be two levels, [low, high]."),
+        (
+            "sample.churn_interval=[2,1]",
+            "sample.churn_interval is (2.0, 1.0); its lower end must be below its upper end.",
+        ),
+        (
+            "evaluate.guidance=-1",
+            "evaluate.guidance is -1.0; it must be a scale of at least 0, or a list of different ones.",
+        ),
+        (
+            "evaluate.guidance=[]",
+            "evaluate.guidance is []; it must be a scale of at least 0, or a list of different ones.",
+        ),
+        (
+            "evaluate.guidance=[2,1,2]",
+            "evaluate.guidance is [2.0, 1.0, 2.0]; it must be a scale of at least 0, or a list of different ones.",
+        ),
+        ("evaluate.guidance=[1,x]", "evaluate.guidance[1] is 'x'; it must be a number."),
         ("sample.guidance=-1", "sample.guidance is -1.0; it must be at least 0."),
         ("sample.guidance=.inf", "sample.guidance is inf; it must be a number."),
         ("sample.solver=ddim", "sample.solver is 'ddim'; it must be one of 'euler', 'heun' or null."),

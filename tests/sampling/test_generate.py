@@ -69,6 +69,29 @@ def test_a_sample_depends_neither_on_batch_size_nor_on_how_the_work_is_shared(
     assert (sample(objective=objective, seed=1, **changes) - at_once).abs().amax((1, 2, 3)).min() > 0.1
 
 
+@pytest.mark.parametrize(
+    ("objective", "changes"), [(Flow(), {"guidance": 2.0}), (EDM(), {"guidance": 1.5, "churn": Churn(s_churn=3)})]
+)
+def test_a_seed_for_each_sample_draws_the_first_sample_of_each(objective: Objective, changes: dict[str, Any]) -> None:
+    seeds = torch.tensor([7, 0, 2**32 - 1, 7, 12, 5, 1, 9])
+    alone = [
+        sample(objective=objective, labels=LABELS[i : i + 1], seed=int(seed), **changes) for i, seed in enumerate(seeds)
+    ]
+    for batch_size in (1, 3, 64):
+        found = sample(objective=objective, seed=seeds, batch_size=batch_size, **changes)
+        torch.testing.assert_close(found, torch.cat(alone), rtol=1e-5, atol=1e-5)
+        if batch_size == 1:
+            assert torch.equal(found, torch.cat(alone))
+
+
+@pytest.mark.parametrize("words", [(), (17,)])
+def test_noise_of_a_seed_each_is_bit_identical(words: tuple[int, ...]) -> None:
+    seeds = torch.tensor([3, 0, 2**32 - 1])
+    found = noise.per_sample_normal(seeds, torch.zeros(3, dtype=torch.int64), (3, 7, 5), *words)
+    alone = [noise.per_sample_normal(int(seed), torch.zeros(1, dtype=torch.int64), (3, 7, 5), *words) for seed in seeds]
+    assert torch.equal(found, torch.cat(alone))
+
+
 @pytest.mark.parametrize("words", [(), (17,)])
 def test_noise_is_bit_identical_for_every_split(words: tuple[int, ...]) -> None:
     whole = noise.per_sample_normal(5, torch.arange(101), (3, 7, 5), *words)
@@ -184,12 +207,12 @@ def test_progress_bar_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]
         (
             Flow(),
             {"solver": "heun", "churn": Churn(s_churn=1)},
-            "churn is set, but it needs the objective 'edm' with the solver 'heun'; leave it out.",
+            "churn is set, but it needs the objective 'edm' with the solver 'heun'; set it to 0.",
         ),
         (
             EDM(),
             {"solver": "euler", "churn": Churn(s_churn=1)},
-            "churn is set, but it needs the objective 'edm' with the solver 'heun'; leave it out.",
+            "churn is set, but it needs the objective 'edm' with the solver 'heun'; set it to 0.",
         ),
         (Flow(), {"guidance": -1.0}, "guidance is -1.0; it must be a finite number of at least 0."),
         (

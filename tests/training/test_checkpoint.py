@@ -71,12 +71,12 @@ def test_an_optimizer_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_hyper_parameters_stay_as_configured_now(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, eps=1e-8)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    other = torch.optim.AdamW(model.parameters(), lr=0.25)
+    other = torch.optim.AdamW(model.parameters(), lr=0.25, eps=1e-6)
     checkpoint.load_optimizer(other, checkpoint.optimizer_tensors(optimizer), tmp_path)
-    assert other.param_groups[0]["lr"] == 0.25
+    assert (other.param_groups[0]["lr"], other.param_groups[0]["eps"]) == (0.25, 1e-6)
     assert other.state_dict()["state"][0]["step"] == 1
 
 

@@ -21,6 +21,7 @@ class WithDropout:
         torch.manual_seed(0)
         self.micro_steps = micro_steps
         self.facts: dict[str, Any] = {}
+        self.unit = "img"
         self.routing: list[Any] = []
         self.model = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 1))
         self.data = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
@@ -39,8 +40,8 @@ class WithDropout:
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         return (model(batch) - 1).square().mean()
 
-    def reviews(self, step: int) -> list[Any]:
-        return [dict]
+    def reviews(self, step: int) -> dict[str, Any]:
+        return {"looking": dict}
 
     def saved(self, checkpoint: Path) -> None: ...
 

@@ -121,6 +121,23 @@ def test_a_run_without_checkpoints_begins_where_it_is(
     assert [path.name for path in (folder / CHECKPOINTS).iterdir()] == ["step-00000003"]
 
 
+def test_a_first_start_says_nothing_of_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", "resume=latest", "train.steps=1")
+    assert "no checkpoint" not in capsys.readouterr().out
+
+
+def test_the_bar_says_what_the_run_is_doing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", "train.steps=2", "validation.every=1", "sample.every=2")
+    said = capsys.readouterr().err
+    assert [word for word in ("validating", "drawing", "saving", "compiling") if f"run, {word}: " in said] == [
+        "validating",
+        "drawing",
+        "saving",
+    ]
+    assert "run: 100%" in said
+    assert "img/s" in said
+
+
 def test_a_checkpoint_that_a_kill_left_without_its_name_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,11 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def settings(
-    name: Any = "adamw", learning_rate: float = 1e-2, betas: tuple[float, ...] = (0.9, 0.99), weight_decay: float = 0.1
+    name: Any = "adamw",
+    learning_rate: float = 1e-2,
+    betas: tuple[float, ...] = (0.9, 0.99),
+    weight_decay: float = 0.1,
+    eps: float = 1e-8,
 ) -> OptimizerConfig:
     return OptimizerConfig(
         name=name,
@@ -25,6 +29,7 @@ def settings(
         schedule="constant",
         warmup_steps=0,
         betas=betas,
+        eps=eps,
         weight_decay=weight_decay,
         clip=None,
     )
@@ -124,6 +129,24 @@ def test_lion_by_hand():
     decayed = torch.tensor([1.0, -2.0, 3.0]) * (1 - 0.1 * 0.1)
     torch.testing.assert_close(weight.detach(), decayed - 0.1 * torch.tensor([1.0, -1.0, 0.0]))
     torch.testing.assert_close(optimizer.state[weight]["exp_avg"], 0.1 * torch.tensor([0.3, -0.4, 0.0]))
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name.startswith("adamw")])
+@pytest.mark.parametrize("eps", [1e-8, 0.5])
+def test_eps_by_hand(name: str, eps: float):
+    """After one step both bias-corrected moments are those of the gradient: its value and its square."""
+    weight, gradient = nn.Parameter(torch.tensor([1.0, -2.0, 3.0])), torch.tensor([0.3, -0.4, 0.1])
+    optimizer = make_optimizer([weight], settings(name=name, learning_rate=0.1, eps=eps))
+    weight.grad = gradient.clone()
+    optimizer.step()
+    decayed = torch.tensor([1.0, -2.0, 3.0]) * (1 - 0.1 * 0.1)
+    torch.testing.assert_close(weight.detach(), decayed - 0.1 * gradient / (gradient.abs() + eps))
+
+
+def test_every_eps_that_is_tested_is_torchs_default():
+    assert OptimizerConfig().eps == torch.optim.AdamW(parameters()).defaults["eps"]
+    optimizer = make_optimizer(parameters(), settings(eps=1e-3))
+    assert {group["eps"] for group in optimizer.param_groups} == {1e-3}
 
 
 def test_rounding_keeps_the_mean_and_lands_on_neighbours():

@@ -14,11 +14,11 @@ from tread.pretrain.task import Pretraining
 from tread.training.loop import SETTLED
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 @pytest.mark.parametrize("dies", [False, True])
 def test_what_stays_is_frozen_after_the_first_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
-    gc.unfreeze()
     frozen: list[int] = []
     loss = Pretraining.loss
 

@@ -15,6 +15,7 @@ from tread.config.documents import check_text, parse_yaml, settled
 from tread.config.fields import Field, fields_of, options_of
 from tread.config.schema import from_text
 from tread.errors import ConfigError, masked, nearest, shortened, shown
+from tread.words import counted
 
 Settings = dict[str, Field]
 """Settings by dotted name."""
@@ -134,8 +135,8 @@ def _put_item(items: list[Any], name: str, value: object, where: str) -> list[An
     index, _, rest = name.partition(".")
     if not index.isdigit() or int(index) >= len(items):
         raise ConfigError(
-            f"{where}.{index} cannot be set: {where} has {len(items)} item(s), counted from 0; to make it longer, give "
-            "the whole list."
+            f"{where}.{index} cannot be set: {where} has {counted(len(items), 'item')}, counted from 0; "
+            "to make it longer, give the whole list."
         )
     item = items[int(index)] if isinstance(items[int(index)], Mapping) else {}
     items[int(index)] = _put(item, rest, value, f"{where}.{index}.") if rest else value

@@ -11,6 +11,7 @@ from tread.data.digits import Digits
 from tread.data.images import ImageFolder
 from tread.data.latents import Latents
 from tread.data.order import Order, StepSampler, Visited, positions, split
+from tread.data.readable import Readable
 from tread.errors import DataError
 
 DATASETS: dict[str, type[Dataset]] = {"digits": Digits, "images": ImageFolder, "latents": Latents}
@@ -23,6 +24,7 @@ __all__ = [
     "ImageFolder",
     "Latents",
     "Order",
+    "Readable",
     "StepSampler",
     "Visited",
     "positions",

@@ -4,7 +4,7 @@
   too, so that an index refers to the same image on every machine and in `tread encode`.
 - An image is cropped to the largest centred square and resized with Pillow's antialiased bicubic filter, rotated
   by its EXIF tag, with transparency over white; 16-bit grey is scaled, not clipped.
-- A file that cannot be read raises an error that names it; `tread encode` skips and lists such files.
+- A file that cannot be read raises an error that names it; `tread train` and `tread encode` list such files and go on.
 - The flip is drawn in `prepare`, from the sample's position, on the training device.
 """
 
@@ -23,6 +23,7 @@ from tread.data.dataset import Dataset, to_uint8
 from tread.errors import ConfigError, DataError
 from tread.files import regular
 from tread.routing import noise
+from tread.words import counted
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
@@ -84,7 +85,7 @@ def list_images(path: Path) -> tuple[list[str], list[int], list[str]]:
     loose = [entry for entry in entries if _is_image(entry) and (path / entry).is_file()]
     if classes and loose:
         raise DataError(
-            f"{path} has {len(loose)} image(s) beside its class folders, the first is {loose[0]}: "
+            f"{path} has {counted(len(loose), 'image')} beside its class folders, the first is {loose[0]}: "
             "move them into a class folder or remove them"
         )
     files, labels = loose, [0] * len(loose)

@@ -21,6 +21,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,15 @@ from tqdm import tqdm
 
 from tread.errors import ConfigError, DataError
 from tread.files import atomic_write, cache_folder, is_file, is_folder, regular
+from tread.words import counted
 
 _FORMAT = 1
 _BLOCK = 512
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")  # key, suffix
 _META = re.compile(r"__[^/]*__($|/)")
+_RANGE = re.compile(r"(-?\d+)[.][.](-?\d+)")  # within braces
+MOST = 1_000_000
+"""Shards that a pattern may stand for."""
 _COLUMNS = ("key", "offset", "size", "label")
 
 
@@ -67,7 +72,7 @@ def index_shards(path: str | Path) -> ShardIndex:
     parts = [_cached(shard) for shard in bar]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in _COLUMNS}  # each (N,)
     if not len(columns["key"]):
-        raise DataError(f"the {len(shards)} shard(s) at {path} hold no samples: write them again")
+        raise DataError(f"there are no samples in the {counted(len(shards), 'shard')} at {path}: write them again")
     counts = [len(part["key"]) for part in parts]
     return ShardIndex(shards=tuple(shards), shard=np.repeat(np.arange(len(shards)), counts), **columns)
 
@@ -83,9 +88,13 @@ def expand_shards(path: str | Path) -> list[Path]:
     if is_file(text):
         return [Path(text)]
     try:
-        patterns = list(braceexpand(text))
+        # the library lists every number of a range at once
+        long = any(abs(int(last) - int(first)) >= MOST for first, last in _RANGE.findall(text))
+        patterns = [] if long else list(islice(braceexpand(text), MOST + 1))
     except ValueError as error:
         raise ConfigError(f"data.path {path} has an unbalanced brace: write it like shard-{{000..010}}.tar") from error
+    if long or len(patterns) > MOST:
+        raise ConfigError(f"data.path {path} stands for more than {MOST:,} shards: write a shorter range or a glob")
     shards = []
     for pattern in patterns:
         found = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern] * os.path.isfile(pattern)

@@ -16,6 +16,7 @@ import operator
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, get_args
@@ -28,6 +29,7 @@ from tread.data.dataset import Dataset
 from tread.data.index import ShardIndex, index_shards, open_shard
 from tread.errors import ConfigError, DataError
 from tread.routing import noise
+from tread.words import counted
 
 StoredKind = Literal["sample", "moments"]
 Kind = Literal["auto", "sample", "moments"]
@@ -119,8 +121,13 @@ class Latents(Dataset):
     def doubt(self) -> str | None:
         """Whether the first latents look as if they were stored in the other scale."""
         count = min(len(self), _LOOKED_AT, max(1, _LOOKED_AT_BYTES // int(self._index.size.max())))
-        first = torch.stack([self[i][0] for i in range(count)])
-        now = float(self.prepare(first, 0, torch.arange(count)).std())
+        found: list[Tensor] = []
+        for i in range(count):
+            with suppress(DataError):  # training leaves it out
+                found.append(self[i][0])
+        if not found:
+            return None
+        now = float(self.prepare(torch.stack(found), 0, torch.arange(len(found))).std())
         other = now * self.scaling.scale if self.scaled else now / self.scaling.scale
         if min(now, other) <= 0 or abs(math.log(now)) <= abs(math.log(other)) + math.log(_CLEARLY):
             return None
@@ -235,6 +242,6 @@ def _check_labels(index: ShardIndex, num_classes: int) -> None:
         first = int(wrong[0])
         raise DataError(
             f"sample {index.name(first)} has label {index.label[first]}, outside 0..{num_classes - 1} "
-            f"({len(wrong)} such sample(s), the largest label is {index.label.max()}): set data.num_classes "
+            f"({counted(len(wrong), 'such sample')}, the largest label is {index.label.max()}): set data.num_classes "
             "or correct the labels"
         )

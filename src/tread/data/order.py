@@ -19,6 +19,7 @@ from torch.utils.data import Sampler
 
 from tread.errors import ConfigError
 from tread.routing import noise
+from tread.words import counted
 
 _ORDER_WORD = int.from_bytes(b"orde")
 _SPLIT_WORD = int.from_bytes(b"spli")
@@ -135,7 +136,7 @@ def _slice_size(batch: int, micro_steps: int, world: int) -> int:
     parts = micro_steps * world
     if batch < 1 or batch % parts:
         raise ConfigError(
-            f"train.batch_size is {batch}; it must be a multiple of {parts}, that is {world} process(es) "
-            f"times {micro_steps} accumulation micro-step(s)"
+            f"train.batch_size is {batch}; it must be a multiple of {parts}, that is {counted(world, 'process')} "
+            f"times {counted(micro_steps, 'accumulation micro-step')}"
         )
     return batch // parts

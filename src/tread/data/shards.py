@@ -29,9 +29,11 @@ from tqdm import tqdm
 from tread.data.ahead import read_ahead
 from tread.data.images import list_images, read_image
 from tread.data.latents import StoredKind, sample_moments
+from tread.data.readable import SKIPPED_FILE
 from tread.data.vae import Autoencoder, Dtype, load_vae
 from tread.errors import ConfigError, DataError
 from tread.files import atomic_write
+from tread.words import counted
 
 _ENCODE_WORD = int.from_bytes(b"enco")
 
@@ -47,9 +49,10 @@ class Encoded:
     settings: dict[str, str | int]
 
     def __str__(self) -> str:
-        skipped = f", {self.skipped} unreadable and listed in {self.out / 'skipped.txt'}" if self.skipped else ""
+        skipped = f", {self.skipped} unreadable and listed in {self.out / SKIPPED_FILE}" if self.skipped else ""
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
-        return f"{self.written} images in {self.shards} shard(s) at {self.out}{skipped}; train with {settings}"
+        written = f"{counted(self.written, 'image')} in {counted(self.shards, 'shard')}"
+        return f"{written} at {self.out}{skipped}; train with {settings}"
 
 
 def encode(
@@ -130,7 +133,7 @@ def encode(
                     bar.update(len(batch))
                 _write_skipped(out, skipped)  # before the shard is renamed, or a kill here would lose them
     if len(skipped) == len(files):
-        raise DataError(f"none of the {len(files)} images in {images} could be read: see {out / 'skipped.txt'}")
+        raise DataError(f"none of the {len(files)} images in {images} could be read: see {out / SKIPPED_FILE}")
     return Encoded(
         out=out,
         shards=len(spans),
@@ -190,16 +193,16 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def _read_skipped(out: Path) -> dict[str, str]:
-    path = out / "skipped.txt"
+    path = out / SKIPPED_FILE
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return {file: why for file, _, why in (line.partition("\t") for line in lines)}
 
 
 def _write_skipped(out: Path, skipped: dict[str, str]) -> None:
     if skipped:
-        _write_text(out / "skipped.txt", "".join(f"{file}\t{skipped[file]}\n" for file in sorted(skipped)))
+        _write_text(out / SKIPPED_FILE, "".join(f"{file}\t{skipped[file]}\n" for file in sorted(skipped)))
     else:
-        (out / "skipped.txt").unlink(missing_ok=True)
+        (out / SKIPPED_FILE).unlink(missing_ok=True)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -60,8 +60,9 @@ def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: P
         )
 
 
-def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: Any) -> None:
-    """Refuse a part of a pipeline, a model of the stock class `cls`, that `check_loaded` would refuse.
+def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: Any) -> nn.Module:
+    """The model of the stock class `cls` that is a part of a pipeline, without its weights; refuses one that
+    `check_loaded` would refuse.
 
     `place` is a folder or a hub id; `where` may have the revision, and the variant, which a part may lack.
     """
@@ -90,6 +91,7 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
         raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error
     model, info = loaded
     check_loaded(model, info, what, folder)
+    return model
 
 
 def check_tokenizer(cls: Any, place: str, part: str, *, revision: str | None = None) -> None:

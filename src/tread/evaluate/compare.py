@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
@@ -27,6 +28,8 @@ from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ImageSource, has_images, open_images, write_batch
 from tread.evaluate.metrics import kernel_distance, precision_recall
 from tread.evaluate.statistics import Statistics, Tally, read_statistics
+from tread.files import writing
+from tread.words import counted
 
 USUAL_COUNT = 10_000
 SAVE_SECONDS = 60
@@ -82,8 +85,10 @@ def measure(
         words = f"{source.identity()} {extractor.fingerprint()} {keep_vectors}"
         stem = f"{extractor.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
         whole, saved = work / f"{stem}.npz", work / f"{stem}.part-{rank}-of-{world}.npz"
-        work.mkdir(parents=True, exist_ok=True)
+        with writing(work):
+            work.mkdir(parents=True, exist_ok=True)
         if all(_gathered(whole.exists())):
+            _remove(saved)  # a kill came before
             return Tally.load(whole).statistics()
         if saved.exists():
             tally = Tally.load(saved)
@@ -105,8 +110,14 @@ def measure(
         if rank == 0:
             joined.save(whole)
         _gathered(None)  # no part is removed before the whole is saved
-        saved.unlink(missing_ok=True)
+        _remove(saved)
     return joined.statistics()
+
+
+def _remove(part: Path) -> None:
+    """Remove what the whole holds too; a disk that no longer allows it costs nothing."""
+    with suppress(OSError):
+        part.unlink(missing_ok=True)
 
 
 def _gathered(value: T) -> list[T]:
@@ -245,7 +256,8 @@ def evaluate(
         if place is not None:
             _check_place(place, extractor)
     if save is not None:
-        save.parent.mkdir(parents=True, exist_ok=True)
+        with writing(save):
+            save.parent.mkdir(parents=True, exist_ok=True)
     options = Options(batch_size=batch_size, keep_vectors=not frechet_only, work=work, progress=progress)
     ours = measure_place(samples, extractor, "samples", count, **options)
     if save is not None and (not dist.is_initialized() or dist.get_rank() == 0):
@@ -264,7 +276,7 @@ def _check_place(place: Path, extractor: Extractor) -> None:
     _published(place, extractor)
     if has_images(place) and (count := len(open_images(place))) < 2:
         raise ConfigError(
-            f"{place} has {count} image(s) and so no covariance; give at least 2, and thousands for a figure."
+            f"{place} has {counted(count, 'image')} and so no covariance; give at least 2, and thousands for a figure."
         )
 
 

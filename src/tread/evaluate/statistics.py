@@ -21,6 +21,7 @@ from tread.evaluate.features import INCEPTION
 from tread.evaluate.images import arrays_of
 from tread.evaluate.metrics import inception_score
 from tread.files import atomic_write
+from tread.words import counted
 
 SPLIT = 5000  # images of one split of the Inception Score
 
@@ -116,7 +117,9 @@ class Moments:
 
     def gaussian(self) -> Gaussian:
         if self.count < 2:
-            raise DataError(f"{self.count} image(s) have no covariance; give at least 2, and thousands for a figure")
+            raise DataError(
+                f"{counted(self.count, 'image')} cannot have a covariance; give at least 2, and thousands for a figure"
+            )
         return Gaussian(self.mean, self.scatter / (self.count - 1))
 
 

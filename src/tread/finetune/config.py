@@ -28,6 +28,8 @@ from tread.finetune.compat.translate import KeyVerdict, Translated, translate
 from tread.finetune.settings import FinetuneConfig
 from tread.routing.plan import PRESETS
 
+FILES = ("data_backend_config", "lycoris_config", "user_prompt_library", "peft_lora_target_modules", "tread_config")
+"""Keys that may name a file."""
 TITLES: dict[Verdict, str] = {
     "unsupported": "not supported: change these",
     "differs": "runs, but trains something else than where it comes from",
@@ -57,36 +59,58 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> FinetuneConf
 
 
 def check(path: str | Path, as_json: bool = False, overrides: Sequence[str] = ()) -> int:
-    """Print the verdict on every key; 0: it runs, 1: something is unsupported, 2: it cannot be read.
+    """Print the verdict on every key, and what a run would refuse about the model and the data.
 
-    Judged are the settings alone: the model and the data that they name are not opened.
+    Returns 0: it runs, 1: something must change, 2: it cannot be read.
     """
     try:
-        translated = translate(read_mapping(path, overrides))
+        translated = _judged(path, overrides)
     except ConfigError as error:
         told = json.dumps({"runs": False, "error": str(error)}) if as_json else error
         print(told, file=None if as_json else sys.stderr)
         return 2
-    print(_as_json(translated) if as_json else describe(translated))
-    return 1 if translated.unsupported else 0
+    if translated.unsupported:
+        problems, unseen = [], ["the model and the data: the settings come first"]
+    else:
+        from tread.finetune.preflight import look  # imports torch
+
+        problems, unseen = look(parse(FinetuneConfig, translated.settings))
+    print((_as_json if as_json else describe)(translated, problems, unseen))
+    return 1 if translated.unsupported or problems else 0
 
 
-def describe(translated: Translated) -> str:
+def describe(translated: Translated, problems: Sequence[str] = (), unseen: Sequence[str] = ()) -> str:
     """The verdicts as a table, what must change first."""
-    lines: list[str] = []
+    lines = _listed("refused when the model and the data are opened: change these", problems)
     width = max((len(verdict.key) for verdict in translated.verdicts), default=0)
     for kind, title in TITLES.items():
         found = [verdict for verdict in translated.verdicts if verdict.verdict == kind]
         if found:
             lines += [f"{title} ({len(found)})"]
             lines += [f"  {v.key.ljust(width)}  {_short(v.value)}{': ' * bool(v.text)}{v.text}" for v in found]
-    count = len(translated.unsupported)
+    lines += _listed("not looked at", unseen)
+    count = len(translated.unsupported) + len(problems)
     lines.append(f"it does not run: {count} to change" if count else "it runs")
     return "\n".join(lines)
 
 
-def read_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The keys of a config file, dashes taken off, with overrides and the files that it names read in."""
+def _listed(title: str, found: Sequence[str]) -> list[str]:
+    return [f"{title} ({len(found)})", *(f"  {one}" for one in found)] if found else []
+
+
+def _judged(path: str | Path, overrides: Sequence[str]) -> Translated:
+    """The verdict on every key; one whose file cannot be read is unsupported, and does not keep others from theirs."""
+    unread: dict[str, str] = {}
+    return translate(read_mapping(path, overrides, unread), unread)
+
+
+def read_mapping(
+    path: str | Path, overrides: Sequence[str] = (), unread: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """The keys of a config file, dashes taken off, with overrides and the files that it names read in.
+
+    With `unread`, what is wrong about such a file goes there, by key.
+    """
     known = settings_of(FinetuneConfig)
     document = read_document(find_recipe(Path(path)))
     if Path(path).name.lower().endswith(ENV_SUFFIX) and isinstance(document, Mapping):
@@ -100,7 +124,13 @@ def read_mapping(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, A
             config = assigned(config, f"{name}={value}", known, "tread finetune")
         else:  # a key of another trainer
             config[name] = settled(from_text(str | dict[str, Any] | tuple[Any, ...] | None, value, name))
-    _read_in(config)
+    for key in [key for key in FILES if key in config]:
+        try:
+            config[key] = _read_in(key, config)
+        except ConfigError as error:
+            if unread is None:
+                raise
+            unread[key] = str(error)
     return config
 
 
@@ -111,8 +141,10 @@ def _by_type(field: Field | None, value: object) -> object:
     return settled(value)
 
 
-def _as_json(translated: Translated) -> str:
-    report = {"runs": not translated.unsupported, "keys": [asdict(verdict) for verdict in translated.verdicts]}
+def _as_json(translated: Translated, problems: Sequence[str], unseen: Sequence[str]) -> str:
+    keys = [asdict(verdict) for verdict in translated.verdicts]
+    runs = not translated.unsupported and not problems
+    report = {"runs": runs, "problems": problems, "not_looked_at": unseen, "keys": keys}
     return json.dumps(report, indent=2, ensure_ascii=False, default=str)
 
 
@@ -156,25 +188,23 @@ def _named(found: object, path: str | Path) -> dict[str, Any]:
     return config
 
 
-def _read_in(config: dict[str, Any]) -> None:
-    """Replace the paths of other files by their content."""
-    backends = config.get("data_backend_config")
-    if backends is not None:
-        entries = _content(backends, "data_backend_config") if isinstance(backends, str) else backends
+def _read_in(key: str, config: Mapping[str, Any]) -> Any:
+    """The value of a key, with the content of a file in the place of its path."""
+    value = config[key]
+    if key == "data_backend_config" and value is not None:
+        entries = _content(value, key) if isinstance(value, str) else value
         if not isinstance(entries, list):
-            raise ConfigError(
-                f"data_backend_config is {shown(backends)}, which is not a list; it must be a list of data entries."
-            )
-        config["data_backend_config"] = entries
-    for key in ("lycoris_config", "user_prompt_library", "peft_lora_target_modules"):
-        unused = key == "lycoris_config" and config.get("lora_type") != "lycoris"
-        if isinstance(config.get(key), str) and config[key] and not unused:
-            config[key] = _content(config[key], key)
-    routes = config.get("tread_config")
-    if isinstance(routes, str) and routes not in PRESETS and not routes.lstrip().startswith("{"):
-        if not is_file(routes):
-            raise ConfigError(f"tread_config is {shown(routes)}: no preset ({', '.join(PRESETS)}) and no such file.")
-        config["tread_config"] = _content(routes, "tread_config")
+            raise ConfigError(f"{key} is {shown(value)}, which is not a list; it must be a list of data entries.")
+        return entries
+    if not isinstance(value, str) or not value:
+        return value
+    if key == "tread_config":
+        if value in PRESETS or value.lstrip().startswith("{"):
+            return value
+        if not is_file(value):
+            raise ConfigError(f"tread_config is {shown(value)}: no preset ({', '.join(PRESETS)}) and no such file.")
+    unused = key == "lycoris_config" and config.get("lora_type") != "lycoris"
+    return value if unused else _content(value, key)
 
 
 def _content(path: str, setting: str) -> Any:

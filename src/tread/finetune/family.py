@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tread.finetune.families.autoencoders import encode_images, pixels_per_latent
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
 
 Text = dict[str, Tensor]

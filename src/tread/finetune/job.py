@@ -12,6 +12,7 @@ NAMES = {
     "train.steps": "max_train_steps",
     "train.attention": "attention",
     "train.graphs": "graphs",
+    "train.workers": "dataloader_num_workers",
     "log.trackers": "report_to",
     "optimizer.warmup_steps": "lr_warmup_steps",
     "checkpoint.data_changed": "data_changed",

@@ -21,6 +21,7 @@ from PIL import Image
 from torch import nn
 
 from tread.errors import ConfigError
+from tread.files import writing
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.family import Text, TuneFamily
 from tread.finetune.settings import FinetuneConfig
@@ -63,11 +64,13 @@ class Previews:
         for part in missing:
             getattr(pipeline, part).enable_group_offload(device, num_blocks_per_group=1)
         drawn: list[tuple[str, str]] = []
-        (self.folder / "previews").mkdir(exist_ok=True)
+        with writing(self.folder / "previews"):
+            (self.folder / "previews").mkdir(exist_ok=True)
         for index, (prompt, text) in enumerate(self.prompts):
             picture = self._call(pipeline, text, device)
             stem = self.folder / "previews" / f"step-{step:08d}-{index}"
-            path = _save(picture, stem, self.config.framerate)
+            with writing(stem):
+                path = _save(picture, stem, self.config.framerate)
             drawn.append((prompt, path.relative_to(self.folder).as_posix()))
             self._track(f"preview {index}: {prompt[:60]}", path, step)
         del pipeline
@@ -107,7 +110,7 @@ def make_previews(
     """The previews of a config; their size is that of the data unless validation_resolution is set."""
     width, height = config.validation_size or (data.bucket.width, data.bucket.height)
     longest = max(entry.bucket.frames for entry in data.train.entries)
-    _check_image(config, family)
+    check_image(config, family)
     return Previews(
         config=config,
         folder=folder,
@@ -124,7 +127,8 @@ def make_previews(
     )
 
 
-def _check_image(config: FinetuneConfig, family: TuneFamily) -> None:
+def check_image(config: FinetuneConfig, family: TuneFamily) -> None:
+    """Refuse an image for previews that does not exist or that a model cannot take, or its lack."""
     image, name = config.validation_image, family.source.pipeline_name
     if image is not None and not Path(image).is_file():
         raise ConfigError(f"validation_image is {image!r}, which does not exist; name an image file.")

@@ -15,15 +15,14 @@ from torch import nn
 
 import tread
 from tread.config.schema import plain
-from tread.finetune.adapters import add_adapter
 from tread.finetune.data.prepare import DTYPES, prepare
-from tread.finetune.families import open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
-from tread.finetune.quantize import METHODS, check_precision, quantize
+from tread.finetune.model.adapters import add_adapter
+from tread.finetune.model.quantize import METHODS, quantize
+from tread.finetune.preflight import check_model, open_model, trained_experts
 from tread.finetune.result.write import RECORD
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
-from tread.finetune.source import Source
 from tread.finetune.task import Finetuning
 from tread.kernels.checkpointing import recomputing
 from tread.kernels.compiling import compiles
@@ -39,10 +38,7 @@ def finetune(config: FinetuneConfig) -> Path:
     config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
-        # previews draw with an expert that is not trained too
-        family.source.check(
-            *(part for part, _, _ in (family.experts if config.prompts else trained_experts(config, family)))
-        )
+        check_model(config, family, accelerator.device)
         data = prepare(config, family, accelerator, folder)
         per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
         config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
@@ -74,19 +70,8 @@ def open_job(config: FinetuneConfig) -> tuple[FinetuneConfig, TuneFamily, Accele
     anything is encoded."""
     if config.mixed_precision == "auto":
         config = replace(config, mixed_precision="bf16" if torch.cuda.is_available() else "no")
-    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
-    family = open_family(config.model_family, source, config.tokenizer_max_length)
-    if (plan := config.plan()) is not None and source.depth:
-        plan.resolve(source.depth)  # refuses windows outside the model
-    accelerator = make_accelerator(FinetuneJob.of(config), find_unused=True)
-    if config.base_model_precision not in UNQUANTIZED:
-        check_precision(config.base_model_precision, accelerator.device)
-    return config, family, accelerator
-
-
-def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[str, float, float], ...]:
-    """The transformers that a config trains, each with its range of times."""
-    return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
+    family = open_model(config)
+    return config, family, make_accelerator(FinetuneJob.of(config), find_unused=True)
 
 
 def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> dict[str, nn.Module]:

@@ -21,8 +21,8 @@ from tread.data.captioned.entries import DataConfig, data_configs
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError
 from tread.finetune.families import family_class, open_family
+from tread.finetune.model.source import Source
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.source import Source
 from tread.routing.risks import ADAPTER_RATIO
 
 RATIO = 0.25

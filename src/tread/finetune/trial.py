@@ -19,7 +19,8 @@ from tread.finetune.data.prepare import Prepared, prepare
 from tread.finetune.experts import choose, ranges
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
-from tread.finetune.run import attach_routes, load_stock, make_trainable, open_job, trained_experts
+from tread.finetune.preflight import check_model, trained_experts
+from tread.finetune.run import attach_routes, load_stock, make_trainable, open_job
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.task import EXPERT, Finetuning, TuneBatch
 from tread.kernels import attention
@@ -53,7 +54,7 @@ def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]
     config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
     with out_of_memory(job.memory_advice), attention.explained(config.attention):
-        family.source.check(*(part for part, _, _ in trained_experts(config, family)))
+        check_model(config, family, accelerator.device)
         data = prepare(config, family, accelerator, folder, one_batch=True)
         return _Trials(config, accelerator, folder, family, data).run(job)
 

@@ -1,5 +1,6 @@
 """From the sections of a config to what they name: a dataset, an objective, a model and published weights."""
 
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from tread.data import DATASETS, Dataset
-from tread.errors import ConfigError
+from tread.errors import ConfigError, shortened, shown
 from tread.kernels.checkpointing import Checkpointing
 from tread.models import DiT, model_size
 from tread.objectives import Objective, build
@@ -43,11 +45,41 @@ def build_model(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
+    """The state dict of a file; of the several in a checkpoint of facebookresearch/DiT's train.py, the averaged one.
+
+    Such a checkpoint keeps its command line as an `argparse.Namespace`, the one class that is allowed beside tensors.
+    """
     if not path.is_file():
         raise ConfigError(f"model.weights names {str(path)!r}, which does not exist.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with safe_globals([Namespace]):
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged file makes of the unpickler
+        if code := _code_in(path):
+            raise ConfigError(
+                f"model.weights names {shown(str(path))}, which holds more than tensors ({shortened(code, 80)}), and "
+                "reading that could run code: save the state dict alone, with torch.save or as .safetensors."
+            ) from error
         raise ConfigError(f"model.weights names {str(path)!r}, which cannot be read; get it again.") from error
+    if isinstance(found, Mapping):
+        found = next((found[part] for part in ("ema", "model") if isinstance(found.get(part), Mapping)), found)
+    if not isinstance(found, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()
+    ):
+        raise ConfigError(
+            f"model.weights names {shown(str(path))}, which holds no tensors by name; give a state dict, or a "
+            "checkpoint of facebookresearch/DiT."
+        )
+    return dict(found)
+
+
+def _code_in(path: Path) -> str:
+    """The classes and functions that a file of torch names besides those of tensors; "" if there are none, or no file
+    of torch."""
+    try:
+        found = get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # as above
+        return ""
+    return ", ".join(sorted(name for name in found if name != "argparse.Namespace"))

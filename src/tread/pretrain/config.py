@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tread.config.documents import YAML_SUFFIXES, find_recipe, read_document
+from tread.config.documents import YAML_SUFFIXES, find_recipe, read_document, settled
 from tread.config.fields import MISSING, fields_of
 from tread.config.layers import Settings, assigned, check_names, merged, settings_of, split_assignment
 from tread.config.schema import arguments, parse
 from tread.data import DATASETS
-from tread.errors import ConfigError, shortened
+from tread.errors import ConfigError, shortened, shown
 from tread.files import is_file
 from tread.objectives import OBJECTIVES
 from tread.pretrain.settings import AUTO, MODELS, ModelConfig, PretrainConfig
@@ -53,14 +53,14 @@ def layered(given: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     file, texts = _split(given)
     texts = [_current(text) for text in texts]
     names = dict(split_assignment(text) for text in texts)
-    layer = {} if file is None else read_layer(file)
+    layer = {} if file is None else _one_length(read_layer(file), f"{file}: ")
     resume = names.get("resume", layer.get("resume"))
     if resume not in (None, "null"):
         run = Path(str(names.get("output_dir", layer.get("output_dir", AUTO))) if resume == "latest" else str(resume))
         if resume != "latest" or is_file(run / CONFIG_FILE):  # else there is nothing to resume yet
             return _resumed(run, texts)
     folder = folder or config_folder()
-    base = {} if folder is None else read_layer(folder / CONFIG_FILE)
+    base = {} if folder is None else _one_length(read_layer(folder / CONFIG_FILE), f"{folder / CONFIG_FILE}: ")
     chosen = {
         group: _check_option(group, names.get(f"{group}.name") or _name(layer, group) or _name(base, group) or usual)
         for group, (usual, _) in GROUPS.items()
@@ -158,9 +158,26 @@ def _assigned(config: dict[str, Any], texts: Sequence[str], source: str = "") ->
     """A config after the settings of the command line; `source` is the file that a message names."""
     names = known(_options(config))
     check_names(config, names, COMMAND, source)
+    length: dict[str, Any] = {}
     for text in texts:
         config = assigned(config, text, names, COMMAND)
-    return config
+        if text.startswith("train"):
+            length = assigned(length, text, names, COMMAND)
+    return merged(config, _one_length(length))
+
+
+def _one_length(layer: dict[str, Any], source: str = "") -> dict[str, Any]:
+    """A layer whose `train.steps` takes the place of `train.epochs` below, as epochs do of steps; both are refused."""
+    train = layer.get("train")
+    if not isinstance(train, Mapping):
+        return layer
+    steps, epochs = (settled(train.get(name)) for name in ("steps", "epochs"))
+    if steps is not None and epochs is not None:
+        raise ConfigError(
+            f"{source}train.steps is {shown(steps)} and train.epochs is {shown(epochs)}; one of them says how long to "
+            "train: leave the other out."
+        )
+    return layer if steps is None else {**layer, "train": {**train, "epochs": None}}
 
 
 def _group(group: str, name: str, folder: Path | None) -> dict[str, Any]:

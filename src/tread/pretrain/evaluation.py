@@ -66,12 +66,13 @@ class DataImages(ImageSource):
 
 @dataclass(eq=False)
 class ModelImages(ImageSource):
-    """What a model draws: image i has the label and the noise of index i."""
+    """What a model draws at one guidance scale: image i has the label and the noise of index i."""
 
     net: Net
     objective: Objective
     config: PretrainConfig
     evaluate: EvaluateConfig
+    guidance: float
     shape: tuple[int, int, int]
     num_classes: int
     decode: Decode
@@ -91,7 +92,7 @@ class ModelImages(ImageSource):
     def compiled(self) -> bool:
         """Whether compiled layers draw them: unless a branch that is run drops tokens."""
         branches = self.config.sample.branches
-        drops = branches.strong_ratio > 0 or (self.evaluate.guidance != 1 and branches.needs_routes)
+        drops = branches.strong_ratio > 0 or (self.guidance != 1 and branches.needs_routes)
         return compiles(self.config.train.compile, self.accelerator.device) and not drops
 
     def read(self, first: int, stop: int) -> list[np.ndarray]:
@@ -103,7 +104,7 @@ class ModelImages(ImageSource):
                 self.objective,
                 self.labels(first, first + size),
                 shape=self.shape,
-                guidance=self.evaluate.guidance,
+                guidance=self.guidance,
                 null_label=self.num_classes,
                 **sample.drawing,
                 batch_size=size,
@@ -118,7 +119,10 @@ class ModelImages(ImageSource):
 
 
 class Evaluation:
-    """`Evaluation(...)` loads the extractor and measures the reference; `run(images, step)` gives the figures."""
+    """`Evaluation(...)` loads the extractor and measures the reference; `run(images, step)` gives the figures.
+
+    With several guidance scales each figure and each file carries its scale: `FID guidance 1.5`.
+    """
 
     def __init__(
         self,
@@ -159,25 +163,28 @@ class Evaluation:
     def _options(self) -> Options:
         return Options(batch_size=self.evaluate.batch_size, keep_vectors=not self.evaluate.frechet_only)
 
-    def run(self, images: ImageSource, step: int) -> dict[str, float]:
+    def run(self, images: ModelImages, step: int) -> dict[str, float]:
         """Measure on every process; rank 0 compares, writes `evaluation/step-00001000.json` and returns figures."""
+        several, scale = len(self.evaluate.scales) > 1, f"guidance {images.guidance:g}"
         samples = measure(images, self.extractor, "samples", **self._options())
         figures = {}
         if self.accelerator.is_main_process:
             report = compare(samples, self.reference, device=self.accelerator.device)
             for note in report.notes:
                 warnings.warn(note, RiskWarning, stacklevel=2)
-            figures = report.metrics
-            found = {"step": step, **asdict(report), "sampling": self._sampling()}
+            figures = {f"{name} {scale}" if several else name: value for name, value in report.metrics.items()}
+            found = {"step": step, **asdict(report), "sampling": self._sampling(images.guidance)}
             self.folder.mkdir(parents=True, exist_ok=True)  # a reference that is statistics left nothing there
-            with atomic_write(self.folder / f"step-{step:08d}.json") as file:
+            suffix = f"-{scale.replace(' ', '-')}" if several else ""
+            with atomic_write(self.folder / f"step-{step:08d}{suffix}.json") as file:
                 file.write((json.dumps(found, indent=2) + "\n").encode())
         self.accelerator.wait_for_everyone()
         return figures
 
-    def _sampling(self) -> dict[str, Any]:
-        names = ("steps", "solver", "interval", "guidance_kind", "strong_ratio", "weak_ratio", "ratio_schedule", "seed")
-        return {"guidance": self.evaluate.guidance} | {name: getattr(self.config.sample, name) for name in names}
+    def _sampling(self, guidance: float) -> dict[str, Any]:
+        names = ("steps", "solver", "churn", "churn_interval", "churn_noise", "interval", "guidance_kind")
+        names += ("strong_ratio", "weak_ratio", "ratio_schedule", "seed")
+        return {"guidance": guidance} | {name: getattr(self.config.sample, name) for name in names}
 
 
 def _pictures(images: Tensor) -> list[np.ndarray]:

@@ -15,6 +15,7 @@ def pretrain(config: PretrainConfig) -> Path:
     accelerator = make_accelerator(config)
     with claimed_folder(config, accelerator) as folder:
         task = Pretraining(config, accelerator, folder)
+        config = task.config  # with the steps of its epochs
         kept = replace(config, checkpoint=replace(config.checkpoint, data_changed="refuse"))  # accepted once
         stopped = run(task, config, accelerator, folder, plain(kept), saved=lambda run: plain(from_run(run)))
     accelerator.print(f"run: {folder}")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from tread.errors import CheckpointError, ConfigError, check_int
+from tread.errors import CheckpointError, ConfigError, check_int, shown
 from tread.models import DiT
 from tread.objectives import Objective
 from tread.objectives.objective import check_number
@@ -25,11 +25,13 @@ from tread.sampling.generate import flops_per_sample, generate
 from tread.sampling.grid import image_names, make_grid, save_images
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_interval
-from tread.sampling.solvers import Churn
+from tread.sampling.solvers import churn_of
 from tread.training.checkpoint import MANIFEST, load_part, load_tensors, newest, read_whole, trained
 from tread.training.loop import CHECKPOINTS
+from tread.words import counted
 
 GRID_ROWS, GRID_COLUMNS = 20, 10
+PER_CLASS, MOST_SEEDS = 8, 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,8 @@ def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str 
     config = from_run(run)
     found = (folder, read_whole(folder)) if chosen else newest(run / CHECKPOINTS)
     if found is None:
-        raise CheckpointError(f"{folder} has no checkpoint yet; train it first.")
+        fix = "train it again with another checkpoint.every, for 0 saves none" if config.checkpoint.every == 0 else ""
+        raise CheckpointError(f"{folder} has no checkpoint yet; {fix or 'train it first'}.")
     path, manifest = found
     channels, height, width = manifest["shape"]
     model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
@@ -92,21 +95,46 @@ def parse_classes(text: str, num_classes: int, names: Sequence[str] = ()) -> lis
         if part.strip() in names and not part.strip().isdecimal():
             labels.append(list(names).index(part.strip()))
             continue
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(first) > int(last or first):
+        span = _range(part)
+        if span is None:
             known = f", or names of classes: {', '.join(names[:20])}" if names else ""
-            raise ConfigError(f"--classes is {text!r}; write labels and ranges, e.g. 0-9 or 1,5,207{known}.")
-        if int(last or first) >= num_classes:
-            raise ConfigError(f"--classes names class {last or first}; this run knows classes 0-{num_classes - 1}.")
-        labels += range(int(first), int(last or first) + 1)
+            raise ConfigError(f"--classes is {shown(text)}; write labels and ranges, e.g. 0-9 or 1,5,207{known}.")
+        if span[-1] >= num_classes:
+            raise ConfigError(f"--classes names class {span[-1]}; this run knows classes 0-{num_classes - 1}.")
+        labels += span
     return labels
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from "0-49999" or "1,5,7-8", each once.
+
+    >>> parse_seeds("1,5,7-8,5")
+    [1, 5, 7, 8]
+    """
+    seeds: dict[int, None] = {}
+    for part in text.split(","):
+        span = _range(part)
+        if span is None:
+            raise ConfigError(f"--seeds is {shown(text)}; write seeds and ranges, e.g. 0-49999 or 1,5,7-8.")
+        if span[-1] >= 2**32 or len(seeds) + len(span) > MOST_SEEDS:
+            raise ConfigError(f"--seeds is {shown(text)}; allowed are at most {MOST_SEEDS:,} seeds, all below 2^32.")
+        seeds |= dict.fromkeys(span)
+    return list(seeds)
+
+
+def _range(text: str) -> range | None:
+    """The numbers of "7" or "7-9"; None for any other text."""
+    first, dash, last = text.strip().partition("-")
+    if len(text) > 40 or not first.isdecimal() or (dash and not last.isdecimal()):
+        return None
+    return range(int(first), int(last or first) + 1) or None
 
 
 def sample_run(
     run: Path,
     *,
     classes: str | None = None,
-    per_class: int,
+    per_class: int | None = None,
     guidance: float | None = None,
     interval: tuple[float, float] | None = None,
     guidance_kind: str | None = None,
@@ -117,7 +145,10 @@ def sample_run(
     steps: int | None = None,
     solver: str | None = None,
     churn: float | None = None,
-    seed: int = 0,
+    churn_interval: tuple[float, float] | None = None,
+    churn_noise: float | None = None,
+    seed: int | None = None,
+    seeds: str | None = None,
     batch_size: int = 64,
     averaged: bool = True,
     vae: str | None = None,
@@ -125,15 +156,22 @@ def sample_run(
 ) -> Path:
     """Write PNGs, batch by batch, and `grid.png`, one row per class, and say what a sample costs; returns its path.
 
-    None means the run's own setting, and the first ten classes. `weak` is a run or a checkpoint for the guidance kinds
-    `ag` and `ag+sg`; the ratios are those of `guidance.Branches`. Everything that can be refused is refused before the
-    first sample is drawn.
+    None means the run's own setting, the first ten classes, 8 images of each and the seed 0. With `seeds` there is one
+    image per seed instead, named by it, of the class `classes[seed % len(classes)]`, by default of all classes: what
+    that `seed` draws first. `weak` is a run or a checkpoint for the guidance kinds `ag` and `ag+sg`; the ratios are
+    those of `guidance.Branches`. Everything that can be refused is refused before the first sample is drawn.
     """
     for option, value, low in (("--per-class", per_class, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
-        check_int(value, option, low)
-    if guidance is not None:
-        check_number("--guidance", guidance, at_least=0)
+        if value is not None:
+            check_int(value, option, low)
+        if value is not None and seeds is not None and option != "--batch-size":
+            raise ConfigError(f"--seeds draws one image for each seed, so {option} says nothing; leave it out.")
+    drawn = None if seeds is None else parse_seeds(seeds)
+    for option, value in (("--guidance", guidance), ("--churn", churn), ("--churn-noise", churn_noise)):
+        if value is not None:
+            check_number(option, value, at_least=0)
     check_interval(interval, "--interval")
+    check_interval(churn_interval, "--churn-interval")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, averaged=averaged, device=device)
     defaults = opened.config.sample
@@ -156,11 +194,18 @@ def sample_run(
         for place, each in ((run, opened), (weak, lesser)):
             _route(each, place)
     chosen = (
-        range(min(10, opened.num_classes))
+        range(min(10, opened.num_classes) if drawn is None else opened.num_classes)
         if classes is None
         else parse_classes(classes, opened.num_classes, opened.classes)
     )
-    labels = [label for label in chosen for _ in range(per_class)]
+    if drawn is None:
+        per_row = PER_CLASS if per_class is None else per_class
+        labels = [label for label in chosen for _ in range(per_row)]
+        names, rows = image_names(labels), [opened.classes[label] for label in chosen] if opened.classes else []
+    else:
+        per_row, rows = min(len(drawn), GRID_COLUMNS), []
+        labels = [chosen[seed % len(chosen)] for seed in drawn]
+        names = [f"{seed:06d}.png" for seed in drawn]
     data, vae = opened.config.data, vae or defaults.vae
     if data["name"] == "latents" and vae is None:
         print("no --vae given: the pictures show the first latent channels, not images.")
@@ -174,7 +219,7 @@ def sample_run(
         ) from None
     settings: dict[str, Any] = {
         "shape": opened.shape,
-        "seed": seed,
+        "seed": seed or 0,
         "steps": defaults.steps if steps is None else steps,
         "guidance": defaults.guidance if guidance is None else guidance,
         "null_label": opened.num_classes,
@@ -182,20 +227,26 @@ def sample_run(
         "branches": branches,
         "weak": None if lesser is None else lesser.model,
         "solver": solver or defaults.solver,
-        "churn": None if churn is None else Churn(s_churn=churn),
+        "churn": churn_of(
+            defaults.churn if churn is None else churn,
+            defaults.churn_bounds if churn_interval is None else (churn_interval[0], churn_interval[1]),
+            defaults.churn_noise if churn_noise is None else churn_noise,
+        ),
     }
     flops = flops_per_sample(opened.model, opened.objective, **settings)
     print(f"{flops / 1e9:.4g} GFLOPs a sample: {branches.kind} {settings['guidance']:g}, {settings['steps']} steps")
-    names, grid = image_names(labels), folder / "grid.png"
+    grid = folder / "grid.png"
     if older := {path.name for path in folder.glob("*.png")} - {grid.name, *names}:
         warnings.warn(
-            f"{folder} also holds {len(older)} image(s) of other calls, which `tread eval` would count: delete them, "
-            "or name another folder with --out.",
+            f"{folder} also holds {counted(len(older), 'image')} of other calls, which `tread eval` would count: "
+            "delete them, or name another folder with --out.",
             stacklevel=2,
         )
-    shown = []
+    pictures = []
     for first in tqdm(range(0, len(labels), batch_size), desc="sampling", unit="batch"):
         here = slice(first, first + batch_size)
+        if drawn is not None:
+            settings["seed"] = torch.tensor(drawn[here])
         samples = generate(
             opened.model,
             opened.objective,
@@ -208,10 +259,9 @@ def sample_run(
         )
         images = decode(samples).cpu()  # (B, H, W, 3 or 1)
         save_images(images, names[here], folder)
-        places = [divmod(index, per_class) for index in range(first, first + len(images))]  # in the grid
-        shown += [x for x, (i, j) in zip(images, places, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
-    rows = [opened.classes[label] for label in chosen][:GRID_ROWS] if opened.classes else []
-    make_grid(torch.stack(shown), columns=min(per_class, GRID_COLUMNS), rows=rows).save(grid)
+        places = [divmod(index, per_row) for index in range(first, first + len(images))]  # in the grid
+        pictures += [x for x, (i, j) in zip(images, places, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
+    make_grid(torch.stack(pictures), columns=min(per_row, GRID_COLUMNS), rows=rows[:GRID_ROWS]).save(grid)
     return grid
 
 

@@ -4,7 +4,7 @@
 the data are made where those are built.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +12,11 @@ from tread.config.schema import at_least
 from tread.errors import ConfigError
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.float8 import Float8
+from tread.objectives import OBJECTIVES
 from tread.routing.plan import RoutePlan
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_interval
+from tread.sampling.solvers import churn_of
 from tread.training.settings import CheckpointConfig, EMAConfig, JobConfig, LogConfig, LoopConfig, OptimizerConfig
 
 AUTO = "auto"
@@ -47,7 +49,7 @@ class ModelConfig:
     mlp: Literal["gelu", "swiglu"] | None = None
     """gelu | swiglu"""
     weights: str | None = None
-    """a .safetensors or .pt of facebookresearch/DiT to start from"""
+    """facebookresearch/DiT's weights to start from: .safetensors, .pt, or a checkpoint of its train.py"""
     tread_config: dict[str, Any] | str | None = None
     """the routes: a mapping, a preset such as balanced, or a JSON or YAML file; null: dense"""
 
@@ -93,6 +95,8 @@ ROUTE_DOCS = {
 class PretrainLoopConfig(LoopConfig):
     """How long to train, on which batches, and how a step is computed."""
 
+    epochs: int | None = None
+    """passes over the training data, in place of train.steps; null: train.steps"""
     float8: Float8 | None = None
     """rowwise | tensorwise: products of wide linears (sides from 512) in float8; Ada and Hopper GPUs"""
     checkpointing: Checkpointing = False
@@ -104,7 +108,7 @@ class PretrainLoopConfig(LoopConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, "train", workers=0)
+        at_least(self, "train", workers=0, epochs=1)
         if not 0 <= self.class_dropout < 1:
             raise ConfigError(f"train.class_dropout is {self.class_dropout}; allowed is 0 <= value < 1.")
 
@@ -136,6 +140,12 @@ class SampleConfig:
     """solver steps"""
     solver: Literal["euler", "heun"] | None = None
     """euler | heun; null: the objective's own"""
+    churn: float = 0.0
+    """EDM's S_churn: fresh noise added along the way, with objective=edm and heun; 0: none"""
+    churn_interval: tuple[float, ...] | None = None
+    """[S_tmin, S_tmax]: add it only at these levels"""
+    churn_noise: float = 1.0
+    """EDM's S_noise: standard deviation of the fresh noise"""
     guidance: float = 1.5
     """guidance scale; 1: none"""
     interval: tuple[float, ...] | None = None
@@ -154,22 +164,31 @@ class SampleConfig:
     """of the noise"""
 
     def __post_init__(self) -> None:
-        at_least(self, "sample", every=0, per_class=1, classes=1, steps=1, guidance=0, seed=0)
-        if self.interval is not None and len(self.interval) != 2:
-            raise ConfigError(f"sample.interval is {list(self.interval)}; it must be two levels, [low, high].")
+        at_least(self, "sample", every=0, per_class=1, classes=1, steps=1, guidance=0, seed=0, churn=0, churn_noise=0)
+        for name in ("interval", "churn_interval"):
+            levels = getattr(self, name)
+            if levels is not None and len(levels) != 2:
+                raise ConfigError(f"sample.{name} is {list(levels)}; it must be two levels, [low, high].")
         check_interval(self.bounds, "sample.interval")
+        check_interval(self.churn_bounds, "sample.churn_interval")
         _ = self.branches  # refuses ratios that do not go together
 
     @property
     def drawing(self) -> dict[str, Any]:
         """The arguments of `generate` that are settings here, but for the guidance scale."""
         names = ("seed", "steps", "solver", "branches")
-        return {name: getattr(self, name) for name in names} | {"interval": self.bounds}
+        churn = churn_of(self.churn, self.churn_bounds, self.churn_noise)
+        return {name: getattr(self, name) for name in names} | {"interval": self.bounds, "churn": churn}
 
     @property
     def bounds(self) -> tuple[float, float] | None:
         """The interval as a pair."""
         return None if self.interval is None else (self.interval[0], self.interval[1])
+
+    @property
+    def churn_bounds(self) -> tuple[float, float] | None:
+        """The interval of churn as a pair."""
+        return None if self.churn_interval is None else (self.churn_interval[0], self.churn_interval[1])
 
     @property
     def branches(self) -> Branches:
@@ -196,15 +215,25 @@ class EvaluateConfig:
     """inception (FID) | efflite0 | dinov2"""
     weights: str | None = None
     """the extractor's weights: a file or URL; null: those in the cache folder"""
-    guidance: float = 1.0
-    """guidance scale; 1: none"""
+    guidance: float | tuple[float, ...] = 1.0
+    """guidance scale, or a list of them, each drawn and reported on its own; 1: none"""
     batch_size: int = 64
     """images drawn and measured together, on each process"""
     frechet_only: bool = True
     """false: precision, recall and the kernel distance too; keeps every feature in memory"""
 
     def __post_init__(self) -> None:
-        at_least(self, "evaluate", every=0, samples=2, guidance=0, batch_size=1)
+        at_least(self, "evaluate", every=0, samples=2, batch_size=1)
+        if not self.scales or min(self.scales) < 0 or len({f"{scale:g}" for scale in self.scales}) < len(self.scales):
+            given = list(self.guidance) if isinstance(self.guidance, tuple) else self.guidance
+            raise ConfigError(
+                f"evaluate.guidance is {given}; it must be a scale of at least 0, or a list of different ones."
+            )
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The guidance scales to evaluate at."""
+        return self.guidance if isinstance(self.guidance, tuple) else (self.guidance,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,21 +259,36 @@ class PretrainConfig(JobConfig):
     def __post_init__(self) -> None:
         if not self.output_dir.strip():
             raise ConfigError("output_dir is empty; name a folder, or write '.' for the working directory.")
-        scales = {"sample.guidance": self.sample.guidance}
+        scales = [("sample.guidance", self.sample.guidance)]
         if self.evaluate.every > 0:
-            scales["evaluate.guidance"] = self.evaluate.guidance
-        for name, scale in scales.items():
+            scales += [("evaluate.guidance", scale) for scale in self.evaluate.scales]
+        for name, scale in scales:
             if scale != 1 and self.train.class_dropout == 0 and self.sample.branches.needs_null_label:
                 raise ConfigError(
                     f"{name} is {scale}, but train.class_dropout is 0, so the null class that guidance needs is never "
                     f"trained: set {name}=1, or drop some labels."
                 )
+        objective = str(self.objective["name"])
+        solver = self.sample.solver or OBJECTIVES[objective].default_solver
+        if self.sample.churn and (objective, solver) != ("edm", "heun"):
+            raise ConfigError(
+                f"sample.churn is {self.sample.churn}, but it needs objective=edm with the solver heun, and this run "
+                f"has {objective} with {solver}: set sample.churn=0."
+            )
         if self.sample.branches.needs_routes and self.model.tread_config is None:
             raise ConfigError(
                 f"sample.guidance_kind is {self.sample.guidance_kind!r} with sample.strong_ratio "
                 f"{self.sample.strong_ratio}, which drops tokens, but the model has no routes: set "
                 "sample.guidance_kind=cfg and sample.strong_ratio=0, or give model.tread_config."
             )
+
+    def with_steps(self, samples: int) -> "PretrainConfig":
+        """The config with train.epochs over so many training samples turned into train.steps."""
+        train = self.train
+        if train.epochs is None:
+            return self
+        # a batch may span two epochs; the last one is filled from the epoch after it
+        return replace(self, train=replace(train, steps=-(-train.epochs * samples // train.batch_size), epochs=None))
 
     @property
     def memory_advice(self) -> str:
@@ -256,10 +300,8 @@ class PretrainConfig(JobConfig):
 
     @property
     def divergence_advice(self) -> str:
-        return (
-            "Lower optimizer.learning_rate, set optimizer.clip or train.precision=float32, and continue with "
-            "resume=latest."
-        )
+        again = "continue with resume=latest" if self.checkpoint.every else "train again"
+        return f"Lower optimizer.learning_rate, set optimizer.clip or train.precision=float32, and {again}."
 
     def called(self, setting: str) -> str:
         return {"checkpoint.data_changed": "data.changed"}.get(setting, setting)

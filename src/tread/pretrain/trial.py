@@ -44,7 +44,7 @@ def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]
             return summary, [Trial(part="model", comparisons=comparisons)]
         _, eager_loss = predict(task, accelerator, batch)
         flops = flop_ratio(task, accelerator, batch) if task.routing else None
-        session = Session(task, config, accelerator)
+        session = Session(task, task.config, accelerator)
         return summary, [try_steps(session, batch, "model", comparisons, eager_loss, flops)]
 
 

@@ -199,7 +199,7 @@ def _bitsandbytes() -> Finding:
         return Finding(name, "not installed", means, works=False)
     import torch
 
-    from tread.finetune.quantize import METHODS, check_precision
+    from tread.finetune.model.quantize import METHODS, check_precision
 
     device = _device()
     try:

@@ -124,14 +124,15 @@ class Handle:
         selection_ratio: float | None = None,
         *,
         selections: Sequence[Tensor] | None = None,
-        step: int | None = None,
+        step: int | Tensor | None = None,
         samples: Tensor | None = None,
     ) -> Iterator[None]:
         """Route in any mode, with another ratio for all routes or with given ascending indices (B, K) per route.
 
         `step` and `samples` (B,) replace the step and the global sample positions that selections are drawn for. With
-        a `step`, every forward inside drops the same tokens and the handle's own step does not move. A single position
-        (1,) serves the whole batch, whose samples then drop the same tokens. The range of given indices is read here,
+        a `step`, one for all samples or one for each, (B,), every forward inside drops the same tokens and the handle's
+        own step does not move. A single position (1,) serves the whole batch, whose samples then drop the same tokens,
+        unless their steps differ. The range of given indices is read here,
         outside the forward, with one synchronisation if they are on a GPU.
         """
         if selection_ratio is not None:
@@ -141,7 +142,9 @@ class Handle:
         given = None
         if selections is not None:
             given = tuple(_Given(ids, check_selection(ids, f"selections[{i}]")) for i, ids in enumerate(selections))
-        fixed = None if step is None else torch.tensor(check_int(step, "step", 0))
+        fixed = step.unsqueeze(1) if isinstance(step, Tensor) else None  # (B, 1)
+        if step is not None and fixed is None:
+            fixed = torch.tensor(check_int(step, "step", 0))
         with self._set(on=True, ratio=selection_ratio, selections=given, step=fixed, samples=samples):
             yield
 

@@ -81,10 +81,12 @@ def permutation(count: int, *words: int) -> Tensor:
     return torch.argsort(bits(*words, torch.arange(count)), stable=True)
 
 
-def per_sample_normal(seed: int, index: Tensor, shape: tuple[int, ...], *words: int) -> Tensor:
+def per_sample_normal(seed: Word, index: Tensor, shape: tuple[int, ...], *words: int) -> Tensor:
     """Standard normal noise of the samples `index` (B,) -> (B, *shape), on the device of `index`.
 
-    `words`, such as a purpose or a solver's step, separate several draws for one sample.
+    `seed` is one for all or one for each, (B,). `words`, such as a purpose or a solver's step, separate several draws
+    for one sample.
     """
     element = torch.arange(math.prod(shape), device=index.device)  # (E,)
+    seed = seed[:, None] if isinstance(seed, Tensor) else seed  # (B, 1)
     return normal(seed, index[:, None], *words, element).unflatten(1, shape)  # (B, E) -> (B, *shape)

@@ -2,7 +2,7 @@
 
 - The noise of a sample is a hash of the seed and the sample's index in the whole job, so a sample depends
   neither on the batch size nor on the number of processes: a process passes its slice of the labels and the
-  index of the first one, `first_index`.
+  index of the first one, `first_index`, or its slice of the seeds.
 - The network runs in eval mode without gradients, so a routed model runs dense except in guidance branches that drop
   tokens. The mode of every module is restored, also after an error.
 - FLOPs are counted by torch over all levels and branches of one sample, on the meta device.
@@ -38,7 +38,7 @@ def generate(
     labels: Tensor,
     *,
     shape: tuple[int, int, int],
-    seed: int,
+    seed: int | Tensor,
     steps: int,
     guidance: float = 1.0,
     null_label: int | None,
@@ -54,6 +54,7 @@ def generate(
 ) -> Tensor:
     """One float32 sample for each of the labels (N,) -> (N, C, H, W) on `device`; `shape` is (C, H, W).
 
+    `seed` is that of all samples, or one below 2**32 for each of them, (N,): each is then the first sample of its seed.
     `solver` is a name in `solvers.SOLVERS`, by default the objective's own; `churn` goes with EDM and heun.
     `guidance` is the scale, `null_label` and `interval` are those of `guidance.classifier_free`, which is used unless
     `branches` says otherwise; `weak` is the other network of the guidance kinds `ag` and `ag+sg`.
@@ -66,7 +67,7 @@ def generate(
     if name not in SOLVERS:
         raise ConfigError(f"solver is {name!r}; choose one of: {', '.join(SOLVERS)}.")
     if churn is not None and not (objective.additive_noise and name == "heun"):
-        raise ConfigError("churn is set, but it needs the objective 'edm' with the solver 'heun'; leave it out.")
+        raise ConfigError("churn is set, but it needs the objective 'edm' with the solver 'heun'; set it to 0.")
     solve: Solver = SOLVERS[name]
     levels = objective.levels(steps)
     check_scale(guidance, interval)
@@ -86,7 +87,6 @@ def generate(
         interval=interval,
         null_label=null_label,
         levels=levels,
-        seed=seed,
     )
     count = labels.shape[0]
     samples = torch.empty(count, *shape, device=device)  # (N, C, H, W)
@@ -98,10 +98,13 @@ def generate(
         for first in range(0, count, batch_size):
             here = slice(first, min(first + batch_size, count))
             index = first_index + torch.arange(here.start, here.stop, device=device)  # (B,)
-            field = guided(samples=index)
-            start = levels[0] * noise.per_sample_normal(seed, index, shape)  # (B, C, H, W)
+            own = seed
+            if isinstance(seed, Tensor):
+                own, index = seed[here].to(device), torch.zeros_like(index)
+            field = guided(samples=index, seed=own)
+            start = levels[0] * noise.per_sample_normal(own, index, shape)  # (B, C, H, W)
             if churn is not None:
-                solve = partial(edm_heun, churn=churn, draw=partial(noise.per_sample_normal, seed, index, shape))
+                solve = partial(edm_heun, churn=churn, draw=partial(noise.per_sample_normal, own, index, shape))
             samples[here] = solve(field, start, labels[here].to(device), levels)
             bar.update(index.shape[0])
     return samples

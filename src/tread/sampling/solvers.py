@@ -80,6 +80,12 @@ class Churn:
         return level * (1.0 + min(self.s_churn / steps, sqrt(2.0) - 1.0))
 
 
+def churn_of(amount: float, interval: tuple[float, float] | None, noise: float) -> Churn | None:
+    """Churn of a total `amount` between two levels, with fresh noise of the std `noise`; None for an amount of 0."""
+    low, high = (0.0, inf) if interval is None else interval
+    return Churn(s_churn=amount, s_tmin=low, s_tmax=high, s_noise=noise) if amount else None
+
+
 # Karras et al. 2022, Algorithm 2
 def edm_heun(field: Field, x: Tensor, labels: Tensor, levels: list[float], *, churn: Churn, draw: Draw) -> Tensor:
     """Heun's method with churn; only for states that are data plus level times noise."""

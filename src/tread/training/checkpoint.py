@@ -19,6 +19,7 @@ import shutil
 import uuid
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        recover(folder)
+        with suppress(OSError):  # the first error is the one to report, and a resume recovers too
+            recover(folder)
         raise CheckpointError(
             f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}. Earlier checkpoints "
             "are untouched; free space or name another output_dir."

@@ -14,7 +14,7 @@ from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, Proj
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, shown
-from tread.files import atomic_write, is_file
+from tread.files import atomic_write, is_file, writing
 from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
@@ -71,7 +71,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         if not broadcast_object_list([held])[0]:
             raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
         if accelerator.is_main_process:
-            recover(folder / CHECKPOINTS)
+            with writing(folder / CHECKPOINTS):
+                recover(folder / CHECKPOINTS)
         accelerator.wait_for_everyone()
         if goes_on:
             newest(folder / CHECKPOINTS, lambda _: None)  # refuses broken ones before anything is encoded or loaded

@@ -12,12 +12,9 @@
 
 import gc
 import math
-import os
-import signal
-import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +29,18 @@ from tread.routing import noise
 from tread.training import checkpoint
 from tread.training.contents import describe_changes
 from tread.training.ema import EMA
-from tread.training.memory import out_of_memory
+from tread.training.memory import lost_workers, out_of_memory
+from tread.training.metrics import FILE as METRICS_FILE
 from tread.training.metrics import Metrics
 from tread.training.optimizers import make_optimizer
 from tread.training.settings import JobConfig, OptimizerConfig
+from tread.training.signals import stopping
 from tread.training.task import Task
 
 CHECKPOINTS = "checkpoints"
 SETTLED = 10
 """Steps after which nothing is built any more."""
-STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-"""Signals that save and stop a run; Windows lacks the last two, and Slurm sends the last one where it is asked to."""
+UNSAVED = "nothing is saved, because checkpoint.every is 0"
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -124,7 +122,12 @@ class Session:
         return {"loss": torch.stack(losses).mean(), "grad_norm": norm}
 
     def save(self, folder: Path, step: int, *, together: bool = True) -> None:
-        """Write the checkpoint after `step` steps, on rank 0; `together`: all ranks call it and wait for it."""
+        """Write the checkpoint after `step` steps, on rank 0; `together`: all ranks call it and wait for it.
+
+        Nothing is written where `checkpoint.every` is 0.
+        """
+        if self.config.checkpoint.every == 0:
+            return
         if self.accelerator.is_main_process:
             parts: dict[str, dict[str, Tensor]] = {
                 "model": checkpoint.trained(self.task.model),
@@ -149,7 +152,8 @@ class Session:
         """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
         found = checkpoint.newest(folder, self.accelerator.print)
         if found is None:
-            self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
+            if (folder.parent / METRICS_FILE).exists():  # it was stopped before its first one
+                self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
             return 0
         path, manifest = found
         self._check_data(path, manifest)
@@ -183,10 +187,13 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
     Returns the number of the signal that stopped it, the same on every rank; 0 if it came to its end.
     """
     task, config, accelerator = session.task, session.config, session.accelerator
-    steps, log, is_main = config.train.steps, config.log.every, accelerator.is_main_process
+    steps, log, every = config.train.steps, config.log.every, config.checkpoint.every
+    is_main = accelerator.is_main_process
     if start >= steps and not session.due:
         accelerator.print(f"the run is at step {start} already; raise {config.called('train.steps')} to train on.")
         return 0
+    if every == 0:
+        accelerator.print(f"{UNSAVED}, so this run can be neither resumed nor sampled from.")
     metrics = Metrics(folder, accelerator, start_step=start, advice=config.divergence_advice)
     batches = task.batches(start)
     clock, done, number = _Clock(), start, 0
@@ -196,8 +203,11 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         """Validate, draw and evaluate what is due after a step."""
         if reviews := task.reviews(done):
             metrics.flush()  # lines stay in order
+            figures: dict[str, float] = {}
             with session.averaged():
-                figures = {name: value for review in reviews for name, value in review().items()}
+                for doing, review in reviews.items():
+                    with _said(bar, doing):
+                        figures |= review()
             if figures:
                 metrics.write(done, figures)
                 if is_main:
@@ -206,9 +216,10 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
 
     explained = attention.explained(config.train.attention, config.called("train.attention"))
     with (
-        _graceful(accelerator) as asked,
+        stopping(accelerator) as asked,
         _rescued(session, folder, metrics),
         out_of_memory(config.memory_advice),
+        lost_workers(config.called("train.workers")),
         explained,
         settling() as settle,
         bar,
@@ -217,7 +228,9 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
             finish(start)
             session.save(folder / CHECKPOINTS, start)
         for step in range(start, steps):
-            values = session.step(step, batches)
+            compiling = step == start and any(fast.attempt is not None for fast in session.fast)
+            with _said(bar, "compiling") if compiling else nullcontext():
+                values = session.step(step, batches)
             done = step + 1
             if done == start + SETTLED:
                 settle()
@@ -230,21 +243,34 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
             if stop or done % log == 0:
                 loss = metrics.flush()["loss"]
                 speed = clock.lap(done - start) * config.train.batch_size
-                bar.set_postfix_str(f"loss {loss:.4f}, {speed:.3g} img/s, tokens kept {kept:.0%}")
+                bar.set_postfix_str(f"loss {loss:.4f}, {speed:.3g} {task.unit}/s, tokens kept {kept:.0%}")
                 metrics.write(done, {"images_per_second": round(speed, 3)})
             with clock.paused():
-                saving = stop or done % config.checkpoint.every == 0
+                saving = every > 0 and (stop or done % every == 0)
                 if saving:
                     metrics.flush()  # a loss that is no number is not saved
                 finish(done)  # before the save: a run killed in between goes on from an earlier step and misses nothing
                 if saving:
-                    session.save(folder / CHECKPOINTS, done)
+                    with _said(bar, "saving"):
+                        session.save(folder / CHECKPOINTS, done)
             if stop:
                 break
     if done == steps:
         return 0
-    accelerator.print(f"stopped at step {done} of {steps}; continue with: {config.resume_command(folder)}")
+    goes_on = f"continue with: {config.resume_command(folder)}" if every else f"{UNSAVED}."
+    accelerator.print(f"stopped at step {done} of {steps}; {goes_on}")
     return number
+
+
+@contextmanager
+def _said(bar: tqdm, doing: str) -> Iterator[None]:
+    """Let the bar say what the run is doing instead of steps."""
+    name = getattr(bar, "desc", "")  # a hidden bar has none
+    bar.set_description_str(f"{name}, {doing}")
+    try:
+        yield
+    finally:
+        bar.set_description_str(name, refresh=False)
 
 
 @contextmanager
@@ -287,6 +313,10 @@ def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
     step, accelerator = session.whole, session.accelerator
     if step is None or not accelerator.is_main_process or not metrics.are_finite:
         return
+    if session.config.checkpoint.every == 0:
+        accelerator.print(f"an error stopped the run at step {step}; {UNSAVED}.")
+        metrics.flush(together=False)
+        return
     if step != session.saved:
         try:
             session.save(folder / CHECKPOINTS, step, together=False)
@@ -318,42 +348,3 @@ class _Clock:
         before = time.perf_counter()
         yield
         self._since += time.perf_counter() - before
-
-
-@contextmanager
-def _graceful(accelerator: Accelerator) -> Iterator[Callable[..., int]]:
-    """Yields a function that tells which of `STOPPING` came, 0 for none; a second signal acts at once."""
-    received: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        received.append(number)
-        if number == hangup:
-            _leave_terminal()
-        signal.signal(number, before[signal.Signals(number)])
-
-    def asked(*, at_log: bool) -> int:
-        own = received[0] if received else 0
-        if accelerator.num_processes == 1:
-            return own
-        if not at_log:  # the ranks must stop at the same step, so they agree where they meet anyway
-            return 0
-        return int(accelerator.gather(torch.tensor([own], device=accelerator.device)).max())  # pyright: ignore[reportAttributeAccessIssue]
-
-    hangup = getattr(signal, "SIGHUP", None)
-    numbers = [signal.Signals[name] for name in STOPPING if hasattr(signal, name)]
-    if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:  # as nohup does
-        numbers.remove(hangup)
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave_terminal() -> None:
-    """Drop what is printed from now on, if the terminal was closed: printing there is an error."""
-    for descriptor in (1, 2):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

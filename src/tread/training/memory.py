@@ -1,11 +1,12 @@
-"""Out-of-memory errors as messages that say what to change."""
+"""Errors of too little memory as messages that say what to change: an allocator's, and a killed data worker."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from tread.errors import OutOfMemory
+from tread.errors import DataError, OutOfMemory
 
 
 @contextmanager
@@ -17,6 +18,28 @@ def out_of_memory(advice: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemory(f"not enough memory on {_device()}. {advice}") from error
+
+
+@contextmanager
+def lost_workers(setting: str) -> Iterator[None]:
+    """Turn the death of a data worker inside into a DataError; `setting` is the number of workers."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if not _is_lost_worker(error):
+            raise
+        raise DataError(
+            "a data worker was killed, as the system does when memory runs out: give the same command again to go on, "
+            f"with a lower {setting} if it happens again."
+        ) from error
+
+
+def _is_lost_worker(error: Exception) -> bool:
+    """Whether torch noticed the death itself, or the worker's end of a connection was gone first."""
+    if isinstance(error, RuntimeError):
+        return str(error).startswith("DataLoader worker (pid")
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.startswith("multiprocessing.") for name in modules)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from tread.errors import ConfigError, TrainingDiverged
-from tread.files import atomic_write
+from tread.files import atomic_write, writing
 from tread.training.settings import JobConfig
 
 FILE = "metrics.jsonl"
@@ -91,7 +91,7 @@ class Metrics:
         """Write one line now, on rank 0."""
         self._accelerator.log(dict(values), step=step)
         if self._accelerator.is_main_process:
-            with self._path.open("a") as file:
+            with writing(self._path), self._path.open("a") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
 
 

@@ -30,6 +30,8 @@ def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) 
     arguments: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.name != "adafactor":  # it has no betas
         arguments["betas"] = tuple(config.betas)
+    if config.name.startswith("adamw"):
+        arguments["eps"] = config.eps
     if config.name == "adamw":
         arguments["fused"] = all(parameter.is_cuda for parameter in parameters)
     return make(list(parameters), **arguments)
@@ -66,9 +68,15 @@ class AdamWBF16(Optimizer):
     """
 
     def __init__(
-        self, params: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], weight_decay: float
+        self,
+        params: Sequence[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        eps: float = 1e-8,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": 1e-8})
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "eps": eps})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]

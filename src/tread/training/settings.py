@@ -57,6 +57,8 @@ class OptimizerConfig:
     """steps over which the rate climbs linearly from 0"""
     betas: tuple[float, ...] = (0.9, 0.999)
     """decay of the two moments"""
+    eps: float = 1e-8
+    """added to the denominator of adamw's updates; lion and adafactor have none"""
     weight_decay: float = 0.0
     """decoupled weight decay"""
     clip: float | None = 1.0
@@ -66,6 +68,8 @@ class OptimizerConfig:
         at_least(self, "optimizer", learning_rate=0, warmup_steps=0, weight_decay=0)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas is {list(self.betas)}; it must be two numbers with 0 <= value < 1.")
+        if self.eps <= 0:
+            raise ConfigError(f"optimizer.eps is {self.eps}; it must be above 0, or an update divides by 0.")
         if self.clip is not None and self.clip <= 0:
             raise ConfigError(f"optimizer.clip is {self.clip}; it must be above 0, or null for no clipping.")
 
@@ -90,14 +94,14 @@ class CheckpointConfig:
     """Checkpoints."""
 
     every: int = 1000
-    """steps; the last step is always saved"""
+    """steps, and at the last one; 0: never, so the run can be neither resumed nor sampled from"""
     keep: int = 3
     """newest checkpoints kept on disk"""
     data_changed: Literal["refuse", "accept"] = "refuse"
     """accept (data.changed=accept): resume although the data is not what it was; for one resume, not kept"""
 
     def __post_init__(self) -> None:
-        at_least(self, "checkpoint", every=1, keep=1)
+        at_least(self, "checkpoint", every=0, keep=1)
 
 
 @dataclass(frozen=True, kw_only=True)

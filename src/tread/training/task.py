@@ -1,6 +1,6 @@
 """A task: what a job brings to the training loop, which knows nothing else of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ class Task(Protocol):
 
     facts: dict[str, Any]
     """What a checkpoint says about the model and its training, its routes among them; JSON."""
+    unit: str
+    """What the progress bar calls a sample: `img` or `clip`."""
 
     @property
     def model(self) -> nn.Module:
@@ -45,8 +47,9 @@ class Task(Protocol):
         """The mean loss of one micro-batch; `model` may be a wrapper of the task's own."""
         ...
 
-    def reviews(self, step: int) -> Sequence[Review]:
-        """What is due after `step` steps; the loop runs it with the averaged weights, all tokens in all layers."""
+    def reviews(self, step: int) -> Mapping[str, Review]:
+        """What is due after `step` steps, by what the progress bar says meanwhile; the loop runs it with the averaged
+        weights, all tokens in all layers."""
         ...
 
     def saved(self, checkpoint: Path) -> None:

@@ -188,10 +188,10 @@ def test_a_compiler_that_fails_fails_the_run(
     torch.compiler.reset()  # nobody else shall run what was compiled here
 
 
+@pytest.mark.usefixtures("nothing_frozen")
 def test_the_collector_leaves_the_clock_alone(
     prepared: Path, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gc.unfreeze()
     frozen, race = [], running.race
 
     def watched(*arguments: Any) -> None:

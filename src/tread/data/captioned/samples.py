@@ -28,6 +28,7 @@ from tread.data.captioned.pixels import is_clip, is_image, probe
 from tread.data.captioned.tables import Place
 from tread.errors import ConfigError, DataError, nearest
 from tread.files import atomic_write
+from tread.words import counted
 
 Pairs = dict[ConditioningType, dict[str, Path]]
 """Masks and references by the name they share with their picture."""
@@ -108,7 +109,7 @@ def tell_skipped(skipped: Sequence[Skipped], file: Path, say: Callable[[str], No
         return
     with atomic_write(file) as out:
         out.write("".join(f"{name}\t{reason}\n" for name, reason in skipped).encode())
-    say(f"{len(skipped)} file(s) left out, all listed in {file}:")
+    say(f"{counted(len(skipped), 'file')} left out, all listed in {file}:")
     for name, reason in islice(skipped, 5):
         say(f"  {name}: {reason}")
 
@@ -198,7 +199,7 @@ def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
         fix = ""
         if all("no caption" in why for _, why in skipped):
             fix = ". Write captions, or set caption_strategy: filename, or one instance_prompt for all"
-        return DataError(f"{where}: all {len(skipped)} file(s) were left out, the first because {reason}{fix}")
+        return DataError(f"{where}: none is left of {counted(len(skipped), 'file')}, the first because {reason}{fix}")
     root = root_of(config)
     counts = Counter(path.suffix.lower() or path.name for path in files_below(root)) if root.is_dir() else Counter()
     found = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5)) or "no files at all"

@@ -59,10 +59,11 @@ class Translated:
         return [verdict for verdict in self.verdicts if verdict.verdict == "unsupported"]
 
 
-def translate(config: Mapping[str, Any]) -> Translated:
+def translate(config: Mapping[str, Any], unread: Mapping[str, str] | None = None) -> Translated:
     """The settings and verdicts of a config; if nothing is unsupported, `FinetuneConfig` accepts the settings.
 
-    Required settings that are missing have an unsupported verdict.
+    Required settings that are missing have an unsupported verdict. `unread` has what is wrong about keys that name
+    files which cannot be read.
 
     >>> translate({"model_family": "flux", "optimizer": "optimi-lion"}).verdicts[1].text
     'optimizer: lion'
@@ -71,6 +72,7 @@ def translate(config: Mapping[str, Any]) -> Translated:
     given = config
     config = {key: _read(value, hints.get(key), key) for key, value in config.items()}
     wrong = {key: why for key, value in config.items() if (why := _not_one(value, hints.get(key), key))}
+    wrong |= unread or {}
     config = {key: value for key, value in config.items() if key not in wrong}  # rules look values up by name
     absent = {key: value for key, value in left_out(config).items() if key not in wrong}
     config |= absent
@@ -91,6 +93,8 @@ def translate(config: Mapping[str, Any]) -> Translated:
         text = "left out; the family's own layers here are not those that it has there: name them to be sure"
         done.add("lora_targets", None, Outcome.differs({}, text))
     _missing(config, done)
+    if (plan := done.settings.get("tread_config")) is not None:
+        _attempt(lambda: RoutePlan.from_config(plan), "tread_config", done)
     if all(verdict.key == "model_family" for verdict in done.unsupported):
         _together(done)
     return done
@@ -305,16 +309,12 @@ def _missing(config: Mapping[str, Any], done: Translated) -> None:
 
 
 def _together(done: Translated) -> None:
-    """Check the routes, the settings against each other, and which settings every data entry overrides.
+    """Check the settings against each other, and which settings every data entry overrides.
 
     A family that is not tuned here does not keep the rest from being checked.
     """
     settings = {"model_family": next(iter(MODELS)), "pretrained_model_name_or_path": "", **done.settings}
-    plan = done.settings.get("tread_config")
-    if plan is not None:
-        _attempt(lambda: RoutePlan.from_config(plan), "tread_config", done)
-    if all(verdict.key == "model_family" for verdict in done.unsupported):
-        _attempt(lambda: FinetuneConfig(**settings), "", done)
+    _attempt(lambda: FinetuneConfig(**settings), "", done)
     entries = data_configs(done.settings["data"])
     for place, verdict in enumerate(done.verdicts):
         given = verdict.key in ENTRY_DEFAULTS and verdict.verdict == "runs" and verdict.value is not None

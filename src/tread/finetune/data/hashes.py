@@ -19,7 +19,7 @@ from tqdm import tqdm
 from tread.data.captioned.finding import files_below
 from tread.data.captioned.tables import Place
 from tread.files import atomic_write, regular
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 _PIECE, _PIECES, _DIGEST = 65536, 8, 20
 """Bytes of a piece, pieces of a file, bytes of a hash."""

@@ -19,6 +19,7 @@ from tread.config.schema import parse
 from tread.data.captioned.buckets import Bucket, Size, bucket_of
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import Sample, collect, tell_skipped
+from tread.data.readable import SKIPPED_FILE
 from tread.errors import ConfigError
 from tread.finetune.data.cache import Cache, CachedSamples, Entry, Texts
 from tread.finetune.data.encode import encode_samples, encode_texts
@@ -54,7 +55,7 @@ def prepare(
     say, show = accelerator.print, accelerator.is_main_process
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=family.video, say=say, progress=show)
-    _check_references(family, collected.samples)
+    check_references(family, collected.samples)
     samples = collected.samples
     if one_batch:
         samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
@@ -93,7 +94,7 @@ def prepare(
     )
     pixels.free()
     if show:
-        tell_skipped([*collected.skipped, *skipped], folder / "skipped.txt", say)
+        tell_skipped([*collected.skipped, *skipped], folder / SKIPPED_FILE, say)
     return _split(cache, entries, texts, config.num_eval_images)
 
 
@@ -120,7 +121,8 @@ def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int) -> 
     return Prepared(train=CachedSamples(cache, train, texts), held_out=CachedSamples(cache, chosen, texts), texts=texts)
 
 
-def _check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
+def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
+    """Refuse references that a model cannot take, and samples without one that it needs."""
     count = sum(sample.reference is not None for sample in samples)
     name = family.source.pipeline_name
     if count and not family.takes_references:
@@ -145,7 +147,7 @@ def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:
 class _Encoder:
     """A pipeline with a few parts, checked and loaded at first use."""
 
-    def __init__(self, load: Callable[[], Any], check: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, load: Callable[[], Any], check: Callable[[], object], device: torch.device) -> None:
         self._load, self._check, self._device = load, check, device
         self._pipeline: Any = None
 

@@ -14,7 +14,7 @@ from tread.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from tread.finetune.family import TuneFamily
-    from tread.finetune.source import Source
+    from tread.finetune.model.source import Source
 
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tread.errors import ConfigError
 from tread.finetune.families.ragged_text import cut, masked_prompt, padded
 from tread.finetune.family import Batch, Text, TuneFamily
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, EpsilonTarget
 
 ALPHA_TEXT = 120

@@ -19,7 +19,7 @@ from tread.errors import ConfigError, DataError
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.ragged_text import cut
 from tread.finetune.family import Batch, Text, TuneFamily
-from tread.finetune.source import Source
+from tread.finetune.model.source import Source
 
 SECOND_FILE = "pytorch_lora_weights_2.safetensors"
 """The LoRA of the low-noise expert."""

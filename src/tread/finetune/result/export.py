@@ -15,10 +15,11 @@ from tread.errors import CheckpointError, ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.experts import joined
 from tread.finetune.families import open_family
+from tread.finetune.model.source import Source
+from tread.finetune.preflight import trained_experts
 from tread.finetune.result.write import RECORD, write_result
-from tread.finetune.run import load_models, trained_experts
+from tread.finetune.run import load_models
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
-from tread.finetune.source import Source
 from tread.training import checkpoint
 from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
 from tread.training.loop import CHECKPOINTS

@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import tread
-from tread.files import atomic_write, fsync, is_safetensors
-from tread.finetune.adapters import adapter_metadata, adapter_state
+from tread.files import atomic_write, fsync, is_safetensors, writing
 from tread.finetune.family import TuneFamily
+from tread.finetune.model.adapters import adapter_metadata, adapter_state
 from tread.finetune.result.card import LYCORIS_FILES, Facts, card, kind_of
 from tread.finetune.settings import FinetuneConfig
 
@@ -47,9 +47,16 @@ def write_result(
     """
     facts = cast("Facts", {name: manifest[name] for name in Facts.__annotations__ if name in manifest})
     facts["previews"] = [(text, path) for text, path in facts.get("previews", ()) if (folder / path).is_file()]
+    with writing(folder):
+        return _write(folder, family, models, config, facts)
+
+
+def _write(
+    folder: Path, family: TuneFamily, models: Mapping[str, nn.Module], config: FinetuneConfig, facts: Facts
+) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
-    with tempfile.TemporaryDirectory(prefix=".result-", dir=folder) as name:
+    with tempfile.TemporaryDirectory(prefix=".result-", dir=folder, ignore_cleanup_errors=True) as name:
         temporary = Path(name)
         if config.adapts:
             _write_adapters(temporary, family, models, config, facts)

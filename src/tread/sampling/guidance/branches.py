@@ -86,10 +86,13 @@ class Branches:
         interval: tuple[float, float] | None,
         null_label: int | None,
         levels: Sequence[float],
-        seed: int,
+        seed: int | Tensor,
         samples: Tensor,
     ) -> Field:
-        """The guided field of `net` for the samples with indices `samples` (B,); `weak` is the other network."""
+        """The guided field of `net` for the samples with indices `samples` (B,); `weak` is the other network.
+
+        `seed` is one for all samples or one for each, (B,).
+        """
         if (weak is not None) != self.needs_weak:
             fix = "needs a weak model, such as an earlier checkpoint" if weak is None else "has no use for a weak model"
             raise ConfigError(f"guidance kind {self.kind!r} {fix}.")

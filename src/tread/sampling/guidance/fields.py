@@ -82,28 +82,33 @@ def unconditional(field: Field, null_label: int) -> Field:
     return lambda x, level, labels: field(x, level, torch.full_like(labels, null_label))
 
 
-def sparse(field: Field, handle: Handle, ratio: Ratio, *, seed: int = 0, samples: Tensor | None = None) -> Field:
+def sparse(
+    field: Field, handle: Handle, ratio: Ratio, *, seed: int | Tensor = 0, samples: Tensor | None = None
+) -> Field:
     """The field of a network that drops `ratio(level)` of the tokens on the routes of its `handle`; dense at 0.
 
-    `samples` (B,) are the indices of the batch's samples in the whole job; a batch of twice the size repeats them.
+    `samples` (B,) are the indices of the batch's samples in the whole job, `seed` is one for all of them or one for
+    each, (B,); a batch of twice the size repeats them.
     """
 
     def dropped(x: Tensor, level: float, labels: Tensor) -> Tensor:
         indices = None if samples is None else samples.repeat(x.shape[0] // samples.shape[0])
-        with dropping(handle, ratio(level), seed=seed, level=level, samples=indices):
+        own = seed.repeat(x.shape[0] // seed.shape[0]) if isinstance(seed, Tensor) else seed
+        with dropping(handle, ratio(level), seed=own, level=level, samples=indices):
             return field(x, level, labels)
 
     return dropped
 
 
 def dropping(
-    handle: Handle, ratio: float, *, seed: int, level: float, samples: Tensor | None = None
+    handle: Handle, ratio: float, *, seed: int | Tensor, level: float, samples: Tensor | None = None
 ) -> AbstractContextManager[None]:
     """Forwards inside drop `ratio` of the tokens, selected by a hash of the arguments; 0 is dense."""
     if ratio == 0:
         return handle.dense()
     (word,) = struct.unpack("<I", struct.pack("<f", level))
-    return handle.routed(ratio, step=int(noise.bits(seed, word)), samples=samples)
+    step = noise.bits(seed, word)
+    return handle.routed(ratio, step=step if isinstance(seed, Tensor) else int(step), samples=samples)
 
 
 def constant(value: float) -> Ratio:

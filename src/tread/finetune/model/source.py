@@ -80,15 +80,20 @@ class Source:
         absent = dict.fromkeys(part for part in listed if part not in wanted)
         return self._load(cls, ", ".join(parts), dtype=dtype, **absent, **given)
 
-    def check(self, *parts: str) -> None:
-        """Raise ConfigError if files or tensors of a part are missing; no weights are read."""
+    def check(self, *parts: str) -> dict[str, nn.Module]:
+        """Raise ConfigError if files or tensors of a part are missing; no weights are read.
+
+        Returns the models among the parts, on the meta device.
+        """
+        models: dict[str, nn.Module] = {}
         for part in parts:
             cls = self._class_of(part) if part in self.parts else None
             if hasattr(cls, "vocab_files_names"):
                 check_tokenizer(cls, self.place, part, revision=self.revision)
             elif isinstance(cls, type) and issubclass(cls, nn.Module):
                 quantized = "quantization_config" in self.config(part)
-                check_weights(cls, self.place, part, quantized=quantized, **self._where)
+                models[part] = check_weights(cls, self.place, part, quantized=quantized, **self._where)
+        return models
 
     def transformer(self, part: str, *, dtype: torch.dtype) -> nn.Module:
         """One transformer without the rest of the pipeline, on the CPU."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.errors import ConfigError, nearest, needs
-from tread.finetune.quantize import not_unpacked
+from tread.finetune.model.quantize import not_unpacked
 
 AdapterKind = Literal["standard", "lokr", "lycoris"]
 ADAPTER = "default"

@@ -1,0 +1,58 @@
+"""Samples that cannot be read: the next one stands for each, and a file lists them.
+
+- The stand-in is the next readable sample of the same subset, so a held-out sample never stands for one to train on,
+  and a run on the same files sees the same samples however often it is resumed.
+- More than `SHARE` of a subset (`FEW` in a small one) is no accident: then the error ends the run.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from tread.data.dataset import Dataset
+from tread.errors import DataError
+from tread.files import writing
+
+SHARE, FEW = 0.01, 10
+SKIPPED_FILE = "skipped.txt"
+
+
+class Readable(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """The samples of `dataset` at `indices`; those that cannot be read are listed in `file`."""
+
+    def __init__(self, dataset: Dataset, indices: Sequence[int], file: Path) -> None:
+        self.dataset, self.indices, self._file = dataset, indices, file
+        self._most = max(FEW, int(SHARE * len(indices)))
+        self._unreadable: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        place = index
+        while True:
+            try:
+                return self.dataset[self.indices[place]]
+            except DataError as error:
+                self._leave_out(place, error)  # raises before every sample is left out
+            place = (place + 1) % len(self)
+
+    def _leave_out(self, place: int, error: DataError) -> None:
+        """List a sample and say so, once; raises if there are too many."""
+        if place not in self._unreadable:
+            self._unreadable.add(place)
+            line = f"{error}\n"
+            with (
+                writing(self._file),
+                self._file.open("a+") as file,
+            ):  # other processes have their own samples, and may have met this one
+                file.seek(0)
+                if line not in file:
+                    file.write(line)
+                    tqdm.write(f"{error}. The next one stands for it; {self._file} lists all.", file=sys.stderr)
+        if len(self._unreadable) > self._most or len(self._unreadable) == len(self):
+            raise DataError(f"{len(self._unreadable)} of {len(self)} samples cannot be read, the last: {error}")

@@ -1,0 +1,149 @@
+"""What a run would refuse, found before anything is encoded: in the model's own files, the data, the run it resumes.
+
+- A run does `check_model` first; the data's headers are read before its encoders are loaded anyway.
+- `tread finetune --check` does all of it and goes on after each refusal. It downloads nothing: of a model that is not
+  on the disk it says so.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from tread.config.schema import parse, plain
+from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.samples import collect
+from tread.errors import ConfigError, DataError, shown
+from tread.finetune.data.prepare import check_references
+from tread.finetune.families import open_family
+from tread.finetune.family import TuneFamily
+from tread.finetune.model.adapters import find_linears
+from tread.finetune.model.quantize import check_precision
+from tread.finetune.model.source import Source
+from tread.finetune.previews import check_image
+from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.training.checkpoint import list_checkpoints
+from tread.training.job import CONFIG_FILE, saved_settings
+from tread.training.loop import CHECKPOINTS
+
+SHAPES = ("model_type", "lora_type", "lora_rank", "lora_targets", "lokr_factor", "lycoris_config", "experts")
+"""Settings that decide which weights are trained, and so cannot change on resume."""
+
+T = TypeVar("T")
+
+
+class Findings(NamedTuple):
+    """What a run would refuse, and what could not be looked at."""
+
+    problems: list[str]
+    unseen: list[str]
+
+
+def look(config: FinetuneConfig) -> Findings:
+    """Everything a run of this config would refuse."""
+    found = Findings([], [])
+
+    def attempt(check: Callable[[], T]) -> T | None:
+        try:
+            return check()
+        except (ConfigError, DataError) as error:
+            found.problems.append(str(error))
+            return None
+
+    family, place = None, config.pretrained_model_name_or_path
+    if is_here(place, config.revision):
+        family = attempt(lambda: open_model(config))
+    else:
+        found.unseen.append(f"the model {shown(place)} is not on this disk: a run downloads it first")
+    checks: list[Callable[[], object]] = []
+    if family is not None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        checks += [*_of_model(config, family, device), *_of_encoders(family)]
+    for check in (*checks, lambda: check_resumed(config), lambda: _check_data(config, family)):
+        attempt(check)
+    return found
+
+
+def open_model(config: FinetuneConfig) -> TuneFamily:
+    """The family of a config's model; refuses what its config files already rule out."""
+    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
+    family = open_family(config.model_family, source, config.tokenizer_max_length)
+    if (plan := config.plan()) is not None and source.depth:
+        plan.resolve(source.depth)  # refuses windows outside the model
+    return family
+
+
+def check_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> None:
+    """Raise the first thing that a run on `device` would refuse about its model."""
+    for check in (*_of_model(config, family, device), lambda: check_resumed(config)):
+        check()
+
+
+def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[str, float, float], ...]:
+    """The transformers that a config trains, each with its range of times."""
+    return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
+
+
+def check_resumed(config: FinetuneConfig) -> None:
+    """Refuse to go on with a run whose weights have other shapes."""
+    if config.resume_from_checkpoint is None:
+        return
+    latest = config.resume_from_checkpoint == "latest"
+    folder = Path(config.output_dir if latest else config.resume_from_checkpoint)
+    if not (folder / CONFIG_FILE).is_file() or not list_checkpoints(folder / CHECKPOINTS):
+        return
+    before, now = saved_settings(folder), plain(config)
+    for name in SHAPES:
+        if name in before and before[name] != now[name]:
+            raise ConfigError(
+                f"{name} is {shown(now[name])}, but the run in {folder} trains with {shown(before[name])}: set it "
+                "back, or name another output_dir and begin anew."
+            )
+
+
+def is_here(place: str, revision: str | None) -> bool:
+    """Whether a model is a folder, or its index is in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if Path(place).exists():
+        return True
+    try:
+        return isinstance(try_to_load_from_cache(place, "model_index.json", revision=revision), str)
+    except HFValidationError:  # no id: a path that does not exist, which `Source` refuses
+        return True
+
+
+def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> Iterator[Callable[[], object]]:
+    yield lambda: family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
+    yield lambda: check_image(config, family)
+    if config.base_model_precision not in UNQUANTIZED:
+        yield lambda: check_precision(config.base_model_precision, device)
+    trained = {part for part, _, _ in trained_experts(config, family)}
+    for part, _, _ in family.experts:
+        if part in trained or config.prompts:  # previews draw with an expert that is not trained too
+            yield lambda part=part: _check_transformer(config, family, part, trained=part in trained)
+
+
+def _of_encoders(family: TuneFamily) -> Iterator[Callable[[], object]]:
+    for part in dict.fromkeys((*family.text_parts, *family.pixel_parts)):
+        yield lambda part=part: family.source.check(part)
+
+
+def _check_transformer(config: FinetuneConfig, family: TuneFamily, part: str, *, trained: bool) -> None:
+    """Refuse files that are not whole, and targets that name no layer."""
+    model: nn.Module = family.source.check(part)[part]
+    by_preset = config.lora_type == "lycoris" and "apply_preset" in (config.lycoris_config or {})
+    if trained and config.adapts and not by_preset:
+        find_linears(model, config.lora_targets or family.lora_targets)
+
+
+def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
+    """Read the header of every file of the data."""
+    configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
+    video = any(one.dataset_type == "video" for one in configs) if family is None else family.video
+    collected = collect(configs, video=video, say=lambda _: None)
+    if family is not None:
+        check_references(family, collected.samples)

@@ -1,0 +1,52 @@
+"""Signals that stop a run after the step in hand, on every rank at the same one."""
+
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+from accelerate import Accelerator
+
+STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+"""Signals that save and stop a run; Windows lacks the last two, and Slurm sends the last one where it is asked to."""
+
+
+@contextmanager
+def stopping(accelerator: Accelerator) -> Iterator[Callable[..., int]]:
+    """Yields a function that tells which of `STOPPING` came, 0 for none; a second signal acts at once."""
+    received: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        received.append(number)
+        if number == hangup:
+            leave_terminal()
+        signal.signal(number, before[signal.Signals(number)])
+
+    def asked(*, at_log: bool) -> int:
+        own = received[0] if received else 0
+        if accelerator.num_processes == 1:
+            return own
+        if not at_log:  # the ranks must stop at the same step, so they agree where they meet anyway
+            return 0
+        return int(accelerator.gather(torch.tensor([own], device=accelerator.device)).max())  # pyright: ignore[reportAttributeAccessIssue]
+
+    hangup = getattr(signal, "SIGHUP", None)
+    numbers = [signal.Signals[name] for name in STOPPING if hasattr(signal, name)]
+    if hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN:  # as nohup does
+        numbers.remove(hangup)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leave_terminal() -> None:
+    """Drop what is printed from now on, if the terminal was closed: printing there is an error."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
