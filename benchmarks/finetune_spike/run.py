@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.record import machine, write_json
+from benchmarks.tuning.model import start_as_identity
 from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig
 from tread.training.metrics import FILE, read_metrics
@@ -141,7 +142,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def write_transformer(folder: Path, scale: Scale) -> None:
-    """Fresh weights, adaLN-Zero: every layer starts as the identity (Peebles and Xie 2022, arXiv 2212.09748)."""
+    """Fresh weights; every layer starts as the identity."""
     from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
     if (folder / "diffusion_pytorch_model.safetensors").is_file():
@@ -149,12 +150,7 @@ def write_transformer(folder: Path, scale: Scale) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = FluxTransformer2DModel(**scale.transformer)
-    # not the layers' own proj_out: behind a gate of zero it would never get a gradient
-    modulations = ("norm.linear", "norm1.linear", "norm1_context.linear", "norm_out.linear")
-    for name, module in model.named_modules():
-        if name == "proj_out" or name.endswith(modulations):
-            torch.nn.init.zeros_(module.weight)  # pyright: ignore[reportArgumentType]
-            torch.nn.init.zeros_(module.bias)  # pyright: ignore[reportArgumentType]
+    start_as_identity(model)
     print(f"base: {sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f} M parameters")
     model.save_pretrained(folder)
 

@@ -1,0 +1,54 @@
+"""The command line of the experiment."""
+
+import argparse
+from pathlib import Path
+
+from . import __doc__
+
+WORK = Path("runs/tuning")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`captions`, `run` or `report`; 1 where a run is not done yet."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    captions = commands.add_parser("captions", help="embed the class names")
+    captions.add_argument("wordllama", type=Path)
+    captions.add_argument("path", type=Path)
+    run = commands.add_parser("run", help="train what is not done yet")
+    run.add_argument("--work", type=Path, default=WORK, help="where `benchmarks.quality prepare` put the images")
+    run.add_argument("--out", type=Path, default=WORK / "results")
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--base-seconds", type=float, default=540)
+    run.add_argument("--seconds", type=float, default=90, help="training time of each arm")
+    run.add_argument("--arms", nargs="+", default=["lora-dense", "lora-0.25", "lora-0.5"])
+    run.add_argument("--rates", nargs="+", default=["3e-4", "1e-3", "3e-3"], help="learning rates, or `best`")
+    run.add_argument("--chosen-by", type=Path, help="results of the seed that chose the rates")
+    run.add_argument("--budget-seconds", type=float, default=570, help="begin nothing that would not fit")
+    run.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
+    report = commands.add_parser("report", help="print the tables, and draw the curves")
+    report.add_argument("results", type=Path, nargs="+")
+    report.add_argument("--figure", type=Path, default=Path("docs/finetune/equal-time.png"))
+    given = parser.parse_args(arguments)
+    if given.command == "captions":
+        from .model import write_captions
+
+        write_captions(given.wordllama, given.path)
+        return 0
+    if given.command == "run":
+        from .run import run_all
+
+        given.out.mkdir(parents=True, exist_ok=True)
+        done = run_all(given)
+        print("all arms are done" if done else "some arms are not done: run it again to go on")
+        return 0 if done else 1
+    from .report import report as write_report
+
+    print(write_report(given.results, given.figure))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

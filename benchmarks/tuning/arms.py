@@ -1,0 +1,83 @@
+"""The arms of the experiment, and how large everything is.
+
+- All arms of a seed start from the same weights and see the same samples, noise and times at the same steps.
+- Warm-up and cool-down are those that `tread finetune` gives to adapters by default, and so is the loss on kept tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tread.finetune.settings import SCHEDULE
+from tread.routing.plan import RoutePlan
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+TUNED = (CLASSES.index("horse"), CLASSES.index("ship"))
+"""Classes that the base never saw."""
+Kind = Literal["lora", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One fine-tune; ratio 0 is dense."""
+
+    kind: Kind
+    ratio: float
+    layers: tuple[int, int] = (2, -2)
+
+    @property
+    def name(self) -> str:
+        """The kind and the ratio."""
+        return f"{self.kind}-{self.ratio:g}" if self.ratio else f"{self.kind}-dense"
+
+    def plan(self, steps: int) -> RoutePlan:
+        """The routes of a run of `steps` steps; a dense arm has some too and never uses them."""
+        start, end = self.layers
+        route = {"selection_ratio": self.ratio or 0.5, "start_layer_idx": start, "end_layer_idx": end}
+        schedule = SCHEDULE.of(steps)
+        given: dict[str, Any] = {"routes": [route]}
+        if self.ratio and schedule is not None:
+            given["schedule"] = schedule.to_config()
+        return RoutePlan.from_config(given).with_total_steps(steps)
+
+
+ARMS = (
+    *(Arm(kind="lora", ratio=ratio) for ratio in (0.0, 0.25, 0.5)),
+    *(Arm(kind="full", ratio=ratio) for ratio in (0.0, 0.5)),
+)
+BY_NAME = {arm.name: arm for arm in ARMS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large everything is."""
+
+    double_layers: int
+    single_layers: int
+    heads: int
+    head_axes: tuple[int, int, int]
+    """Channels of a head on each rotary axis: image, row, column."""
+    side: int
+    """Pixels, which are tokens, of a side; images are averaged down to it."""
+    batch: int
+    base_rate: float
+    rank: int
+    rate_warmup: int
+    """Steps over which the learning rate rises."""
+    timed: int
+    """Steps that a level of the ratio is timed over before the run."""
+    samples: int
+    sample_batch: int
+    solver_steps: int
+    compile: bool
+
+
+SCALES = {
+    "full": Scale(
+        double_layers=4, single_layers=8, heads=6, head_axes=(8, 28, 28), side=32, batch=128, base_rate=3e-4, rank=16,
+        rate_warmup=50, timed=12, samples=2000, sample_batch=500, solver_steps=40, compile=True,
+    ),
+    "smoke": Scale(
+        double_layers=2, single_layers=5, heads=2, head_axes=(4, 6, 6), side=8, batch=4, base_rate=1e-3, rank=4,
+        rate_warmup=2, timed=2, samples=8, sample_batch=8, solver_steps=2, compile=False,
+    ),
+}  # fmt: skip

@@ -1,0 +1,182 @@
+"""The plain loop of the experiment: attach, compile, and train for so many seconds.
+
+- Only training counts as time: compiling, capturing and looking are done with the clock stopped.
+- A run with a cool-down must know its steps beforehand. So each level of the ratio is timed first, on gradients that
+  are thrown away, and the steps follow from the seconds.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import tread
+from benchmarks.quality.images import centred, load
+from tread.attach.attach import Attachment
+from tread.data import Order, StepSampler
+from tread.objectives.flow import Flow, path_state
+from tread.routing import noise
+from tread.routing.plan import RoutePlan
+
+from .arms import CLASSES, TUNED, Arm, Scale
+from .model import FluxOfClasses
+
+NOISE, TIME, CAPTION, VALIDATION = 1, 2, 3, 4
+DROPPED = 0.1
+"""Share of captions that are empty, for classifier-free guidance."""
+OBJECTIVE = Flow(time="logit-normal")
+ENDLESS = 10**7
+
+
+@dataclass(frozen=True)
+class Images:
+    """uint8 images (N, 3, H, W) and labels (N,) on the device."""
+
+    pixels: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, folder: Path, split: str, *, tuned: bool, scale: Scale, device: torch.device) -> "Images":
+        """The images of a split that are, or are not, of the tuned classes."""
+        pixels, labels = load(folder, split)
+        chosen = np.isin(labels, TUNED) == tuned
+        images = torch.from_numpy(pixels[chosen]).permute(0, 3, 1, 2)  # (N, 3, H, W)
+        if images.shape[-1] != scale.side:
+            images = nn.functional.adaptive_avg_pool2d(images.float(), scale.side).round().byte()
+        return cls(images.contiguous().to(device), torch.from_numpy(labels[chosen]).long().to(device))
+
+    def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """x (B, 3, H, W), labels (B,) and positions (B,) of each step, mirrored by chance."""
+        sampler = StepSampler(
+            Order(len(self.pixels), seed), batch=batch, micro_steps=1, rank=0, world=1, start_step=start, steps=ENDLESS
+        )
+        for visits in sampler:
+            chosen, where = torch.tensor(visits).T.to(self.pixels.device, non_blocking=True)  # (B,) each
+            x = centred(self.pixels[chosen])
+            mirrored = (noise.uniform(seed, CAPTION, where, 1) < 0.5)[:, None, None, None]
+            yield torch.where(mirrored, x.flip(-1), x), self.labels[chosen], where
+
+
+def losses(net: nn.Module, x: Tensor, labels: Tensor, where: Tensor, u: Tensor, seed: int) -> Tensor:
+    """The squared error of the velocity at each pixel, (B, S)."""
+    drawn = noise.per_sample_normal(seed, where, x.shape[1:], NOISE)
+    t = OBJECTIVE.level(u)
+    found = OBJECTIVE.velocity(net, path_state(x, drawn, t), t, labels)
+    return (found - (drawn - x)).square().mean(1).flatten(1)
+
+
+class Run:
+    """A model in training: the loop that a user would write, and its clock."""
+
+    def __init__(self, net: FluxOfClasses, plan: RoutePlan, data: Images, scale: Scale, *, dense: bool, seed: int):
+        self.net, self.data, self.scale, self.dense, self.seed = net, data, scale, dense, seed
+        self.device = data.pixels.device
+        self.handle: Attachment = tread.attach(net.transformer, plan, seed=seed)
+        if scale.compile:
+            self.handle.compile()
+        self.parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        self.optimizer = self._fresh_optimizer()
+        self.seconds, self.step = 0.0, 0
+        net.train()
+
+    def _fresh_optimizer(self) -> torch.optim.AdamW:
+        fused = self.device.type == "cuda"
+        return torch.optim.AdamW(self.parameters, lr=0.0, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
+
+    def loss(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The mean loss of a batch on the tokens that were kept."""
+        x, labels, where = batch
+        labels = labels.masked_fill(noise.uniform(self.seed, CAPTION, where) < DROPPED, len(CLASSES))
+        with self.handle.dense() if self.dense else nullcontext(), self._autocast():
+            found = losses(self.net, x, labels, where, noise.uniform(self.seed, TIME, where), self.seed)  # (B, S)
+        kept = self.handle.kept
+        if self.dense or kept is None:
+            return found.mean()
+        return (found * kept).sum() / kept.sum()
+
+    def train(self, steps: int, rate: float, after: Callable[[int], None] = lambda _: None) -> None:
+        """So many steps, by the clock; `after` is called with each step done."""
+        batches = self.data.batches(self.scale.batch, self.seed, self.step)
+        self._wait()
+        start = time.perf_counter()
+        for step in range(self.step, self.step + steps):
+            self._step(step, next(batches), rate * min(1.0, (step + 1) / self.scale.rate_warmup))
+            after(step)
+        self._wait()
+        self.seconds += time.perf_counter() - start
+        self.step += steps
+
+    def _step(self, step: int, batch: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
+        self.handle.set_step(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.loss(batch).backward()
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def seconds_by_scale(self) -> dict[float, float]:
+        """Seconds of a step at each level of the schedule; compiles and captures all of them and learns nothing."""
+        schedule, found = self.handle.plan.schedule, dict[float, float]()
+        total = 1 if schedule is None else schedule.total_steps or 1
+        for step in range(total):
+            level = 1.0 if schedule is None else schedule.scale(step)
+            if level not in found:
+                found[level] = self._timed(step)
+        self.optimizer = self._fresh_optimizer()
+        return found
+
+    def _timed(self, step: int) -> float:
+        batches = self.data.batches(self.scale.batch, self.seed)
+        took = []
+        for _ in range(2 * self.scale.timed):  # the first half compiles and captures
+            self._wait()
+            start = time.perf_counter()
+            self._step(step, next(batches), rate=0.0)
+            self._wait()
+            took.append(time.perf_counter() - start)
+        return float(np.median(took[self.scale.timed :]))
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @torch.no_grad()
+    def validation_loss(self, held_out: Images) -> float:
+        """The dense loss on fixed samples, noise and evenly spread times."""
+        self.net.eval()
+        count, total, size = len(held_out.pixels), 0.0, self.scale.sample_batch
+        for first in range(0, count, size):
+            chosen = torch.arange(first, min(first + size, count), device=self.device)
+            x, labels, u = centred(held_out.pixels[chosen]), held_out.labels[chosen], (chosen + 0.5) / count
+            with self._autocast():
+                total += float(losses(self.net, x, labels, chosen, u, VALIDATION).double().mean(1).sum())
+        self.net.train()
+        return total / count
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+    def close(self) -> None:
+        """Detach, and give the graphs' memory back."""
+        self.handle.detach()
+
+
+def steps_within(seconds: float, per_level: dict[float, float], arm: Arm) -> int:
+    """The most steps that take so many seconds at the times of the schedule's levels."""
+
+    def takes(steps: int) -> float:
+        schedule = arm.plan(steps).schedule
+        levels = (1.0 if schedule is None else schedule.scale(step) for step in range(steps))
+        return sum(per_level.get(level, per_level[1.0]) for level in levels)
+
+    low, high = 1, max(2, int(2 * seconds / min(per_level.values())))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if takes(middle) <= seconds else (low, middle)
+    return low

@@ -1,0 +1,117 @@
+"""The experiment of equal seconds at tiny size, and its parts against independent computations."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.tuning.__main__ import main
+from benchmarks.tuning.arms import BY_NAME, CLASSES, SCALES, TUNED
+from benchmarks.tuning.model import FluxOfClasses, add_lora, random_captions
+from benchmarks.tuning.report import against_dense
+from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
+from tests.tiny.quality import pictures
+from tread.routing import noise
+
+SMOKE = SCALES["smoke"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty training and twenty test images, two and four of each class."""
+    folder = tmp_path_factory.mktemp("tuning")
+    (folder / "data").mkdir()
+    for split, count in (("train", 40), ("test", 20)):
+        np.save(folder / "data" / f"{split}-0.images.npy", pictures(count, seed=len(split)))
+        np.save(folder / "data" / f"{split}-0.labels.npy", np.arange(count, dtype=np.uint8) % len(CLASSES))
+    return folder
+
+
+def routed(work: Path, *, ratio: float = 0.5) -> Run:
+    arm = BY_NAME[f"lora-{ratio:g}" if ratio else "lora-dense"]
+    net = FluxOfClasses(SMOKE, random_captions(), seed=0)
+    torch.manual_seed(0)
+    for parameter in net.parameters():  # not the identity
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    add_lora(net, 4, ["attn.to_q", "attn.to_v"])
+    data = Images.of(work / "data", "train", tuned=True, scale=SMOKE, device=CPU)
+    return Run(net, arm.plan(10), data, SMOKE, dense=not ratio, seed=0)
+
+
+def test_the_base_and_the_arms_see_other_classes(work: Path) -> None:
+    base, tuned = (Images.of(work / "data", "train", tuned=tuned, scale=SMOKE, device=CPU) for tuned in (False, True))
+    assert (len(base.pixels), len(tuned.pixels)) == (32, 8)
+    assert set(tuned.labels.tolist()) == set(TUNED)
+    assert not set(base.labels.tolist()) & set(TUNED)
+
+
+def test_the_loss_is_that_of_kept_pixels(work: Path) -> None:
+    run = routed(work)
+    batch = next(run.data.batches(SMOKE.batch, 0))
+    run.handle.set_step(5)  # between warm-up and cool-down
+    loss = run.loss(batch)
+    x, labels, where = batch
+    labels = labels.masked_fill(noise.uniform(0, CAPTION, where) < DROPPED, len(CLASSES))
+    run.handle.set_step(5)
+    found = losses(run.net, x, labels, where, noise.uniform(0, TIME, where), 0)
+    assert run.handle.kept is not None
+    assert 0 < run.handle.kept.float().mean() < 1
+    torch.testing.assert_close(loss, found[run.handle.kept].mean())
+    run.close()
+    dense = routed(work, ratio=0)
+    assert dense.loss(batch).isfinite()
+    assert dense.handle.kept is None
+
+
+def test_timing_learns_nothing(work: Path) -> None:
+    run = routed(work)
+    before = [parameter.detach().clone() for parameter in run.parameters]
+    levels = run.seconds_by_scale()
+    assert set(levels) == {run.handle.plan.schedule.scale(step) for step in range(10)}  # pyright: ignore[reportOptionalMemberAccess]
+    assert all(torch.equal(one, two) for one, two in zip(before, run.parameters, strict=True))
+    assert not run.optimizer.state
+
+
+def test_steps_fill_the_seconds_at_the_times_of_the_levels() -> None:
+    arm = BY_NAME["lora-0.5"]
+    times = {0.0: 2.0, 0.25: 1.8, 0.5: 1.5, 0.75: 1.2, 1.0: 1.0}
+    steps = steps_within(300, times, arm)
+    schedule = arm.plan(steps).schedule
+    assert schedule is not None
+    spent = sum(times[schedule.scale(step)] for step in range(steps))
+    assert 297 < spent <= 300
+    assert steps_within(300, {1.0: 2.0}, BY_NAME["lora-dense"]) == 150
+
+
+def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["--work", str(work), "--out", str(tmp_path), "--smoke", "--base-seconds", "0.01", "--seconds", "0.1"]
+    arms = ["--arms", "lora-dense", "lora-0.5", "full-dense", "full-0.5"]
+    assert main(["run", *common, *arms, "--rates", "1e-3"]) == 0
+    chosen = tmp_path / "tuning-s0.json"
+    assert (
+        main(["run", *common, "--seed", "1", "--arms", "lora-dense", "--rates", "best", "--chosen-by", str(chosen)])
+        == 0
+    )
+    runs = json.loads(chosen.read_text())["runs"]
+    assert list(runs) == ["base", "lora-dense-0.001", "lora-0.5-0.001", "full-dense-0.001", "full-0.5-0.001"]
+    assert all(np.isfinite(run["val_loss"]) for run in runs.values())
+    assert main(["report", str(chosen), "--figure", str(tmp_path / "curve.png")]) == 0
+    assert "lora-0.5" in capsys.readouterr().out
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+def test_the_table_says_how_much_worse_than_dense() -> None:
+    def run(arm: str, loss: float, distance: float, steps: int) -> dict[str, object]:
+        samples = {"1": {"FD": distance, "KD": 0}, "1.5": {"FD": distance, "KD": 0}}
+        return {"arm": arm, "rate": 1e-3, "val_loss": loss, "samples": samples, "steps": steps}
+
+    runs = {
+        "a": run("lora-dense", 0.2, 10, 100),
+        "b": run("lora-0.5", 0.21, 9, 180),
+        "c": run("lora-0.5", 0.22, 5, 180),
+    }
+    table = against_dense([{"seed": 3, "runs": runs}])
+    assert "| lora-0.5 | 3 | 0.001 | 1.80 | +5.0% | -10.0% | -10.0% |" in table
