@@ -68,7 +68,11 @@ class OutOfMemory(RuntimeError):
     """The device's memory is too small for these settings."""
 
 
-class RiskWarning(UserWarning):
+class TreadWarning(UserWarning):
+    """A warning of this package, for the user; each has this category or one below it."""
+
+
+class RiskWarning(TreadWarning):
     """A setting that runs, but that is known to cost quality or to gain no speed."""
 
 
