@@ -236,10 +236,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("usage: tread COMMAND ...\n\nToken routing that makes diffusion-transformer training faster.\n")
         for name, function in COMMANDS.items():
             print(f"  {name:<10}{function.__doc__}")
-        print(
-            "\n`tread COMMAND --help` says more. In the environment, TREAD_DEBUG=1 shows tracebacks and TREAD_WARNINGS=all"
-        )
-        print("the warnings of libraries.")
+        print("\n`tread COMMAND --help` says more. In the environment, TREAD_DEBUG=1 shows tracebacks and")
+        print("TREAD_WARNINGS=all the warnings of libraries.")
         return
     if arguments[0] in ("-V", "--version"):
         print(f"tread {__version__}")

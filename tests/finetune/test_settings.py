@@ -36,8 +36,9 @@ def made(**settings: Any) -> FinetuneConfig:
         ({"adam_epsilon": 0}, "adam_epsilon is 0.0; it must be above 0, or left out."),
         (
             {"base_model_precision": "bf16", "mixed_precision": "no"},
-            "base_model_precision is 'bf16' and mixed_precision is 'no', which would multiply bf16 weights with float32 "
-            "activations: set mixed_precision to 'bf16', or leave base_model_precision out for float32 weights.",
+            "base_model_precision is 'bf16' and mixed_precision is 'no', which would multiply bf16 weights with "
+            "float32 activations: set mixed_precision to 'bf16', or leave base_model_precision out for float32 "
+            "weights.",
         ),
         ({"lr_scheduler": "sine"}, "lr_scheduler is 'sine'; it must be one of 'constant', 'linear', 'cosine'."),
         ({"max_train_steps": 0}, "max_train_steps and num_train_epochs are both 0; set one of them to at least 1."),

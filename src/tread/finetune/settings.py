@@ -125,8 +125,8 @@ no_change: that of mixed_precision, or float32 when all weights are trained."""
     """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
 what is cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time."""
     mixed_precision: Literal["auto", "bf16", "no"] = "auto"
-    """Precision of the computation; no: float32; auto: bf16 on a GPU and with a base in bf16, else float32, as bf16 is \
-far slower on a CPU."""
+    """Precision of the computation; no: float32; auto: bf16 on a GPU or with a base in bf16, else float32, because \
+bf16 is far slower on a CPU."""
     compile: Switch = "auto"
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
     attention: Attention = "auto"
