@@ -5,15 +5,14 @@ traceback is shown. A run that a signal stopped ends with 128 plus the signal's 
 """
 
 import argparse
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tread import __version__
-from tread.errors import USER_ERRORS, RiskWarning, Stopped
+from tread.errors import USER_ERRORS, Stopped
+from tread.terminal import no_loading_bars, quiet_libraries
 
 
 def train(arguments: list[str]) -> None:
@@ -47,7 +46,7 @@ def finetune(arguments: list[str]) -> None:
     if options.json:
         parser.error("--json goes with --check")
     settings = config.read_config(options.config, options.settings)
-    _no_loading_bars()
+    no_loading_bars()
     from tread.finetune.run import finetune as run
 
     run(settings)
@@ -73,7 +72,7 @@ def export(arguments: list[str]) -> None:
     add("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
     add("--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)")
     options = parser.parse_args(arguments)
-    _no_loading_bars()
+    no_loading_bars()
     from tread.finetune.result.export import export as run
 
     for path in run(**vars(options)):
@@ -211,7 +210,7 @@ def doctor(arguments: list[str]) -> None:
     from tread.report.doctor import is_finetune
 
     if config is not None and is_finetune(config):
-        _no_loading_bars()
+        no_loading_bars()
     if code := run(config, given, options.json):
         sys.exit(code)
 
@@ -237,7 +236,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("usage: tread COMMAND ...\n\nToken routing that makes diffusion-transformer training faster.\n")
         for name, function in COMMANDS.items():
             print(f"  {name:<10}{function.__doc__}")
-        print("\n`tread COMMAND --help` says more.")
+        print("\n`tread COMMAND --help` says more. In the environment, TREAD_DEBUG=1 shows tracebacks and")
+        print("TREAD_WARNINGS=all the warnings of libraries.")
         return
     if arguments[0] in ("-V", "--version"):
         print(f"tread {__version__}")
@@ -245,10 +245,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     command, *rest = arguments
     if command not in COMMANDS:
         _fail(f"tread: there is no command {command!r}; choose one of: {', '.join(COMMANDS)}")
-    warnings.showwarning = _show_warning
-    _quiet_libraries()
     try:
-        COMMANDS[command](rest)
+        with quiet_libraries():
+            COMMANDS[command](rest)
         sys.stdout.flush()
     except BrokenPipeError:  # `tread families | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -263,34 +262,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _fail(f"tread {command}: interrupted", 130)
 
 
-def _quiet_libraries() -> None:
-    """What stock libraries say while they are imported is for their developers; errors still show."""
-    for name in ("torchao", "torch.utils._pytree", "bitsandbytes", "peft"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
-
-def _no_loading_bars() -> None:
-    """The bars of stock libraries that load models, one for each part of a pipeline."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    diffusers_logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
-
-
 def _parser(name: str, function: Callable[[list[str]], None]) -> argparse.ArgumentParser:
     about = function.__doc__ or ""
     return argparse.ArgumentParser(prog=f"tread {name}", description=f"{about[:1].upper()}{about[1:]}.")
-
-
-def _show_warning(message: Warning | str, category: type[Warning], filename: str, *_: object) -> None:
-    """Our own warnings as a line each, once for all processes; those of libraries are not the user's business."""
-    ours = issubclass(category, RiskWarning) or Path(filename).is_relative_to(Path(__file__).parent)
-    if ours and os.environ.get("RANK", "0") == "0":
-        print(f"warning: {message}", file=sys.stderr)
 
 
 def _fail(message: str, code: int = 2) -> None:

@@ -9,14 +9,15 @@
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 LONGEST = 500
 """Characters of a message."""
-SECRETS = ("secret", "password", "passwd", "token", "api_key", "apikey", "access_key", "credential", "private_key")
-"""Words in the name of a setting that is never shown."""
+SECRETS = re.compile("secret|passw|credential|token(?!s|iz)|(api|access|private)_?key", re.IGNORECASE)
+"""Words in the name of a setting that is neither shown nor kept; `reference_tokens` and tokenizers are no secrets."""
 HIDDEN = "********"
 
 
@@ -68,7 +69,11 @@ class OutOfMemory(RuntimeError):
     """The device's memory is too small for these settings."""
 
 
-class RiskWarning(UserWarning):
+class TreadWarning(UserWarning):
+    """A warning of this package, for the user; each has this category or one below it."""
+
+
+class RiskWarning(TreadWarning):
     """A setting that runs, but that is known to cost quality or to gain no speed."""
 
 
@@ -91,12 +96,12 @@ def shortened(text: str, longest: int) -> str:
 def masked(value: Any, name: object = "") -> Any:
     """A value, or a document, with every secret in it hidden; `name` is that of its setting.
 
-    >>> masked({"id": "a", "aws_secret_access_key": "x"})
-    {'id': 'a', 'aws_secret_access_key': '********'}
+    >>> masked({"reference_tokens": "keep", "aws_secret_access_key": "x"})
+    {'reference_tokens': 'keep', 'aws_secret_access_key': '********'}
     """
     if isinstance(value, Mapping):
         return {key: masked(item, key) for key, item in value.items()}
-    if isinstance(value, str | bytes) and value and any(word in str(name).lower() for word in SECRETS):
+    if isinstance(value, str | bytes) and value and SECRETS.search(str(name)):
         return HIDDEN
     return [masked(item, name) for item in value] if isinstance(value, list | tuple) else value
 

@@ -95,3 +95,18 @@ export ARGS="${ARGS} --c=$RATE $OUTSIDE $(touch ran)"
     for text in ("echo hello", "A='open", "1A=2", "--rate=1"):
         with pytest.raises(ConfigError, match="write one NAME=value per line"):
             parse_env(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=aaaaaaaa\n" + "A=$A$A\n" * 40,
+        f"A={'a' * 400_000}\nB={'$A' * 200_000}\n",
+        f"A={'a' * 400_000}\n" + "B=$A\n" * 100_000,
+    ],
+    ids=["doubled", "in one line", "many variables"],
+)
+def test_variables_that_hold_each_other_do_not_grow_without_end(text: str) -> None:
+    with pytest.raises(ConfigError, match="grows to more than 1048576 characters by its variables; write them out"):
+        parse_env(text)
+    assert parse_env("A=$A$A$A") == {"A": "$A$A$A"}  # nothing was set before

@@ -43,6 +43,7 @@ def test_a_default_may_be_written_as_text() -> None:
     [
         ("validation_disable", True, "translated", "validation_steps: 0"),
         ("peft_lora_target_modules", ["to_q", "to_k"], "translated", 'lora_targets: ["to_q", "to_k"]'),
+        ("adam_epsilon", "1e-6", "runs", ""),
         ("crepa_enabled", True, "unsupported", "leave it out; no loss is added to the denoising loss"),
         ("crepa_lambda", 0.7, "ignored", "an option of crepa_enabled"),
         ("train_text_encoder", True, "unsupported", "has no counterpart here; leave it out, or write false"),

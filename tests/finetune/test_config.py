@@ -1,12 +1,14 @@
 """Reading configs: JSON and YAML, dashes, overrides, files they name, and what each mistake is told."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tiny.pictures import write_gradients
+from tread.config import schema
 from tread.errors import ConfigError
 from tread.finetune.config import check, read_config, read_mapping
 
@@ -166,6 +168,13 @@ def test_ignored_keys_are_said_once(tmp_path: Path) -> None:
         read_config(path)
     (warning,) = told
     assert str(warning.message).endswith(": hub_model_id, disable_benchmark (`tread finetune --check` says why).")
+
+
+def test_the_config_that_a_run_keeps_is_read_without_a_word(tmp_path: Path) -> None:
+    kept = schema.plain(read_config(write(tmp_path, "c.json", BASE)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert schema.plain(read_config(write(tmp_path, "kept.json", kept))) == kept
 
 
 def test_check_prints_a_table_and_tells_by_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

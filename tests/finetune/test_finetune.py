@@ -17,6 +17,7 @@ from tests.finetune.tasks import ROUTES
 from tests.programs import PROCESSES, run
 from tests.tiny.pictures import write_clips, write_shapes
 from tests.tiny.pipelines import TINY
+from tests.tiny.runs import forget
 from tread.cli import main
 from tread.config.schema import parse
 from tread.errors import ConfigError
@@ -210,6 +211,28 @@ def test_the_end_names_what_was_made(config: Any, tmp_path: Path, capsys: pytest
     assert f"result: {folder / 'pytorch_lora_weights.safetensors'}" in said
     assert said[-1] == f"newest preview: {folder / 'previews' / 'step-00000001-0.png'}"
     assert yaml.safe_load((folder / "config.yaml").read_text())["mixed_precision"] == "no"
+
+
+def test_a_base_in_bf16_is_computed_in_bf16_on_a_cpu_too(config: Any, tmp_path: Path) -> None:
+    settings = {"mixed_precision": "auto", "base_model_precision": "bf16"}
+    forget()
+    folder = finetune(config("flux", tmp_path / "run", max_train_steps=2, **settings))
+    forget()
+    kept = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (kept["mixed_precision"], kept["base_model_precision"]) == ("bf16", "bf16")
+    assert all(line["loss"] > 0 for line in read_metrics(folder) if "loss" in line)
+
+
+def test_adam_epsilon_reaches_the_optimizer(config: Any, tmp_path: Path) -> None:
+    """The first step of AdamW without decay is rate * g / (|g| + eps), which is g / eps where eps is large."""
+    steps = {}
+    for epsilon in (1e3, 2e3):
+        settings = {"adam_epsilon": epsilon, "adam_weight_decay": 0, "max_grad_norm": 0, "eval_steps_interval": 0}
+        folder = finetune(config("flux", tmp_path / str(epsilon), max_train_steps=1, **settings))
+        steps[epsilon] = {name: one for name, one in checkpoint(folder)["model"].items() if "lora_B" in name}
+    for name, step in steps[1e3].items():  # these matrices start at zero
+        assert step.abs().max() > 0
+        torch.testing.assert_close(step, 2 * steps[2e3][name], rtol=1e-3, atol=0)
 
 
 def test_one_run_for_any_number_of_processes(config: Any, tmp_path: Path) -> None:

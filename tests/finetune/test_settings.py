@@ -33,6 +33,13 @@ def made(**settings: Any) -> FinetuneConfig:
         ({"train_batch_size": 0}, "train_batch_size is 0; it must be at least 1."),
         ({"caption_dropout_probability": 1}, "caption_dropout_probability is 1.0; allowed is 0 <= value < 1."),
         ({"flow_schedule_shift": 0}, "flow_schedule_shift is 0.0; it must be above 0, or left out."),
+        ({"adam_epsilon": 0}, "adam_epsilon is 0.0; it must be above 0, or left out."),
+        (
+            {"base_model_precision": "bf16", "mixed_precision": "no"},
+            "base_model_precision is 'bf16' and mixed_precision is 'no', which would multiply bf16 weights with "
+            "float32 activations: set mixed_precision to 'bf16', or leave base_model_precision out for float32 "
+            "weights.",
+        ),
         ({"lr_scheduler": "sine"}, "lr_scheduler is 'sine'; it must be one of 'constant', 'linear', 'cosine'."),
         ({"max_train_steps": 0}, "max_train_steps and num_train_epochs are both 0; set one of them to at least 1."),
         ({"experts": "low"}, "experts is 'low', but only wan has two transformers; leave it out."),

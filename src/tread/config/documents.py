@@ -146,21 +146,26 @@ def parse_env(text: str, what: str = "the text") -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{what} is no environment file ({error}): write one NAME=value per line.") from None
     variables: dict[str, Any] = {}
+    grown = 0
+
+    def value_of(found: re.Match[str]) -> str:
+        nonlocal grown
+        name = found[1] or found[2]
+        value = (variables[name] or "") if name in variables else found[0]
+        grown += len(value)  # counted over the whole file: variables that hold each other double at every line
+        if grown > LARGEST:
+            raise ConfigError(f"{what} grows to more than {LARGEST} characters by its variables; write them out.")
+        return value
+
     for word in words:
         name, equals, value = word.partition("=")
         if name == "export" and not equals:
             continue
         if not equals or not name.isidentifier():
             raise ConfigError(f"{what} has {word[:60]!r}; write one NAME=value per line, spaces in quotes.")
-        value = re.sub(r"\$(?:\{(\w+)\}|(\w+))", lambda found: _value(found, variables), value)
-        _check_length(value, what)  # variables that hold each other grow
+        value = re.sub(r"\$(?:\{(\w+)\}|(\w+))", value_of, value)
         variables[name] = Plain(value) if value else None
     return variables
-
-
-def _value(found: re.Match[str], variables: Mapping[str, Any]) -> str:
-    name = found[1] or found[2]
-    return (variables[name] or "") if name in variables else found[0]
 
 
 def parse_yaml(text: str, what: str = "the text") -> object:

@@ -28,7 +28,7 @@ import numpy as np
 from braceexpand import braceexpand
 from tqdm import tqdm
 
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, TreadWarning
 from tread.files import atomic_write, cache_folder, is_file, is_folder, regular
 from tread.words import counted
 
@@ -133,6 +133,7 @@ def _cached(shard: Path) -> dict[str, np.ndarray]:
         warnings.warn(
             f"the index of the shards could not be kept ({getattr(error, 'strerror', None) or error}), so the next "
             "run indexes them again: point XDG_CACHE_HOME to a writable folder",
+            TreadWarning,
             stacklevel=2,
         )
     return columns

@@ -19,7 +19,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import nn
 
-from tread.errors import ConfigError
+from tread.errors import ConfigError, TreadWarning
 from tread.files import is_safetensors
 
 SHOWN = 3
@@ -56,6 +56,7 @@ def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: P
         warnings.warn(
             f"{what} holds {_named(unused)} that a {type(model).__name__} of its config leaves out; if they matter, "
             f"restore {config}.",
+            TreadWarning,
             stacklevel=2,
         )
 

@@ -20,7 +20,7 @@ from tread.config.documents import ENV_SUFFIX, Plain, find_recipe, read_document
 from tread.config.fields import Field
 from tread.config.layers import assigned, settings_of, split_assignment
 from tread.config.schema import from_text, parse, takes_text
-from tread.errors import LONGEST, ConfigError, shortened, shown
+from tread.errors import LONGEST, ConfigError, TreadWarning, shortened, shown
 from tread.files import is_file
 from tread.finetune.compat.environment import from_environment
 from tread.finetune.compat.rules import Verdict
@@ -51,10 +51,10 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> FinetuneConf
         )
     if left := [verdict.key for verdict in translated.verdicts if verdict.verdict == "ignored"]:
         message = f"{path}: ignored, as nothing depends on it: {', '.join(left)} (`tread finetune --check` says why)."
-        warnings.warn(message, stacklevel=1)
+        warnings.warn(message, TreadWarning, stacklevel=1)
     if other := [verdict.key for verdict in translated.verdicts if verdict.verdict == "differs"]:
         message = f"{path}: trains something else than where it comes from by {', '.join(other)}"
-        warnings.warn(f"{message} (`tread finetune --check` says how).", stacklevel=1)
+        warnings.warn(f"{message} (`tread finetune --check` says how).", TreadWarning, stacklevel=1)
     return parse(FinetuneConfig, translated.settings)
 
 

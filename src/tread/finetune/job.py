@@ -50,6 +50,7 @@ class FinetuneJob(JobConfig):
                 schedule=config.lr_scheduler,
                 warmup_steps=config.lr_warmup_steps,
                 betas=(config.adam_beta1, config.adam_beta2),
+                eps=config.adam_epsilon,
                 weight_decay=config.adam_weight_decay,
                 clip=config.max_grad_norm or None,
             ),

@@ -69,7 +69,8 @@ def open_job(config: FinetuneConfig) -> tuple[FinetuneConfig, TuneFamily, Accele
     """The config with its precision decided, its model's family and the accelerator; refuses what cannot run before
     anything is encoded."""
     if config.mixed_precision == "auto":
-        config = replace(config, mixed_precision="bf16" if torch.cuda.is_available() else "no")
+        low = torch.cuda.is_available() or config.base_model_precision == "bf16"
+        config = replace(config, mixed_precision="bf16" if low else "no")
     family = open_model(config)
     return config, family, make_accelerator(FinetuneJob.of(config), find_unused=True)
 

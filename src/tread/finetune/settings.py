@@ -125,7 +125,8 @@ no_change: that of mixed_precision, or float32 when all weights are trained."""
     """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
 what is cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time."""
     mixed_precision: Literal["auto", "bf16", "no"] = "auto"
-    """Precision of the computation; no: float32; auto: bf16 on a GPU, float32 on a CPU, where bf16 is far slower."""
+    """Precision of the computation; no: float32; auto: bf16 on a GPU or with a base in bf16, else float32, because \
+bf16 is far slower on a CPU."""
     compile: Switch = "auto"
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
     attention: Attention = "auto"
@@ -149,6 +150,8 @@ rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-
     """Decay of the optimizer's first moment."""
     adam_beta2: float = 0.999
     """Decay of its second moment."""
+    adam_epsilon: float = 1e-8
+    """Added to the denominator of AdamW's updates; lion and adafactor have none."""
     adam_weight_decay: float = 0.01
     """Decoupled weight decay."""
     max_grad_norm: float = 1.0
@@ -294,7 +297,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
         for name in ("output_dir", "cache_dir"):
             if not getattr(self, name).strip():
                 raise ConfigError(f"{name} is empty; name a folder, or write '.' for the working directory.")
-        for name in ("flow_schedule_shift", "resolution"):
+        for name in ("flow_schedule_shift", "resolution", "adam_epsilon"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
@@ -304,6 +307,12 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             raise ConfigError(
                 f"base_model_precision is {self.base_model_precision!r}, but model_type is 'full', and quantized "
                 "weights cannot be trained: set base_model_precision to 'no_change', or model_type to 'lora'."
+            )
+        if self.base_model_precision == "bf16" and self.mixed_precision == "no":
+            raise ConfigError(
+                "base_model_precision is 'bf16' and mixed_precision is 'no', which would multiply bf16 weights with "
+                "float32 activations: set mixed_precision to 'bf16', or leave base_model_precision out for float32 "
+                "weights."
             )
         if (self.lora_type == "lycoris") != (self.lycoris_config is not None):
             raise ConfigError(

@@ -19,7 +19,7 @@ from tread.config.reference import scalar
 from tread.config.schema import parse
 from tread.data.captioned.entries import DataConfig, data_configs
 from tread.data.captioned.samples import Sample, collect
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, TreadWarning
 from tread.finetune.families import family_class, open_family
 from tread.finetune.model.source import Source
 from tread.finetune.settings import FinetuneConfig
@@ -115,7 +115,7 @@ def _look_at_model(family: str, place: str) -> Model:
         opened = open_family(family, source)
         return replace(found, multiple=opened.multiple, frame_factor=opened.frame_factor)
     except (ConfigError, ImportError) as error:
-        warnings.warn(str(error), stacklevel=2)
+        warnings.warn(str(error), TreadWarning, stacklevel=2)
         return Model(large=_is_large(family, place))
 
 
@@ -135,7 +135,7 @@ def _look_at_data(place: str, *, video: bool, paired: bool) -> tuple[dict[str, A
         if pairs is None:
             pairs = folder.with_name(f"{folder.name}-reference")
             message = f"Kontext trains on pairs: put the source images, named as in {place}, into {pairs}."
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(message, TreadWarning, stacklevel=2)
         entry |= {"conditioning_data_dir": str(pairs), "conditioning_type": "reference"}
     elif masks := _beside(folder, ("masks", "mask")):
         entry |= {"conditioning_data_dir": str(masks), "conditioning_type": "mask"}
@@ -149,10 +149,12 @@ def _look_at_data(place: str, *, video: bool, paired: bool) -> tuple[dict[str, A
             continue
         if captions:
             warnings.warn(
-                f"{place} has no captions, so file names are used; write a .txt file beside each image.", stacklevel=2
+                f"{place} has no captions, so file names are used; write a .txt file beside each image.",
+                TreadWarning,
+                stacklevel=2,
             )
         return entry | captions, samples
-    warnings.warn(told[0], stacklevel=2)
+    warnings.warn(told[0], TreadWarning, stacklevel=2)
     return entry, []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from tread.errors import CheckpointError, ConfigError, check_int, shown
+from tread.errors import CheckpointError, ConfigError, TreadWarning, check_int, shown
 from tread.models import DiT
 from tread.objectives import Objective
 from tread.objectives.objective import check_number
@@ -240,6 +240,7 @@ def sample_run(
         warnings.warn(
             f"{folder} also holds {counted(len(older), 'image')} of other calls, which `tread eval` would count: "
             "delete them, or name another folder with --out.",
+            TreadWarning,
             stacklevel=2,
         )
     pictures = []

@@ -92,7 +92,7 @@ RULES: dict[str, Rule] = {
     "optimizer": rules.optimizer,
     "optimizer_beta1": renamed("adam_beta1"),
     "optimizer_beta2": renamed("adam_beta2"),
-    "optimizer_config": unless_off("write adam_beta1, adam_beta2 and adam_weight_decay"),
+    "optimizer_config": unless_off("write adam_beta1, adam_beta2, adam_epsilon and adam_weight_decay"),
     "optimizer_offload_gradients": unless_off("write an 8-bit optimizer: adamw-8bit or lion-8bit"),
     "grad_clip_method": ignored("clipping is by norm (max_grad_norm)"),
     "max_grad_norm": rules.clipping,

@@ -232,7 +232,7 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
     """Translate lycoris_config: LoKr is made by peft, whose files diffusers reads; lycoris makes other algorithms."""
     if value is None or config.get("lora_type") != "lycoris":
         text = f"lora_type is {config.get('lora_type', 'standard')}"
-        silent = value == DEFAULTS["lycoris_config"]
+        silent = value in (None, DEFAULTS["lycoris_config"])
         done.add("lycoris_config", value, Outcome.runs() if silent else Outcome.ignored(text))
         return
     if not _is_lokr(config):
