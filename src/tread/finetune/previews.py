@@ -134,7 +134,7 @@ def check_image(config: FinetuneConfig, family: TuneFamily) -> None:
         raise ConfigError(f"validation_image is {image!r}, which does not exist; name an image file.")
     if image is not None and not family.takes_image:
         raise ConfigError(f"validation_image is {image!r}, but a {name} takes no image; leave it out.")
-    if image is None and family.takes_image and config.prompts:
+    if image is None and family.needs_image and config.prompts:
         raise ConfigError(
             f"a {name} needs an image for previews: set validation_image, or leave validation_prompt out."
         )

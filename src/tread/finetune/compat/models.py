@@ -21,6 +21,11 @@ MODELS: dict[str, dict[str, str]] = {
         "fluxbooru": "terminusresearch/fluxbooru-v0.3",
         "libreflux": "jimmycarter/LibreFlux-SimpleTuner",
     },
+    "flux2": {
+        "klein-9b": "black-forest-labs/FLUX.2-klein-base-9B",
+        "klein-4b": "black-forest-labs/FLUX.2-klein-base-4B",
+        "dev": "black-forest-labs/FLUX.2-dev",
+    },
     "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
     "pixart_sigma": {
         "900M-1024-v0.6": "terminusresearch/pixart-900m-1024-ft-v0.6",
