@@ -65,6 +65,8 @@ class TuneFamily(ABC):
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """The pipeline's argument for the guidance scale."""
+    unguided: ClassVar[float] = 1.0
+    """The guidance scale at which the pipeline does not guide."""
     steps: int
     """Default solver steps of previews."""
     few_steps: ClassVar[tuple[int, float] | None] = None

@@ -83,7 +83,9 @@ class Previews:
             return {name: tensor.to(device) for name, tensor in entry.items()}
 
         family = self.family
-        arguments = family.prompt_arguments(moved(text), moved(self.negative) if self.guidance > 1 else None)
+        arguments = family.prompt_arguments(
+            moved(text), moved(self.negative) if self.guidance > family.unguided else None
+        )
         arguments |= {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
         arguments |= {"num_inference_steps": self.steps, family.guidance_argument: self.guidance}
         arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}

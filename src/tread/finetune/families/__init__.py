@@ -25,6 +25,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "qwen_image": "QwenImage",
     "sd3": "SD3",
     "wan": "Wan",
+    "z_image": "ZImage",
 }
 """`model_family`, which is also the name of the module -> the class in it."""
 
