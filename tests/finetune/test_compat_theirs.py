@@ -165,6 +165,7 @@ def test_entries_without_a_caption_strategy_take_file_names() -> None:
     ("family", "model"),
     [
         ("flux", "black-forest-labs/FLUX.1-Krea-dev"),
+        ("flux2", "black-forest-labs/FLUX.2-klein-base-9B"),
         ("sd3", "stabilityai/stable-diffusion-3.5-medium"),
         ("qwen_image", "Qwen/Qwen-Image-2512"),
         ("pixart_sigma", "terminusresearch/pixart-900m-1024-ft-v0.6"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.finetune.tasks import ROUTES
 from tests.programs import PROCESSES, run
 from tests.tiny.pictures import write_clips, write_shapes
-from tests.tiny.pipelines import TINY
+from tests.tiny.pipelines import FIRST, TINY
 from tests.tiny.runs import forget
 from tread.cli import main
 from tread.config.schema import parse
@@ -52,7 +52,7 @@ def config(pipeline_folder: Folder, shapes: Path, clips: Path, tmp_path_factory:
         data: dict[str, Any] = {"instance_data_dir": str(shapes), "resolution": 64}
         if tiny.family == "wan":
             data = {"instance_data_dir": str(clips), "resolution": 64, "video": {"num_frames": 5}}
-        if "kontext" in name:
+        if tiny.reference:
             data |= {"conditioning_data_dir": str(shapes), "conditioning_type": "reference"}
         settings = {
             "model_family": tiny.family,
@@ -129,15 +129,13 @@ def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str
     kept = [line["tokens_kept"] for line in read_metrics(folder) if "loss" in line]
     if "first" in name:  # the first frame's tokens are forced
         assert all(0.5 < share < 1 for share in kept)
-    else:  # of Kontext's tokens half are references, which are kept
-        assert kept == pytest.approx([0.75 if "kontext" in name else 0.5] * 9, abs=0.05)
+    else:  # half of an edit's tokens are references, which are kept
+        assert kept == pytest.approx([0.75 if TINY[name].reference else 0.5] * 9, abs=0.05)
     assert (folder / "README.md").is_file()
     assert list(folder.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize(
-    "name", ["auraflow", "flux", "flux-kontext", "lumina2", "pixart_sigma", "qwen_image", "sd3", "wan-a14b"]
-)
+@pytest.mark.parametrize("name", [*FIRST, "flux-kontext", "wan-a14b"])
 def test_resume_is_exact(config: Any, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     straight = finetune(config(name, tmp_path / "straight", max_train_steps=4, use_ema=True))
     finetune(config(name, tmp_path / "resumed", max_train_steps=2, use_ema=True))

@@ -1,5 +1,6 @@
 """Results of every family, loaded as their cards say in a process without tread; headers, cards and whole files."""
 
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from safetensors import safe_open
 from torch import nn
 
 from pages.finetune import loader_table
+from tests.finetune.load_result import answer
 from tests.programs import run
-from tests.tiny.pipelines import TINY
-from tread.finetune.families import open_family
+from tests.tiny.pipelines import FIRST, TINY
+from tread.finetune.families import TUNE_FAMILIES, family_class, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.source import Source
@@ -31,7 +33,7 @@ PLAN = {
     "selector": "random",
     "seed": 42,
 }
-FAMILIES = ("auraflow", "flux", "flux-kontext", "lumina2", "pixart_sigma", "qwen_image", "sd3", "wan-a14b", "wan-i2v")
+FAMILIES = (*FIRST, "flux-kontext", "flux2-klein", "wan-a14b", "wan-i2v")
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),
     *(("flux", "lycoris"), ("wan-a14b", "lycoris"), ("wan-a14b", "full"), ("pixart_sigma", "full")),
@@ -72,7 +74,7 @@ def stock_call(family: TuneFamily, name: str) -> dict[str, Any]:
     calls: list[dict[str, Any]] = []
     for part, _, _ in family.experts:
         getattr(pipeline, part).register_forward_pre_hook(
-            lambda _, args, arguments: calls.append(arguments if not args else {"hidden_states": args[0], **arguments}),
+            lambda model, args, named: calls.append(inspect.signature(model.forward).bind(*args, **named).arguments),
             with_kwargs=True,
         )
     pixels = torch.randint(256, (1, 3, tiny.frames, *tiny.size), generator=torch.Generator().manual_seed(1))
@@ -101,7 +103,7 @@ def trained_models(family: TuneFamily, config: FinetuneConfig, call: dict[str, A
             )
         optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
         for _ in range(2):
-            (model(**call)[0] - 1).square().mean().backward()
+            (answer(model, call) - 1).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         models[part] = model.eval()
@@ -116,8 +118,8 @@ def save(place: Path, name: str, kind: str, folder: Path) -> dict[str, Any]:
     models = trained_models(family, config, call)
     write_result(folder, family, models, config, {"step": 2, "tread_config": PLAN, "val_loss": 0.5})
     with torch.no_grad():
-        base = {part: family.source.transformer(part, dtype=torch.float32).eval()(**call)[0] for part in models}
-        answers = {part: model(**call)[0] for part, model in models.items()}
+        base = {part: answer(family.source.transformer(part, dtype=torch.float32).eval(), call) for part in models}
+        answers = {part: answer(model, call) for part, model in models.items()}
     torch.save({"call": call, "trained": answers, "base": base}, folder / "expected.pt")
     height, width = TINY[name].size
     Image.new("RGB", (width, height), "teal").save(folder / "input.png")
@@ -229,6 +231,6 @@ def test_a_result_knows_its_checkpoint(flux: tuple[TuneFamily, Path], tmp_path: 
 
 def test_the_table_names_a_loader_for_every_pipeline():
     table = loader_table()
-    assert table.count("\n") == 1 + 11
+    assert table.count("\n") == 1 + sum(len(family_class(name).pipelines) for name in TUNE_FAMILIES) + 1
     assert "`PeftModel.from_pretrained(pipeline.transformer, folder)`" in table
     assert "load_into_transformer_2=True" in table

@@ -88,3 +88,15 @@ def qwen_autoencoder() -> Any:
 
     torch.manual_seed(0)
     return AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+
+
+def flux2_autoencoder() -> Any:
+    """AutoencoderKLFlux2, with statistics in its batch norm."""
+    from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
+
+    torch.manual_seed(0)
+    model = AutoencoderKLFlux2(block_out_channels=(8, 8, 8, 8), layers_per_block=1, norm_num_groups=4)
+    statistics: Any = model.bn
+    statistics.running_mean.copy_(torch.linspace(-0.2, 0.2, 128))
+    statistics.running_var.copy_(torch.linspace(0.02, 0.2, 128))
+    return model.eval()

@@ -86,3 +86,41 @@ def qwen_text() -> Any:
     }
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
     return randomised(Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision)))
+
+
+def mistral_text() -> Any:
+    """Mistral3ForConditionalGeneration, as deep as the layers that FLUX.2 reads."""
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    text = {
+        "model_type": "mistral",
+        "vocab_size": len(tokenizers.mistral_tokenizer()),
+        **_small(hidden=8, layers=31),
+        "sliding_window": None,
+    }
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 4}
+    vision = {"model_type": "pixtral", **sizes, "image_size": 32, "patch_size": 16}
+    return randomised(Mistral3ForConditionalGeneration(Mistral3Config(text_config=text, vision_config=vision)))
+
+
+def qwen3_text(*, hidden: int = 8, layers: int = 28) -> Any:
+    """Qwen3ForCausalLM, as deep as the layers that FLUX.2 klein reads."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = tokenizers.qwen3_tokenizer()
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    config = Qwen3Config(vocab_size=len(tokenizer), **ends, **_small(hidden=hidden, layers=layers))
+    return randomised(Qwen3ForCausalLM(config))
+
+
+def _small(*, hidden: int, layers: int) -> dict[str, Any]:
+    """The sizes of a language model with two heads that share one key."""
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": hidden // 2,
+        "tie_word_embeddings": True,
+    }

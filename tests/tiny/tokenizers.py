@@ -68,6 +68,48 @@ def qwen_tokenizer() -> Any:
     return tokenizer
 
 
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+"""The chat template of Qwen3, for one message of a user that an answer follows."""
+INSTRUCTIONS = (
+    "<s>{% for message in messages %}"
+    "{% if message.role == 'system' %}[SYSTEM_PROMPT]{{ message.content[0].text }}[/SYSTEM_PROMPT]"
+    "{% else %}[INST]{{ message.content[0].text }}[/INST]{% endif %}{% endfor %}"
+)
+"""The chat template of Mistral, for messages of one text each."""
+
+
+def qwen3_tokenizer() -> Any:
+    """Qwen2Tokenizer with a chat template."""
+    tokenizer = qwen_tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.pad_token = "<|endoftext|>"
+    return tokenizer
+
+
+def mistral_tokenizer() -> Any:
+    """A tokenizer of byte pairs with Mistral's tokens for instructions, which pads on the left."""
+    from transformers import PreTrainedTokenizerFast
+
+    merges = trained_merges(*WORDS, *(f"Ġ{word}" for word in WORDS))
+    special = ["<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
+    model: Any = Tokenizer(models.BPE(vocab=numbered(special, BYTES, map("".join, merges)), merges=merges))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        additional_special_tokens=special[4:],
+        padding_side="left",
+    )
+    tokenizer.chat_template = INSTRUCTIONS
+    return tokenizer
+
+
 def real_tokenizers(folder: Path) -> tuple[Any, Any]:
     """CLIP's and T5's tokenizers with their real vocabularies, from a folder."""
     from transformers import CLIPTokenizer, T5Tokenizer

@@ -11,14 +11,17 @@
 
 import inspect
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_images, pixels_per_latent
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
@@ -34,6 +37,9 @@ JOINT_ATTENTION = (
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
 )
 """The linears of an attention that joins image and text: the image's, then the text's."""
+
+FEW_STEPS = frozenset(("turbo", "schnell", "flash", "fast", "lightning", "distilled"))
+"""Words in the names of models that are distilled to a few steps."""
 
 
 class TuneFamily(ABC):
@@ -55,12 +61,16 @@ class TuneFamily(ABC):
     """Names of the linears that get an adapter unless a config names others."""
     video: ClassVar[bool] = False
     """Whether latents have a frame axis; an image is then a video of one frame."""
-    guidance: ClassVar[float]
+    guidance: float
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """The pipeline's argument for the guidance scale."""
-    steps: ClassVar[int]
+    unguided: ClassVar[float] = 1.0
+    """The guidance scale at which the pipeline does not guide."""
+    steps: int
     """Default solver steps of previews."""
+    few_steps: ClassVar[tuple[int, float] | None] = None
+    """`steps` and `guidance` of a model that is distilled to a few steps; None: the same."""
 
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""
@@ -68,6 +78,8 @@ class TuneFamily(ABC):
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         self.source = source
         self.text_length = text_length or self.longest_text
+        if self.distilled and self.few_steps is not None:
+            self.steps, self.guidance = self.few_steps
 
     @property
     def factor(self) -> int:
@@ -97,9 +109,25 @@ class TuneFamily(ABC):
         return "image" in inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters
 
     @property
+    def needs_image(self) -> bool:
+        """Whether it draws nothing without that image."""
+        return self.takes_image
+
+    @property
     def takes_references(self) -> bool:
-        """Whether the model is trained on pairs: each sample has a reference image."""
+        """Whether the model can be trained on pairs: a sample has a reference image."""
         return False
+
+    @property
+    def needs_references(self) -> bool:
+        """Whether every sample must have a reference image."""
+        return self.takes_references
+
+    @property
+    def distilled(self) -> bool:
+        """Whether the model was distilled to a few steps: by its index, or by its name where no file says it."""
+        words = re.split(r"[\W_]+", Path(self.source.place).name.lower())
+        return bool(self.source.index.get("is_distilled")) or not FEW_STEPS.isdisjoint(words)
 
     @property
     def experts(self) -> tuple[tuple[str, float, float], ...]:
@@ -165,6 +193,14 @@ class TuneFamily(ABC):
             names = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
             arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
         return arguments
+
+    def check_text_width(self, part: str, given: int | None, read: int) -> None:
+        """Refuse a text encoder of another model; `given` is the width of its embeddings, None if no config says it."""
+        if given is not None and given != read:
+            raise ConfigError(
+                f"{part} of {self.source.place!r} gives embeddings of width {given}, but the transformer reads {read}: "
+                "it is another model's text encoder. Get that part of the model again."
+            )
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         """Further arguments that make the stock pipeline draw exactly this size."""

@@ -17,13 +17,14 @@ from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, shown
 from tread.finetune.data.prepare import check_references
-from tread.finetune.families import open_family
+from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model.adapters import find_linears
 from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
 from tread.finetune.previews import check_image
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.routing.risks import warn_once
 from tread.training.checkpoint import list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
 from tread.training.loop import CHECKPOINTS
@@ -70,6 +71,7 @@ def open_model(config: FinetuneConfig) -> TuneFamily:
     """The family of a config's model; refuses what its config files already rule out."""
     source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
     family = open_family(config.model_family, source, config.tokenizer_max_length)
+    warn_once(distilled_risks(family), set())
     if (plan := config.plan()) is not None and source.depth:
         plan.resolve(source.depth)  # refuses windows outside the model
     return family

@@ -83,7 +83,9 @@ class Previews:
             return {name: tensor.to(device) for name, tensor in entry.items()}
 
         family = self.family
-        arguments = family.prompt_arguments(moved(text), moved(self.negative) if self.guidance > 1 else None)
+        arguments = family.prompt_arguments(
+            moved(text), moved(self.negative) if self.guidance > family.unguided else None
+        )
         arguments |= {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
         arguments |= {"num_inference_steps": self.steps, family.guidance_argument: self.guidance}
         arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}
@@ -134,7 +136,7 @@ def check_image(config: FinetuneConfig, family: TuneFamily) -> None:
         raise ConfigError(f"validation_image is {image!r}, which does not exist; name an image file.")
     if image is not None and not family.takes_image:
         raise ConfigError(f"validation_image is {image!r}, but a {name} takes no image; leave it out.")
-    if image is None and family.takes_image and config.prompts:
+    if image is None and family.needs_image and config.prompts:
         raise ConfigError(
             f"a {name} needs an image for previews: set validation_image, or leave validation_prompt out."
         )

@@ -20,10 +20,10 @@ from tread.config.schema import parse
 from tread.data.captioned.entries import DataConfig, data_configs
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError, TreadWarning
-from tread.finetune.families import family_class, open_family
+from tread.finetune.families import distilled_risks, family_class, open_family
 from tread.finetune.model.source import Source
 from tread.finetune.settings import FinetuneConfig
-from tread.routing.risks import ADAPTER_RATIO
+from tread.routing.risks import ADAPTER_RATIO, warn_once
 
 RATIO = 0.25
 """selection_ratio of a first LoRA: fewer dropped tokens than preset 'lora', in the same layers."""
@@ -32,17 +32,17 @@ SAMPLES = 100
 FEWEST, MOST = 500, 3000
 LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
-PAIRED = "FluxKontextPipeline"
-"""The pipeline trained on pairs of images."""
-FIRST_FRAME = "WanImageToVideoPipeline"
-"""The pipeline that draws from a first frame."""
+LARGE_FAMILIES = ("flux", "flux2", "qwen_image")
+"""Families whose usual model is LARGE, for a model that is not on this disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """The facts about a model that a config depends on; the defaults are for a model that cannot be read."""
 
-    pipeline: str = ""
+    takes_references: bool = False
+    needs_references: bool = False
+    needs_image: bool = False
     depth: int = 28
     multiple: int = 16
     frame_factor: int = 4
@@ -54,7 +54,7 @@ def starter_config(family: str, model: str, data: str) -> str:
     """The YAML of a first LoRA run."""
     known = family_class(family)
     found = _look_at_model(family, model)
-    entry, samples = _look_at_data(data, video=known.video, paired=found.pipeline == PAIRED)
+    entry, samples = _look_at_data(data, video=known.video, model=found)
     resolution = _resolution(samples, 480 if known.video else 1024, found.multiple)
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
@@ -62,8 +62,9 @@ def starter_config(family: str, model: str, data: str) -> str:
     batch = min(1 if resolution >= 768 else 2 if resolution >= 384 else 4, max(1, len(samples)))
     steps = min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
     prompt = samples[0].captions[0] if samples else "a photo"
-    image = _first_image(samples, found.pipeline)
-    draws = image is not None or found.pipeline not in (PAIRED, FIRST_FRAME)
+    references = [sample.reference for sample in samples if found.takes_references]
+    image = next((str(place) for place in references if isinstance(place, Path)), None)
+    draws = image is not None or not found.needs_image
 
     sections: list[dict[str, Any]] = [
         {"model_family": family, "pretrained_model_name_or_path": model}
@@ -110,10 +111,12 @@ def _look_at_model(family: str, place: str) -> Model:
     try:
         source = Source(place)
         experts = sum(name.startswith("transformer") for name in source.parts)
-        found = Model(pipeline=source.pipeline_name, experts=experts)
-        found = replace(found, depth=source.depth or found.depth, large=_is_large(family, place))
+        found = Model(experts=experts, large=_is_large(family, place))
+        found = replace(found, depth=source.depth or found.depth)
         opened = open_family(family, source)
-        return replace(found, multiple=opened.multiple, frame_factor=opened.frame_factor)
+        warn_once(distilled_risks(opened), set())
+        names = ("takes_references", "needs_references", "needs_image", "multiple", "frame_factor")
+        return replace(found, **{name: getattr(opened, name) for name in names})
     except (ConfigError, ImportError) as error:
         warnings.warn(str(error), TreadWarning, stacklevel=2)
         return Model(large=_is_large(family, place))
@@ -122,20 +125,20 @@ def _look_at_model(family: str, place: str) -> Model:
 def _is_large(family: str, place: str) -> bool:
     """Whether the transformer is LARGE, by the files of a local folder or the family of a model on the hub."""
     if not Path(place).is_dir():
-        return family in ("flux", "qwen_image")
+        return family in LARGE_FAMILIES
     return sum(path.stat().st_size for path in Path(place, "transformer").glob("*.safetensors")) >= LARGE
 
 
-def _look_at_data(place: str, *, video: bool, paired: bool) -> tuple[dict[str, Any], list[Sample]]:
+def _look_at_data(place: str, *, video: bool, model: Model) -> tuple[dict[str, Any], list[Sample]]:
     """The data entry for a folder or table, and its samples."""
     entry = data_configs(place)[0]
     folder = Path(place)
-    if paired:
-        pairs = _beside(folder, ("references", "reference", "sources", "source"))
-        if pairs is None:
-            pairs = folder.with_name(f"{folder.name}-reference")
-            message = f"Kontext trains on pairs: put the source images, named as in {place}, into {pairs}."
-            warnings.warn(message, TreadWarning, stacklevel=2)
+    pairs = _beside(folder, ("references", "reference", "sources", "source")) if model.takes_references else None
+    if pairs is None and model.needs_references:
+        pairs = folder.with_name(f"{folder.name}-reference")
+        message = f"the model trains on pairs: put the source images, named as in {place}, into {pairs}."
+        warnings.warn(message, TreadWarning, stacklevel=2)
+    if pairs is not None:
         entry |= {"conditioning_data_dir": str(pairs), "conditioning_type": "reference"}
     elif masks := _beside(folder, ("masks", "mask")):
         entry |= {"conditioning_data_dir": str(masks), "conditioning_type": "mask"}
@@ -174,12 +177,6 @@ def _route(depth: int) -> dict[str, float | int]:
     """The route of preset 'lora' with RATIO; a shallow model gets a shorter window."""
     start, end = (3, -4) if depth >= 8 else (2, -2) if depth >= 4 else (0, -1)
     return {"selection_ratio": RATIO, "start_layer_idx": start, "end_layer_idx": end}
-
-
-def _first_image(samples: list[Sample], pipeline: str) -> str | None:
-    """The path of a source image for previews, if the pipeline needs one and the data has it as a file."""
-    places = [sample.reference for sample in samples] if pipeline == PAIRED else []
-    return next((str(place) for place in places if isinstance(place, Path)), None)
 
 
 def _section(settings: dict[str, Any]) -> str:

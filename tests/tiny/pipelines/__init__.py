@@ -14,5 +14,8 @@ TINY: dict[str, Tiny] = {
 }
 """By name; `TINY[name](folder)` writes the pipeline there."""
 
+FIRST = tuple({case.family: case.name for case in reversed(TINY.values())}.values())[::-1]
+"""The first pipeline of every family."""
+
 PipelineFolder = Callable[[str], Path]
 """The fixture `pipeline_folder`: the folder that a tiny pipeline was written to, by its name."""

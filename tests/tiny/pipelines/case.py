@@ -37,6 +37,8 @@ class Tiny:
     """Lines of the stock model that wait for the device in every forward, in part."""
     pack: Callable[[Any, Tensor], Tensor] = lambda pipeline, latents: latents
     """Latents as the pipeline's loop holds them."""
+    unpack: Callable[[Any, Tensor], Tensor] | None = None
+    """Latents as the pipeline returns them, where that is not as its loop holds them."""
 
     def __call__(self, folder: Path) -> None:
         """Write the pipeline."""

@@ -38,10 +38,13 @@ def pack(pipeline: Any, latents: Tensor) -> Tensor:
     return pipeline._pack_latents(latents, *latents.shape)
 
 
+def picture(pixels: Tensor) -> Image.Image:
+    return Image.fromarray((pixels[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy())
+
+
 def edit(pixels: Tensor) -> dict[str, Any]:
     """Kontext's source image, and the two arguments that keep it and the target at their sizes."""
-    image = (pixels[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy()
-    return {"image": Image.fromarray(image), "max_area": pixels.shape[-2] * pixels.shape[-1], "_auto_resize": False}
+    return {"image": picture(pixels), "max_area": pixels.shape[-2] * pixels.shape[-1], "_auto_resize": False}
 
 
 flux = partial(Tiny, family="flux", embedder="x_embedder", pack=pack)

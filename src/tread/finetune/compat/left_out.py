@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tread.finetune.compat.defaults import DEFAULTS
-from tread.finetune.compat.models import MODELS
+from tread.finetune.compat.models import ASSISTED, MODELS
 from tread.finetune.compat.rules import is_theirs, there
 
 ALWAYS = ("model_type", "optimizer", "learning_rate", "train_batch_size", "max_grad_norm", "vae_dtype")
@@ -32,7 +32,7 @@ def left_out(config: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: DEFAULTS[name] for name in names if config.get(name) is None}
     unnamed = config.get("pretrained_model_name_or_path") is None and config.get("model_flavour") is None
     if unnamed and family in MODELS and family != "wan":
-        found["model_flavour"] = next(iter(MODELS[family]))
+        found["model_flavour"] = next(iter(ASSISTED.get(family, MODELS[family])))
     return found
 
 

@@ -21,6 +21,11 @@ MODELS: dict[str, dict[str, str]] = {
         "fluxbooru": "terminusresearch/fluxbooru-v0.3",
         "libreflux": "jimmycarter/LibreFlux-SimpleTuner",
     },
+    "flux2": {
+        "klein-9b": "black-forest-labs/FLUX.2-klein-base-9B",
+        "klein-4b": "black-forest-labs/FLUX.2-klein-base-4B",
+        "dev": "black-forest-labs/FLUX.2-dev",
+    },
     "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
     "pixart_sigma": {
         "900M-1024-v0.6": "terminusresearch/pixart-900m-1024-ft-v0.6",
@@ -43,9 +48,12 @@ MODELS: dict[str, dict[str, str]] = {
         "i2v-14b-2.2-low": "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
         "ti2v-5b-2.2": "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
     },
+    "z_image": {"base": "Tongyi-MAI/Z-Image", "turbo": "Tongyi-MAI/Z-Image-Turbo"},
 }
 """Family -> `model_flavour` -> the id on the hub, for configs without pretrained_model_name_or_path. The first flavour
 is the one that the existing trainer takes where a config has none; that of wan is not known."""
+ASSISTED = {"z_image": ("turbo-ostris-v2", "ostris-de-turbo")}
+"""Flavours that the existing trainer trains on top of an assistant's adapter; the first is the family's default."""
 
 
 def family(value: Any, config: Mapping[str, Any]) -> Outcome:
@@ -63,6 +71,10 @@ def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     if str(config.get("model_family")) not in TUNE_FAMILIES:
         return Outcome.ignored("model_family is none of tread finetune")
     models = MODELS.get(str(config.get("model_family")), {})
+    if value in ASSISTED.get(str(config.get("model_family")), ()):
+        return Outcome.unsupported(
+            f"it puts an assistant's adapter on the model, which is not done here; choose {' or '.join(models)}"
+        )
     settings: dict[str, Any] = {}
     if config.get("model_family") == "wan" and str(value).endswith(("-high", "-low")) and "experts" not in config:
         settings["experts"] = str(value).rpartition("-")[2]

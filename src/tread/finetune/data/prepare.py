@@ -128,9 +128,9 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
     if count and not family.takes_references:
         raise ConfigError(
             f"{count} samples have a reference image, but a {name} takes none: set pretrained_model_name_or_path to a "
-            "Kontext model, or remove the references from data."
+            "model that edits images, such as FLUX.2 or Kontext, or remove the references from data."
         )
-    if family.takes_references and count < len(samples):
+    if family.needs_references and count < len(samples):
         raise ConfigError(
             f"a {name} trains on pairs, but {len(samples) - count} of {len(samples)} samples have no reference "
             "image: give conditioning_data_dir with conditioning_type 'reference' in data (docs/data.md)."

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
     "flux": "Flux",
+    "flux2": "Flux2",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",
     "qwen_image": "QwenImage",
     "sd3": "SD3",
     "wan": "Wan",
+    "z_image": "ZImage",
 }
 """`model_family`, which is also the name of the module -> the class in it."""
 
@@ -52,3 +54,13 @@ def open_family(name: str, source: "Source", text_length: int | None = None) -> 
             f"that family ({', '.join(cls.pipelines)})."
         )
     return cls(source, text_length)
+
+
+def distilled_risks(family: "TuneFamily") -> list[str]:
+    """The warning about a model that was distilled to a few steps, if it is one."""
+    if not family.distilled:
+        return []
+    return [
+        f"{family.source.place!r} is distilled to a few steps, which training undoes: samples blur, and more so the "
+        "longer it trains. Tune the model that it was distilled from, or keep the run short."
+    ]

@@ -47,6 +47,7 @@ def add_adapter(
     model.requires_grad_(False)
     preset = (lycoris_config or {}).get("apply_preset")
     linears = {} if preset else find_linears(model, targets)
+    targets = _peft_targets(model, targets, linears)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "standard":
@@ -75,6 +76,13 @@ def find_linears(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Linea
             )
         found |= named
     return found
+
+
+def _peft_targets(model: nn.Module, targets: Sequence[str], linears: Mapping[str, nn.Linear]) -> Sequence[str]:
+    """The targets, or full names: peft refuses a target that is also the name of a list of modules, as FLUX.2 has."""
+    ends = tuple(f".{target}" for target in targets)
+    lists = (name for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
+    return list(linears) if any(name.endswith(ends) for name in lists) else targets
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:

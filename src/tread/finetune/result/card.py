@@ -131,7 +131,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
     by_prompt = family.guidance_argument == "true_cfg_scale"  # guides only if it has a negative prompt, as Qwen-Image
     arguments = {
-        "image": _Code('load_image("input.png")') if family.takes_image else None,
+        "image": _Code('load_image("input.png")') if _from_image(family, config) else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
         "negative_prompt": config.validation_negative_prompt or " " if by_prompt else None,
         "width": width,
@@ -163,6 +163,12 @@ def _literal(value: Any) -> str:
     return str(value)
 
 
+def _from_image(family: TuneFamily, config: FinetuneConfig) -> bool:
+    """Whether the result draws from an image: it must, or it was trained on pairs."""
+    paired = any(entry.get("conditioning_type") == "reference" for entry in config.data_entries())
+    return family.needs_image or (family.takes_references and paired)
+
+
 def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
     """Packages that the example needs; Wan's image-to-video pipeline cleans prompts with ftfy."""
     adapter = {"standard": ["peft"], "lokr": ["peft"], "lycoris": ["lycoris-lora"], "full": []}[kind]
@@ -170,7 +176,7 @@ def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
 
 
 def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
-    source = "image" if family.takes_image else "text"
+    source = "image" if _from_image(family, config) else "text"
     trained = {"standard": "lora", "full": "full-finetune"}.get(kind, kind)
     front: dict[str, Any] = {
         "base_model": config.pretrained_model_name_or_path,
