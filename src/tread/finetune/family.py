@@ -10,12 +10,14 @@
 """
 
 import inspect
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,7 +28,8 @@ from tread.finetune.target import Distance, FlowTarget, Target
 Text = dict[str, Tensor]
 """The embeddings of one caption by name, without a batch axis."""
 Batch = dict[str, Tensor]
-"""Tensors of a batch by name: `mean`, `std`, `weight`, `reference.mean`, `text.*` and those the family adds."""
+"""Tensors of a batch by name: `mean`, `std`, `weight`, `reference.mean` (`reference_2.mean`, ...), `text.*` and those
+the family adds."""
 
 
 JOINT_ATTENTION = (
@@ -34,6 +37,17 @@ JOINT_ATTENTION = (
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
 )
 """The linears of an attention that joins image and text: the image's, then the text's."""
+
+
+def reference_name(number: int) -> str:
+    """The prefix of a reference's tensors in a batch: "reference", "reference_2", "reference_3", ..."""
+    return "reference" if number == 0 else f"reference_{number + 1}"
+
+
+def references(batch: Batch) -> list[Tensor]:
+    """The latents of the reference images of a batch, in order."""
+    names = (f"{reference_name(number)}.mean" for number in itertools.count())
+    return [batch[name] for name in itertools.takewhile(batch.__contains__, names)]
 
 
 class TuneFamily(ABC):
@@ -55,6 +69,8 @@ class TuneFamily(ABC):
     """Names of the linears that get an adapter unless a config names others."""
     video: ClassVar[bool] = False
     """Whether latents have a frame axis; an image is then a video of one frame."""
+    sees_references: ClassVar[bool] = False
+    """Whether the text encoder sees the reference images too: `encode_seen` then encodes every caption."""
     guidance: ClassVar[float]
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
@@ -97,9 +113,19 @@ class TuneFamily(ABC):
         return "image" in inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters
 
     @property
+    def reference_counts(self) -> range:
+        """Numbers of reference images that a sample may have, e.g. range(1, 2) for pairs."""
+        return range(1)
+
+    @property
     def takes_references(self) -> bool:
-        """Whether the model is trained on pairs: each sample has a reference image."""
-        return False
+        """Whether samples may have reference images."""
+        return self.reference_counts.stop > 1
+
+    @property
+    def reference_shape(self) -> tuple[int, int] | None:
+        """(pixels, multiple of the sides) of references if the stock pipeline scales them; None: as the data's."""
+        return None
 
     @property
     def experts(self) -> tuple[tuple[str, float, float], ...]:
@@ -109,6 +135,10 @@ class TuneFamily(ABC):
     @abstractmethod
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         """The embeddings of each caption, without padding if the model has a text mask."""
+
+    def encode_seen(self, pipeline: Any, caption: str, images: Sequence[Image]) -> Text:
+        """The embeddings of a caption with the reference images that the text encoder sees (`sees_references`)."""
+        raise NotImplementedError
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
         """One batch of texts. Texts of equal shape are stacked; a family with ragged text pads them and adds a mask."""
@@ -165,6 +195,11 @@ class TuneFamily(ABC):
             names = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
             arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
         return arguments
+
+    def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:
+        """The stock pipeline's arguments for the images that a preview of this size starts from."""
+        scaled = [image.resize((width, height)) for image in images]
+        return {"image": scaled if len(scaled) > 1 else scaled[0]}
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         """Further arguments that make the stock pipeline draw exactly this size."""

@@ -32,8 +32,6 @@ SAMPLES = 100
 FEWEST, MOST = 500, 3000
 LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
-PAIRED = "FluxKontextPipeline"
-"""The pipeline trained on pairs of images."""
 FIRST_FRAME = "WanImageToVideoPipeline"
 """The pipeline that draws from a first frame."""
 
@@ -43,6 +41,8 @@ class Model:
     """The facts about a model that a config depends on; the defaults are for a model that cannot be read."""
 
     pipeline: str = ""
+    paired: bool = False
+    """Whether every sample needs a reference image."""
     depth: int = 28
     multiple: int = 16
     frame_factor: int = 4
@@ -54,7 +54,7 @@ def starter_config(family: str, model: str, data: str) -> str:
     """The YAML of a first LoRA run."""
     known = family_class(family)
     found = _look_at_model(family, model)
-    entry, samples = _look_at_data(data, video=known.video, paired=found.pipeline == PAIRED)
+    entry, samples = _look_at_data(data, video=known.video, paired=found.paired)
     resolution = _resolution(samples, 480 if known.video else 1024, found.multiple)
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
@@ -62,8 +62,8 @@ def starter_config(family: str, model: str, data: str) -> str:
     batch = min(1 if resolution >= 768 else 2 if resolution >= 384 else 4, max(1, len(samples)))
     steps = min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
     prompt = samples[0].captions[0] if samples else "a photo"
-    image = _first_image(samples, found.pipeline)
-    draws = image is not None or found.pipeline not in (PAIRED, FIRST_FRAME)
+    image = _first_images(samples) if found.paired else None
+    draws = image is not None or not (found.paired or found.pipeline == FIRST_FRAME)
 
     sections: list[dict[str, Any]] = [
         {"model_family": family, "pretrained_model_name_or_path": model}
@@ -113,7 +113,8 @@ def _look_at_model(family: str, place: str) -> Model:
         found = Model(pipeline=source.pipeline_name, experts=experts)
         found = replace(found, depth=source.depth or found.depth, large=_is_large(family, place))
         opened = open_family(family, source)
-        return replace(found, multiple=opened.multiple, frame_factor=opened.frame_factor)
+        paired = 0 not in opened.reference_counts
+        return replace(found, paired=paired, multiple=opened.multiple, frame_factor=opened.frame_factor)
     except (ConfigError, ImportError) as error:
         warnings.warn(str(error), stacklevel=2)
         return Model(large=_is_large(family, place))
@@ -134,7 +135,7 @@ def _look_at_data(place: str, *, video: bool, paired: bool) -> tuple[dict[str, A
         pairs = _beside(folder, ("references", "reference", "sources", "source"))
         if pairs is None:
             pairs = folder.with_name(f"{folder.name}-reference")
-            message = f"Kontext trains on pairs: put the source images, named as in {place}, into {pairs}."
+            message = f"the model trains on pairs: put the source images, named as in {place}, into {pairs}."
             warnings.warn(message, stacklevel=2)
         entry |= {"conditioning_data_dir": str(pairs), "conditioning_type": "reference"}
     elif masks := _beside(folder, ("masks", "mask")):
@@ -174,10 +175,11 @@ def _route(depth: int) -> dict[str, float | int]:
     return {"selection_ratio": RATIO, "start_layer_idx": start, "end_layer_idx": end}
 
 
-def _first_image(samples: list[Sample], pipeline: str) -> str | None:
-    """The path of a source image for previews, if the pipeline needs one and the data has it as a file."""
-    places = [sample.reference for sample in samples] if pipeline == PAIRED else []
-    return next((str(place) for place in places if isinstance(place, Path)), None)
+def _first_images(samples: list[Sample]) -> str | list[str] | None:
+    """The reference or references of a sample, for previews, if the data has them as files."""
+    files = ([str(place) for place in sample.references if isinstance(place, Path)] for sample in samples)
+    found = next(filter(None, files), None)
+    return found[0] if found is not None and len(found) == 1 else found
 
 
 def _section(settings: dict[str, Any]) -> str:
