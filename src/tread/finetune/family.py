@@ -57,7 +57,7 @@ class TuneFamily(ABC):
     """`model_family` in a config."""
     pipelines: ClassVar[tuple[str, ...]]
     """Classes of the stock pipelines of this family, as model_index.json names them."""
-    text_parts: ClassVar[tuple[str, ...]]
+    text_parts: tuple[str, ...]
     """Parts of the pipeline that `encode_text` needs, e.g. ("tokenizer", "text_encoder")."""
     longest_text: ClassVar[int]
     """The most tokens of a caption that the stock pipeline reads."""
@@ -69,7 +69,9 @@ class TuneFamily(ABC):
     """Names of the linears that get an adapter unless a config names others."""
     video: ClassVar[bool] = False
     """Whether latents have a frame axis; an image is then a video of one frame."""
-    sees_references: ClassVar[bool] = False
+    packages: tuple[str, ...] = ()
+    """Packages that the stock pipeline needs beside diffusers and transformers."""
+    sees_references: bool = False
     """Whether the text encoder sees the reference images too: `encode_seen` then encodes every caption."""
     guidance: ClassVar[float]
     """Default guidance scale of previews."""

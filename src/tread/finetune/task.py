@@ -94,6 +94,8 @@ class Finetuning:
         plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
         sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
         self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
+        if references := max((len(entry.references) for entry in data.train.entries), default=0):
+            self.facts["references"] = references
         groups: dict[str, list[str]] = {}
         for entry in data.train.entries:
             one = entry.sample
