@@ -166,13 +166,48 @@ def test_pairs_need_both_images(tmp_path: Path) -> None:
     found, _ = gather(
         at(tmp_path / "after", conditioning_data_dir=str(tmp_path / "before"), conditioning_type="reference")
     )
-    assert [(s.reference, s.reference_size, s.mask) for s in found.samples] == [(before, (16, 4), None)]
+    assert [(s.references, s.reference_sizes, s.mask) for s in found.samples] == [((before,), ((16, 4),), None)]
     assert found.skipped == [Skipped(str(tmp_path / "after/b.jpg"), "it has no reference image of the same name")]
     table = tmp_path / "pairs.jsonl"
     row = {"file_name": "after/b.jpg", "text": "t", "reference": "before/a.webp", "mask": "after/a.jpg"}
     table.write_text(json.dumps(row))
     found, _ = gather(DataConfig(metadata_file=str(table)))
-    assert (found.samples[0].reference, found.samples[0].mask) == (before, tmp_path / "after/a.jpg")
+    assert (found.samples[0].references, found.samples[0].mask) == ((before,), tmp_path / "after/a.jpg")
+
+
+def test_a_sample_has_a_reference_of_each_folder_that_knows_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        picture(tmp_path / "after" / f"{name}.png", (8, 8), "join them")
+    one, two = (picture(tmp_path / folder / "a.png") for folder in ("people", "hats"))
+    three = picture(tmp_path / "hats" / "b.png", (4, 4))
+    folders = {"conditioning_data_dir": (str(tmp_path / "people"), str(tmp_path / "hats"))}
+    entries = [
+        at(tmp_path / place, id=place, dataset_type="conditioning", conditioning_type="reference")
+        for place in ("people", "hats")
+    ]
+    for configs in (
+        [at(tmp_path / "after", conditioning_type="reference", **folders)],
+        [at(tmp_path / "after", conditioning_data=("people", "hats")), *entries],
+    ):
+        found, _ = gather(*configs)
+        assert [sample.references for sample in found.samples] == [(one, two), (three,)]
+        assert [sample.reference_sizes for sample in found.samples] == [((8, 6), (8, 6)), ((4, 4),)]
+
+
+def test_a_table_lists_several_references(tmp_path: Path) -> None:
+    picture(tmp_path / "x.png")
+    one, two = picture(tmp_path / "1.png"), picture(tmp_path / "2.png")
+    table = tmp_path / "t.jsonl"
+    rows = [["1.png", "2.png"], "2.png", []]
+    table.write_text("\n".join(json.dumps({"file": "x.png", "text": "t", "references": row}) for row in rows))
+    found, _ = gather(DataConfig(metadata_file=str(table)))
+    assert [sample.references for sample in found.samples] == [(one, two), (two,), ()]
+    table = tmp_path / "t.csv"
+    table.write_text("file,text,who,what\nx.png,t,2.png,1.png\nx.png,t,,1.png\n")
+    found, _ = gather(DataConfig(metadata_file=str(table), reference_column=("who", "what")))
+    assert [sample.references for sample in found.samples] == [(two, one), (one,)]
+    with pytest.raises(ConfigError, match=r"reference_column is 'hat', but .* has the columns file, text, who, what"):
+        gather(DataConfig(metadata_file=str(table), reference_column=("who", "hat")))
 
 
 def test_clips_and_animations_are_for_video_models(

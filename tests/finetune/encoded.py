@@ -15,6 +15,7 @@ from tread.data.captioned.finding import Skipped
 from tread.data.captioned.samples import Sample, collect
 from tread.finetune.data.cache import Cache, Entry, Tensors
 from tread.finetune.data.encode import encode_samples
+from tread.finetune.data.items import Shapes, items_of
 
 RNG = np.random.default_rng(1)
 
@@ -59,18 +60,11 @@ def samples_in(folder: Path, **changes: Any) -> tuple[list[Sample], list[DataCon
 def encode(
     cache: Cache, folder: Path, encoder: Any, *, identity: str = "vae", batch_size: int = 2, **changes: Any
 ) -> tuple[list[Entry], list[Skipped]]:
-    samples, configs = samples_in(folder, **changes)
-    return encode_samples(
-        cache,
-        samples,
-        configs,
-        encode=encoder,
-        identity=identity,
-        multiple=16,
-        batch_size=batch_size,
-        say=lambda text: None,
-        progress=False,
+    items = items_of(
+        cache, *samples_in(folder, **changes), identity=identity, shapes=Shapes(multiple=16), progress=False
     )
+    quiet: dict[str, Any] = {"say": lambda text: None, "progress": False}
+    return encode_samples(cache, items, encode=encoder, batch_size=batch_size, **quiet)
 
 
 def files(cache: Cache) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.finetune.data.cache import Cache, CachedSamples, Tensors
 from tread.finetune.data.encode import encode_samples, encode_texts
+from tread.finetune.data.items import Shapes, items_of
 from tread.finetune.data.picks import Pick, PickSampler
 
 
@@ -125,8 +126,8 @@ def test_a_random_crop_cuts_both_of_a_pair_alike(tmp_path: Path) -> None:
         conditioning_data_dir=str(tmp_path / "b"),
         conditioning_type="reference",
     )
-    assert entry.reference is not None
-    image, reference = (cache.load("latents", key)["mean"].float() for key in (entry.latents, entry.reference))
+    keys = (entry.latents, *entry.references)
+    image, reference = (cache.load("latents", key)["mean"].float() for key in keys)
     torch.testing.assert_close(image, -reference, atol=2e-3, rtol=0)
 
 
@@ -145,9 +146,9 @@ def test_clips_keep_their_frames_and_share_one_mask(tmp_path: Path) -> None:
         return {"mean": F.avg_pool3d(pixels[:, :, 1:], (4, 8, 8))}
 
     cache = Cache(tmp_path / "cache")
-    entries, _ = encode_samples(
-        cache, samples, configs, encode=encoder, identity="v", multiple=16, frame_factor=4, progress=False
-    )
+    shapes = Shapes(multiple=16, frame_factor=4)
+    items = items_of(cache, samples, configs, identity="v", shapes=shapes, progress=False)
+    entries, _ = encode_samples(cache, items, encode=encoder, progress=False)
     assert entries[0].bucket == Bucket(32, 32, 5)
     texts = encode_texts(cache, ["a"], encode=TextEncoder(), identity="t", progress=False)
     data = CachedSamples(cache, entries, texts)

@@ -18,6 +18,7 @@ from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, CachedSamples, Tensors
 from tread.finetune.data.encode import encode_samples, encode_texts
 from tread.finetune.data.hashes import identity
+from tread.finetune.data.items import Shapes, items_of
 from tread.finetune.families import open_family
 from tread.finetune.model.source import Source
 
@@ -78,9 +79,8 @@ def test_enlarged_pictures_are_said(pictures: Path, tmp_path: Path) -> None:
     samples, configs = samples_in(pictures, resolution=128)
     said: list[str] = []
     cache = Cache(tmp_path / "cache")
-    encode_samples(
-        cache, samples, configs, encode=Encoder(), identity="v", multiple=16, say=said.append, progress=False
-    )
+    items = items_of(cache, samples, configs, identity="v", shapes=Shapes(multiple=16), progress=False)
+    encode_samples(cache, items, encode=Encoder(), say=said.append, progress=False)
     assert said[0].startswith("6 of 6 samples are smaller than their bucket and are enlarged (the first is ")
     assert "0.png, 64x64 to 128x128); lower resolution, or set minimum_image_size" in said[0]
 
@@ -114,15 +114,9 @@ def test_a_family_encodes_through_the_cache(pipeline_folder: Any, pictures: Path
     pipeline = family.source.pipeline(*family.pixel_parts, *family.text_parts)
     samples, configs = samples_in(pictures)
     cache = Cache(tmp_path / "cache")
-    entries, _ = encode_samples(
-        cache,
-        samples,
-        configs,
-        encode=partial(family.encode_pixels, pipeline),
-        identity=identity(family.source, family.pixel_parts),
-        multiple=family.multiple,
-        progress=False,
-    )
+    named, shapes = identity(family.source, family.pixel_parts), Shapes(multiple=family.multiple)
+    items = items_of(cache, samples, configs, identity=named, shapes=shapes, progress=False)
+    entries, _ = encode_samples(cache, items, encode=partial(family.encode_pixels, pipeline), progress=False)
     captions = [sample.captions[0] for sample in samples]
     texts = encode_texts(
         cache,

@@ -22,11 +22,11 @@ import tread
 from tests.finetune.trained import PROMPTS, save_lora
 from tests.finetune.waits import seen_waits
 from tests.tiny.pipelines import TINY
-from tests.tiny.pipelines.case import Tiny
+from tests.tiny.pipelines.case import Tiny, to_image
 from tread.attach.registry import family_of
 from tread.finetune.families import open_family
 from tread.finetune.families.wan import SECOND_FILE
-from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.family import Batch, Text, TuneFamily, reference_name, references
 from tread.finetune.model.source import Source
 from tread.finetune.target import FlowTarget, Target
 
@@ -62,13 +62,20 @@ class Case:
         pipeline.set_progress_bar_config(disable=True)
         return pipeline(**arguments, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
 
+    def texts(self, prompts: list[str]) -> list[Text]:
+        """Prompts as they are cached, with the images that the text encoder sees."""
+        if not self.family.sees_references:
+            return self.family.encode_text(self.pipeline, prompts)
+        images = [to_image(image) for image in self.tiny.images(self.pixels)]
+        return [self.family.encode_seen(self.pipeline, prompt, images) for prompt in prompts]
+
     def batch(self, prompts: list[str]) -> Batch:
         """What the loop hands to `predict` for these prompts, each with the case's pixels."""
-        texts = self.family.encode_text(self.pipeline, prompts)
-        text = {f"text.{name}": value for name, value in self.family.collate_text(texts).items()}
+        text = {f"text.{name}": value for name, value in self.family.collate_text(self.texts(prompts)).items()}
         encoded = self.family.encode_pixels(self.pipeline, self.pixels)
-        if self.tiny.reference:
-            encoded |= {f"reference.{name}": value for name, value in encoded.items()}
+        for number, image in enumerate(self.tiny.images(self.pixels)):
+            latents = self.family.encode_pixels(self.pipeline, image)
+            encoded |= {f"{reference_name(number)}.{name}": value for name, value in latents.items()}
         return text | {name: value.repeat(len(prompts), *[1] * (value.ndim - 1)) for name, value in encoded.items()}
 
     def noise(self, batch: Batch) -> Tensor:
@@ -158,6 +165,7 @@ def test_sampling_by_predict_is_the_stock_pipeline(
 
     monkeypatch.setattr(stock_scheduler, "set_timesteps", set_both)
     guidance: dict[str, Any] = {family.guidance_argument: family.unguided}
+    prompts = prompts[:1] if case.tiny.one_prompt else prompts
     with recorded(*(getattr(case.pipeline, part) for part, _, _ in family.experts)) as stock:
         expected = case.sample(case.pipeline, prompt=list(prompts), **guidance)  # Z-Image's writes into it
     assert len(stock) == STEPS
@@ -248,7 +256,7 @@ def test_prompts_that_are_encoded_already_draw_the_same(case: Case) -> None:
     takes_negative = "negative_prompt" in inspect.signature(case.pipeline.__call__).parameters
     away = {"negative_prompt": prompts[1]} if takes_negative else {}
     expected = case.sample(case.pipeline, prompt=prompts[0], **away, **guidance)
-    text, negative = family.encode_text(case.pipeline, prompts)
+    text, negative = case.texts(prompts)
     given = {part: getattr(case.pipeline, part) for part in case.source.parts if part not in family.text_parts}
     bare = case.source.pipeline(given=given)
     assert all(getattr(bare, part) is None for part in family.text_parts)
@@ -262,7 +270,7 @@ def test_texts_in_a_batch_are_read_as_if_alone(case: Case) -> None:
     """Two lengths: the shorter one's padding, where there is any, changes nothing."""
     family, batch, model = case.family, case.batch(PROMPTS), case.expert(0.9)
     if case.tiny.text is not None:
-        assert len({len(text["embeds"]) for text in family.encode_text(case.pipeline, PROMPTS)}) == 2
+        assert len({len(text["embeds"]) for text in case.texts(PROMPTS)}) == 2
     noisy, time = case.given(case.noise(batch), batch), case.time(torch.tensor([900.0, 950.0]))
     together = family.predict(model, noisy, time, batch)
     for i, prompt in enumerate(PROMPTS):
@@ -276,7 +284,7 @@ def test_routing(case: Case) -> None:
     family, batch = case.family, case.batch(PROMPTS)
     latents = case.given(case.noise(batch), batch)
     tokens = family.tokens(latents)
-    references = tokens if case.tiny.reference else 0
+    references = tokens * len(case.tiny.images(case.pixels))
     for part, low, high in family.experts:
         model = copy.deepcopy(getattr(case.pipeline, part)).train()
         time = case.time(torch.full((2,), 500 * (low + high)).round())
@@ -335,7 +343,7 @@ def test_only_the_stock_model_makes_a_step_wait_for_the_device(case: Case) -> No
             model, {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
         )
         # else they are counted on the device, once per size
-        handle.references = family.tokens(batch["reference.mean"]) if case.tiny.reference else 0
+        handle.references = sum(map(family.tokens, references(batch)))
         tensors = {name: value.to("meta") for name, value in batch.items()}
         x, noise, u = tensors["mean"], torch.randn_like(tensors["mean"]), torch.rand(2, device="meta")
         seen: list[list[str]] = []

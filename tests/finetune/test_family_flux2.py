@@ -92,10 +92,8 @@ def test_times_are_shifted_as_the_pipeline_shifts_them(dev: tuple[Flux2, Any], p
 def test_references_are_taken_and_not_needed(dev: tuple[Flux2, Any]) -> None:
     family, _ = dev
     plain = Sample(dataset=0, place=Path("a.png"), captions=("a",), size=(64, 64))
-    pair = Sample(
-        dataset=0, place=Path("b.png"), captions=("b",), size=(64, 64), reference=Path("c.png"), reference_size=(64, 64)
-    )
-    for samples in ([plain], [pair], [plain, pair]):
+    one, two = (replace(plain, references=(Path("c.png"),) * n, reference_sizes=((64, 64),) * n) for n in (1, 2))
+    for samples in ([plain], [one], [two], [plain, one, two]):
         check_references(family, samples)
     config = make_config(Path(family.source.place), "data", model_family="flux2", validation_prompt="a fox")
     check_image(config, family)

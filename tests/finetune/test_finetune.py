@@ -53,14 +53,14 @@ def config(pipeline_folder: Folder, shapes: Path, clips: Path, tmp_path_factory:
         if tiny.family == "wan":
             data = {"instance_data_dir": str(clips), "resolution": 64, "video": {"num_frames": 5}}
         if tiny.reference:
-            data |= {"conditioning_data_dir": str(shapes), "conditioning_type": "reference"}
+            data |= {"conditioning_data_dir": [str(shapes)] * tiny.references, "conditioning_type": "reference"}
         settings = {
             "model_family": tiny.family,
             "pretrained_model_name_or_path": str(pipeline_folder(name)),
             "data": data,
             "output_dir": str(folder),
             "cache_dir": str(cache),
-            "tokenizer_max_length": 32,
+            "tokenizer_max_length": None if "edit" in name else 32,
             "max_train_steps": 6,
             "train_batch_size": 3,
             "learning_rate": 0.02,
@@ -129,13 +129,14 @@ def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str
     kept = [line["tokens_kept"] for line in read_metrics(folder) if "loss" in line]
     if "first" in name:  # the first frame's tokens are forced
         assert all(0.5 < share < 1 for share in kept)
-    else:  # half of an edit's tokens are references, which are kept
-        assert kept == pytest.approx([0.75 if TINY[name].reference else 0.5] * 9, abs=0.05)
+    else:  # references, as many tokens as the target each, are kept
+        count = TINY[name].references if TINY[name].reference else 0
+        assert kept == pytest.approx([(0.5 + count) / (1 + count)] * 9, abs=0.05)
     assert (folder / "README.md").is_file()
     assert list(folder.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("name", [*FIRST, "flux-kontext", "wan-a14b"])
+@pytest.mark.parametrize("name", [*FIRST, "flux-kontext", "qwen_image-edit-2511", "wan-a14b"])
 def test_resume_is_exact(config: Any, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     straight = finetune(config(name, tmp_path / "straight", max_train_steps=4, use_ema=True))
     finetune(config(name, tmp_path / "resumed", max_train_steps=2, use_ema=True))

@@ -33,7 +33,10 @@ PLAN = {
     "selector": "random",
     "seed": 42,
 }
-FAMILIES = (*FIRST, "flux-kontext", "flux2-klein", "wan-a14b", "wan-i2v")
+FAMILIES = (
+    *FIRST,
+    *("flux-kontext", "flux2-klein", "qwen_image-edit", "qwen_image-edit-2511", "wan-a14b", "wan-i2v"),
+)
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),
     *(("flux", "lycoris"), ("wan-a14b", "lycoris"), ("wan-a14b", "full"), ("pixart_sigma", "full")),
@@ -116,13 +119,15 @@ def save(place: Path, name: str, kind: str, folder: Path) -> dict[str, Any]:
     family = open_family(config.model_family, Source(str(place)))
     call = stock_call(family, name)
     models = trained_models(family, config, call)
-    write_result(folder, family, models, config, {"step": 2, "tread_config": PLAN, "val_loss": 0.5})
+    manifest = {"step": 2, "tread_config": PLAN, "val_loss": 0.5, "references": TINY[name].references}
+    write_result(folder, family, models, config, manifest)
     with torch.no_grad():
         base = {part: answer(family.source.transformer(part, dtype=torch.float32).eval(), call) for part in models}
         answers = {part: answer(model, call) for part, model in models.items()}
     torch.save({"call": call, "trained": answers, "base": base}, folder / "expected.pt")
     height, width = TINY[name].size
-    Image.new("RGB", (width, height), "teal").save(folder / "input.png")
+    for image in ("input.png", "input_2.png"):
+        Image.new("RGB", (width, height), "teal").save(folder / image)
     return {"folder": str(folder), "parts": list(models)}
 
 
@@ -231,6 +236,6 @@ def test_a_result_knows_its_checkpoint(flux: tuple[TuneFamily, Path], tmp_path: 
 
 def test_the_table_names_a_loader_for_every_pipeline():
     table = loader_table()
-    assert table.count("\n") == 1 + sum(len(family_class(name).pipelines) for name in TUNE_FAMILIES) + 1
+    assert table.count("\n") == 2 + sum(len(family_class(name).pipelines) for name in TUNE_FAMILIES)
     assert "`PeftModel.from_pretrained(pipeline.transformer, folder)`" in table
     assert "load_into_transformer_2=True" in table

@@ -85,7 +85,10 @@ def qwen_text() -> Any:
         **ATTENTION,
     }
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
-    return randomised(Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision)))
+    names = {"image_token_id": "<|image_pad|>", "vision_start_token_id": "<|vision_start|>"}
+    tokens = {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens)
+    return randomised(Qwen2_5_VLForConditionalGeneration(config))
 
 
 def mistral_text() -> Any:
@@ -124,3 +127,19 @@ def _small(*, hidden: int, layers: int) -> dict[str, Any]:
         "head_dim": hidden // 2,
         "tie_word_embeddings": True,
     }
+
+
+def qwen_processor() -> Any:
+    """Qwen2VLProcessor, without videos: those need torchvision."""
+    import transformers
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+    from transformers.processing_utils import ProcessorMixin
+
+    def init(self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
+        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
+        self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids([self.image_token, self.video_token])
+        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
+
+    processor: Any = transformers.Qwen2VLProcessor
+    processor.__init__ = init
+    return processor(Qwen2VLImageProcessorPil(min_pixels=28 * 28), tokenizers.qwen_tokenizer())

@@ -60,7 +60,7 @@ def qwen_tokenizer() -> Any:
     from transformers import Qwen2Tokenizer
 
     merges = trained_merges(*WORDS, *(f"Ġ{word}" for word in WORDS))
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     tokenizer = Qwen2Tokenizer(
         vocab=numbered(BYTES, map("".join, merges), special), merges=merges, eos_token="<|im_end|>"
     )

@@ -10,6 +10,7 @@
 """
 
 import inspect
+import itertools
 import math
 import re
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,7 +31,8 @@ from tread.finetune.target import Distance, FlowTarget, Target
 Text = dict[str, Tensor]
 """The embeddings of one caption by name, without a batch axis."""
 Batch = dict[str, Tensor]
-"""Tensors of a batch by name: `mean`, `std`, `weight`, `reference.mean`, `text.*` and those the family adds."""
+"""Tensors of a batch by name: `mean`, `std`, `weight`, `reference.mean` (`reference_2.mean`, ...), `text.*` and those
+the family adds."""
 
 
 JOINT_ATTENTION = (
@@ -42,6 +45,17 @@ FEW_STEPS = frozenset(("turbo", "schnell", "flash", "fast", "lightning", "distil
 """Words in the names of models that are distilled to a few steps."""
 
 
+def reference_name(number: int) -> str:
+    """The prefix of a reference's tensors in a batch: "reference", "reference_2", "reference_3", ..."""
+    return "reference" if number == 0 else f"reference_{number + 1}"
+
+
+def references(batch: Batch) -> list[Tensor]:
+    """The latents of the reference images of a batch, in order."""
+    names = (f"{reference_name(number)}.mean" for number in itertools.count())
+    return [batch[name] for name in itertools.takewhile(batch.__contains__, names)]
+
+
 class TuneFamily(ABC):
     """A model family; subclasses set the class variables without a default and implement the abstract methods."""
 
@@ -49,7 +63,7 @@ class TuneFamily(ABC):
     """`model_family` in a config."""
     pipelines: ClassVar[tuple[str, ...]]
     """Classes of the stock pipelines of this family, as model_index.json names them."""
-    text_parts: ClassVar[tuple[str, ...]]
+    text_parts: tuple[str, ...]
     """Parts of the pipeline that `encode_text` needs, e.g. ("tokenizer", "text_encoder")."""
     longest_text: ClassVar[int]
     """The most tokens of a caption that the stock pipeline reads."""
@@ -61,6 +75,10 @@ class TuneFamily(ABC):
     """Names of the linears that get an adapter unless a config names others."""
     video: ClassVar[bool] = False
     """Whether latents have a frame axis; an image is then a video of one frame."""
+    packages: tuple[str, ...] = ()
+    """Packages that the stock pipeline needs beside diffusers and transformers."""
+    sees_references: bool = False
+    """Whether the text encoder sees the reference images too: `encode_seen` then encodes every caption."""
     guidance: float
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
@@ -111,17 +129,27 @@ class TuneFamily(ABC):
     @property
     def needs_image(self) -> bool:
         """Whether it draws nothing without that image."""
-        return self.takes_image
+        return self.takes_image and (self.needs_references or not self.takes_references)
+
+    @property
+    def reference_counts(self) -> range:
+        """Numbers of reference images that a sample may have, e.g. range(1, 2) for pairs."""
+        return range(1)
 
     @property
     def takes_references(self) -> bool:
-        """Whether the model can be trained on pairs: a sample has a reference image."""
-        return False
+        """Whether samples may have reference images."""
+        return self.reference_counts.stop > 1
+
+    @property
+    def reference_shape(self) -> tuple[int, int] | None:
+        """(pixels, multiple of the sides) of references if the stock pipeline scales them; None: as the data's."""
+        return None
 
     @property
     def needs_references(self) -> bool:
         """Whether every sample must have a reference image."""
-        return self.takes_references
+        return 0 not in self.reference_counts
 
     @property
     def distilled(self) -> bool:
@@ -137,6 +165,10 @@ class TuneFamily(ABC):
     @abstractmethod
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         """The embeddings of each caption, without padding if the model has a text mask."""
+
+    def encode_seen(self, pipeline: Any, caption: str, images: Sequence[Image]) -> Text:
+        """The embeddings of a caption with the reference images that the text encoder sees (`sees_references`)."""
+        raise NotImplementedError
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
         """One batch of texts. Texts of equal shape are stacked; a family with ragged text pads them and adds a mask."""
@@ -201,6 +233,11 @@ class TuneFamily(ABC):
                 f"{part} of {self.source.place!r} gives embeddings of width {given}, but the transformer reads {read}: "
                 "it is another model's text encoder. Get that part of the model again."
             )
+
+    def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:
+        """The stock pipeline's arguments for the images that a preview of this size starts from."""
+        scaled = [image.resize((width, height)) for image in images]
+        return {"image": scaled if len(scaled) > 1 else scaled[0]}
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         """Further arguments that make the stock pipeline draw exactly this size."""

@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import nn
 
+from tread.data.images import upright_rgb
 from tread.errors import ConfigError
 from tread.files import writing
 from tread.finetune.data.prepare import Prepared
@@ -91,9 +92,9 @@ class Previews:
         arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}
         if family.video:
             arguments["num_frames"] = self.frames
-        if self.config.validation_image is not None:
-            with Image.open(self.config.validation_image) as image:
-                arguments["image"] = image.convert("RGB").resize((self.width, self.height))
+        if self.config.validation_images:
+            images = [_opened(path) for path in self.config.validation_images]
+            arguments |= family.image_arguments(images, self.width, self.height)
         output = pipeline(**arguments, output_type="pil")
         return output.frames[0] if family.video else output.images[0]
 
@@ -117,8 +118,8 @@ def make_previews(
         config=config,
         folder=folder,
         family=family,
-        prompts=[(prompt, data.texts[prompt]) for prompt in config.prompts],
-        negative=data.texts[config.validation_negative_prompt],
+        prompts=[(prompt, data.texts.of(prompt, data.previews_see)) for prompt in config.prompts],
+        negative=data.texts.of(config.validation_negative_prompt, data.previews_see) if config.prompts else {},
         width=max(1, round(width / family.multiple)) * family.multiple,
         height=max(1, round(height / family.multiple)) * family.multiple,
         frames=config.validation_num_video_frames or longest,
@@ -131,15 +132,24 @@ def make_previews(
 
 def check_image(config: FinetuneConfig, family: TuneFamily) -> None:
     """Refuse an image for previews that does not exist or that a model cannot take, or its lack."""
-    image, name = config.validation_image, family.source.pipeline_name
-    if image is not None and not Path(image).is_file():
-        raise ConfigError(f"validation_image is {image!r}, which does not exist; name an image file.")
-    if image is not None and not family.takes_image:
-        raise ConfigError(f"validation_image is {image!r}, but a {name} takes no image; leave it out.")
-    if image is None and family.needs_image and config.prompts:
+    images, name = config.validation_images, family.source.pipeline_name
+    for image in images:
+        if not Path(image).is_file():
+            raise ConfigError(f"validation_image is {image!r}, which does not exist; name an image file.")
+    if images and not family.takes_image:
+        raise ConfigError(f"validation_image is {images[0]!r}, but a {name} takes no image; leave it out.")
+    most = max(1, family.reference_counts.stop - 1)
+    if len(images) > most:
+        raise ConfigError(f"validation_image has {len(images)} images, but a {name} takes {most}; name as many.")
+    if not images and family.needs_image and config.prompts:
         raise ConfigError(
             f"a {name} needs an image for previews: set validation_image, or leave validation_prompt out."
         )
+
+
+def _opened(path: str) -> Image.Image:
+    with Image.open(path) as image:
+        return upright_rgb(image)
 
 
 def _save(picture: Any, stem: Path, framerate: int) -> Path:

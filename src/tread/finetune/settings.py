@@ -199,8 +199,8 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     """Size of previews as WIDTHxHEIGHT, or one number for a square; null: that of the data."""
     validation_num_video_frames: int | None = None
     """Frames of a preview video; null: as many as the longest clip of the data has."""
-    validation_image: str | None = None
-    """The image that previews start from: Kontext's source, the first frame of image-to-video."""
+    validation_image: str | tuple[str, ...] | None = None
+    """The image that previews start from: the source of an edit (or several), the first frame of image-to-video."""
     framerate: int = 16
     """Frames per second of preview videos."""
 
@@ -244,6 +244,12 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
         """The validation prompts."""
         prompts = self.validation_prompt or ()
         return (prompts,) if isinstance(prompts, str) else prompts
+
+    @property
+    def validation_images(self) -> tuple[str, ...]:
+        """The images that previews start from."""
+        images = self.validation_image or ()
+        return (images,) if isinstance(images, str) else images
 
     @property
     def validation_size(self) -> tuple[int, int] | None:

@@ -62,8 +62,7 @@ def starter_config(family: str, model: str, data: str) -> str:
     batch = min(1 if resolution >= 768 else 2 if resolution >= 384 else 4, max(1, len(samples)))
     steps = min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
     prompt = samples[0].captions[0] if samples else "a photo"
-    references = [sample.reference for sample in samples if found.takes_references]
-    image = next((str(place) for place in references if isinstance(place, Path)), None)
+    image = _first_images(samples) if found.takes_references else None
     draws = image is not None or not found.needs_image
 
     sections: list[dict[str, Any]] = [
@@ -177,6 +176,13 @@ def _route(depth: int) -> dict[str, float | int]:
     """The route of preset 'lora' with RATIO; a shallow model gets a shorter window."""
     start, end = (3, -4) if depth >= 8 else (2, -2) if depth >= 4 else (0, -1)
     return {"selection_ratio": RATIO, "start_layer_idx": start, "end_layer_idx": end}
+
+
+def _first_images(samples: list[Sample]) -> str | list[str] | None:
+    """The reference or references of a sample, for previews, if the data has them as files."""
+    files = ([str(place) for place in sample.references if isinstance(place, Path)] for sample in samples)
+    found = next(filter(None, files), None)
+    return found[0] if found is not None and len(found) == 1 else found
 
 
 def _section(settings: dict[str, Any]) -> str:

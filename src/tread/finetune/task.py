@@ -30,7 +30,7 @@ from tread.data.workers import fetched
 from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, caller, choose, joined, ranges
-from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.family import Batch, TuneFamily, references
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
@@ -94,6 +94,8 @@ class Finetuning:
         plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
         sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
         self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
+        if references := max((len(entry.references) for entry in data.train.entries), default=0):
+            self.facts["references"] = references
         groups: dict[str, list[str]] = {}
         for entry in data.train.entries:
             one = entry.sample
@@ -201,8 +203,7 @@ class Finetuning:
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
             # buckets of as many tokens may have other references: said, it need not be read from the device
-            references = batch.tensors.get("reference.mean")
-            handle.references = 0 if references is None else self.family.tokens(references)
+            handle.references = sum(map(self.family.tokens, references(batch.tensors)))
         with _forcing(handle, batch.forced):
             return self._losses(model, span, batch.tensors, u, where, seed).mean()
 

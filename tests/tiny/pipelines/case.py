@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import Tensor
+
+
+def to_image(pixels: Tensor) -> Image.Image:
+    """The first frame of pixels (1, 3, F, H, W) in [-1, 1]."""
+    return Image.fromarray((pixels[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +33,10 @@ class Tiny:
     """More arguments for a call of the pipeline, from pixels (1, 3, F, H, W) in [-1, 1]."""
     reference: bool = False
     """The pixels are the source image of an edit, `reference.mean` in a batch."""
+    references: int = 1
+    """How many source images an edit has; the second is the first one mirrored."""
+    one_prompt: bool = False
+    """The stock pipeline takes one prompt at a time."""
     text: tuple[str, str] | None = None
     """The transformer's text argument and its mask, where texts are padded to no fixed length."""
     negative: str = "two dogs"
@@ -39,6 +49,10 @@ class Tiny:
     """Latents as the pipeline's loop holds them."""
     unpack: Callable[[Any, Tensor], Tensor] | None = None
     """Latents as the pipeline returns them, where that is not as its loop holds them."""
+
+    def images(self, pixels: Tensor) -> list[Tensor]:
+        """The source images of an edit, from pixels (1, 3, F, H, W)."""
+        return [pixels, pixels.flip(-1)][: self.references] if self.reference else []
 
     def __call__(self, folder: Path) -> None:
         """Write the pipeline."""

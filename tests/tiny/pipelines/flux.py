@@ -5,12 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from tests.tiny.autoencoders import kl_autoencoder, real_autoencoder, tiny_autoencoder
 from tests.tiny.case import tiny
-from tests.tiny.pipelines.case import Tiny
+from tests.tiny.pipelines.case import Tiny, to_image
 from tests.tiny.text_encoders import clip_text, t5_text
 from tests.tiny.tokenizers import clip_tokenizer, real_tokenizers, t5_tokenizer
 from tests.tiny.weights import randomised
@@ -38,13 +37,9 @@ def pack(pipeline: Any, latents: Tensor) -> Tensor:
     return pipeline._pack_latents(latents, *latents.shape)
 
 
-def picture(pixels: Tensor) -> Image.Image:
-    return Image.fromarray((pixels[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy())
-
-
 def edit(pixels: Tensor) -> dict[str, Any]:
     """Kontext's source image, and the two arguments that keep it and the target at their sizes."""
-    return {"image": picture(pixels), "max_area": pixels.shape[-2] * pixels.shape[-1], "_auto_resize": False}
+    return {"image": to_image(pixels), "max_area": pixels.shape[-2] * pixels.shape[-1], "_auto_resize": False}
 
 
 flux = partial(Tiny, family="flux", embedder="x_embedder", pack=pack)

@@ -1,4 +1,4 @@
-"""FLUX.2 dev from text alone, and klein with a reference image."""
+"""FLUX.2 dev from text alone, and klein with two reference images."""
 
 import importlib
 from functools import partial
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from tests.tiny.autoencoders import flux2_autoencoder
 from tests.tiny.case import tiny
-from tests.tiny.pipelines.case import Tiny
-from tests.tiny.pipelines.flux import picture
+from tests.tiny.pipelines.case import Tiny, to_image
 from tests.tiny.text_encoders import mistral_text, qwen3_text
 from tests.tiny.tokenizers import mistral_tokenizer, qwen3_tokenizer
 from tests.tiny.weights import randomised
@@ -42,12 +41,19 @@ def unpack(pipeline: Any, latents: Tensor) -> Tensor:
 
 
 def edit(pixels: Tensor) -> dict[str, Any]:
-    return {"image": picture(pixels)}
+    return {"image": [to_image(pixels), to_image(pixels.flip(-1))]}
 
 
 # klein always leads away from the empty prompt, dev from none
 flux2 = partial(Tiny, family="flux2", embedder="x_embedder", pack=pack, negative="")
 CASES = [
     flux2(name="flux2", build=build),
-    flux2(name="flux2-klein", build=partial(build, klein=True), unpack=unpack, arguments=edit, reference=True),
+    flux2(
+        name="flux2-klein",
+        build=partial(build, klein=True),
+        unpack=unpack,
+        arguments=edit,
+        reference=True,
+        references=2,
+    ),
 ]

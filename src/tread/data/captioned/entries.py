@@ -68,8 +68,9 @@ class DataConfig:
     """The column of the captions; null looks for text, caption, captions or prompt."""
     mask_column: str | None = None
     """The column of the masks; null looks for mask or mask_file_name."""
-    reference_column: str | None = None
-    """The column of the reference images; null looks for reference or reference_file_name."""
+    reference_column: str | tuple[str, ...] | None = None
+    """The column of the reference images, or one column for each; null looks for reference, references or
+    reference_file_name. A cell may hold a list."""
     caption_strategy: CaptionStrategy | None = None
     """The source of captions; null takes the table if there is one, else `.txt` files."""
     instance_prompt: str | None = None
@@ -93,12 +94,16 @@ class DataConfig:
     """With `crop`, larger samples are first scaled down to `target_downsample_size`, smaller ones not at all."""
     target_downsample_size: float | None = None
     """With `crop`, the size that the crop is taken from; null takes the largest possible crop."""
-    conditioning_data_dir: str | None = None
-    """A folder with a file of the same name for each sample: its mask or its reference image."""
+    reference_resolution: float | None = None
+    """The size that reference images are scaled to, in the unit of `resolution_type`; null: as the model's pipeline
+    scales them, or like the samples where it leaves that to its caller."""
+    conditioning_data_dir: str | tuple[str, ...] | None = None
+    """A folder with a file of the same name for each sample: its mask or its reference image. Several folders: a
+    reference in each."""
     conditioning_type: ConditioningType | None = None
     """The content of `conditioning_data_dir` (null: mask), and how masks beside the images are read."""
     conditioning_data: str | tuple[str, ...] | None = None
-    """The id, or ids, of `conditioning` entries that belong to this one."""
+    """The id, or ids, of `conditioning` entries that belong to this one; of several with references, each has one."""
     video: VideoConfig = field(default_factory=VideoConfig)
     """Settings of video clips."""
 
@@ -121,14 +126,18 @@ class DataConfig:
             raise self._wrong("instance_prompt", f"a caption has at most {LONGEST} characters")
         if self.repeats < 1:
             raise self._wrong("repeats", "it must be at least 1, which is one visit (0 in data_backend_config)")
-        for name in ("resolution", "minimum_image_size", "maximum_image_size", "target_downsample_size"):
-            value, lowest = getattr(self, name), 0 if name != "resolution" else math.ulp(0.0)
-            if value is not None and value < lowest:
+        for name in ("minimum_image_size", "maximum_image_size", "target_downsample_size"):
+            if (value := getattr(self, name)) is not None and value < 0:
                 raise self._wrong(name, "it must be above 0")
-        if self.resolution_type == "area" and self.resolution > 64:
-            raise self._wrong("resolution", "with resolution_type 'area' it counts megapixels; for pixels, use 'pixel'")
-        if self.resolution_type != "area" and self.resolution < 16:
-            raise self._wrong("resolution", "it counts pixels; for megapixels, use resolution_type 'area'")
+        for name in ("resolution", "reference_resolution"):
+            if (value := getattr(self, name)) is None:
+                continue
+            if value < math.ulp(0.0):
+                raise self._wrong(name, "it must be above 0")
+            if self.resolution_type == "area" and value > 64:
+                raise self._wrong(name, "with resolution_type 'area' it counts megapixels; for pixels, use 'pixel'")
+            if self.resolution_type != "area" and value < 16:
+                raise self._wrong(name, "it counts pixels; for megapixels, use resolution_type 'area'")
 
     @property
     def name(self) -> str:

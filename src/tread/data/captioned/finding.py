@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tread.data.captioned.entries import LONGEST, TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
-from tread.data.captioned.tables import COLUMNS, Place, cell_place, choose_column, load_dataset, read_table
+from tread.data.captioned.tables import COLUMNS, Place, cell_places, choose_columns, load_dataset, read_table
 from tread.errors import ConfigError
 from tread.files import is_file, is_folder
 
@@ -38,7 +38,7 @@ class Found:
     place: Place
     captions: tuple[str, ...] | Skipped
     mask: Place | None = None
-    reference: Place | None = None
+    references: tuple[Place, ...] = ()
 
 
 def find(config: DataConfig) -> Iterator[Found]:
@@ -78,44 +78,58 @@ def _in_folder(config: DataConfig, folder: Path) -> Iterator[Found]:
 def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
     rows = read_table(table)
     columns = list(dict.fromkeys(name for row in rows for name in row if isinstance(name, str)))
-    file_column, caption_column, mask_column, reference_column = _choose(config, columns, str(table))
+    file_column, caption_column, mask_column, reference_columns = _choose(config, columns, str(table))
     for number, row in enumerate(rows, start=1):
         name = row.get(file_column)
         if not name:
             yield Found(place=table, captions=Skipped(f"{table} row {number}", f"column {file_column} is empty"))
             continue
         path = folder / str(name)
-        mask, reference = (row.get(column) if column else None for column in (mask_column, reference_column))
+        mask = row.get(mask_column) if mask_column else None
+        references = (name for column in reference_columns for name in _listed(row.get(column)))
         yield Found(
             place=path,
             captions=_captions(config, path, row.get(caption_column, "") if caption_column else None),
             mask=folder / str(mask) if mask else None,
-            reference=folder / str(reference) if reference else None,
+            references=tuple(folder / str(reference) for reference in references),
         )
 
 
 def _in_dataset(config: DataConfig) -> Iterator[Found]:
     table = load_dataset(config)
     # an image folder names the file itself `image`, whatever the table called it
-    file_column, caption_column, mask_column, reference_column = _choose(config, table.column_names, config.place)
+    file_column, caption_column, mask_column, reference_columns = _choose(config, table.column_names, config.place)
     for number in range(len(table)):
         row = table[number]
-        places: list[Place | None] = [
-            None if column is None else cell_place(table, column, number, row[column], f"{config.place}/{column}")
-            for column in (file_column, mask_column, reference_column)
-        ]
-        place, mask, reference = places
+
+        def places(*columns: str | None, row: Any = row, number: int = number) -> list[Place]:
+            found = (
+                cell_places(table, column, number, row[column], f"{config.place}/{column}")
+                for column in columns
+                if column is not None
+            )
+            return [place for cell in found for place in cell]
+
+        place, mask = (next(iter(places(column)), None) for column in (file_column, mask_column))
         if place is None:
             name = f"{config.place}[{number}]"
             yield Found(place=Path(name), captions=Skipped(name, f"column {file_column} is empty"))
             continue
         path = place if isinstance(place, Path) else Path(str(place))
         captions = _captions(config, path, row[caption_column] if caption_column else "")
-        yield Found(place=place, captions=captions, mask=mask, reference=reference)
+        yield Found(place=place, captions=captions, mask=mask, references=tuple(places(*reference_columns)))
 
 
-def _choose(config: DataConfig, columns: list[str], where: str) -> tuple[str, str | None, str | None, str | None]:
-    file_column, caption_column, *others = (choose_column(columns, config, setting, where) for setting in COLUMNS)
+def _listed(cell: Any) -> list[Any]:
+    """The values of a cell that holds one, a list, or nothing."""
+    return [value for value in (cell if isinstance(cell, list | tuple) else [cell]) if value]
+
+
+def _choose(config: DataConfig, columns: list[str], where: str) -> tuple[str, str | None, str | None, tuple[str, ...]]:
+    """The columns of files, captions, masks and references."""
+    chosen = {setting: choose_columns(columns, config, setting, where) for setting in COLUMNS}
+    references = chosen.pop("reference_column")
+    file_column, caption_column, mask_column = (next(iter(names), None) for names in chosen.values())
     if file_column is None:
         raise ConfigError(
             f"no column of files in {where}, which has {', '.join(columns) or 'no columns'}; name it in image_column."
@@ -125,7 +139,7 @@ def _choose(config: DataConfig, columns: list[str], where: str) -> tuple[str, st
         raise ConfigError(
             f"no column of captions in {where}, which has {', '.join(columns)}; name it in caption_column."
         )
-    return file_column, caption_column, others[0], others[1]
+    return file_column, caption_column, mask_column, references
 
 
 def _captions(config: DataConfig, path: Path, cell: Any) -> tuple[str, ...] | Skipped:

@@ -6,7 +6,7 @@
 - The order is that of the entries, then of sorted paths or of a table's rows, so that an index refers to the same
   sample on every machine and in every process.
 - Masks and references are matched by name: `photo.jpg` has the mask `photo_mask.png` beside it, or `photo.*` in a
-  folder of masks.
+  folder of masks. Of several folders of references a sample has one from each that knows its name, in their order.
 """
 
 import os
@@ -30,8 +30,8 @@ from tread.errors import ConfigError, DataError, nearest
 from tread.files import atomic_write
 from tread.words import counted
 
-Pairs = dict[ConditioningType, dict[str, Path]]
-"""Masks and references by the name they share with their picture."""
+Pairs = dict[ConditioningType, list[dict[str, Path]]]
+"""Masks and references, folder by folder, by the name they share with their picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class Sample:
     frames: int = 1
     mask: Place | None = None
     mask_kind: MaskKind = "mask"
-    reference: Place | None = None
-    reference_size: Size | None = None
+    references: tuple[Place, ...] = ()
+    reference_sizes: tuple[Size, ...] = ()
     dataset: int = 0
     """Index of its data entry."""
     repeats: int = 1
@@ -127,10 +127,11 @@ def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
                 f"The entries with dataset_type 'conditioning' are: {listed}."
             )
         entry = known[name]
-        pairs.setdefault(entry.conditioning_type or "mask", {}).update(_by_name(root_of(entry), "instance_data_dir"))
-    if config.conditioning_data_dir is not None:
-        folder = Path(config.conditioning_data_dir)
-        pairs.setdefault(config.conditioning_type or "mask", {}).update(_by_name(folder, "conditioning_data_dir"))
+        pairs.setdefault(entry.conditioning_type or "mask", []).append(_by_name(root_of(entry), "instance_data_dir"))
+    folders = config.conditioning_data_dir or ()
+    for folder in (folders,) if isinstance(folders, str) else folders:
+        kind = config.conditioning_type or "mask"
+        pairs.setdefault(kind, []).append(_by_name(Path(folder), "conditioning_data_dir"))
     return pairs
 
 
@@ -158,15 +159,17 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
         why = "dataset_type is image" if video else "the model trains on images"
         return Skipped(name, f"it is a clip, and {why}")
     kind: MaskKind = "segmentation" if config.conditioning_type == "segmentation" else "mask"
-    mask, reference = found.mask, found.reference or pairs.get("reference", {}).get(shared)
+    mask, beside = found.mask, (by_name.get(shared) for by_name in pairs.get("reference", ()))
+    references = found.references or tuple(path for path in beside if path is not None)
     for other in ("mask", "segmentation"):
-        if shared in pairs.get(other, {}):
-            mask, kind = pairs[other][shared], other
-    if "reference" in pairs and reference is None:
+        for by_name in pairs.get(other, ()):
+            if shared in by_name:
+                mask, kind = by_name[shared], other
+    if "reference" in pairs and not references:
         return Skipped(name, "it has no reference image of the same name")
     try:
         width, height, frames = probe(found.place)
-        reference_size = None if reference is None else probe(reference)[:2]
+        reference_sizes = tuple(probe(reference)[:2] for reference in references)
     except DataError as error:
         return Skipped(name, str(error))
     frames = frames if video and config.dataset_type != "image" else 1
@@ -184,8 +187,8 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
         frames=frames,
         mask=mask,
         mask_kind=kind,
-        reference=reference,
-        reference_size=reference_size,
+        references=references,
+        reference_sizes=reference_sizes,
         dataset=dataset,
         repeats=config.repeats,
         held_out=config.dataset_type == "eval",

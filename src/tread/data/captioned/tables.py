@@ -21,7 +21,7 @@ COLUMNS = {
     "image_column": ("file_name", "file", "filename", "path", "image", "video"),
     "caption_column": ("text", "caption", "captions", "prompt"),
     "mask_column": ("mask", "mask_file_name"),
-    "reference_column": ("reference", "reference_file_name"),
+    "reference_column": ("reference", "references", "reference_file_name"),
 }
 """The usual names of the column that a setting names."""
 
@@ -34,6 +34,8 @@ class Cell:
     column: str
     row: int
     name: str
+    index: int | None = None
+    """Position in a cell that holds a list."""
 
     def __str__(self) -> str:
         return self.name
@@ -41,11 +43,13 @@ class Cell:
     @property
     def identity(self) -> str:
         """A string that is equal for equal content: a dataset's fingerprint changes with its data."""
-        return f"{self.table._fingerprint}/{self.column}/{self.row}"
+        at = "" if self.index is None else f"/{self.index}"
+        return f"{self.table._fingerprint}/{self.column}/{self.row}{at}"
 
     def read(self) -> bytes:
         """The file's content."""
-        return self.table[self.row][self.column]["bytes"]
+        cell = self.table[self.row][self.column]
+        return (cell if self.index is None else cell[self.index])["bytes"]
 
 
 Place = Path | Cell
@@ -56,14 +60,16 @@ def opened(place: Place) -> Path | io.BytesIO:
     return regular(place) if isinstance(place, Path) else io.BytesIO(place.read())
 
 
-def choose_column(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> str | None:
-    """The column that a setting of the entry names, else the first of the usual names, else None."""
+def choose_columns(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> tuple[str, ...]:
+    """The columns that a setting of the entry names, else the first of the usual names; empty if there is none."""
     asked = getattr(config, setting)
-    if asked is not None and asked not in columns:
-        raise ConfigError(
-            f"{setting} is {asked!r}, but {where} has the columns {', '.join(columns)}; name one of them."
-        )
-    return asked or next((name for name in COLUMNS[setting] if name in columns), None)
+    named: tuple[str, ...] = (asked,) if isinstance(asked, str) else asked or ()
+    for name in named:
+        if name not in columns:
+            raise ConfigError(
+                f"{setting} is {name!r}, but {where} has the columns {', '.join(columns)}; name one of them."
+            )
+    return named or tuple(name for name in COLUMNS[setting] if name in columns)[:1]
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
@@ -132,13 +138,21 @@ def load_dataset(config: DataConfig) -> Any:
     return found
 
 
-def cell_place(table: Any, column: str, row: int, value: object, where: str) -> Place | None:
-    """The place of the picture in a cell; None if the cell is empty."""
+def cell_places(table: Any, column: str, row: int, value: object, where: str) -> list[Place]:
+    """The places of the pictures in a cell, which may hold one or a list; empty if the cell is."""
+    if isinstance(value, list | tuple):
+        found = (_cell_place(table, column, row, one, f"{where}[{row}]", i) for i, one in enumerate(value))
+    else:
+        found = (_cell_place(table, column, row, value, f"{where}[{row}]", None),)
+    return [place for place in found if place is not None]
+
+
+def _cell_place(table: Any, column: str, row: int, value: object, name: str, index: int | None) -> Place | None:
     if isinstance(value, str):
         return Path(value)
     if isinstance(value, Mapping):
         if value.get("bytes") is not None:
-            return Cell(table, column, row, f"{where}[{row}]")
+            return Cell(table, column, row, name if index is None else f"{name}[{index}]", index)
         if value.get("path") is not None:
             return Path(value["path"])
     return None

@@ -36,7 +36,14 @@ MODELS: dict[str, dict[str, str]] = {
         "600M-2048": "PixArt-alpha/PixArt-Sigma-XL-2-2K-MS",
         "1024-ms": "PixArt-alpha/PixArt-Sigma-XL-2-1024-MS",
     },
-    "qwen_image": {"v2.0": "Qwen/Qwen-Image-2512", "v1.0": "Qwen/Qwen-Image"},
+    "qwen_image": {
+        "v2.0": "Qwen/Qwen-Image-2512",
+        "v1.0": "Qwen/Qwen-Image",
+        "edit-v1": "Qwen/Qwen-Image-Edit",
+        "edit-v2": "Qwen/Qwen-Image-Edit-2509",
+        "edit-v2+": "Qwen/Qwen-Image-Edit-2509",
+        "edit-v3": "Qwen/Qwen-Image-Edit-2511",
+    },
     "sd3": {"medium": "stabilityai/stable-diffusion-3.5-medium", "large": "stabilityai/stable-diffusion-3.5-large"},
     "wan": {
         "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
@@ -79,8 +86,6 @@ def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     if config.get("model_family") == "wan" and str(value).endswith(("-high", "-low")) and "experts" not in config:
         settings["experts"] = str(value).rpartition("-")[2]
     if config.get("pretrained_model_name_or_path") is None and value is not None:
-        if str(value).startswith("edit"):
-            return Outcome.unsupported("Qwen-Image-Edit is not tuned here; choose v2.0 or v1.0")
         if str(value) not in models:  # a flavour such as 2.0 may have been read as a number
             known = f" ({', '.join(models)} are known)" if models else ""
             return Outcome.unsupported(f"write pretrained_model_name_or_path instead{known}")

@@ -28,6 +28,7 @@ from tread.errors import ConfigError, DataError
 from tread.files import atomic_write
 from tread.finetune.data.hashes import Alone, ContentHashes, Ranks, digest
 from tread.finetune.data.picks import Pick
+from tread.finetune.family import reference_name
 
 ItemKind = Literal["latents", "weights", "text"]
 """Latents of a picture, loss weights of a mask, or embeddings of a caption; also the name of the subfolder."""
@@ -119,13 +120,15 @@ class Entry:
     bucket: Bucket
     latents: str
     weight: str | None = None
-    reference: str | None = None
-    reference_bucket: Bucket | None = None
+    references: tuple[str, ...] = ()
+    reference_buckets: tuple[Bucket, ...] = ()
+    seen: tuple[str, ...] = ()
+    """Keys of the references as the text encoder sees them, where it does."""
 
     @property
-    def group(self) -> tuple[Bucket, Bucket | None]:
-        """The shape of the sample; samples of one group can be batched."""
-        return self.bucket, self.reference_bucket
+    def group(self) -> tuple[Bucket, ...]:
+        """The shapes of the sample and its references; samples of one group can be batched."""
+        return self.bucket, *self.reference_buckets
 
 
 class Texts:
@@ -134,12 +137,16 @@ class Texts:
     def __init__(self, cache: Cache, identity: str) -> None:
         self.cache, self.identity = cache, identity
 
-    def key(self, caption: str) -> str:
-        """The key of a caption's item."""
-        return digest(FORMAT, caption, self.identity)
+    def key(self, caption: str, seen: Sequence[str] = ()) -> str:
+        """The key of a caption's item; `seen` are keys of the pictures that it was encoded with."""
+        return digest(FORMAT, caption, self.identity, *seen)
+
+    def of(self, caption: str, seen: Sequence[str]) -> Tensors:
+        """The embeddings of a caption that was encoded together with pictures."""
+        return self.cache.load("text", self.key(caption, seen))
 
     def __getitem__(self, caption: str) -> Tensors:
-        return self.cache.load("text", self.key(caption))
+        return self.of(caption, ())
 
 
 class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
@@ -152,7 +159,7 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
         return len(self.entries)
 
     @property
-    def groups(self) -> list[tuple[Bucket, Bucket | None]]:
+    def groups(self) -> list[tuple[Bucket, ...]]:
         """Group of each sample, for `BucketOrder`: samples of one group can be batched."""
         return [entry.group for entry in self.entries]
 
@@ -170,9 +177,9 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
         if entry.weight is not None:
             weight = self.cache.load("weights", entry.weight)["weight"]  # (h, w)
             latents["weight"] = weight.expand(1, *latents["mean"].shape[1:])  # (1, h, w) or (1, f, h, w)
-        if entry.reference is not None:
-            latents |= {f"reference.{name}": tensor for name, tensor in self._latents(entry.reference).items()}
-        return latents, self.texts[caption]
+        for number, key in enumerate(entry.references):
+            latents |= {f"{reference_name(number)}.{name}": tensor for name, tensor in self._latents(key).items()}
+        return latents, self.texts.of(caption, entry.seen)
 
     def collate(
         self, items: Sequence[tuple[Tensors, Tensors]], collate_text: Callable[[Sequence[Tensors]], Tensors]

@@ -6,7 +6,8 @@
 - Encoders are functions that are called only if an item is missing, so they may load a model at the first call.
 - A batch that does not fit into memory is halved, and so are those after it.
 - A file that cannot be decoded is skipped and listed; the others are encoded.
-- A reference image is encoded like any picture; a pair of one aspect ratio shares one crop, so that it stays aligned.
+- A reference image is encoded like any picture. Where the text encoder sees it too, a caption is encoded once for
+  each sample that has it, together with the references.
 - Latents are stored in float16, whose rounding is far below the autoencoder's own error; text in its own dtype.
 """
 
@@ -14,133 +15,70 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from PIL.Image import Image
 from safetensors import safe_open
 from torch import Tensor
 from tqdm import tqdm
 
 from tread.data.ahead import read_ahead
-from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of, enlargement
-from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.buckets import Bucket, enlargement
 from tread.data.captioned.finding import Skipped
 from tread.data.captioned.masks import latent_weight, read_mask
 from tread.data.captioned.pixels import read_pixels
-from tread.data.captioned.samples import Sample
-from tread.data.captioned.tables import Place
 from tread.errors import ConfigError, DataError
-from tread.finetune.data.cache import FORMAT, Cache, Entry, ItemKind, Tensors, Texts
-from tread.finetune.data.hashes import digest
+from tread.finetune.data.cache import Cache, Entry, ItemKind, Tensors, Texts
+from tread.finetune.data.items import Items, Picture, read_image
 
 EncodePixels = Callable[[Tensor], Tensors]
 """(B, 3, F, H, W) in [-1, 1] -> tensors with a batch axis."""
 EncodeText = Callable[[Sequence[str]], list[Tensors]]
 """Captions -> the embeddings of each, without a batch axis."""
+EncodeSeen = Callable[[str, Sequence[Image]], Tensors]
+"""A caption and the images that the text encoder sees beside it -> its embeddings, without a batch axis."""
 
 _WRITERS = 8
 """Threads that write items, or read masks."""
 
 
-@dataclass(frozen=True)
-class _Picture:
-    """An image or video to encode, cropped, and the key of its item."""
-
-    key: str
-    place: Place
-    crop: Crop
-
-
 def encode_samples(
     cache: Cache,
-    samples: Sequence[Sample],
-    configs: Sequence[DataConfig],
+    items: Items,
     *,
     encode: EncodePixels,
-    identity: str,
-    multiple: int,
-    frame_factor: int = 1,
     batch_size: int = 1,
     say: Callable[[str], None] = print,
     progress: bool = True,
 ) -> tuple[list[Entry], list[Skipped]]:
-    """Encode the samples that the cache lacks; returns the entries in order, and the samples skipped with the reason.
+    """Encode the pictures that the cache lacks; returns the entries in order, and the samples skipped with the reason.
 
-    `identity` names the encoder (`hashes.identity`); `multiple` and `frame_factor` are those of the family. All
-    processes call it together with the same samples and get the same result.
+    All processes call it together with the same items and get the same result.
     """
-    places = [place for s in samples for place in (s.place, s.mask, s.reference) if place is not None]
-    contents = cache.hashes.of(places, progress=progress and cache.is_main)
-    entries: list[Entry | Skipped] = []
-    pictures: dict[str, _Picture] = {}
-    masks: dict[str, tuple[Entry, _Picture]] = {}
-    enlarged: list[tuple[Sample, Bucket]] = []
-    for sample in samples:
-        unread = next((p for p in (sample.place, sample.mask, sample.reference) if p and p not in contents), None)
-        if unread is not None:
-            entries.append(Skipped(str(sample.place), f"{unread} cannot be read"))
-            continue
-        entry, picture, reference = _plan(sample, configs[sample.dataset], contents, identity, multiple, frame_factor)
-        entries.append(entry)
-        pictures[picture.key] = picture
-        if reference is not None:
-            pictures[reference.key] = reference
-        if entry.weight is not None:
-            masks[entry.weight] = entry, picture
-        if enlargement(sample.size, entry.bucket) > 1:
-            enlarged.append((sample, entry.bucket))
+    entries = items.readable
+    enlarged = [entry for entry in entries if enlargement(entry.sample.size, entry.bucket) > 1]
     if enlarged:
-        (width, height), bucket = enlarged[0][0].size, enlarged[0][1]
+        first = enlarged[0]
+        width, height = first.sample.size
         say(
-            f"{len(enlarged)} of {len(samples)} samples are smaller than their bucket and are enlarged (the first is "
-            f"{enlarged[0][0].place}, {width}x{height} to {bucket}); lower resolution, or set minimum_image_size to "
-            "skip them"
+            f"{len(enlarged)} of {len(items.entries)} samples are smaller than their bucket and are enlarged (the "
+            f"first is {first.sample.place}, {width}x{height} to {first.bucket}); lower resolution, or set "
+            "minimum_image_size to skip them"
         )
-    _encode_pictures(cache, list(pictures.values()), encode, batch_size, progress and cache.is_main)
+    _encode_pictures(cache, list(items.pictures.values()), encode, batch_size, progress and cache.is_main)
     cache.ranks.wait_for_everyone()
-    _weigh(cache, list(masks.values()), progress and cache.is_main)
+    masked = {entry.weight: (entry, items.pictures[entry.latents]) for entry in entries if entry.weight is not None}
+    _weigh(cache, list(masked.values()), progress and cache.is_main)
     cache.ranks.wait_for_everyone()
-    return _present(cache, entries)
-
-
-def _plan(
-    sample: Sample, config: DataConfig, contents: dict[Place, str], identity: str, multiple: int, frame_factor: int
-) -> tuple[Entry, _Picture, _Picture | None]:
-    """The entry of a sample, with the pictures to encode for it: its own and its reference."""
-
-    def picture(place: Place, crop: Crop) -> _Picture:
-        return _Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
-
-    bucket = bucket_of(sample.size, config, multiple, frames=sample.frames, frame_factor=frame_factor)
-    crop = crop_of(sample.size, bucket, config, contents[sample.place])
-    image = picture(sample.place, crop)
-    reference = None
-    if sample.reference is not None and sample.reference_size is not None:
-        (width, height), (own_width, own_height) = sample.size, sample.reference_size
-        still = Bucket(bucket.width, bucket.height)
-        if width * own_height == height * own_width:  # equal aspect ratios: one crop keeps the pair aligned
-            reference_crop = Crop(still, crop.left, crop.top, crop.right, crop.bottom)
-        else:
-            still = bucket_of(sample.reference_size, config, multiple)
-            reference_crop = crop_of(sample.reference_size, still, config, contents[sample.reference])
-        reference = picture(sample.reference, reference_crop)
-    entry = Entry(
-        sample=sample,
-        bucket=bucket,
-        latents=image.key,
-        weight=None if sample.mask is None else digest(FORMAT, contents[sample.mask], sample.mask_kind, image.key),
-        reference=None if reference is None else reference.key,
-        reference_bucket=None if reference is None else reference.crop.bucket,
-    )
-    return entry, image, reference
+    return _present(cache, items.entries)
 
 
 def _encode_pictures(
-    cache: Cache, pictures: list[_Picture], encode: EncodePixels, batch_size: int, progress: bool
+    cache: Cache, pictures: list[Picture], encode: EncodePixels, batch_size: int, progress: bool
 ) -> None:
     """Encode this process's share of the missing latents, bucket by bucket."""
-    buckets: dict[Bucket, list[_Picture]] = {}
+    buckets: dict[Bucket, list[Picture]] = {}
     for picture in pictures:
         buckets.setdefault(picture.crop.bucket, []).append(picture)
     rank, world = cache.ranks.process_index, cache.ranks.num_processes
@@ -170,7 +108,7 @@ def _encode_pictures(
                 bar.update(len(batch))
 
 
-def _store_latents(cache: Cache, writer: "_Writer", picture: _Picture, row: Tensors) -> None:
+def _store_latents(cache: Cache, writer: "_Writer", picture: Picture, row: Tensors) -> None:
     halved = {name: tensor.half() if tensor.dtype == torch.float32 else tensor for name, tensor in row.items()}
     if all(bool(torch.isfinite(tensor).all()) for tensor in halved.values()):
         writer.write("latents", picture.key, halved)
@@ -201,7 +139,7 @@ class _Writer:
             future.result()
 
 
-def _read(picture: _Picture) -> Tensor | DataError:
+def _read(picture: Picture) -> Tensor | DataError:
     try:
         return read_pixels(picture.place, picture.crop)
     except DataError as error:
@@ -227,10 +165,10 @@ def _in_parts(encode: Callable[[Any], list[Tensors]], items: Any, limit: int, wh
     return rows, limit
 
 
-def _weigh(cache: Cache, masks: list[tuple[Entry, _Picture]], progress: bool) -> None:
+def _weigh(cache: Cache, masks: list[tuple[Entry, Picture]], progress: bool) -> None:
     """Write this process's share of the missing loss weights, at the resolution of the latents."""
 
-    def weigh(item: tuple[Entry, _Picture]) -> None:
+    def weigh(item: tuple[Entry, Picture]) -> None:
         entry, picture = item
         mask, key = entry.sample.mask, entry.weight
         if mask is None or key is None or cache.has("weights", key) or not cache.has("latents", entry.latents):
@@ -261,12 +199,12 @@ def _present(cache: Cache, entries: Sequence[Entry | Skipped]) -> tuple[list[Ent
         if isinstance(entry, Skipped):
             skipped.append(entry)
             continue
-        items: list[tuple[ItemKind, str | None]] = [("latents", entry.latents), ("latents", entry.reference)]
-        lacking = [
-            (k, key) for k, key in [*items, ("weights", entry.weight)] if key and not cache.path(k, key).exists()
-        ]
-        if lacking:
-            skipped.append(Skipped(str(entry.sample.place), cache.why_not(*lacking[0])))
+        wanted: dict[str, ItemKind] = dict.fromkeys((entry.latents, *entry.references), "latents")
+        if entry.weight is not None:
+            wanted[entry.weight] = "weights"
+        lacking = next((key for key, kind in wanted.items() if not cache.path(kind, key).exists()), None)
+        if lacking is not None:
+            skipped.append(Skipped(str(entry.sample.place), cache.why_not(wanted[lacking], lacking)))
         else:
             present.append(entry)
     if not present and skipped:
@@ -299,13 +237,46 @@ def encode_texts(
             what = "the text encoder: use a GPU with more memory, or encode on the CPU"
             rows, limit = _in_parts(encode, batch, limit, what)
             for caption, row in zip(batch, rows, strict=True):
-                wrong = [name for name, tensor in row.items() if not torch.isfinite(tensor).all()]
-                if wrong:
-                    raise DataError(
-                        f"the text encoder gives NaN or infinite {wrong[0]} for the caption {caption!r}: "
-                        "set mixed_precision to 'no'"
-                    )
-                writer.write("text", texts.key(caption), row)
+                _store_text(writer, texts.key(caption), caption, row)
             bar.update(len(batch))
     cache.ranks.wait_for_everyone()
     return texts
+
+
+def encode_seen_texts(
+    cache: Cache,
+    captions: Sequence[tuple[str, Sequence[Picture]]],
+    *,
+    encode: EncodeSeen,
+    identity: str,
+    progress: bool = True,
+) -> Texts:
+    """Encode the captions that the cache lacks, each with the pictures that the text encoder sees beside it."""
+    texts = Texts(cache, identity)
+    wanted = {texts.key(caption, [p.key for p in seen]): (caption, seen) for caption, seen in captions}
+    share = list(wanted.items())[cache.ranks.process_index :: cache.ranks.num_processes]
+    todo = [(key, *item) for key, item in share if not cache.has("text", key)]
+    done, show = len(share) - len(todo), progress and cache.is_main
+    bar = tqdm(total=len(share), initial=done, desc="text", unit="caption", disable=not show)
+    with bar, _Writer(cache) as writer:
+        for key, caption, seen in todo:
+            bar.update()
+            try:
+                images = [read_image(picture) for picture in seen]
+            except DataError:  # its latents fail too, and say so of the sample
+                continue
+            what = "the text encoder: use a GPU with more memory, or encode on the CPU"
+            (row,), _ = _in_parts(lambda one: [encode(*one[0])], [(caption, images)], 1, what)
+            _store_text(writer, key, caption, row)
+    cache.ranks.wait_for_everyone()
+    return texts
+
+
+def _store_text(writer: "_Writer", key: str, caption: str, row: Tensors) -> None:
+    wrong = [name for name, tensor in row.items() if not torch.isfinite(tensor).all()]
+    if wrong:
+        raise DataError(
+            f"the text encoder gives NaN or infinite {wrong[0]} for the caption {caption!r}: set mixed_precision to "
+            "'no'"
+        )
+    writer.write("text", key, row)

@@ -9,6 +9,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache as once
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from tread.data.captioned.samples import Sample, collect, tell_skipped
 from tread.data.readable import SKIPPED_FILE
 from tread.errors import ConfigError
 from tread.finetune.data.cache import Cache, CachedSamples, Entry, Texts
-from tread.finetune.data.encode import encode_samples, encode_texts
+from tread.finetune.data.encode import encode_samples, encode_seen_texts, encode_texts
 from tread.finetune.data.hashes import identity
+from tread.finetune.data.items import Picture, Shapes, items_of, whole
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
+from tread.words import counted
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -37,6 +40,8 @@ class Prepared:
     train: CachedSamples
     held_out: CachedSamples
     texts: Texts
+    previews_see: tuple[str, ...] = ()
+    """Keys of the validation images, if the text encoder sees them beside the prompts."""
 
     @property
     def bucket(self) -> Bucket:
@@ -61,7 +66,11 @@ def prepare(
         samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
     cache = Cache(config.cache_dir, accelerator)
 
-    captions = [caption for sample in samples for caption in sample.captions]
+    shapes = Shapes(multiple=family.multiple, frame_factor=family.frame_factor, references=family.reference_shape)
+    named = identity(family.source, family.pixel_parts, config.vae_dtype, config.vae_enable_tiling)
+    options: dict[str, Any] = {"seen": family.sees_references, "progress": show}
+    # by the first stage that needs them: all files are hashed then
+    items = once(lambda: items_of(cache, samples, configs, identity=named, shapes=shapes, **options))
     device = accelerator.device
     text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
     text = _Encoder(
@@ -69,25 +78,34 @@ def prepare(
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
         device,
     )
-    texts = encode_texts(
-        cache,
-        [*captions, "", config.validation_negative_prompt, *config.prompts],
-        encode=lambda batch: family.encode_text(text.pipeline, batch),
-        identity=identity(family.source, family.text_parts, text_dtype, family.text_length),
-        batch_size=config.text_encoder_batch_size,
-        progress=show,
-    )
+    text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length)
+    previews_see: list[Picture] = []
+    prompts = [*config.prompts, config.validation_negative_prompt]
+    if family.sees_references:
+        previews_see = whole(cache, config.validation_images)
+        texts = encode_seen_texts(
+            cache,
+            [*items().seen_captions(), *((prompt, previews_see) for prompt in prompts if config.prompts)],
+            encode=lambda caption, images: family.encode_seen(text.pipeline, caption, images),
+            identity=text_identity,
+            progress=show,
+        )
+    else:
+        texts = encode_texts(
+            cache,
+            [*(caption for sample in samples for caption in sample.captions), "", *prompts],
+            encode=lambda batch: family.encode_text(text.pipeline, batch),
+            identity=text_identity,
+            batch_size=config.text_encoder_batch_size,
+            progress=show,
+        )
     text.free()
 
     pixels = _Encoder(lambda: _autoencoder(config, family), lambda: family.source.check(*family.pixel_parts), device)
     entries, skipped = encode_samples(
         cache,
-        samples,
-        configs,
+        items(),
         encode=lambda batch: family.encode_pixels(pixels.pipeline, batch.to(device)),
-        identity=identity(family.source, family.pixel_parts, config.vae_dtype, config.vae_enable_tiling),
-        multiple=family.multiple,
-        frame_factor=family.frame_factor,
         batch_size=config.vae_batch_size,
         say=say,
         progress=show,
@@ -95,45 +113,57 @@ def prepare(
     pixels.free()
     if show:
         tell_skipped([*collected.skipped, *skipped], folder / SKIPPED_FILE, say)
-    return _split(cache, entries, texts, config.num_eval_images)
+    seen = tuple(picture.key for picture in previews_see)
+    return _split(cache, entries, texts, config.num_eval_images, seen)
 
 
 def _batch_of(samples: Sequence[Sample], configs: Sequence[DataConfig], family: TuneFamily) -> list[Sample]:
     """The samples to train on that share the most frequent bucket."""
 
-    def group(sample: Sample) -> tuple[bool, Bucket, Size | None]:
+    def group(sample: Sample) -> tuple[bool, Bucket, tuple[Size, ...]]:
         multiple, factor = family.multiple, family.frame_factor
         bucket = bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
-        return sample.held_out or not sample.repeats, bucket, sample.reference_size
+        return sample.held_out or not sample.repeats, bucket, sample.reference_sizes
 
     groups = Counter(map(group, samples))
     chosen = max(groups, key=lambda one: (not one[0], groups[one]))
     return [sample for sample in samples if group(sample) == chosen]
 
 
-def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int) -> Prepared:
+def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int, seen: tuple[str, ...]) -> Prepared:
     train = [entry for entry in entries if not entry.sample.held_out]
     held_out = [entry for entry in entries if entry.sample.held_out] or train
     if not train:
         raise ConfigError("data has only entries of dataset_type eval; add one to train on.")
     spread = torch.linspace(0, len(held_out) - 1, min(count, len(held_out))).round().int().tolist()
     chosen = [held_out[i] for i in spread]
-    return Prepared(train=CachedSamples(cache, train, texts), held_out=CachedSamples(cache, chosen, texts), texts=texts)
+    return Prepared(
+        train=CachedSamples(cache, train, texts),
+        held_out=CachedSamples(cache, chosen, texts),
+        texts=texts,
+        previews_see=seen,
+    )
 
 
 def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
     """Refuse references that a model cannot take, and samples without one that it needs."""
-    count = sum(sample.reference is not None for sample in samples)
-    name = family.source.pipeline_name
+    allowed, name = family.reference_counts, family.source.pipeline_name
+    count = sum(bool(sample.references) for sample in samples)
     if count and not family.takes_references:
         raise ConfigError(
             f"{count} samples have a reference image, but a {name} takes none: set pretrained_model_name_or_path to a "
-            "model that edits images, such as FLUX.2 or Kontext, or remove the references from data."
+            "model that edits images (FLUX.2, FLUX Kontext, Qwen-Image-Edit), or remove the references from data."
         )
     if family.needs_references and count < len(samples):
         raise ConfigError(
             f"a {name} trains on pairs, but {len(samples) - count} of {len(samples)} samples have no reference "
             "image: give conditioning_data_dir with conditioning_type 'reference' in data (docs/data.md)."
+        )
+    wrong = [sample for sample in samples if len(sample.references) not in allowed]
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0].place} has {counted(len(wrong[0].references), 'reference image')}, but a {name} takes at most "
+            f"{allowed.stop - 1}: remove the others from data."
         )
 
 

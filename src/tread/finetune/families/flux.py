@@ -28,8 +28,8 @@ class Flux(TuneFamily):
     steps = 28
 
     @property
-    def takes_references(self) -> bool:
-        return self.source.pipeline_name == "FluxKontextPipeline"
+    def reference_counts(self) -> range:
+        return range(1, 2) if self.source.pipeline_name == "FluxKontextPipeline" else range(1)
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:

@@ -3,8 +3,8 @@
 - Text is 512 tokens, padding included: hidden states of three layers of Mistral (dev) or Qwen3 (klein), side by side.
 - Latents here are the 2 x 2 patches of the autoencoder's, standardised by the statistics of its batch norm: one latent
   is one token, as in the pipeline's own noise.
-- A token has the ids (time, row, column, position in the text). A reference image follows the target, at time 10; the
-  next would have 20.
+- A token has the ids (time, row, column, position in the text). Reference images follow the target, at times 10, 20
+  and so on.
 - Guidance is an input of dev, 1 in training as for FLUX.1; klein is guided by the empty prompt instead.
 """
 
@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
+from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily, references
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
 
 APART = 10
 """Difference of the times of one image and the next."""
+MOST_REFERENCES = 10
+"""The most reference images that the authors promise."""
 TEXT_LAYERS = 3
 """Layers of the text encoder whose hidden states are a token's embedding."""
 
@@ -71,16 +73,8 @@ class Flux2(TuneFamily):
         return 1, 1, 1
 
     @property
-    def needs_image(self) -> bool:
-        return False
-
-    @property
-    def takes_references(self) -> bool:
-        return True
-
-    @property
-    def needs_references(self) -> bool:
-        return False
+    def reference_counts(self) -> range:
+        return range(MOST_REFERENCES + 1)
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
@@ -102,8 +96,7 @@ class Flux2(TuneFamily):
         return super().target(shift=shift, distance=distance)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
-        references = [batch["reference.mean"]] if "reference.mean" in batch else []
-        images = [noisy, *(reference.to(noisy.dtype) for reference in references)]
+        images = [noisy, *(reference.to(noisy.dtype) for reference in references(batch))]
         ids = [_image_ids(*image.shape[2:], APART * i, noisy.device) for i, image in enumerate(images)]
         text = batch["text.embeds"]
         (prediction,) = model(

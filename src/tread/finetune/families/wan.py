@@ -35,6 +35,7 @@ class Wan(TuneFamily):
     longest_text = 512
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     video = True
+    packages = ("ftfy",)
     guidance = 5.0
     steps = 50
 

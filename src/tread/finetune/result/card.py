@@ -50,6 +50,8 @@ class Facts(TypedDict, total=False):
     """FLOPs of a dense step over those of a routed step."""
     size: tuple[int, int, int]
     """Width, height and frames of a typical sample."""
+    references: int
+    """The most reference images of a sample, where samples have any."""
     previews: Sequence[tuple[str, str]]
     """Prompts with the paths of their previews, relative to the folder."""
 
@@ -131,7 +133,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
     by_prompt = family.guidance_argument == "true_cfg_scale"  # guides only if it has a negative prompt, as Qwen-Image
     arguments = {
-        "image": _Code('load_image("input.png")') if _from_image(family, config) else None,
+        "image": _images(max(1, facts.get("references", 1))) if _from_image(family, config) else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
         "negative_prompt": config.validation_negative_prompt or " " if by_prompt else None,
         "width": width,
@@ -152,6 +154,13 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     return ["frames = pipeline(", *lines, ").frames[0]", saving]
 
 
+def _images(count: int) -> "_Code":
+    """The images that a sample is drawn from, as code."""
+    files = ["input.png", *(f"input_{number}.png" for number in range(2, count + 1))]
+    loaded = ", ".join(f'load_image("{file}")' for file in files)
+    return _Code(f"[{loaded}]" if count > 1 else loaded)
+
+
 class _Code(str):
     """Text that `_literal` writes without quotes."""
 
@@ -170,9 +179,9 @@ def _from_image(family: TuneFamily, config: FinetuneConfig) -> bool:
 
 
 def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
-    """Packages that the example needs; Wan's image-to-video pipeline cleans prompts with ftfy."""
+    """Packages that the example needs."""
     adapter = {"standard": ["peft"], "lokr": ["peft"], "lycoris": ["lycoris-lora"], "full": []}[kind]
-    return ["diffusers", "transformers", "accelerate", *adapter, *(["ftfy"] if family.name == "wan" else [])]
+    return ["diffusers", "transformers", "accelerate", *adapter, *family.packages]
 
 
 def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:

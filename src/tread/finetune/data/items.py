@@ -1,0 +1,159 @@
+"""`items_of`: what each sample needs in the cache: its latents, those of its references, its loss weights.
+
+- A key names everything that an item depends on: the content of the file, the crop and the encoder.
+- A reference of its sample's aspect ratio shares the sample's crop, so that the pair stays aligned; any other has a
+  bucket of its own. If the stock pipeline scales references by itself, their buckets have its area.
+- The text encoder of some models sees the references too: the same crops, at the size of their buckets.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from PIL import Image
+
+from tread.data.captioned.buckets import Bucket, Crop, Size, bucket_of, crop_of
+from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.finding import Skipped
+from tread.data.captioned.pixels import probe, read_pixels
+from tread.data.captioned.samples import Sample
+from tread.data.captioned.tables import Place
+from tread.finetune.data.cache import FORMAT, Cache, Entry
+from tread.finetune.data.hashes import digest
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image or video to encode, cropped, and the key of its item."""
+
+    key: str
+    place: Place
+    crop: Crop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """The sizes of pixels that a family takes."""
+
+    multiple: int
+    """Sides are multiples of this many pixels."""
+    frame_factor: int = 1
+    """Frames are 1 + a multiple of this."""
+    references: tuple[int, int] | None = None
+    """(area in pixels, multiple of the sides) of references; None: as the data's."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """The entries of all samples, in order, and the pictures to encode for them."""
+
+    entries: list[Entry | Skipped] = field(default_factory=list)
+    pictures: dict[str, Picture] = field(default_factory=dict)
+    """By the key of their latents."""
+
+    @property
+    def readable(self) -> list[Entry]:
+        """The entries that were not skipped."""
+        return [entry for entry in self.entries if isinstance(entry, Entry)]
+
+    def seen_captions(self) -> Iterator[tuple[str, list[Picture]]]:
+        """Every caption, and the empty one of each sample, with the references that the text encoder sees beside it."""
+        for entry in self.readable:
+            keys = zip(entry.seen, entry.references, strict=True)
+            pictures = [replace(self.pictures[latents], key=key) for key, latents in keys]
+            yield from ((caption, pictures) for caption in (*entry.sample.captions, ""))
+
+
+def items_of(
+    cache: Cache,
+    samples: Sequence[Sample],
+    configs: Sequence[DataConfig],
+    *,
+    identity: str,
+    shapes: Shapes,
+    seen: bool = False,
+    progress: bool = True,
+) -> Items:
+    """The items of the samples; `identity` names the encoder (`hashes.identity`), `seen`: its text sees references.
+
+    All processes call it together with the same samples and get the same result.
+    """
+    places = [place for s in samples for place in (s.place, s.mask, *s.references) if place is not None]
+    contents = cache.hashes.of(places, progress=progress and cache.is_main)
+    items = Items()
+    for sample in samples:
+        needed = (place for place in (sample.place, sample.mask, *sample.references) if place is not None)
+        unread = next((place for place in needed if place not in contents), None)
+        if unread is not None:
+            items.entries.append(Skipped(str(sample.place), f"{unread} cannot be read"))
+            continue
+        entry, pictures = _of_sample(sample, configs[sample.dataset], contents, identity, shapes)
+        if seen:
+            crops = [(picture.place, picture.crop) for picture in pictures[1:]]
+            entry = replace(entry, seen=tuple(digest(FORMAT, contents[place], crop) for place, crop in crops))
+        items.entries.append(entry)
+        items.pictures.update((picture.key, picture) for picture in pictures)
+    return items
+
+
+def _of_sample(
+    sample: Sample, config: DataConfig, contents: Mapping[Place, str], identity: str, shapes: Shapes
+) -> tuple[Entry, list[Picture]]:
+    """The entry of a sample, with the pictures to encode for it: its own and its references."""
+
+    def picture(place: Place, crop: Crop) -> Picture:
+        return Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
+
+    bucket = bucket_of(sample.size, config, shapes.multiple, frames=sample.frames, frame_factor=shapes.frame_factor)
+    crop = crop_of(sample.size, bucket, config, contents[sample.place])
+    image = picture(sample.place, crop)
+    references = [
+        picture(place, _reference_crop(sample, size, crop, contents[place], contents[sample.place], config, shapes))
+        for place, size in zip(sample.references, sample.reference_sizes, strict=True)
+    ]
+    entry = Entry(
+        sample=sample,
+        bucket=bucket,
+        latents=image.key,
+        weight=None if sample.mask is None else digest(FORMAT, contents[sample.mask], sample.mask_kind, image.key),
+        references=tuple(reference.key for reference in references),
+        reference_buckets=tuple(reference.crop.bucket for reference in references),
+    )
+    return entry, [image, *references]
+
+
+def _reference_crop(
+    sample: Sample, size: Size, crop: Crop, content: str, target: str, config: DataConfig, shapes: Shapes
+) -> Crop:
+    """The crop of a reference of this size; `content` and `target` are the digests of it and of its sample."""
+    aligned = sample.size[0] * size[1] == sample.size[1] * size[0]
+    scaled, multiple = _reference_config(config, shapes)
+    if aligned and scaled is config:
+        return replace(crop, bucket=Bucket(crop.bucket.width, crop.bucket.height))
+    # a random crop of an aligned reference is its sample's, up to the rounding of their buckets
+    return crop_of(size, bucket_of(size, scaled, multiple), scaled, target if aligned else content)
+
+
+def _reference_config(config: DataConfig, shapes: Shapes) -> tuple[DataConfig, int]:
+    """The settings that references are scaled by, and the multiple of their sides."""
+    area, multiple = shapes.references or (None, shapes.multiple)
+    if config.reference_resolution is not None:
+        return replace(config, resolution=config.reference_resolution), multiple
+    if area is None:
+        return config, multiple
+    free = {"maximum_image_size": None, "target_downsample_size": None}  # these are in the unit of the data
+    return replace(config, resolution=math.sqrt(area), resolution_type="pixel_area", **free), multiple
+
+
+def whole(cache: Cache, paths: Sequence[str]) -> list[Picture]:
+    """Image files as pictures that are not cropped; all processes call it together."""
+    places = [Path(path) for path in paths]
+    contents = cache.hashes.of(places, progress=False)
+    crops = [Crop(Bucket(*probe(place)[:2]), 0.0, 0.0, 1.0, 1.0) for place in places]
+    return [Picture(digest(FORMAT, contents[p], crop), p, crop) for p, crop in zip(places, crops, strict=True)]
+
+
+def read_image(picture: Picture) -> Image.Image:
+    """The pixels of a picture as a Pillow image."""
+    return Image.fromarray(read_pixels(picture.place, picture.crop)[0].numpy())
