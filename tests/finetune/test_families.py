@@ -4,9 +4,7 @@ Each test runs over every tiny pipeline of `tests/tiny/pipelines`.
 """
 
 import copy
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import tread
-from tests.finetune.trained import PROMPTS, save_lora
+from tests.finetune.trained import PROMPTS, recorded, save_lora
 from tests.finetune.waits import seen_waits
 from tests.tiny.pipelines import TINY
 from tests.tiny.pipelines.case import Tiny
@@ -73,7 +71,7 @@ class Case:
 
     def noise(self, batch: Batch) -> Tensor:
         """As the pipeline draws it from generator 0."""
-        return torch.randn(batch["mean"].shape, generator=torch.Generator().manual_seed(0))
+        return self.tiny.noise(batch["mean"].shape)
 
     def given(self, latents: Tensor, batch: Batch) -> Tensor:
         """The latents with what the family conditions on put in clean."""
@@ -105,24 +103,6 @@ def load(pipeline_folder: Callable[[str], Path]) -> Callable[[str], Case]:
 @pytest.fixture(params=list(TINY))
 def case(request: pytest.FixtureRequest, load: Callable[[str], Case]) -> Case:
     return load(request.param)
-
-
-@contextmanager
-def recorded(*models: nn.Module) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of every call of the models, by name; those that say nothing are left out."""
-    calls: list[dict[str, Any]] = []
-
-    def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-        silent = ("return_dict", "joint_attention_kwargs", "attention_kwargs")
-        calls.append({name: v for name, v in named.items() if name not in silent and v is not None})
-
-    hooks = [model.register_forward_pre_hook(record, with_kwargs=True) for model in models]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) -> None:
@@ -199,11 +179,11 @@ def test_latents_decode_in_the_stock_pipeline(case: Case, monkeypatch: pytest.Mo
     assert encoded["mean"].shape[-2:] == (rows // case.family.factor, columns // case.family.factor)
     vae = case.pipeline.vae
     with torch.no_grad():
-        frames = "z_dim" in vae.config
-        output = vae.encode(case.pixels if frames else case.pixels.squeeze(2))
+        images = type(vae).__name__ in ("AutoencoderKL", "AutoencoderTiny")
+        output = vae.encode(case.pixels.squeeze(2) if images else case.pixels)
         latents = output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
         expected = (vae.decode(latents).sample / 2 + 0.5).clamp(0, 1)  # (1, 3, H, W) or (1, 3, F, H, W)
-    packed = case.tiny.pack(case.pipeline, encoded["mean"])
+    packed = (case.tiny.stepped or case.tiny.pack)(case.pipeline, encoded["mean"])
     monkeypatch.setattr(case.pipeline.scheduler, "step", lambda *args, **kwargs: (packed,))
     image = case.sample(case.pipeline, prompt=PROMPTS[0], output_type="pt")
     if image.ndim == 5:

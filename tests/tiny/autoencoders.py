@@ -88,3 +88,21 @@ def qwen_autoencoder() -> Any:
 
     torch.manual_seed(0)
     return AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+
+
+def ltx_autoencoder(*, channels: int = 8) -> Any:
+    """AutoencoderKLLTXVideo: 32 pixels and 8 frames per latent, statistics of its own."""
+    from diffusers.models.autoencoders.autoencoder_kl_ltx import AutoencoderKLLTXVideo
+
+    sizes: dict[str, Any] = dict.fromkeys(("block_out_channels", "decoder_block_out_channels"), (8, 8, 8, 8))
+    sizes |= dict.fromkeys(("layers_per_block", "decoder_layers_per_block"), (1, 1, 1, 1, 1))
+    model: Any = randomised(AutoencoderKLLTXVideo(latent_channels=channels, **sizes), scale=1.0)
+    model.latents_mean.copy_(torch.linspace(-0.3, 0.3, channels))
+    model.latents_std.copy_(torch.linspace(0.5, 1.5, channels))
+    almost_certain(model.encoder.conv_out.conv, channels)
+    return model
+
+
+def almost_certain(last: Any, channels: int) -> None:
+    """A posterior without spread, so that a pipeline that samples it draws its mean."""
+    last.weight.data[channels:], last.bias.data[channels:] = 0, -40

@@ -62,8 +62,15 @@ class TuneFamily(ABC):
     steps: ClassVar[int]
     """Default solver steps of previews."""
 
+    image_pipelines: ClassVar[dict[str, str]] = {}
+    """Pipelines that draw from text alone -> the one that draws from a first frame with the same weights."""
+
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""
+    first_frame = False
+    """Whether the first frame is given; `open_family` sets it for pipelines of `image_pipelines`."""
+    frame_rate: float = 16
+    """Frames per second of clips; `framerate` of a config replaces the family's."""
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         self.source = source
@@ -92,9 +99,19 @@ class TuneFamily(ABC):
     @property
     def takes_image(self) -> bool:
         """Whether the stock pipeline takes an image beside the prompt."""
+        return "image" in self.call_parameters
+
+    @property
+    def call_parameters(self) -> frozenset[str]:
+        """Names of the arguments of a call of the stock pipeline."""
         import diffusers
 
-        return "image" in inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters
+        return frozenset(inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters)
+
+    @property
+    def needs_clips(self) -> bool:
+        """Whether a sample of one frame teaches nothing, because its only frame is given."""
+        return False
 
     @property
     def takes_references(self) -> bool:
@@ -165,6 +182,10 @@ class TuneFamily(ABC):
             names = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
             arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
         return arguments
+
+    def rate_argument(self) -> dict[str, float]:
+        """The frame rate as the stock pipeline takes it, where it does."""
+        return {name: self.frame_rate for name in ("frame_rate", "fps") if name in self.call_parameters}
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         """Further arguments that make the stock pipeline draw exactly this size."""

@@ -34,8 +34,6 @@ LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
 PAIRED = "FluxKontextPipeline"
 """The pipeline trained on pairs of images."""
-FIRST_FRAME = "WanImageToVideoPipeline"
-"""The pipeline that draws from a first frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +45,7 @@ class Model:
     multiple: int = 16
     frame_factor: int = 4
     experts: int = 1
+    takes_image: bool = False
     large: bool = False
 
 
@@ -63,7 +62,7 @@ def starter_config(family: str, model: str, data: str) -> str:
     steps = min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
     prompt = samples[0].captions[0] if samples else "a photo"
     image = _first_image(samples, found.pipeline)
-    draws = image is not None or found.pipeline not in (PAIRED, FIRST_FRAME)
+    draws = image is not None or not found.takes_image
 
     sections: list[dict[str, Any]] = [
         {"model_family": family, "pretrained_model_name_or_path": model}
@@ -113,7 +112,9 @@ def _look_at_model(family: str, place: str) -> Model:
         found = Model(pipeline=source.pipeline_name, experts=experts)
         found = replace(found, depth=source.depth or found.depth, large=_is_large(family, place))
         opened = open_family(family, source)
-        return replace(found, multiple=opened.multiple, frame_factor=opened.frame_factor)
+        return replace(
+            found, multiple=opened.multiple, frame_factor=opened.frame_factor, takes_image=opened.takes_image
+        )
     except (ConfigError, ImportError) as error:
         warnings.warn(str(error), stacklevel=2)
         return Model(large=_is_large(family, place))

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
 from torch import Tensor
 
 
@@ -35,9 +37,26 @@ class Tiny:
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
     waits: tuple[str, ...] = ()
     """Lines of the stock model that wait for the device in every forward, in part."""
+    drawn_before: Callable[[torch.Size], tuple[int, ...]] | None = None
+    """The shape of what the pipeline draws before the initial noise, from that of the latents: a posterior, say."""
     pack: Callable[[Any, Tensor], Tensor] = lambda pipeline, latents: latents
-    """Latents as the pipeline's loop holds them."""
+    """Latents as the pipeline returns them."""
+    stepped: Callable[[Any, Tensor], Tensor] | None = None
+    """Latents as the pipeline's loop steps them, where that is not as it returns them."""
+
+    def noise(self, shape: torch.Size) -> Tensor:
+        """The initial noise of the pipeline with generator 0."""
+        generator = torch.Generator().manual_seed(0)
+        if self.drawn_before is not None:
+            torch.randn(self.drawn_before(shape), generator=generator)
+        return torch.randn(shape, generator=generator)
 
     def __call__(self, folder: Path) -> None:
         """Write the pipeline."""
         self.build().save_pretrained(folder)
+
+
+def first_frame(pixels: Tensor) -> dict[str, Any]:
+    """The first frame of pixels (1, 3, F, H, W) as the argument of an image-to-video pipeline."""
+    frame = (pixels[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy()
+    return {"image": Image.fromarray(frame)}

@@ -21,6 +21,11 @@ MODELS: dict[str, dict[str, str]] = {
         "fluxbooru": "terminusresearch/fluxbooru-v0.3",
         "libreflux": "jimmycarter/LibreFlux-SimpleTuner",
     },
+    "ltxvideo": {
+        "0.9.5": "Lightricks/LTX-Video-0.9.5",
+        "0.9.0": "Lightricks/LTX-Video",
+        "0.9.7-dev": "Lightricks/LTX-Video-0.9.7-dev",
+    },
     "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
     "pixart_sigma": {
         "900M-1024-v0.6": "terminusresearch/pixart-900m-1024-ft-v0.6",

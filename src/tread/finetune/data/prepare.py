@@ -56,6 +56,7 @@ def prepare(
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=family.video, say=say, progress=show)
     check_references(family, collected.samples)
+    check_clips(family, collected.samples, configs)
     samples = collected.samples
     if one_batch:
         samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
@@ -134,6 +135,21 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
         raise ConfigError(
             f"a {name} trains on pairs, but {len(samples) - count} of {len(samples)} samples have no reference "
             "image: give conditioning_data_dir with conditioning_type 'reference' in data (docs/data.md)."
+        )
+
+
+def check_clips(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
+    """Refuse samples of one frame where the first frame is given: nothing would be left to draw."""
+    if not family.needs_clips:
+        return
+    count = sum(
+        min(sample.frames, configs[sample.dataset].video.num_frames) <= family.frame_factor for sample in samples
+    )
+    if count:
+        raise ConfigError(
+            f"a {family.source.pipeline_name} is given the first frame, but {count} of {len(samples)} samples are "
+            f"images or clips of fewer than {1 + family.frame_factor} frames, which it would learn to copy: leave them "
+            "out of data (video.min_frames), or train a text-to-video model."
         )
 
 
