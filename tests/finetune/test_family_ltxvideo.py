@@ -58,7 +58,7 @@ def test_a_first_frame_reaches_the_model_as_from_the_condition_pipeline(
     """Of the pipeline that draws from text or a frame; without the noise that it adds to the frame by default."""
     source = Source(str(pipeline_folder("ltxvideo-condition")))
     family = open_family("ltxvideo", source, first_frame=True, frame_rate=rate)
-    assert family.rate_argument() == {"frame_rate": rate}
+    assert family.call_arguments() == {"frame_rate": rate}
     pipeline = source.pipeline(*source.parts)
     pipeline.set_progress_bar_config(disable=True)
     settings = {"height": 64, "width": 96, "num_frames": 17, "num_inference_steps": 2, "guidance_scale": 1.0}
@@ -67,7 +67,7 @@ def test_a_first_frame_reaches_the_model_as_from_the_condition_pipeline(
             prompt=PROMPTS[0],
             **first_frame(clip),
             **settings,
-            **family.rate_argument(),
+            **family.call_arguments(),
             image_cond_noise_scale=0.0,
             output_type="latent",
             generator=torch.Generator().manual_seed(0),

@@ -15,7 +15,7 @@ from tests.finetune.trained import PROMPTS, changed, drawn, opened, text_of, tra
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import Sample
 from tread.errors import ConfigError
-from tread.finetune.data.prepare import check_clips
+from tread.finetune.data.prepare import check_sizes
 from tread.finetune.families import open_family
 from tread.finetune.families.wan import Wan
 from tread.finetune.model.source import Source
@@ -93,10 +93,10 @@ def test_an_image_has_nothing_to_teach_an_image_to_video_model(wan: Open) -> Non
         Sample(place=Path(name), size=(64, 64), captions=("a",), frames=n) for name, n in (("a.mp4", 9), ("b.png", 1))
     )
     configs = [DataConfig(instance_data_dir="data")]
-    check_clips(wan("wan-i2v")[0], [video], configs)
-    check_clips(wan("wan-ti2v-first")[0], [video, image], configs)
-    with pytest.raises(ConfigError, match=r"1 of 2 samples are images or clips of fewer than 5 frames.*video.min_fr"):
-        check_clips(wan("wan-i2v")[0], [video, image], configs)
+    check_sizes(wan("wan-i2v")[0], [video], configs)
+    check_sizes(wan("wan-ti2v-first")[0], [video, image], configs)
+    with pytest.raises(ConfigError, match=r"1 of 2 samples, the first b.png, cannot train a WanIm.*the first frame is"):
+        check_sizes(wan("wan-i2v")[0], [video, image], configs)
 
 
 def test_a_first_frame_is_given_to_ti2v_and_to_no_other_text_to_video_model(

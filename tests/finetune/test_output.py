@@ -32,8 +32,8 @@ PLAN = {
     "seed": 42,
 }
 FAMILIES = (
-    *("auraflow", "flux", "flux-kontext", "ltxvideo", "ltxvideo-first", "lumina2", "pixart_sigma", "qwen_image", "sd3"),
-    *("wan-a14b", "wan-i2v"),
+    *("auraflow", "cogvideox", "cogvideox-1.5-i2v", "flux", "flux-kontext", "ltxvideo", "ltxvideo-first", "lumina2"),
+    *("pixart_sigma", "qwen_image", "sd3", "wan-a14b", "wan-i2v"),
 )
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),
@@ -232,6 +232,6 @@ def test_a_result_knows_its_checkpoint(flux: tuple[TuneFamily, Path], tmp_path: 
 
 def test_the_table_names_a_loader_for_every_pipeline():
     table = loader_table()
-    assert table.count("\n") == 1 + 14
+    assert table.count("\n") == 1 + 16
     assert "`PeftModel.from_pretrained(pipeline.transformer, folder)`" in table
     assert "load_into_transformer_2=True" in table

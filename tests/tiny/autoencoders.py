@@ -103,6 +103,16 @@ def ltx_autoencoder(*, channels: int = 8) -> Any:
     return model
 
 
+def cogvideox_autoencoder(**config: Any) -> Any:
+    """AutoencoderKLCogVideoX: 8 pixels and 4 frames per latent."""
+    from diffusers.models.autoencoders.autoencoder_kl_cogvideox import AutoencoderKLCogVideoX
+
+    sizes: Any = {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4}
+    model = randomised(AutoencoderKLCogVideoX(**sizes, **config), scale=1.0)
+    almost_certain(model.encoder.conv_out.conv, 4)
+    return model
+
+
 def almost_certain(last: Any, channels: int) -> None:
     """A posterior without spread, so that a pipeline that samples it draws its mean."""
     last.weight.data[channels:], last.bias.data[channels:] = 0, -40

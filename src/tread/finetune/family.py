@@ -109,11 +109,6 @@ class TuneFamily(ABC):
         return frozenset(inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters)
 
     @property
-    def needs_clips(self) -> bool:
-        """Whether a sample of one frame teaches nothing, because its only frame is given."""
-        return False
-
-    @property
     def takes_references(self) -> bool:
         """Whether the model is trained on pairs: each sample has a reference image."""
         return False
@@ -122,6 +117,10 @@ class TuneFamily(ABC):
     def experts(self) -> tuple[tuple[str, float, float], ...]:
         """(part, lowest time, highest time) of each transformer, the one for the noisiest times first."""
         return (("transformer", 0.0, 1.0),)
+
+    def unfit(self, width: int, height: int, frames: int) -> str | None:
+        """Why the model cannot be trained on samples of this size, in pixels and frames, and what to do; or None."""
+        return None
 
     @abstractmethod
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
@@ -183,8 +182,8 @@ class TuneFamily(ABC):
             arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
         return arguments
 
-    def rate_argument(self) -> dict[str, float]:
-        """The frame rate as the stock pipeline takes it, where it does."""
+    def call_arguments(self) -> dict[str, Any]:
+        """Further arguments for every call of the stock pipeline: the frame rate, where it takes one."""
         return {name: self.frame_rate for name in ("frame_rate", "fps") if name in self.call_parameters}
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:

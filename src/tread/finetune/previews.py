@@ -84,11 +84,12 @@ class Previews:
 
         family = self.family
         arguments = family.prompt_arguments(moved(text), moved(self.negative) if self.guidance > 1 else None)
+        arguments |= family.call_arguments()
         arguments |= {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
         arguments |= {"num_inference_steps": self.steps, family.guidance_argument: self.guidance}
         arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}
         if family.video:
-            arguments |= {"num_frames": self.frames, **family.rate_argument()}
+            arguments["num_frames"] = self.frames
         if self.config.validation_image is not None:
             with Image.open(self.config.validation_image) as image:
                 arguments["image"] = image.convert("RGB").resize((self.width, self.height))

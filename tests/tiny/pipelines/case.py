@@ -37,8 +37,14 @@ class Tiny:
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
     waits: tuple[str, ...] = ()
     """Lines of the stock model that wait for the device in every forward, in part."""
+    frames_first: bool = False
+    """The pipeline's latents are (B, f, C, h, w)."""
+    text_before: int = 0
+    """Tokens of text that come out of the embedder before those of latents."""
+    image_per_prompt: bool = False
+    """The pipeline takes as many images as prompts."""
     drawn_before: Callable[[torch.Size], tuple[int, ...]] | None = None
-    """The shape of what the pipeline draws before the initial noise, from that of the latents: a posterior, say."""
+    """What the pipeline draws before the initial noise, by the shape of the latents: an image's posterior, say."""
     pack: Callable[[Any, Tensor], Tensor] = lambda pipeline, latents: latents
     """Latents as the pipeline returns them."""
     stepped: Callable[[Any, Tensor], Tensor] | None = None
@@ -48,8 +54,12 @@ class Tiny:
         """The initial noise of the pipeline with generator 0."""
         generator = torch.Generator().manual_seed(0)
         if self.drawn_before is not None:
-            torch.randn(self.drawn_before(shape), generator=generator)
-        return torch.randn(shape, generator=generator)
+            for _ in range(shape[0] if self.image_per_prompt else 1):
+                torch.randn(self.drawn_before(shape), generator=generator)
+        if not self.frames_first:
+            return torch.randn(shape, generator=generator)
+        batch, channels, frames, *rest = shape
+        return torch.randn(batch, frames, channels, *rest, generator=generator).transpose(1, 2)
 
     def __call__(self, folder: Path) -> None:
         """Write the pipeline."""

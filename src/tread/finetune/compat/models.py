@@ -13,6 +13,13 @@ MODELS: dict[str, dict[str, str]] = {
         "v0.1": "fal/AuraFlow",
         "pony": "purplesmartai/pony-v7-base",
     },
+    "cogvideox": {
+        "5b": "THUDM/CogVideoX-5b",
+        "2b": "THUDM/CogVideoX-2b",
+        "5b-i2v": "THUDM/CogVideoX-5b-I2V",
+        "1.5-5b": "THUDM/CogVideoX1.5-5B",
+        "1.5-5b-i2v": "THUDM/CogVideoX1.5-5B-I2V",
+    },
     "flux": {
         "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",

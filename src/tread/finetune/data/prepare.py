@@ -56,7 +56,7 @@ def prepare(
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=family.video, say=say, progress=show)
     check_references(family, collected.samples)
-    check_clips(family, collected.samples, configs)
+    check_sizes(family, collected.samples, configs)
     samples = collected.samples
     if one_batch:
         samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
@@ -138,18 +138,18 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
         )
 
 
-def check_clips(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
-    """Refuse samples of one frame where the first frame is given: nothing would be left to draw."""
-    if not family.needs_clips:
-        return
-    count = sum(
-        min(sample.frames, configs[sample.dataset].video.num_frames) <= family.frame_factor for sample in samples
-    )
-    if count:
+def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
+    """Refuse samples of a size or a number of frames that a model cannot be trained on."""
+    multiple, factor = family.multiple, family.frame_factor
+    found: list[tuple[Sample, str]] = []
+    for sample in samples:
+        bucket = bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
+        if (reason := family.unfit(bucket.width, bucket.height, bucket.frames)) is not None:
+            found.append((sample, reason))
+    if found:
+        (first, reason), name = found[0], family.source.pipeline_name
         raise ConfigError(
-            f"a {family.source.pipeline_name} is given the first frame, but {count} of {len(samples)} samples are "
-            f"images or clips of fewer than {1 + family.frame_factor} frames, which it would learn to copy: leave them "
-            "out of data (video.min_frames), or train a text-to-video model."
+            f"{len(found)} of {len(samples)} samples, the first {first.place}, cannot train a {name}: {reason}."
         )
 
 

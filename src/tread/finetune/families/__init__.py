@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
+    "cogvideox": "CogVideoX",
     "flux": "Flux",
     "ltxvideo": "LTXVideo",
     "lumina2": "Lumina2",

@@ -7,6 +7,12 @@ condition of a clip is the same at every visit.
 import torch
 from torch import Tensor
 
+NEEDS_CLIPS = (
+    "the first frame is given, and of a sample of one frame nothing is left to draw: leave images and short clips out "
+    "of data (video.min_frames), or train a text-to-video model"
+)
+"""Why an image-to-video model is not trained on images."""
+
 
 def after_first(latents: Tensor) -> Tensor:
     """1 after the first latent frame, 0 in it: (B, C, f, h, w) -> (B, 1, f, h, w)."""

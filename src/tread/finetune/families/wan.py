@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
-from tread.finetune.families.first_frame import after_first, with_first
+from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, with_first
 from tread.finetune.families.ragged_text import cut
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
@@ -74,9 +74,8 @@ class Wan(TuneFamily):
         both = (("transformer", boundary, 1.0), ("transformer_2", 0.0, boundary))
         return tuple(expert for expert in both if expert[0] in self.source.parts)
 
-    @property
-    def needs_clips(self) -> bool:
-        return self._conditioned
+    def unfit(self, width: int, height: int, frames: int) -> str | None:
+        return NEEDS_CLIPS if self._conditioned and frames == 1 else None
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:

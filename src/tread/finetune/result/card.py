@@ -137,7 +137,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
         "width": width,
         "height": height,
         "num_frames": config.validation_num_video_frames or frames if family.video else None,
-        **family.rate_argument(),
+        **family.call_arguments(),
         "num_inference_steps": config.validation_num_inference_steps or family.steps,
         family.guidance_argument: guidance,
         # without it PixArt and Kontext change the size
