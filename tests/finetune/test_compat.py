@@ -343,7 +343,7 @@ def test_every_family_is_known_by_name() -> None:
         assert family_class(name).name == name
         assert verdict({**BASE, "model_family": name}, "model_family").verdict == "runs"
     with pytest.raises(ConfigError):
-        family_class("ltxvideo2")
+        family_class("sdxl")
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ Each test runs over every tiny pipeline of `tests/tiny/pipelines`.
 """
 
 import copy
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import tread
-from tests.finetune.trained import PROMPTS, save_lora
+from tests.finetune.trained import PROMPTS, recorded, save_lora
 from tests.finetune.waits import seen_waits
 from tests.tiny.pipelines import TINY
 from tests.tiny.pipelines.case import Tiny, to_image
@@ -28,7 +26,7 @@ from tread.finetune.families import open_family
 from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import Batch, Text, TuneFamily, reference_name, references
 from tread.finetune.model.source import Source
-from tread.finetune.target import FlowTarget, Target
+from tread.finetune.target import EpsilonTarget, FlowTarget, Target, VelocityTarget
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
 
@@ -59,6 +57,8 @@ class Case:
         arguments = {"height": rows, "width": columns, "num_inference_steps": steps, "output_type": output_type}
         arguments |= {"num_frames": self.tiny.frames} if self.family.video else {}
         arguments |= self.tiny.arguments(self.pixels) | prompt
+        if self.tiny.image_per_prompt and isinstance(prompt.get("prompt"), list):
+            arguments["image"] = [arguments["image"]] * len(prompt["prompt"])
         pipeline.set_progress_bar_config(disable=True)
         return pipeline(**arguments, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
 
@@ -80,7 +80,7 @@ class Case:
 
     def noise(self, batch: Batch) -> Tensor:
         """As the pipeline draws it from generator 0."""
-        return torch.randn(batch["mean"].shape, generator=torch.Generator().manual_seed(0))
+        return self.tiny.noise(batch["mean"].shape)
 
     def given(self, latents: Tensor, batch: Batch) -> Tensor:
         """The latents with what the family conditions on put in clean."""
@@ -112,24 +112,6 @@ def load(pipeline_folder: Callable[[str], Path]) -> Callable[[str], Case]:
 @pytest.fixture(params=list(TINY))
 def case(request: pytest.FixtureRequest, load: Callable[[str], Case]) -> Case:
     return load(request.param)
-
-
-@contextmanager
-def recorded(*models: nn.Module) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of every call of the models, by name; those that say nothing are left out."""
-    calls: list[dict[str, Any]] = []
-
-    def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-        silent = ("return_dict", "joint_attention_kwargs", "attention_kwargs")
-        calls.append({name: v for name, v in named.items() if name not in silent and v is not None})
-
-    hooks = [model.register_forward_pre_hook(record, with_kwargs=True) for model in models]
-    try:
-        yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) -> None:
@@ -178,8 +160,7 @@ def test_sampling_by_predict_is_the_stock_pipeline(
             prediction = family.predict(model, case.given(latents, batch), time, batch)
         assert_same_call(ours[0], stock_call, case.tiny)
         latents = scheduler.step(prediction[:, : latents.shape[1]], t, latents, return_dict=False)[0]
-    returned = case.tiny.unpack or case.tiny.pack
-    latents = returned(case.pipeline, case.given(latents, batch))
+    latents = case.tiny.pack(case.pipeline, case.given(latents, batch))
     assert_close(latents, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -188,16 +169,20 @@ def test_the_perfect_prediction_leads_the_stock_sampler_to_the_data(case: Case) 
     target, scheduler = case.target, copy.deepcopy(case.pipeline.scheduler)
     scheduler.set_timesteps(4, **({"mu": 0.7} if scheduler.config.get("use_dynamic_shifting") else {}))
     x, noise = torch.randn(2, 1, 3, 4, 4, generator=torch.Generator().manual_seed(2))
-    flow = isinstance(target, FlowTarget)
-    perfect = noise - x if flow else noise
     latents = target.mix(x, noise, case.time(scheduler.timesteps[:1]))
     for t in scheduler.timesteps:
         # whole timesteps are up to one away from the level that the sampler steps at
         assert_close(latents, target.mix(x, noise, case.time(t.reshape(1))), rtol=0, atol=5e-3)
+        perfect = noise - x
+        if isinstance(target, EpsilonTarget):
+            perfect = noise
+        if isinstance(target, VelocityTarget):
+            kept = scheduler.alphas_cumprod[t]
+            perfect = kept.sqrt() * noise - (1 - kept).sqrt() * x
+        if not isinstance(target, EpsilonTarget):  # whose variance is not perfect
+            assert target.error(perfect, x, noise, case.time(t.reshape(1))).max() < 1e-10
         latents = scheduler.step(perfect, t, latents, return_dict=False)[0]
     assert_close(latents, x, rtol=0, atol=1e-2)
-    if flow:
-        assert target.error(perfect, x, noise, torch.tensor([0.5])).max() == 0
 
 
 def test_latents_decode_in_the_stock_pipeline(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +193,11 @@ def test_latents_decode_in_the_stock_pipeline(case: Case, monkeypatch: pytest.Mo
     assert encoded["mean"].shape[-2:] == (rows // case.family.factor, columns // case.family.factor)
     vae = case.pipeline.vae
     with torch.no_grad():
-        frames = "z_dim" in vae.config
-        output = vae.encode(case.pixels if frames else case.pixels.squeeze(2))
+        images = type(vae).__name__ in ("AutoencoderKL", "AutoencoderKLFlux2", "AutoencoderTiny")
+        output = vae.encode(case.pixels.squeeze(2) if images else case.pixels)
         latents = output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
         expected = (vae.decode(latents).sample / 2 + 0.5).clamp(0, 1)  # (1, 3, H, W) or (1, 3, F, H, W)
-    packed = case.tiny.pack(case.pipeline, encoded["mean"])
+    packed = (case.tiny.stepped or case.tiny.pack)(case.pipeline, encoded["mean"])
     monkeypatch.setattr(case.pipeline.scheduler, "step", lambda *args, **kwargs: (packed,))
     image = case.sample(case.pipeline, prompt=PROMPTS[0], output_type="pt")
     if image.ndim == 5:
@@ -233,7 +218,7 @@ def test_a_latent_pixel_forces_the_token_that_it_moves(case: Case) -> None:
             at = at.view_as(latents[:, :1])
             family.predict(model, latents + at, time, batch)
             before, after = (rows_of(seen[i]) for i in (0, -1))  # (B, S, D)
-            moved = (before != after).any(-1)[:, : family.tokens(latents)]
+            moved = (before != after).any(-1)[:, case.tiny.text_before :][:, : family.tokens(latents)]
             weight = family.weight(batch)
             if weight is not None and weight.flatten()[place] == 0:
                 assert not moved.any()  # the model is given the clean latent there
@@ -253,7 +238,7 @@ def test_prompts_that_are_encoded_already_draw_the_same(case: Case) -> None:
     family = case.family
     guidance: dict[str, Any] = {family.guidance_argument: family.guidance}
     prompts = [PROMPTS[0], case.tiny.negative]
-    takes_negative = "negative_prompt" in inspect.signature(case.pipeline.__call__).parameters
+    takes_negative = "negative_prompt" in family.call_parameters
     away = {"negative_prompt": prompts[1]} if takes_negative else {}
     expected = case.sample(case.pipeline, prompt=prompts[0], **away, **guidance)
     text, negative = case.texts(prompts)

@@ -1,7 +1,5 @@
 """Wan: experts and first frames."""
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import tread
-from tests.finetune.trained import PROMPTS, drawn, opened, text_of, train_routed
-from tread.errors import ConfigError, DataError
+from tests.finetune.trained import PROMPTS, changed, drawn, opened, text_of, train_routed
+from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.samples import Sample
+from tread.errors import ConfigError
+from tread.finetune.data.prepare import check_sizes
 from tread.finetune.families import open_family
 from tread.finetune.families.wan import Wan
 from tread.finetune.model.source import Source
@@ -32,14 +33,6 @@ def wan(pipeline_folder: Callable[[str], Path]) -> Open:
 def clip() -> Tensor:
     """Nine frames of random pixels, (1, 3, 9, 64, 96) in [-1, 1]."""
     return torch.randint(256, (1, 3, 9, 64, 96), generator=torch.Generator().manual_seed(0)) / 127.5 - 1
-
-
-def changed(folder: Path, to: Path, part: str, **values: Any) -> Source:
-    """The folder with other values in a config."""
-    shutil.copytree(folder, to, dirs_exist_ok=True)
-    path = to / part
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return Source(str(to))
 
 
 def test_experts_share_the_times_at_the_boundary(
@@ -95,10 +88,26 @@ def test_a_first_frame_is_given_with_what_clip_sees_in_it(wan: Open, clip: Tenso
     assert "image_embeds" not in wan("wan-i2v-a14b")[0].encode_pixels(wan("wan-i2v-a14b")[1], clip)
 
 
-def test_an_image_has_nothing_to_teach_an_image_to_video_model(wan: Open, clip: Tensor) -> None:
-    family, pipeline = wan("wan-i2v")
-    with pytest.raises(DataError, match=r"which an image-to-video model would learn to copy.*train on videos"):
-        family.encode_pixels(pipeline, clip[:, :, :1])
+def test_an_image_has_nothing_to_teach_an_image_to_video_model(wan: Open) -> None:
+    video, image = (
+        Sample(place=Path(name), size=(64, 64), captions=("a",), frames=n) for name, n in (("a.mp4", 9), ("b.png", 1))
+    )
+    configs = [DataConfig(instance_data_dir="data")]
+    check_sizes(wan("wan-i2v")[0], [video], configs)
+    check_sizes(wan("wan-ti2v-first")[0], [video, image], configs)
+    with pytest.raises(ConfigError, match=r"1 of 2 samples, the first b.png, cannot train a WanIm.*the first frame is"):
+        check_sizes(wan("wan-i2v")[0], [video, image], configs)
+
+
+def test_a_first_frame_is_given_to_ti2v_and_to_no_other_text_to_video_model(
+    pipeline_folder: Callable[[str], Path],
+) -> None:
+    family = open_family("wan", Source(str(pipeline_folder("wan-ti2v"))), first_frame=True)
+    assert family.source.pipeline_name == "WanImageToVideoPipeline"
+    assert family.weight({"mean": drawn(1, 48, 2, 4, 6)}) is not None
+    assert type(family.source.pipeline("vae")).__name__ == "WanImageToVideoPipeline"
+    with pytest.raises(ConfigError, match=r"draws from text alone.*leave first_frame out"):
+        open_family("wan", Source(str(pipeline_folder("wan"))), first_frame=True)
 
 
 def test_models_of_two_given_frames_are_refused(pipeline_folder: Callable[[str], Path], tmp_path: Path) -> None:

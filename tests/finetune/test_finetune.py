@@ -22,6 +22,7 @@ from tread.cli import main
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
+from tread.finetune.families import family_class
 from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig
 from tread.kernels import checkpointing
@@ -50,8 +51,8 @@ def config(pipeline_folder: Folder, shapes: Path, clips: Path, tmp_path_factory:
     def make(name: str, folder: Path, **changes: Any) -> FinetuneConfig:
         tiny = TINY[name]
         data: dict[str, Any] = {"instance_data_dir": str(shapes), "resolution": 64}
-        if tiny.family == "wan":
-            data = {"instance_data_dir": str(clips), "resolution": 64, "video": {"num_frames": 5}}
+        if family_class(tiny.family).video:
+            data = {"instance_data_dir": str(clips), "resolution": tiny.size[0], "video": {"num_frames": tiny.frames}}
         if tiny.reference:
             data |= {"conditioning_data_dir": [str(shapes)] * tiny.references, "conditioning_type": "reference"}
         settings = {
@@ -136,7 +137,9 @@ def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str
     assert list(folder.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize("name", [*FIRST, "flux-kontext", "qwen_image-edit-2511", "wan-a14b"])
+@pytest.mark.parametrize(
+    "name", [*FIRST, "cogvideox-i2v", "flux-kontext", "ltxvideo-first", "qwen_image-edit-2511", "wan-a14b"]
+)
 def test_resume_is_exact(config: Any, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     straight = finetune(config(name, tmp_path / "straight", max_train_steps=4, use_ema=True))
     finetune(config(name, tmp_path / "resumed", max_train_steps=2, use_ema=True))
@@ -144,7 +147,7 @@ def test_resume_is_exact(config: Any, tmp_path: Path, name: str, capsys: pytest.
         config(name, tmp_path / "resumed", max_train_steps=4, use_ema=True, resume_from_checkpoint="latest")
     )
     assert_same(straight, resumed)
-    assert f" {'clip' if 'wan' in name else 'img'}/s" in capsys.readouterr().err
+    assert f" {'clip' if TINY[name].frames > 1 else 'img'}/s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

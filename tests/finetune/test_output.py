@@ -35,7 +35,8 @@ PLAN = {
 }
 FAMILIES = (
     *FIRST,
-    *("flux-kontext", "flux2-klein", "qwen_image-edit", "qwen_image-edit-2511", "wan-a14b", "wan-i2v"),
+    *("cogvideox-1.5-i2v", "flux-kontext", "flux2-klein", "ltxvideo-first", "qwen_image-edit", "qwen_image-edit-2511"),
+    *("wan-a14b", "wan-i2v"),
 )
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),

@@ -1,6 +1,10 @@
-"""Families and their whole pipelines, the text of a batch, and LoRAs that change the output, saved by a family."""
+"""Families and their whole pipelines, calls of a model, texts of a batch, and saved LoRAs that change the output."""
 
-from collections.abc import Callable
+import inspect
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,14 @@ def opened(folder: Path, name: str) -> tuple[Any, Any]:
     """The family of a folder and its whole pipeline."""
     source = Source(str(folder))
     return open_family(name, source), source.pipeline(*source.parts)
+
+
+def changed(folder: Path, to: Path, part: str, **values: Any) -> Source:
+    """The folder with other values in a config."""
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+    path = to / part
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return Source(str(to))
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -43,6 +55,24 @@ def train_routed(model: nn.Module, handle: tread.Attachment, loss: Callable[[], 
         loss().backward()
         optimizer.step()
     return before
+
+
+@contextmanager
+def recorded(*models: nn.Module) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of every call of the models, by name; those that say nothing are left out."""
+    calls: list[dict[str, Any]] = []
+
+    def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        silent = ("return_dict", "joint_attention_kwargs", "attention_kwargs")
+        calls.append({name: v for name, v in named.items() if name not in silent and v is not None})
+
+    hooks = [model.register_forward_pre_hook(record, with_kwargs=True) for model in models]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def save_lora(family: TuneFamily, folder: Path) -> dict[str, nn.Module]:

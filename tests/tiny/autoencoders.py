@@ -100,3 +100,31 @@ def flux2_autoencoder() -> Any:
     statistics.running_mean.copy_(torch.linspace(-0.2, 0.2, 128))
     statistics.running_var.copy_(torch.linspace(0.02, 0.2, 128))
     return model.eval()
+
+
+def ltx_autoencoder(*, channels: int = 8) -> Any:
+    """AutoencoderKLLTXVideo: 32 pixels and 8 frames per latent, statistics of its own."""
+    from diffusers.models.autoencoders.autoencoder_kl_ltx import AutoencoderKLLTXVideo
+
+    sizes: dict[str, Any] = dict.fromkeys(("block_out_channels", "decoder_block_out_channels"), (8, 8, 8, 8))
+    sizes |= dict.fromkeys(("layers_per_block", "decoder_layers_per_block"), (1, 1, 1, 1, 1))
+    model: Any = randomised(AutoencoderKLLTXVideo(latent_channels=channels, **sizes), scale=1.0)
+    model.latents_mean.copy_(torch.linspace(-0.3, 0.3, channels))
+    model.latents_std.copy_(torch.linspace(0.5, 1.5, channels))
+    almost_certain(model.encoder.conv_out.conv, channels)
+    return model
+
+
+def cogvideox_autoencoder(**config: Any) -> Any:
+    """AutoencoderKLCogVideoX: 8 pixels and 4 frames per latent."""
+    from diffusers.models.autoencoders.autoencoder_kl_cogvideox import AutoencoderKLCogVideoX
+
+    sizes: Any = {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4}
+    model = randomised(AutoencoderKLCogVideoX(**sizes, **config), scale=1.0)
+    almost_certain(model.encoder.conv_out.conv, 4)
+    return model
+
+
+def almost_certain(last: Any, channels: int) -> None:
+    """A posterior without spread, so that a pipeline that samples it draws its mean."""
+    last.weight.data[channels:], last.bias.data[channels:] = 0, -40

@@ -90,8 +90,15 @@ class TuneFamily(ABC):
     few_steps: ClassVar[tuple[int, float] | None] = None
     """`steps` and `guidance` of a model that is distilled to a few steps; None: the same."""
 
+    image_pipelines: ClassVar[dict[str, str]] = {}
+    """Pipelines that draw from text alone -> the one that draws from a first frame with the same weights."""
+
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""
+    first_frame = False
+    """Whether the first frame is given; `open_family` sets it for pipelines of `image_pipelines`."""
+    frame_rate: float = 16
+    """Frames per second of clips; `framerate` of a config replaces the family's."""
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         self.source = source
@@ -122,9 +129,14 @@ class TuneFamily(ABC):
     @property
     def takes_image(self) -> bool:
         """Whether the stock pipeline takes an image beside the prompt."""
+        return "image" in self.call_parameters
+
+    @property
+    def call_parameters(self) -> frozenset[str]:
+        """Names of the arguments of a call of the stock pipeline."""
         import diffusers
 
-        return "image" in inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters
+        return frozenset(inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters)
 
     @property
     def needs_image(self) -> bool:
@@ -161,6 +173,10 @@ class TuneFamily(ABC):
     def experts(self) -> tuple[tuple[str, float, float], ...]:
         """(part, lowest time, highest time) of each transformer, the one for the noisiest times first."""
         return (("transformer", 0.0, 1.0),)
+
+    def unfit(self, width: int, height: int, frames: int) -> str | None:
+        """Why the model cannot be trained on samples of this size, in pixels and frames, and what to do; or None."""
+        return None
 
     @abstractmethod
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
@@ -238,6 +254,10 @@ class TuneFamily(ABC):
         """The stock pipeline's arguments for the images that a preview of this size starts from."""
         scaled = [image.resize((width, height)) for image in images]
         return {"image": scaled if len(scaled) > 1 else scaled[0]}
+
+    def call_arguments(self) -> dict[str, Any]:
+        """Further arguments for every call of the stock pipeline: the frame rate, where it takes one."""
+        return {name: self.frame_rate for name in ("frame_rate", "fps") if name in self.call_parameters}
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         """Further arguments that make the stock pipeline draw exactly this size."""

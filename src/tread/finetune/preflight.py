@@ -16,13 +16,13 @@ from tread.config.schema import parse, plain
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, shown
-from tread.finetune.data.prepare import check_references
+from tread.finetune.data.prepare import check_references, check_sizes
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model.adapters import find_linears
 from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
-from tread.finetune.previews import check_image
+from tread.finetune.previews import check_frames, check_image
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.routing.risks import warn_once
 from tread.training.checkpoint import list_checkpoints
@@ -70,7 +70,13 @@ def look(config: FinetuneConfig) -> Findings:
 def open_model(config: FinetuneConfig) -> TuneFamily:
     """The family of a config's model; refuses what its config files already rule out."""
     source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
-    family = open_family(config.model_family, source, config.tokenizer_max_length)
+    family = open_family(
+        config.model_family,
+        source,
+        config.tokenizer_max_length,
+        first_frame=config.first_frame,
+        frame_rate=config.framerate,
+    )
     warn_once(distilled_risks(family), set())
     if (plan := config.plan()) is not None and source.depth:
         plan.resolve(source.depth)  # refuses windows outside the model
@@ -121,6 +127,7 @@ def is_here(place: str, revision: str | None) -> bool:
 def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> Iterator[Callable[[], object]]:
     yield lambda: family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
     yield lambda: check_image(config, family)
+    yield lambda: check_frames(config, family)
     if config.base_model_precision not in UNQUANTIZED:
         yield lambda: check_precision(config.base_model_precision, device)
     trained = {part for part, _, _ in trained_experts(config, family)}
@@ -149,3 +156,4 @@ def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
     collected = collect(configs, video=video, say=lambda _: None)
     if family is not None:
         check_references(family, collected.samples)
+        check_sizes(family, collected.samples, configs)

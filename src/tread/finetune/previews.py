@@ -71,7 +71,7 @@ class Previews:
             picture = self._call(pipeline, text, device)
             stem = self.folder / "previews" / f"step-{step:08d}-{index}"
             with writing(stem):
-                path = _save(picture, stem, self.config.framerate)
+                path = _save(picture, stem, self.family.frame_rate)
             drawn.append((prompt, path.relative_to(self.folder).as_posix()))
             self._track(f"preview {index}: {prompt[:60]}", path, step)
         del pipeline
@@ -87,6 +87,7 @@ class Previews:
         arguments = family.prompt_arguments(
             moved(text), moved(self.negative) if self.guidance > family.unguided else None
         )
+        arguments |= family.call_arguments()
         arguments |= {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
         arguments |= {"num_inference_steps": self.steps, family.guidance_argument: self.guidance}
         arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}
@@ -152,7 +153,22 @@ def _opened(path: str) -> Image.Image:
         return upright_rgb(image)
 
 
-def _save(picture: Any, stem: Path, framerate: int) -> Path:
+def check_frames(config: FinetuneConfig, family: TuneFamily) -> None:
+    """Refuse a number of preview frames that the family cannot draw; pipelines would round it or fail."""
+    frames, factor = config.validation_num_video_frames, family.frame_factor
+    if frames is None:
+        return
+    if not family.video and frames > 1:
+        raise ConfigError(f"validation_num_video_frames is {frames}, but {family.name} draws images; leave it out.")
+    if (frames - 1) % factor:
+        below = 1 + (frames - 1) // factor * factor
+        raise ConfigError(
+            f"validation_num_video_frames is {frames}, but {family.name} draws 1 + a multiple of {factor} frames: set "
+            f"it to {below} or {below + factor}."
+        )
+
+
+def _save(picture: Any, stem: Path, frame_rate: float) -> Path:
     """Save an image, or the frames of a video, under names that begin with `stem`; returns the path of the PNG."""
     still = stem.with_suffix(".png")
     if isinstance(picture, Image.Image):
@@ -160,7 +176,7 @@ def _save(picture: Any, stem: Path, framerate: int) -> Path:
         return still
     frames: list[Image.Image] = list(picture)
     moving = stem.with_suffix(".webp")
-    frames[0].save(moving, save_all=True, append_images=frames[1:], duration=round(1000 / framerate), loop=0)
+    frames[0].save(moving, save_all=True, append_images=frames[1:], duration=round(1000 / frame_rate), loop=0)
     chosen = [frames[round(i)] for i in np.linspace(0, len(frames) - 1, min(STRIP, len(frames)))]
     strip = Image.new("RGB", (sum(frame.width for frame in chosen), chosen[0].height))
     left = 0

@@ -59,6 +59,9 @@ class FinetuneConfig:
     """Variant of the weight files, e.g. fp16."""
     experts: Literal["both", "high", "low"] = "both"
     """Which transformers of Wan 2.2 A14B are trained: both, or that of high or of low noise."""
+    first_frame: bool = False
+    """Give each clip's first frame to a model that draws from text alone too (LTX-Video, Wan 2.2 TI2V), which then \
+learns image-to-video; image-to-video models are given it anyway."""
 
     data: str | dict[str, Any] | tuple[str | dict[str, Any], ...]
     """What to train on: a folder or table, a mapping, or a list of these; docs/data.md lists the keys."""
@@ -201,8 +204,8 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     """Frames of a preview video; null: as many as the longest clip of the data has."""
     validation_image: str | tuple[str, ...] | None = None
     """The image that previews start from: the source of an edit (or several), the first frame of image-to-video."""
-    framerate: int = 16
-    """Frames per second of preview videos."""
+    framerate: int | None = None
+    """Frames per second of clips and of preview videos; null: the family's."""
 
     logging_steps: int = 10
     """Steps between lines of metrics."""

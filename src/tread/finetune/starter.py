@@ -47,6 +47,7 @@ class Model:
     multiple: int = 16
     frame_factor: int = 4
     experts: int = 1
+    takes_image: bool = False
     large: bool = False
 
 

@@ -1,6 +1,7 @@
 """Training targets of released models: what is predicted, the distribution of times, and the loss of each element.
 
 - `FlowTarget`: the velocity noise - x on the straight path, time in (0, 1); FLUX, SD3, AuraFlow, Wan, Lumina2, Qwen.
+- `VelocityTarget`: v of a discrete diffusion, time 0..999; CogVideoX.
 - `EpsilonTarget`: the noise of a discrete diffusion, time 0..999, and the learned variance beside it; PixArt.
 - A time is the quantile function at u in (0, 1): validation visits quantiles evenly, an expert those of its range.
 - The loss is computed in float32, also under autocast.
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tread.errors import ConfigError
 from tread.objectives.flow import Flow, path_state
 from tread.objectives.objective import beside
 
@@ -89,6 +91,49 @@ class FlowTarget:
         return distance(prediction, noise - x, self.distance)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VelocityTarget:
+    """v of a discrete diffusion (Salimans and Ho 2022, arXiv 2202.00512) at a time drawn evenly from 0..T-1.
+
+    Its squared error is the squared error of x divided by the noise's variance, the loss that CogVideoX was trained by.
+    """
+
+    kept: Tensor
+    """(T,) float64: the squared factor of x in the noisy state, the cumulative product of alphas."""
+    distance: Distance = "l2"
+    _factors: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    """Factors of x and of the noise, (T,) float32; one copy on each device: copying them would synchronise."""
+
+    @classmethod
+    def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "VelocityTarget":
+        """The target with the noise levels of a stock scheduler's config, which must predict v."""
+        import diffusers
+
+        found = config.get("prediction_type")
+        if found != "v_prediction":
+            raise ConfigError(f"prediction_type of the scheduler is {found!r}; a model that predicts v is needed here.")
+        scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
+        return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
+
+    def times(self, u: Tensor, tokens: int) -> Tensor:
+        return _evenly(u, len(self.kept))
+
+    def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        of_x, of_noise = self._at(time, x)
+        return of_x * x + of_noise * noise
+
+    def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        of_x, of_noise = self._at(time, x)
+        return distance(prediction, of_x * noise - of_noise * x, self.distance)
+
+    def _at(self, time: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        if time.device not in self._factors:
+            of_x, of_noise = (square.sqrt().float().to(time.device) for square in (self.kept, 1 - self.kept))
+            self._factors[time.device] = of_x, of_noise
+        of_x, of_noise = self._factors[time.device]
+        return _at(of_x, time, like), _at(of_noise, time, like)
+
+
 class Tables(NamedTuple):
     """Coefficients of a discrete diffusion by time, each (T,) float32."""
 
@@ -129,8 +174,7 @@ class EpsilonTarget:
         return cls(betas=scheduler.betas.double(), distance=distance)
 
     def times(self, u: Tensor, tokens: int) -> Tensor:
-        count = len(self.betas)
-        return (u * count).long().clamp(max=count - 1)
+        return _evenly(u, len(self.betas))
 
     # Ho et al. Eq. 4
     def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
@@ -171,6 +215,11 @@ class EpsilonTarget:
             tables = kept.sqrt(), (1 - kept).sqrt(), low, self.betas.log(), apart
             self._tables[device] = Tables(*(table.float().to(device) for table in tables))
         return self._tables[device]
+
+
+def _evenly(u: Tensor, count: int) -> Tensor:
+    """u in (0, 1) -> 0..count-1, each for an equal share of u."""
+    return (u * count).long().clamp(max=count - 1)
 
 
 def _at(table: Tensor, time: Tensor, like: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -45,15 +46,40 @@ class Tiny:
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
     waits: tuple[str, ...] = ()
     """Lines of the stock model that wait for the device in every forward, in part."""
+    frames_first: bool = False
+    """The pipeline's latents are (B, f, C, h, w)."""
+    text_before: int = 0
+    """Tokens of text that come out of the embedder before those of latents."""
+    image_per_prompt: bool = False
+    """The pipeline takes as many images as prompts."""
+    drawn_before: Callable[[torch.Size], tuple[int, ...]] | None = None
+    """What the pipeline draws before the initial noise, by the shape of the latents: an image's posterior, say."""
     pack: Callable[[Any, Tensor], Tensor] = lambda pipeline, latents: latents
-    """Latents as the pipeline's loop holds them."""
-    unpack: Callable[[Any, Tensor], Tensor] | None = None
-    """Latents as the pipeline returns them, where that is not as its loop holds them."""
+    """Latents as the pipeline returns them."""
+    stepped: Callable[[Any, Tensor], Tensor] | None = None
+    """Latents as the pipeline's loop steps them, where that is not as it returns them."""
 
     def images(self, pixels: Tensor) -> list[Tensor]:
         """The source images of an edit, from pixels (1, 3, F, H, W)."""
         return [pixels, pixels.flip(-1)][: self.references] if self.reference else []
 
+    def noise(self, shape: torch.Size) -> Tensor:
+        """The initial noise of the pipeline with generator 0."""
+        generator = torch.Generator().manual_seed(0)
+        if self.drawn_before is not None:
+            for _ in range(shape[0] if self.image_per_prompt else 1):
+                torch.randn(self.drawn_before(shape), generator=generator)
+        if not self.frames_first:
+            return torch.randn(shape, generator=generator)
+        batch, channels, frames, *rest = shape
+        return torch.randn(batch, frames, channels, *rest, generator=generator).transpose(1, 2)
+
     def __call__(self, folder: Path) -> None:
         """Write the pipeline."""
         self.build().save_pretrained(folder)
+
+
+def first_frame(pixels: Tensor) -> dict[str, Any]:
+    """The first frame of pixels (1, 3, F, H, W) as the argument of an image-to-video pipeline."""
+    frame = (pixels[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy()
+    return {"image": Image.fromarray(frame)}

@@ -51,7 +51,8 @@ CASES = [
     flux2(
         name="flux2-klein",
         build=partial(build, klein=True),
-        unpack=unpack,
+        pack=unpack,
+        stepped=pack,
         arguments=edit,
         reference=True,
         references=2,

@@ -4,12 +4,9 @@ import importlib
 from functools import partial
 from typing import Any
 
-from PIL import Image
-from torch import Tensor
-
 from tests.tiny.autoencoders import WAN_NEW_CHANNELS, wan_autoencoder
 from tests.tiny.case import tiny
-from tests.tiny.pipelines.case import Tiny
+from tests.tiny.pipelines.case import Tiny, first_frame
 from tests.tiny.text_encoders import clip_vision, t5_text
 from tests.tiny.tokenizers import t5_tokenizer
 from tests.tiny.weights import randomised
@@ -43,11 +40,6 @@ def build(
         **(clip_vision() if clip else {}),
         **config,
     )
-
-
-def first_frame(pixels: Tensor) -> dict[str, Any]:
-    frame = (pixels[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy()
-    return {"image": Image.fromarray(frame)}
 
 
 wan = partial(Tiny, family="wan", embedder="patch_embedding", frames=5)

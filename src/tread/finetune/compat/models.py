@@ -13,6 +13,13 @@ MODELS: dict[str, dict[str, str]] = {
         "v0.1": "fal/AuraFlow",
         "pony": "purplesmartai/pony-v7-base",
     },
+    "cogvideox": {
+        "5b": "THUDM/CogVideoX-5b",
+        "2b": "THUDM/CogVideoX-2b",
+        "5b-i2v": "THUDM/CogVideoX-5b-I2V",
+        "1.5-5b": "THUDM/CogVideoX1.5-5B",
+        "1.5-5b-i2v": "THUDM/CogVideoX1.5-5B-I2V",
+    },
     "flux": {
         "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",
@@ -25,6 +32,11 @@ MODELS: dict[str, dict[str, str]] = {
         "klein-9b": "black-forest-labs/FLUX.2-klein-base-9B",
         "klein-4b": "black-forest-labs/FLUX.2-klein-base-4B",
         "dev": "black-forest-labs/FLUX.2-dev",
+    },
+    "ltxvideo": {
+        "0.9.5": "Lightricks/LTX-Video-0.9.5",
+        "0.9.0": "Lightricks/LTX-Video",
+        "0.9.7-dev": "Lightricks/LTX-Video-0.9.7-dev",
     },
     "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
     "pixart_sigma": {

@@ -61,6 +61,7 @@ def prepare(
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=family.video, say=say, progress=show)
     check_references(family, collected.samples)
+    check_sizes(family, collected.samples, configs)
     samples = collected.samples
     if one_batch:
         samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
@@ -164,6 +165,21 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
         raise ConfigError(
             f"{wrong[0].place} has {counted(len(wrong[0].references), 'reference image')}, but a {name} takes at most "
             f"{allowed.stop - 1}: remove the others from data."
+        )
+
+
+def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
+    """Refuse samples of a size or a number of frames that a model cannot be trained on."""
+    multiple, factor = family.multiple, family.frame_factor
+    found: list[tuple[Sample, str]] = []
+    for sample in samples:
+        bucket = bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
+        if (reason := family.unfit(bucket.width, bucket.height, bucket.frames)) is not None:
+            found.append((sample, reason))
+    if found:
+        (first, reason), name = found[0], family.source.pipeline_name
+        raise ConfigError(
+            f"{len(found)} of {len(samples)} samples, the first {first.place}, cannot train a {name}: {reason}."
         )
 
 

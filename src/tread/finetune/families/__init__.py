@@ -1,10 +1,10 @@
 """The model families that can be fine-tuned.
 
 One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
-them are `autoencoders` (pixels to latents) and `ragged_text` (texts of different lengths), which several families
-share. A family knows its stock pipeline and nothing of runs: modules here may import `finetune.family`,
-`finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports none of them, so that reading
-a config loads neither torch nor diffusers.
+them are `autoencoders` (pixels to latents), `ragged_text` (texts of different lengths) and `first_frame` (clips whose
+first frame is given), which several families share. A family knows its stock pipeline and nothing of runs: modules here
+may import `finetune.family`, `finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports
+none of them, so that reading a config loads neither torch nor diffusers.
 """
 
 import importlib
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
+    "cogvideox": "CogVideoX",
     "flux": "Flux",
     "flux2": "Flux2",
+    "ltxvideo": "LTXVideo",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",
     "qwen_image": "QwenImage",
@@ -40,10 +42,19 @@ def family_class(name: str) -> "type[TuneFamily]":
     return getattr(importlib.import_module(f"{__name__}.{name}"), TUNE_FAMILIES[name])
 
 
-def open_family(name: str, source: "Source", text_length: int | None = None) -> "TuneFamily":
+def open_family(
+    name: str,
+    source: "Source",
+    text_length: int | None = None,
+    *,
+    first_frame: bool = False,
+    frame_rate: float | None = None,
+) -> "TuneFamily":
     """The family `name` for the model at `source`; an error names the family that the model really is.
 
-    `text_length` is the number of tokens read of a caption; None: as many as the stock pipeline reads.
+    `text_length` is the number of tokens read of a caption; None: as many as the stock pipeline reads. `first_frame`
+    gives the first frame to a model that draws from text alone too. `frame_rate` is that of the clips; None: the
+    family's own.
     """
     cls = family_class(name)
     if source.pipeline_name not in cls.pipelines:
@@ -53,7 +64,19 @@ def open_family(name: str, source: "Source", text_length: int | None = None) -> 
             f"model_family is {name!r}, but {source.place!r} is a {source.pipeline_name}: {advice}, or name a model of "
             f"that family ({', '.join(cls.pipelines)})."
         )
-    return cls(source, text_length)
+    if first_frame:
+        twin = cls.image_pipelines.get(source.pipeline_name, source.pipeline_name)
+        if twin not in cls.image_pipelines.values():
+            raise ConfigError(
+                f"first_frame is true, but {source.place!r} is a {source.pipeline_name}, which cannot be trained on "
+                "given first frames: leave first_frame out, or name an image-to-video model."
+            )
+        source = source.drawn_by(twin)
+    family = cls(source, text_length)
+    both = cls.image_pipelines.get(source.pipeline_name) == source.pipeline_name  # draws from text and from a frame
+    family.first_frame = first_frame if both else source.pipeline_name in cls.image_pipelines.values()
+    family.frame_rate = frame_rate or family.frame_rate
+    return family
 
 
 def distilled_risks(family: "TuneFamily") -> list[str]:

@@ -1,7 +1,8 @@
 """Encode pixels with a stock autoencoder of images or videos, into latents normalised for the transformer.
 
 - AutoencoderKL returns the moments of a distribution; AutoencoderTiny one deterministic latent, so no `std`.
-- Latents of images are (latent - shift_factor) * scaling_factor; those of videos are standardised channel by channel.
+- Latents of images are (latent - shift_factor) * scaling_factor; those of videos are standardised channel by channel,
+  or multiplied by scaling_factor alone.
   Stock pipelines have the inverse.
 """
 
@@ -31,13 +32,21 @@ def encode_images(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def encode_videos(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
-    """Pixels (B, 3, F, H, W) in [-1, 1] -> float32 `mean` and `std`, (B, C, f, h, w).
-
-    Channels are standardised by the statistics in the config of an AutoencoderKLWan or AutoencoderKLQwenImage.
-    """
+    """Pixels (B, 3, F, H, W) in [-1, 1] -> float32 `mean` and `std`, (B, C, f, h, w)."""
     moments = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist
-    mean, std = (
-        torch.tensor(values, device=vae.device).view(1, -1, 1, 1, 1)
-        for values in (vae.config.latents_mean, vae.config.latents_std)
-    )
+    mean, std = _statistics(vae)
     return {"mean": (moments.mean.float() - mean) / std, "std": moments.std.float() / std}
+
+
+def _statistics(vae: Any) -> tuple[Tensor | float, Tensor | float]:
+    """Mean and standard deviation of each channel of a video autoencoder's latents, (1, C, 1, 1, 1).
+
+    AutoencoderKLWan and AutoencoderKLQwenImage have them in their configs, AutoencoderKLLTXVideo as buffers.
+    """
+    scale = vae.config.get("scaling_factor") or 1.0
+    buffers = dict(vae.named_buffers())
+    found = [buffers.get(name, vae.config.get(name)) for name in ("latents_mean", "latents_std")]
+    if found[0] is None:
+        return 0.0, 1 / scale
+    mean, std = (torch.as_tensor(values, device=vae.device).float().view(1, -1, 1, 1, 1) for values in found)
+    return mean, std / scale

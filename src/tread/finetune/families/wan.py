@@ -10,13 +10,14 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
+from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, with_first
 from tread.finetune.families.ragged_text import cut
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
@@ -30,6 +31,7 @@ class Wan(TuneFamily):
 
     name = "wan"
     pipelines = ("WanPipeline", "WanImageToVideoPipeline")
+    image_pipelines: ClassVar[dict[str, str]] = {"WanPipeline": "WanImageToVideoPipeline"}
     text_parts = ("tokenizer", "text_encoder")
     pixel_parts = ("vae", "image_encoder", "image_processor")
     longest_text = 512
@@ -41,6 +43,11 @@ class Wan(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
+        if self._conditioned and self._transformer["in_channels"] == self._transformer["out_channels"]:
+            raise ConfigError(
+                f"{source.place!r} draws from text alone and has no inputs for a first frame: leave first_frame out, "
+                "or set pretrained_model_name_or_path to an image-to-video model or to Wan 2.2 TI2V."
+            )
         if self._conditioned and self._transformer.get("pos_embed_seq_len") is not None:
             raise ConfigError(
                 f"{source.place!r} takes a first and a last frame, which is not supported: set "
@@ -68,6 +75,9 @@ class Wan(TuneFamily):
         both = (("transformer", boundary, 1.0), ("transformer_2", 0.0, boundary))
         return tuple(expert for expert in both if expert[0] in self.source.parts)
 
+    def unfit(self, width: int, height: int, frames: int) -> str | None:
+        return NEEDS_CLIPS if self._conditioned and frames == 1 else None
+
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         from diffusers.pipelines.wan.pipeline_wan import WanPipeline
@@ -85,11 +95,6 @@ class Wan(TuneFamily):
         batch = encode_videos(pipeline.vae, pixels)
         if not self._conditioned:
             return batch
-        if pixels.shape[2] == 1:
-            raise DataError(
-                "the sample is an image, which an image-to-video model would learn to copy: train on videos, or set "
-                "pretrained_model_name_or_path to a text-to-video model."
-            )
         first = torch.cat([pixels[:, :, :1], torch.zeros_like(pixels[:, :, 1:])], dim=2)
         batch["condition"] = encode_videos(pipeline.vae, first)["mean"]
         if self._transformer.get("image_dim") is not None:
@@ -105,8 +110,8 @@ class Wan(TuneFamily):
             known[:, :, 0] = 1
             inputs = torch.cat([noisy, known, batch["condition"].to(noisy.dtype)], dim=1)
         elif self._starts_clean(noisy):
-            inputs = torch.cat([batch["mean"][:, :, :1].to(noisy.dtype), noisy[:, :, 1:]], dim=2)
-            timestep = timestep[:, None] * self.any_in_token(self._later(noisy))  # (B, S)
+            inputs = with_first(noisy, batch["mean"])
+            timestep = timestep[:, None] * self.any_in_token(after_first(noisy))  # (B, S)
         images = {"encoder_hidden_states_image": batch["image_embeds"]} if "image_embeds" in batch else {}
         return model(
             hidden_states=inputs,
@@ -117,7 +122,7 @@ class Wan(TuneFamily):
         )[0]
 
     def weight(self, batch: Batch) -> Tensor | None:
-        return self._later(batch["mean"]) if self._starts_clean(batch["mean"]) else None
+        return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         def padded(one: Text) -> Text:
@@ -153,12 +158,6 @@ class Wan(TuneFamily):
     def _starts_clean(self, latents: Tensor) -> bool:
         """Whether the clean first frame replaces its noisy latents; a single image is drawn from text."""
         return self._image_to_video and not self._conditioned and latents.shape[2] > 1
-
-    def _later(self, latents: Tensor) -> Tensor:
-        """1 after the first frame, 0 in it, (B, 1, f, h, w)."""
-        later = torch.ones_like(latents[:, :1])
-        later[:, :, 0] = 0
-        return later
 
     def _padded(self, embeds: Tensor) -> Tensor:
         return nn.functional.pad(embeds, (0, 0, 0, self.text_length - len(embeds)))  # (L, D) -> (512, D)

@@ -6,6 +6,7 @@
 - `check` refuses parts with missing tensors, which stock loaders would fill with random numbers (`data/stock.py`).
 """
 
+import copy
 import importlib
 from collections.abc import Mapping
 from functools import cached_property
@@ -44,6 +45,12 @@ class Source:
         if not isinstance(name, str):
             raise ConfigError(f"model_index.json of {self.place} names no pipeline: _class_name is {shown(name)}.")
         return name
+
+    def drawn_by(self, pipeline_name: str) -> "Source":
+        """The same model with another stock pipeline of the same parts."""
+        twin = copy.copy(self)
+        twin.index = self.index | {"_class_name": pipeline_name}
+        return twin
 
     @property
     def parts(self) -> list[str]:

@@ -139,6 +139,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
         "width": width,
         "height": height,
         "num_frames": config.validation_num_video_frames or frames if family.video else None,
+        **family.call_arguments(),
         "num_inference_steps": config.validation_num_inference_steps or family.steps,
         family.guidance_argument: guidance,
         # without it PixArt and Kontext change the size
@@ -149,7 +150,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     lines = [f"    {name}={_literal(value)}," for name, value in arguments.items() if value is not None]
     if not family.video:
         return ["image = pipeline(", *lines, ").images[0]", 'image.save("sample.png")']
-    duration = round(1000 / config.framerate)
+    duration = round(1000 / family.frame_rate)
     saving = f'frames[0].save("sample.webp", save_all=True, append_images=frames[1:], duration={duration}, loop=0)'
     return ["frames = pipeline(", *lines, ").frames[0]", saving]
 

@@ -1,0 +1,26 @@
+"""Clips whose first latent frame is given: the model sees it clean at time 0, and it carries no loss.
+
+Its tokens are forced, because `TuneFamily.weight` is 0 there. The given latents are the posterior's mean, so that the
+condition of a clip is the same at every visit.
+"""
+
+import torch
+from torch import Tensor
+
+NEEDS_CLIPS = (
+    "the first frame is given, and of a sample of one frame nothing is left to draw: leave images and short clips out "
+    "of data (video.min_frames), or train a text-to-video model"
+)
+"""Why an image-to-video model is not trained on images."""
+
+
+def after_first(latents: Tensor) -> Tensor:
+    """1 after the first latent frame, 0 in it: (B, C, f, h, w) -> (B, 1, f, h, w)."""
+    later = torch.ones_like(latents[:, :1])
+    later[:, :, 0] = 0
+    return later
+
+
+def with_first(noisy: Tensor, clean: Tensor) -> Tensor:
+    """Noisy latents that begin with the first frame of the clean ones, (B, C, f, h, w)."""
+    return torch.cat([clean[:, :, :1].to(noisy.dtype), noisy[:, :, 1:]], dim=2)
