@@ -39,7 +39,6 @@ from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
-from tread.training.contents import fingerprint
 from tread.training.task import Review, is_due
 from tread.words import counted
 
@@ -94,12 +93,7 @@ class Finetuning:
         plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
         sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
         self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
-        groups: dict[str, list[str]] = {}
-        for entry in data.train.entries:
-            one = entry.sample
-            place = one.place.name if isinstance(one.place, Path) else one.place
-            groups.setdefault(f"data[{one.dataset}]", []).append(f"{place} {one.size} {one.frames}")
-        self.facts["contents"] = fingerprint(groups)
+        self.facts |= data.fingerprints()
         self.unit = "clip" if data.bucket.frames > 1 else "img"
 
     def summary(self) -> str:

@@ -26,6 +26,7 @@ from tread.finetune.data.encode import encode_samples, encode_texts
 from tread.finetune.data.hashes import identity
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
+from tread.training.contents import KINDS, fingerprint
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -37,12 +38,24 @@ class Prepared:
     train: CachedSamples
     held_out: CachedSamples
     texts: Texts
+    samples: Sequence[Sample]
+    """All that were encoded, also those of eval entries that no validation looks at."""
 
     @property
     def bucket(self) -> Bucket:
         """The most frequent bucket of the training samples."""
         buckets = [entry.bucket for entry in self.train.entries]
         return max(sorted(set(buckets)), key=buckets.count)
+
+    def fingerprints(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the data: files to train on, files of eval entries, and the captions of both."""
+        kinds: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
+        for sample in self.samples:
+            place = sample.place.name if isinstance(sample.place, Path) else sample.place
+            kind, entry = "held_out" if sample.held_out else "contents", f"data[{sample.dataset}]"
+            kinds[kind].setdefault(entry, []).append(f"{place} {sample.size} {sample.frames}")
+            kinds["captions"].setdefault(entry, []).extend(f"{place} {caption}" for caption in sample.captions)
+        return {kind: fingerprint(groups) for kind, groups in kinds.items()}
 
 
 def prepare(
@@ -118,7 +131,12 @@ def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int) -> 
         raise ConfigError("data has only entries of dataset_type eval; add one to train on.")
     spread = torch.linspace(0, len(held_out) - 1, min(count, len(held_out))).round().int().tolist()
     chosen = [held_out[i] for i in spread]
-    return Prepared(train=CachedSamples(cache, train, texts), held_out=CachedSamples(cache, chosen, texts), texts=texts)
+    return Prepared(
+        train=CachedSamples(cache, train, texts),
+        held_out=CachedSamples(cache, chosen, texts),
+        texts=texts,
+        samples=[entry.sample for entry in entries],
+    )
 
 
 def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
