@@ -74,8 +74,9 @@ def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str 
     load_tensors(trained(model), weights, path)
     if odd := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise CheckpointError(
-            f"{path / part}.safetensors has NaN or infinite weights ({len(odd)} tensors, the first is {odd[0]}), so it "
-            f"draws nothing: name an earlier checkpoint's folder in {run / CHECKPOINTS}, or train again."
+            f"{path / part}.safetensors has NaN or infinite weights ({counted(len(odd), 'tensor')}, the first is "
+            f"{odd[0]}), so it draws nothing: name an earlier checkpoint's folder in {run / CHECKPOINTS}, or train "
+            "again."
         )
     return Run(
         config=config,

@@ -33,6 +33,7 @@ from tread.data.captioned.tables import Place
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import FORMAT, Cache, Entry, ItemKind, Tensors, Texts
 from tread.finetune.data.hashes import digest
+from tread.words import counted
 
 EncodePixels = Callable[[Tensor], Tensors]
 """(B, 3, F, H, W) in [-1, 1] -> tensors with a batch axis."""
@@ -271,7 +272,7 @@ def _present(cache: Cache, entries: Sequence[Entry | Skipped]) -> tuple[list[Ent
             present.append(entry)
     if not present and skipped:
         name, reason = skipped[0]
-        raise DataError(f"none of the {len(skipped)} samples could be encoded; the first, {name}: {reason}")
+        raise DataError(f"none of {counted(len(skipped), 'sample')} could be encoded; the first, {name}: {reason}")
     return present, skipped
 
 

@@ -27,6 +27,7 @@ from tread.finetune.data.hashes import identity
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
 from tread.training.contents import KINDS, fingerprint
+from tread.words import counted
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -145,8 +146,8 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
     name = family.source.pipeline_name
     if count and not family.takes_references:
         raise ConfigError(
-            f"{count} samples have a reference image, but a {name} takes none: set pretrained_model_name_or_path to a "
-            "Kontext model, or remove the references from data."
+            f"data has {counted(count, 'reference image')}, but a {name} takes none: set "
+            "pretrained_model_name_or_path to a Kontext model, or remove the references from data."
         )
     if family.takes_references and count < len(samples):
         raise ConfigError(
