@@ -208,6 +208,13 @@ def test_sampling_classes_that_the_run_does_not_know(fail: Fail) -> None:
     )
 
 
+def test_sampling_from_a_file_of_weights_names_the_commands_that_read_it(fail: Fail, tmp_path: Path) -> None:
+    (tmp_path / "DiT-XL-2-256x256.pt").write_bytes(b"weights")
+    said = fail("sample", "DiT-XL-2-256x256.pt")
+    assert said.startswith("tread sample: 'DiT-XL-2-256x256.pt' is a file of weights; images are drawn from a run")
+    assert "`tread train model=dit model.size=XL/2 model.weights=FILE data=latents data.path=SHARDS`" in said
+
+
 def test_a_vae_and_images_that_are_not_there(fail: Fail, tmp_path: Path) -> None:
     (tmp_path / "vae").mkdir()
     (tmp_path / "images").mkdir()

@@ -44,7 +44,7 @@ cli.main(["plan"])
 
 
 def said(**changes: str) -> list[str]:
-    ended = finished("-c", textwrap.dedent(NOISY), **changes)
+    ended = finished("-c", textwrap.dedent(NOISY), cwd=None, **changes)
     assert ended.returncode == 0, ended.stderr
     return ended.stderr.splitlines()
 

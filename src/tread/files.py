@@ -2,6 +2,7 @@
 
 - `atomic_write` gives a file its name only when it is complete and on the disk: a temporary name beside it, fsync,
   rename. Several processes may write the same file at once; the last to finish wins.
+- `sweep` removes the temporary files of killed processes.
 - `writing` turns the failure of a write, which names no file where the disk is full, into a sentence that does.
 - `is_file` and `is_folder` answer for any text: no file has a name that the file system does not take. `regular` keeps
   readers from a pipe or a device, which may never end.
@@ -10,6 +11,7 @@
 
 import errno
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +19,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tread.errors import OutputError
+
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
+"""Names of the temporary files of `atomic_write`."""
 
 
 @contextmanager
@@ -36,6 +41,14 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
     if os.name == "posix":  # the rename itself lives in the folder
         fsync(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what `atomic_write` left in a folder when its process was killed; only for whoever holds its lock."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(OSError):  # what cannot be removed harms nobody
+            if TEMPORARY.fullmatch(path.name):
+                path.unlink()
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def test_a_shard_of_bad_images_is_empty_and_a_folder_of_them_an_error(
     assert len(Latents(tmp_path / "half", vae="sd", num_classes=2)) == 3
     for path in (image_folder / "dog").iterdir():
         path.write_bytes(b"broken")
-    with pytest.raises(DataError, match=r"none of the 6 images in .* could be read: see .*skipped\.txt"):
+    with pytest.raises(DataError, match=r"none of 6 images in .* could be read: see .*skipped\.txt"):
         encode(image_folder, tiny_vae, tmp_path / "none", **settings)
     assert len((tmp_path / "none" / "skipped.txt").read_text().splitlines()) == 6
 

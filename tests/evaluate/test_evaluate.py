@@ -133,7 +133,7 @@ def test_only_the_first_images_count(tmp_path: Path) -> None:
         assert evaluate(place, ref, corner(), work=tmp_path / "work", **options) != found
     assert found is not None
     assert found.samples == 12
-    with pytest.raises(ConfigError, match=r"^--count is 41, but there are 40 images; lower it or leave it out\.$"):
+    with pytest.raises(ConfigError, match=r"^--count is 41, but SAMPLES has 40 images; lower it or leave it out\.$"):
         evaluate(place, ref, corner(), count=41)
     with pytest.raises(ConfigError, match=r"^--count is 1; it must be at least 2\.$"):
         evaluate(place, ref, corner(), count=1)

@@ -69,9 +69,7 @@ def test_latents_that_are_no_numbers_are_left_out(pictures: Path, tmp_path: Path
         def __call__(self, pixels: Tensor) -> Tensors:
             return {"mean": super().__call__(pixels)["mean"] + 1e6}
 
-    with pytest.raises(
-        DataError, match=r"none of the 6 samples could be encoded; the first, \S+0\.png: the autoencoder"
-    ):
+    with pytest.raises(DataError, match=r"none of 6 samples could be encoded; the first, \S+0\.png: the autoencoder"):
         encode(Cache(tmp_path / "cache"), pictures, Overflowing())
 
 

@@ -1,6 +1,7 @@
 """`tread finetune` from the command line to the result, on tiny pipelines of every family."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,37 @@ def assert_same(one: Path, two: Path) -> None:
         assert all(torch.equal(tensor, second[part][name]) for name, tensor in tensors.items()), part
     losses = [[line["loss"] for line in read_metrics(folder) if "loss" in line] for folder in (one, two)]
     assert losses[0] == losses[1]
+
+
+def test_changed_captions_and_eval_samples_need_the_user_s_word(config: Any, shapes: Path, tmp_path: Path) -> None:
+    """As changed images do; a checkpoint of an earlier version does not know them and goes on."""
+    train, held_out = (Path(shutil.copytree(shapes, tmp_path / name)) for name in ("train", "eval"))
+    data = [{"instance_data_dir": str(train), "resolution": 64}, {"instance_data_dir": str(held_out), "resolution": 64}]
+    data[1]["dataset_type"] = "eval"
+    run, settings = tmp_path / "run", {"data": data, "eval_steps_interval": 0, "resume_from_checkpoint": "latest"}
+
+    def go(steps: int, **changes: Any) -> None:
+        finetune(config("flux", run, max_train_steps=steps, **settings, **changes))
+
+    def refused(what: str) -> None:
+        with pytest.raises(ConfigError) as error:
+            go(2)
+        words = rf"was saved: {what}\. Restore the data, or go on with data_changed=accept\."
+        assert re.search(words, str(error.value)), error.value
+
+    go(1)
+    (train / "0.txt").write_text("a red disc")
+    refused(r"'data\[0\]' has other captions")
+    (held_out / "5.png").unlink()
+    refused(
+        r"'data\[1\]' has 5 held-out files instead of 6, 'data\[0\]' has other captions, 'data\[1\]' has 5 captions .*"
+    )
+    manifest = run / "checkpoints" / "step-00000001" / "checkpoint.json"
+    kept = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({key: one for key, one in kept.items() if key not in ("captions", "held_out")}))
+    go(2)
+    (train / "0.txt").write_text("a red circle")
+    go(3, data_changed="accept", num_eval_images=1)
 
 
 def test_an_error_within_the_model_leaves_a_checkpoint_and_a_result(

@@ -140,9 +140,11 @@ def test_a_file_that_is_missing_keeps_no_other_key_from_its_verdict(
 ) -> None:
     config = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data_backend_config": "no.json"}
     routes = [{"selection_ratio": 2, "start_layer_idx": 2, "end_layer_idx": 4}]
-    path = written(tmp_path, config | {"lora_rnk": 8, "tread_config": {"routes": routes}})
+    path = written(tmp_path, config | {"lora_rnk": 8, "tread_config": {"routes": routes}, "max_grad_norm": 0.1})
     assert check(path, as_json=True) == 1
-    keys = {one["key"]: one for one in json.loads(capsys.readouterr().out)["keys"] if one["verdict"] == "unsupported"}
+    told = {one["key"]: one for one in json.loads(capsys.readouterr().out)["keys"]}
+    assert told["max_grad_norm"]["verdict"] == "differs", "it is a config of the existing trainer all the same"
+    keys = {key: one for key, one in told.items() if one["verdict"] == "unsupported"}
     assert "no.json" in keys["data_backend_config"]["text"]
     assert "lora_rank" in keys["lora_rnk"]["text"]
     assert [key for key in keys if key.startswith("tread_config")]

@@ -12,7 +12,8 @@ from tests.tiny.runs import go_on, losses, make_session, metrics, train, write_i
 from tread.config.schema import plain
 from tread.errors import CheckpointError, ConfigError
 from tread.pretrain.config import compose, from_run
-from tread.training.job import LOCK_FILE, claimed_folder, saved_settings
+from tread.pretrain.task import Pretraining
+from tread.training.job import LOCK_FILE, claimed_folder, locked, make_accelerator, run, saved_settings
 from tread.training.loop import CHECKPOINTS
 
 
@@ -151,6 +152,22 @@ def test_a_checkpoint_that_a_kill_left_without_its_name_is_found(
     assert f"resumed from {folder}/checkpoints/step-00000002" in capsys.readouterr().out
 
 
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """By the one that holds the folder, and by no other; files of the user's stay."""
+    folder = train(tmp_path / "run", "train.steps=2")
+    left = [folder / f".config.yaml.{'0' * 32}.tmp", folder / f".metrics.jsonl.{'f' * 32}.tmp"]
+    half = folder / CHECKPOINTS / ".step-00000004.tmp"
+    half.mkdir()
+    for path in (*left, half / "model.safetensors", folder / ".mine.tmp"):
+        path.write_bytes(b"half")
+    with locked(folder / LOCK_FILE), pytest.raises(ConfigError, match="another job is training"):
+        go_on(folder)
+    assert all(path.exists() for path in (*left, half))
+    go_on(folder)  # it has nothing left to do
+    assert [path for path in (*left, half) if path.exists()] == []
+    assert (folder / ".mine.tmp").exists()
+
+
 def test_a_run_that_has_nothing_left_to_do_keeps_its_config(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (trained / "config.yaml").read_bytes()
     go_on(trained, "train.steps=2")
@@ -237,3 +254,28 @@ def test_a_schedule_that_routes_no_step_is_said(tmp_path: Path, capsys: pytest.C
 def test_an_empty_output_dir_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^output_dir is empty; name a folder"):
         compose(["output_dir="])
+
+
+def test_secrets_are_not_kept_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in the config of a run nor in what trackers are given; a resume finds nothing changed."""
+    folder = tmp_path / "run"
+    for steps in (2, 4):
+        task, _ = make_session(folder, f"train.steps={steps}", "log.trackers=tensorboard")
+        config = replace(task.config, resume="latest")
+        secret = {"hub_token": "hidden!", "entries": [{"aws_secret_access_key": "hidden!", "id": "a"}]}
+        accelerator = make_accelerator(config)
+        task = Pretraining(config, accelerator, folder)
+        with claimed_folder(config, accelerator):
+            run(task, config, accelerator, folder, {"reference_tokens": "keep", "steps": steps, **secret})
+        accelerator.end_training()
+    assert saved_settings(folder) == {
+        "reference_tokens": "keep",
+        "steps": 4,
+        "hub_token": "********",
+        "entries": [{"aws_secret_access_key": "********", "id": "a"}],
+    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert any("tfevents" in path.name for path in files)
+    assert [path for path in files if b"hidden!" in path.read_bytes()] == []
+    changed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed since")]
+    assert changed == ["changed since the run was started: steps: 2 -> 4"]

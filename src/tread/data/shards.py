@@ -133,7 +133,7 @@ def encode(
                     bar.update(len(batch))
                 _write_skipped(out, skipped)  # before the shard is renamed, or a kill here would lose them
     if len(skipped) == len(files):
-        raise DataError(f"none of the {len(files)} images in {images} could be read: see {out / SKIPPED_FILE}")
+        raise DataError(f"none of {counted(len(files), 'image')} in {images} could be read: see {out / SKIPPED_FILE}")
     return Encoded(
         out=out,
         shards=len(spans),

@@ -25,6 +25,7 @@ from PIL import Image
 from tread.data.images import SUFFIXES, reading, upright_rgb
 from tread.errors import ConfigError, DataError, check_int
 from tread.files import atomic_write, regular
+from tread.words import counted
 
 GRID = "grid.png"
 IMAGES_KEY = "arr_0"
@@ -69,7 +70,8 @@ class FirstImages(ImageSource):
     def __init__(self, source: ImageSource, count: int) -> None:
         self.source, self.count = source, check_int(count, "--count", 2)
         if count > len(source):
-            raise ConfigError(f"--count is {count}, but there are {len(source)} images; lower it or leave it out.")
+            there = counted(len(source), "image")
+            raise ConfigError(f"--count is {count}, but SAMPLES has {there}; lower it or leave it out.")
         self.read_ahead = source.read_ahead
 
     def __len__(self) -> int:

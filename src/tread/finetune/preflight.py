@@ -15,7 +15,7 @@ from torch import nn
 from tread.config.schema import parse, plain
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
-from tread.errors import ConfigError, DataError, shown
+from tread.errors import ConfigError, DataError, masked, shown
 from tread.finetune.data.prepare import check_references, check_sizes
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
@@ -102,7 +102,7 @@ def check_resumed(config: FinetuneConfig) -> None:
     folder = Path(config.output_dir if latest else config.resume_from_checkpoint)
     if not (folder / CONFIG_FILE).is_file() or not list_checkpoints(folder / CHECKPOINTS):
         return
-    before, now = saved_settings(folder), plain(config)
+    before, now = saved_settings(folder), masked(plain(config))
     for name in SHAPES:
         if name in before and before[name] != now[name]:
             raise ConfigError(

@@ -39,7 +39,6 @@ from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
-from tread.training.contents import fingerprint
 from tread.training.task import Review, is_due
 from tread.words import counted
 
@@ -96,12 +95,7 @@ class Finetuning:
         self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
         if references := max((len(entry.references) for entry in data.train.entries), default=0):
             self.facts["references"] = references
-        groups: dict[str, list[str]] = {}
-        for entry in data.train.entries:
-            one = entry.sample
-            place = one.place.name if isinstance(one.place, Path) else one.place
-            groups.setdefault(f"data[{one.dataset}]", []).append(f"{place} {one.size} {one.frames}")
-        self.facts["contents"] = fingerprint(groups)
+        self.facts |= data.fingerprints()
         self.unit = "clip" if data.bucket.frames > 1 else "img"
 
     def summary(self) -> str:

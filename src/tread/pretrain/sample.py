@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from tread.errors import CheckpointError, ConfigError, TreadWarning, check_int, shown
+from tread.files import is_file
 from tread.models import DiT
 from tread.objectives import Objective
 from tread.objectives.objective import check_number
@@ -52,6 +53,12 @@ class Run:
 
 def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str = "cpu") -> Run:
     """The newest whole checkpoint of a run, or one checkpoint by its own folder; `averaged`: with its EMA weights."""
+    if is_file(folder):
+        raise ConfigError(
+            f"{shown(str(folder), 150)} is a file of weights; images are drawn from a run, which knows its objective: "
+            "`tread train model=dit model.size=XL/2 model.weights=FILE data=latents data.path=SHARDS` trains on from "
+            "those of facebookresearch/DiT, and diffusers' DiTPipeline draws with them as they are."
+        )
     chosen = (folder / MANIFEST).is_file()
     run = folder.resolve().parents[1] if chosen else folder
     config = from_run(run)
@@ -67,8 +74,9 @@ def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str 
     load_tensors(trained(model), weights, path)
     if odd := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise CheckpointError(
-            f"{path / part}.safetensors has NaN or infinite weights ({len(odd)} tensors, the first is {odd[0]}), so it "
-            f"draws nothing: name an earlier checkpoint's folder in {run / CHECKPOINTS}, or train again."
+            f"{path / part}.safetensors has NaN or infinite weights ({counted(len(odd), 'tensor')}, the first is "
+            f"{odd[0]}), so it draws nothing: name an earlier checkpoint's folder in {run / CHECKPOINTS}, or train "
+            "again."
         )
     return Run(
         config=config,

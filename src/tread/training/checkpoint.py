@@ -88,11 +88,17 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def recover(folder: Path) -> None:
-    """Rename what a killed save left: the new checkpoint if it is whole, else the one it was to replace."""
+    """Rename what a killed save left: the new checkpoint if it is whole, else the one it was to replace.
+
+    What is of no use any more is removed: a new one that is not whole, and one that was replaced.
+    """
     for left_over in _left_overs(folder):
         final = folder / left_over.stem.removeprefix(".")
-        if not final.exists() and _is_whole(left_over):
+        whole = _is_whole(left_over)
+        if whole and not final.exists():
             left_over.rename(final)
+        elif _is_whole(final) or (left_over.suffix == ".tmp" and not whole):
+            shutil.rmtree(left_over, ignore_errors=True)
 
 
 def _left_overs(folder: Path) -> list[Path]:

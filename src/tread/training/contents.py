@@ -1,14 +1,16 @@
 """The fingerprint of a run's data, which its checkpoints carry: a resume names what has changed since.
 
 A group is a class, a shard or a data entry. A fingerprint has the number of its files and a hash of their names and
-sizes; no file is opened.
+sizes, or that of its captions and a hash of their text; no file is opened for it.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 Fingerprint = Mapping[str, Sequence[int | str]]
-"""For each group the number of its files and the hash of what describes them."""
+"""For each group the number of its files, or captions, and the hash of what describes them."""
+KINDS = {"contents": "files", "held_out": "held-out files", "captions": "captions"}
+"""The fingerprints of a checkpoint, with what each counts; earlier versions have the first at most."""
 
 
 def fingerprint(groups: Mapping[str, Iterable[object]]) -> dict[str, list[int | str]]:
@@ -24,8 +26,8 @@ def fingerprint(groups: Mapping[str, Iterable[object]]) -> dict[str, list[int | 
     }
 
 
-def describe_changes(before: Fingerprint, now: Fingerprint, show: int = 5) -> str:
-    """What differs between two fingerprints, in words; empty if nothing does.
+def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files", show: int = 5) -> str:
+    """What differs between two fingerprints of so many `what`, in words; empty if nothing does.
 
     >>> describe_changes({"a": [2, "x"], "b": [1, "y"]}, {"a": [3, "z"], "c": [1, "y"]})
     "'a' has 3 files instead of 2, 'b' is gone, 'c' is new"
@@ -37,8 +39,8 @@ def describe_changes(before: Fingerprint, now: Fingerprint, show: int = 5) -> st
         elif name not in before:
             told.append(f"{name!r} is new")
         elif before[name][0] != now[name][0]:
-            told.append(f"{name!r} has {now[name][0]} files instead of {before[name][0]}")
+            told.append(f"{name!r} has {now[name][0]} {what} instead of {before[name][0]}")
         elif list(before[name]) != list(now[name]):
-            told.append(f"{name!r} has other files")
+            told.append(f"{name!r} has other {what}")
     more = f", and {len(told) - show} more" if len(told) > show else ""
     return ", ".join(told[:show]) + more

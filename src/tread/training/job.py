@@ -14,7 +14,7 @@ from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, Proj
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, shown
-from tread.files import atomic_write, is_file, writing
+from tread.files import atomic_write, is_file, sweep, writing
 from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
@@ -73,6 +73,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         if accelerator.is_main_process:
             with writing(folder / CHECKPOINTS):
                 recover(folder / CHECKPOINTS)
+            sweep(folder)  # the lock is held: nobody else writes here
         accelerator.wait_for_everyone()
         if goes_on:
             newest(folder / CHECKPOINTS, lambda _: None)  # refuses broken ones before anything is encoded or loaded
@@ -96,8 +97,10 @@ def run(
 ) -> int:
     """Train a task from its start or its newest checkpoint; returns the signal that stopped it, or 0.
 
-    The folder keeps `settings`, the job's own config; `saved` reads those of an earlier version, to say what changed.
+    The folder keeps `settings`, the job's own config without secrets; `saved` reads those of an earlier version, to say
+    what changed.
     """
+    settings = masked(settings)
     session = Session(task, config, accelerator)
     source = _resumed_from(config, folder)
     start = 0 if source is None else session.load(source / CHECKPOINTS)
@@ -112,8 +115,7 @@ def run(
         accelerator.wait_for_everyone()
     if accelerator.log_with:
         flat = {
-            name: value if isinstance(value, int | float) else str(masked(value, name))
-            for name, value in flatten(settings).items()
+            name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()
         }
         names = {"wandb": {"name": config.log.run or folder.name}}
         accelerator.init_trackers(config.log.project, config=flat, init_kwargs=names)

@@ -27,7 +27,7 @@ from tread.errors import ConfigError, TrainingDiverged
 from tread.kernels import attention
 from tread.routing import noise
 from tread.training import checkpoint
-from tread.training.contents import describe_changes
+from tread.training.contents import KINDS, describe_changes
 from tread.training.ema import EMA
 from tread.training.memory import lost_workers, out_of_memory
 from tread.training.metrics import FILE as METRICS_FILE
@@ -169,13 +169,19 @@ class Session:
 
     def _check_data(self, path: Path, manifest: dict[str, Any]) -> None:
         """Refuse data that has changed since a checkpoint, unless the user accepts it."""
-        before, now = manifest.get("contents"), self.task.facts.get("contents")  # earlier versions kept none
-        changes = describe_changes(before, now) if before and now else ""
+        both = {kind: (manifest.get(kind), self.task.facts.get(kind)) for kind in KINDS}  # earlier versions kept fewer
+        found = {
+            kind: told
+            for kind, (before, now) in both.items()
+            if before is not None and now is not None and (told := describe_changes(before, now, KINDS[kind]))
+        }
+        changes = ", ".join(found.values())
         if changes and self.config.checkpoint.data_changed == "refuse":
             name = self.config.called("checkpoint.data_changed")
             raise ConfigError(
-                f"the data is not what it was when {path} was saved: {changes}. Classes may have other labels and "
-                f"held-out samples be trained on: restore the data, or go on with {name}=accept."
+                f"the data is not what it was when {path} was saved: {changes}. "
+                + "Classes may have other labels and held-out samples be trained on. " * ("contents" in found)
+                + f"Restore the data, or go on with {name}=accept."
             )
         if changes:
             self.accelerator.print(f"the data has changed since the run was saved: {changes}")

@@ -73,11 +73,14 @@ def translate(config: Mapping[str, Any], unread: Mapping[str, str] | None = None
     config = {key: _read(value, hints.get(key), key) for key, value in config.items()}
     wrong = {key: why for key, value in config.items() if (why := _not_one(value, hints.get(key), key))}
     wrong |= unread or {}
-    config = {key: value for key, value in config.items() if key not in wrong}  # rules look values up by name
+    # rules look values up by name, and see by data_backend_config whose config it is, even if it cannot be read
+    config = {key: value for key, value in config.items() if key not in wrong or key == "data_backend_config"}
     absent = {key: value for key, value in left_out(config).items() if key not in wrong}
     config |= absent
     done = Translated()
     for key, value in config.items():
+        if key in wrong:
+            continue
         if key == "data" or (key == "data_backend_config" and isinstance(value, list | tuple)):
             _data(key, value, config, done)
         elif key == "lycoris_config":

@@ -209,7 +209,7 @@ def _present(cache: Cache, entries: Sequence[Entry | Skipped]) -> tuple[list[Ent
             present.append(entry)
     if not present and skipped:
         name, reason = skipped[0]
-        raise DataError(f"none of the {len(skipped)} samples could be encoded; the first, {name}: {reason}")
+        raise DataError(f"none of {counted(len(skipped), 'sample')} could be encoded; the first, {name}: {reason}")
     return present, skipped
 
 

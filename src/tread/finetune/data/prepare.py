@@ -28,6 +28,7 @@ from tread.finetune.data.hashes import identity
 from tread.finetune.data.items import Picture, Shapes, items_of, whole
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
+from tread.training.contents import KINDS, fingerprint
 from tread.words import counted
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -40,6 +41,8 @@ class Prepared:
     train: CachedSamples
     held_out: CachedSamples
     texts: Texts
+    samples: Sequence[Sample]
+    """All that were encoded, also those of eval entries that no validation looks at."""
     previews_see: tuple[str, ...] = ()
     """Keys of the validation images, if the text encoder sees them beside the prompts."""
 
@@ -48,6 +51,16 @@ class Prepared:
         """The most frequent bucket of the training samples."""
         buckets = [entry.bucket for entry in self.train.entries]
         return max(sorted(set(buckets)), key=buckets.count)
+
+    def fingerprints(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the data: files to train on, files of eval entries, and the captions of both."""
+        kinds: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
+        for sample in self.samples:
+            place = sample.place.name if isinstance(sample.place, Path) else sample.place
+            kind, entry = "held_out" if sample.held_out else "contents", f"data[{sample.dataset}]"
+            kinds[kind].setdefault(entry, []).append(f"{place} {sample.size} {sample.frames}")
+            kinds["captions"].setdefault(entry, []).extend(f"{place} {caption}" for caption in sample.captions)
+        return {kind: fingerprint(groups) for kind, groups in kinds.items()}
 
 
 def prepare(
@@ -143,6 +156,7 @@ def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int, see
         held_out=CachedSamples(cache, chosen, texts),
         texts=texts,
         previews_see=seen,
+        samples=[entry.sample for entry in entries],
     )
 
 
@@ -152,8 +166,9 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
     count = sum(bool(sample.references) for sample in samples)
     if count and not family.takes_references:
         raise ConfigError(
-            f"{count} samples have a reference image, but a {name} takes none: set pretrained_model_name_or_path to a "
-            "model that edits images (FLUX.2, FLUX Kontext, Qwen-Image-Edit), or remove the references from data."
+            f"{counted(count, 'sample')} with a reference image, but a {name} takes none: set "
+            "pretrained_model_name_or_path to a model that edits images (FLUX.2, FLUX Kontext, Qwen-Image-Edit), or "
+            "remove the references from data."
         )
     if family.needs_references and count < len(samples):
         raise ConfigError(
