@@ -37,6 +37,8 @@ JOINT_ATTENTION = (
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
 )
 """The linears of an attention that joins image and text: the image's, then the text's."""
+JOINT_FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+"""The linears of the feed-forward beside it, likewise."""
 
 FEW_STEPS = frozenset(("turbo", "schnell", "flash", "fast", "lightning", "distilled"))
 """Words in the names of models that are distilled to a few steps."""
@@ -71,6 +73,9 @@ class TuneFamily(ABC):
     """Default solver steps of previews."""
     few_steps: ClassVar[tuple[int, float] | None] = None
     """`steps` and `guidance` of a model that is distilled to a few steps; None: the same."""
+
+    checkpoints_whole: ClassVar[bool] = True
+    """Whether the stock model's activation checkpointing passes all arguments on; else layers checkpoint themselves."""
 
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""

@@ -13,6 +13,11 @@ MODELS: dict[str, dict[str, str]] = {
         "v0.1": "fal/AuraFlow",
         "pony": "purplesmartai/pony-v7-base",
     },
+    "chroma": {
+        "base": "lodestones/Chroma1-Base",
+        "hd": "lodestones/Chroma1-HD",
+        "flash": "lodestones/Chroma1-Flash",
+    },
     "flux": {
         "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",

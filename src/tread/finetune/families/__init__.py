@@ -1,10 +1,10 @@
 """The model families that can be fine-tuned.
 
 One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
-them are `autoencoders` (pixels to latents) and `ragged_text` (texts of different lengths), which several families
-share. A family knows its stock pipeline and nothing of runs: modules here may import `finetune.family`,
-`finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports none of them, so that reading
-a config loads neither torch nor diffusers.
+them is what several families share: `autoencoders` (pixels to latents), `patches` (latents to FLUX's tokens) and
+`ragged_text` (texts of different lengths). A family knows its stock pipeline and nothing of runs: modules here may
+import `finetune.family`, `finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports none
+of them, so that reading a config loads neither torch nor diffusers.
 """
 
 import importlib
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
+    "chroma": "Chroma",
     "flux": "Flux",
     "flux2": "Flux2",
     "lumina2": "Lumina2",
