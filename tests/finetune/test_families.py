@@ -131,6 +131,10 @@ def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) ->
     if tiny.text is not None:
         name, mask = tiny.text
         for call in (ours, stock):
+            if tiny.positions is not None:
+                of_text, of_image = call[tiny.positions].tensor_split([call[name].shape[1]])
+                assert (of_text == 0).all()
+                call[tiny.positions] = of_image
             given = call.pop(mask).bool()
             call[name] = [text[row] for text, row in zip(call[name], given, strict=True)]
     if tiny.one_time:

@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, str]] = {
         "klein-4b": "black-forest-labs/FLUX.2-klein-base-4B",
         "dev": "black-forest-labs/FLUX.2-dev",
     },
+    "krea2": {"raw": "krea/Krea-2-Raw", "turbo": "krea/Krea-2-Turbo"},
     "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
     "pixart_sigma": {
         "900M-1024-v0.6": "terminusresearch/pixart-900m-1024-ft-v0.6",

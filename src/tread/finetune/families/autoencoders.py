@@ -13,7 +13,9 @@ from torch import Tensor
 
 
 def pixels_per_latent(config: Mapping[str, Any]) -> int:
-    """Pixels per latent along height and width, from an image autoencoder's config."""
+    """Pixels per latent along height and width, from the config of an image autoencoder or of Qwen-Image's."""
+    if "temperal_downsample" in config:
+        return 2 ** len(config["temperal_downsample"])
     stages = config.get("encoder_block_out_channels") or config["block_out_channels"]
     return 2 ** (len(stages) - 1)
 
@@ -41,3 +43,8 @@ def encode_videos(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
     return {"mean": (moments.mean.float() - mean) / std, "std": moments.std.float() / std}
+
+
+def encode_stills(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
+    """Pixels (B, 3, 1, H, W) -> latents of an autoencoder of videos without their frame axis, (B, C, h, w)."""
+    return {name: values[:, :, 0] for name, values in encode_videos(vae, pixels).items()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.finetune.families.autoencoders import encode_videos
+from tread.finetune.families.autoencoders import encode_stills
 from tread.finetune.families.ragged_text import cut, padded
 from tread.finetune.family import Batch, Text, TuneFamily
 
@@ -30,10 +30,6 @@ class QwenImage(TuneFamily):
     guidance_argument = "true_cfg_scale"
     steps = 50
 
-    @property
-    def factor(self) -> int:
-        return 2 ** len(self.source.config("vae")["temperal_downsample"])
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds, mask = pipeline.encode_prompt(list(captions), max_sequence_length=self.text_length)  # (B, L, D), (B, L)
@@ -44,7 +40,7 @@ class QwenImage(TuneFamily):
         return {"embeds": embeds} if mask.all() else {"embeds": embeds, "mask": mask}
 
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return {name: values[:, :, 0] for name, values in encode_videos(pipeline.vae, pixels).items()}
+        return encode_stills(pipeline.vae, pixels)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline as stock

@@ -29,6 +29,11 @@ def _is_part(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(word, str) for word in value)
 
 
+def _is_entry(value: object) -> bool:
+    """Whether a list of model_index.json is about a part, absent ones included; other lists are settings."""
+    return isinstance(value, list) and all(word is None or isinstance(word, str) for word in value)
+
+
 class Source:
     """`Source("folder-or-hub-id")`; raises ConfigError if there is no pipeline."""
 
@@ -75,7 +80,7 @@ class Source:
         for part in parts:
             if part in self.index and self.index[part] not in (None, [None, None]):
                 self._class_of(part)  # refuses an odd entry
-        listed = (part for part, value in self.index.items() if isinstance(value, list))
+        listed = (part for part, value in self.index.items() if _is_entry(value))
         wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
         absent = dict.fromkeys(part for part in listed if part not in wanted)
         return self._load(cls, ", ".join(parts), dtype=dtype, **absent, **given)
