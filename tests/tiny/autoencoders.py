@@ -100,3 +100,21 @@ def flux2_autoencoder() -> Any:
     statistics.running_mean.copy_(torch.linspace(-0.2, 0.2, 128))
     statistics.running_var.copy_(torch.linspace(0.02, 0.2, 128))
     return model.eval()
+
+
+def dc_autoencoder() -> Any:
+    """AutoencoderDC with 32 pixels per latent."""
+    from diffusers.models.autoencoders.autoencoder_dc import AutoencoderDC
+
+    torch.manual_seed(0)
+    layers: dict[str, Any] = {
+        "encoder_block_out_channels": (8,) * 6,
+        "decoder_block_out_channels": (8,) * 6,
+        "encoder_layers_per_block": (1,) * 6,
+        "decoder_layers_per_block": (1,) * 6,
+        "encoder_block_types": "ResBlock",
+        "decoder_block_types": "ResBlock",
+        "encoder_qkv_multiscales": ((),) * 6,
+        "decoder_qkv_multiscales": ((),) * 6,
+    }
+    return AutoencoderDC(latent_channels=8, **layers, scaling_factor=2.0).eval()

@@ -125,6 +125,19 @@ def qwen3_vl_text() -> Any:
     return randomised(Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision)))
 
 
+def t5_gemma_text() -> Any:
+    """T5GemmaEncoder, with the config of a whole T5Gemma, as PRX's pipeline reads it."""
+    from transformers import T5GemmaConfig
+    from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
+
+    module = {"vocab_size": len(tokenizers.gemma_tokenizer()), **_small(hidden=16, layers=2)}
+    module |= {"query_pre_attn_scalar": 8}
+    config = T5GemmaConfig(encoder=module, decoder=module)
+    encoder: Any = randomised(T5GemmaEncoder(config.encoder))
+    encoder.config = config
+    return encoder
+
+
 def _small(*, hidden: int, layers: int) -> dict[str, Any]:
     """The sizes of a language model with two heads that share one key."""
     return {

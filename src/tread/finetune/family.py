@@ -10,6 +10,7 @@
 """
 
 import inspect
+import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -61,6 +63,8 @@ class TuneFamily(ABC):
     """Parts of the pipeline that `encode_pixels` needs."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the linears that get an adapter unless a config names others."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Packages beside the usual that the stock pipeline needs."""
     video: ClassVar[bool] = False
     """Whether latents have a frame axis; an image is then a video of one frame."""
     guidance: float
@@ -212,12 +216,29 @@ class TuneFamily(ABC):
         return {}
 
     def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
-        """Write the LoRA of each transformer with the stock pipeline's saver, so that its loader reads it."""
+        """Write the LoRA of each transformer for the stock pipeline's loader, or for peft's where it has none."""
         import diffusers
 
+        if not has_lora_loader(self.source.pipeline_name):
+            return _save_peft(Path(folder), layers["transformer"], metadata["transformer"])
         cls: Any = getattr(diffusers, self.source.pipeline_name)
         cls.save_lora_weights(
             folder,
             **{f"{part}_lora_layers": tensors for part, tensors in layers.items()},
             **{f"{part}_lora_adapter_metadata": values for part, values in metadata.items()},
         )
+
+
+def has_lora_loader(pipeline_name: str) -> bool:
+    """Whether `load_lora_weights` of a stock pipeline loads into its transformer; PRX's knows UNets alone."""
+    import diffusers
+
+    return "transformer" in getattr(getattr(diffusers, pipeline_name), "_lora_loadable_modules", ())
+
+
+def _save_peft(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """A folder for `PeftModel.from_pretrained(pipeline.transformer, folder)`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))

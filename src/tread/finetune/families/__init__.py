@@ -24,6 +24,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "krea2": "Krea2",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",
+    "prx": "PRX",
     "qwen_image": "QwenImage",
     "sd3": "SD3",
     "wan": "Wan",

@@ -1,6 +1,6 @@
 """Encode pixels with a stock autoencoder of images or videos, into latents normalised for the transformer.
 
-- AutoencoderKL returns the moments of a distribution; AutoencoderTiny one deterministic latent, so no `std`.
+- AutoencoderKL returns the moments of a distribution; AutoencoderTiny and AutoencoderDC one latent, so no `std`.
 - Latents of images are (latent - shift_factor) * scaling_factor; those of videos are standardised channel by channel.
   Stock pipelines have the inverse.
 """
@@ -24,9 +24,10 @@ def pixels_per_latent(config: Mapping[str, Any]) -> int:
 def encode_images(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
     """Pixels (B, 3, 1, H, W) in [-1, 1] -> float32 `mean` (B, C, h, w) and, from an AutoencoderKL, `std`."""
     encoded = vae.encode(pixels.squeeze(2).to(vae.device, vae.dtype))
-    scale, shift = vae.config.scaling_factor, vae.config.shift_factor or 0.0
+    scale, shift = vae.config.scaling_factor, vae.config.get("shift_factor") or 0.0
     if not hasattr(encoded, "latent_dist"):
-        return {"mean": (encoded.latents.float() - shift) * scale}
+        latents = encoded.latent if hasattr(encoded, "latent") else encoded.latents
+        return {"mean": (latents.float() - shift) * scale}
     moments = encoded.latent_dist
     return {"mean": (moments.mean.float() - shift) * scale, "std": moments.std.float() * scale}
 

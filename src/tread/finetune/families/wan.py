@@ -34,6 +34,7 @@ class Wan(TuneFamily):
     pixel_parts = ("vae", "image_encoder", "image_processor")
     longest_text = 512
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    packages = ("ftfy",)  # image to video cleans prompts with it
     video = True
     guidance = 5.0
     steps = 50

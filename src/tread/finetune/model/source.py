@@ -17,8 +17,15 @@ from torch import nn
 from tread.data.stock import check_tokenizer, check_weights
 from tread.errors import ConfigError, check_int, needs, shown
 
-DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers", "n_layers")
+DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers", "n_layers", "depth")
 """Keys of a transformer's config that count layers; each family has one or two of them."""
+
+CONFIG_FILES = {
+    None: "model_index.json",
+    "scheduler": "scheduler_config.json",
+    "tokenizer": "tokenizer_config.json",
+}
+"""File of the config of a part, None for the pipeline itself, where it is not config.json."""
 
 STOCK = ("diffusers", "transformers")
 """Libraries whose classes may be loaded as parts."""
@@ -128,7 +135,7 @@ class Source:
     def _load_config(self, part: str | None) -> dict[str, Any]:
         with needs("tread finetune needs diffusers", "diffusers"):
             from diffusers.configuration_utils import ConfigMixin
-        file = {None: "model_index.json", "scheduler": "scheduler_config.json"}.get(part, "config.json")
+        file = CONFIG_FILES.get(part, "config.json")
         loader: Any = type("Loader", (ConfigMixin,), {"config_name": file})
         where = {"revision": self.revision} if self.revision else {}
         try:
