@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,11 +31,13 @@ def answer(model: Any, call: dict[str, Any]) -> torch.Tensor:
 
 
 def clean_prompts_without_ftfy() -> None:
-    """Cards say that Wan needs ftfy: its image-to-video pipeline cannot run without it, its other one can."""
+    """Cards say that Wan and PRX need ftfy; the prompts here need no fixing."""
+    from diffusers.pipelines.prx import pipeline_prx
     from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
 
     if importlib.util.find_spec("ftfy") is None:
         pipeline_wan_i2v.prompt_clean = pipeline_wan.prompt_clean
+        pipeline_prx.__dict__["ftfy"] = SimpleNamespace(fix_text=lambda text: text)
 
 
 def small_images_without_torchvision() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.schedulers.scheduling_utils import SchedulerOutput
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -24,7 +25,7 @@ from tests.tiny.pipelines.case import Tiny, to_image
 from tread.attach.registry import family_of
 from tread.finetune.families import open_family
 from tread.finetune.families.wan import SECOND_FILE
-from tread.finetune.family import Batch, Text, TuneFamily, reference_name, references
+from tread.finetune.family import Batch, Text, TuneFamily, has_lora_loader, reference_name, references
 from tread.finetune.model.source import Source
 from tread.finetune.target import EpsilonTarget, FlowTarget, Target, VelocityTarget
 
@@ -120,11 +121,17 @@ def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) ->
     if tiny.text is not None:
         name, mask = tiny.text
         for call in (ours, stock):
+            if tiny.positions is not None:
+                of_text, of_image = call[tiny.positions].tensor_split([call[name].shape[1]])
+                assert (of_text == 0).all()
+                call[tiny.positions] = of_image
             given = call.pop(mask).bool()
             call[name] = [text[row] for text, row in zip(call[name], given, strict=True)]
     if tiny.one_time:
         assert (stock["timestep"] == stock["timestep"][:, :1]).all()
         stock["timestep"] = stock["timestep"][:, 0]
+    if stock.get("timestep", torch.zeros(2)).shape == (1,):
+        stock["timestep"] = stock["timestep"].expand_as(ours["timestep"])  # one time for the whole batch
     for name in ours:
         message = partial("{}: {}".format, name)
         # a stock timestep may be a whole number where ours is not
@@ -193,12 +200,13 @@ def test_latents_decode_in_the_stock_pipeline(case: Case, monkeypatch: pytest.Mo
     assert encoded["mean"].shape[-2:] == (rows // case.family.factor, columns // case.family.factor)
     vae = case.pipeline.vae
     with torch.no_grad():
-        images = type(vae).__name__ in ("AutoencoderKL", "AutoencoderKLFlux2", "AutoencoderTiny")
+        images = type(vae).__name__ in ("AutoencoderDC", "AutoencoderKL", "AutoencoderKLFlux2", "AutoencoderTiny")
         output = vae.encode(case.pixels.squeeze(2) if images else case.pixels)
-        latents = output.latent_dist.mode() if hasattr(output, "latent_dist") else output.latents
+        latents = output.latent_dist.mode() if hasattr(output, "latent_dist") else output[0]
         expected = (vae.decode(latents).sample / 2 + 0.5).clamp(0, 1)  # (1, 3, H, W) or (1, 3, F, H, W)
     packed = (case.tiny.stepped or case.tiny.pack)(case.pipeline, encoded["mean"])
-    monkeypatch.setattr(case.pipeline.scheduler, "step", lambda *args, **kwargs: (packed,))
+    stepped = SchedulerOutput(prev_sample=packed)  # read as a tuple or by name
+    monkeypatch.setattr(case.pipeline.scheduler, "step", lambda *args, **kwargs: stepped)
     image = case.sample(case.pipeline, prompt=PROMPTS[0], output_type="pt")
     if image.ndim == 5:
         expected = expected.transpose(1, 2)  # (1, F, 3, H, W)
@@ -300,7 +308,7 @@ def test_a_lora_loads_in_the_stock_pipeline(case: Case, tmp_path: Path) -> None:
 
     before = {part: predict(part, getattr(fresh, part)) for part in times}
     adapted = save_lora(family, tmp_path)
-    if hasattr(fresh, "load_lora_weights"):
+    if has_lora_loader(case.source.pipeline_name):
         fresh.load_lora_weights(tmp_path)
     else:
         fresh.transformer = PeftModel.from_pretrained(fresh.transformer, tmp_path)

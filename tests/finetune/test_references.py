@@ -147,5 +147,5 @@ def test_a_number_of_references_that_the_model_cannot_take_is_refused() -> None:
         check_references(family(range(1, 2)), [sample(1), sample(2)])
     with pytest.raises(ConfigError, match="trains on pairs, but 1 of 2 samples have no reference image: give"):
         check_references(family(range(1, 3)), [sample(2), sample(0)])
-    with pytest.raises(ConfigError, match="2 samples have a reference image, but a EditPipeline takes none: set"):
+    with pytest.raises(ConfigError, match="2 samples with a reference image, but a EditPipeline takes none: set"):
         check_references(family(range(1)), [sample(2), sample(1)])

@@ -128,3 +128,21 @@ def cogvideox_autoencoder(**config: Any) -> Any:
 def almost_certain(last: Any, channels: int) -> None:
     """A posterior without spread, so that a pipeline that samples it draws its mean."""
     last.weight.data[channels:], last.bias.data[channels:] = 0, -40
+
+
+def dc_autoencoder() -> Any:
+    """AutoencoderDC with 32 pixels per latent."""
+    from diffusers.models.autoencoders.autoencoder_dc import AutoencoderDC
+
+    torch.manual_seed(0)
+    layers: dict[str, Any] = {
+        "encoder_block_out_channels": (8,) * 6,
+        "decoder_block_out_channels": (8,) * 6,
+        "encoder_layers_per_block": (1,) * 6,
+        "decoder_layers_per_block": (1,) * 6,
+        "encoder_block_types": "ResBlock",
+        "decoder_block_types": "ResBlock",
+        "encoder_qkv_multiscales": ((),) * 6,
+        "decoder_qkv_multiscales": ((),) * 6,
+    }
+    return AutoencoderDC(latent_channels=8, **layers, scaling_factor=2.0).eval()

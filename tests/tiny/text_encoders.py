@@ -116,6 +116,31 @@ def qwen3_text(*, hidden: int = 8, layers: int = 28) -> Any:
     return randomised(Qwen3ForCausalLM(config))
 
 
+def qwen3_vl_text() -> Any:
+    """Qwen3VLModel."""
+    from transformers import Qwen3VLConfig, Qwen3VLModel
+
+    rotation = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    text = {"vocab_size": len(tokenizers.qwen3_tokenizer()), **_small(hidden=16, layers=4), "rope_parameters": rotation}
+    del text["tie_word_embeddings"]
+    sizes = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    vision = {**sizes, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    return randomised(Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision)))
+
+
+def t5_gemma_text() -> Any:
+    """T5GemmaEncoder, with the config of a whole T5Gemma, as PRX's pipeline reads it."""
+    from transformers import T5GemmaConfig
+    from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
+
+    module = {"vocab_size": len(tokenizers.gemma_tokenizer()), **_small(hidden=16, layers=2)}
+    module |= {"query_pre_attn_scalar": 8}
+    config = T5GemmaConfig(encoder=module, decoder=module)
+    encoder: Any = randomised(T5GemmaEncoder(config.encoder))
+    encoder.config = config
+    return encoder
+
+
 def _small(*, hidden: int, layers: int) -> dict[str, Any]:
     """The sizes of a language model with two heads that share one key."""
     return {

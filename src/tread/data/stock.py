@@ -68,8 +68,11 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
     `place` is a folder or a hub id; `where` may have the revision, and the variant, which a part may lack.
     """
     what, folder = f"{part} of {place}", _folder(place, part, where.get("revision"))
-    stock = cls.__module__.partition(".")[0]
+    stock = next(base.__module__.partition(".")[0] for base in cls.__mro__ if ".pipelines." not in base.__module__)
     options = {"subfolder": part, "output_loading_info": True, **where}
+    if ".pipelines." in cls.__module__ and folder is not None:  # PRX's text encoder overlooks subfolder
+        place = str(folder)
+        del options["subfolder"]
     if stock == "transformers":
         options["ignore_mismatched_sizes"] = True  # its error names no tensor
     if not quantized:

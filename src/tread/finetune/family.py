@@ -11,6 +11,7 @@
 
 import inspect
 import itertools
+import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -20,6 +21,7 @@ from typing import Any, ClassVar
 
 import torch
 from PIL.Image import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -40,6 +42,8 @@ JOINT_ATTENTION = (
     *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
 )
 """The linears of an attention that joins image and text: the image's, then the text's."""
+JOINT_FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+"""The linears of the feed-forward beside it, likewise."""
 
 FEW_STEPS = frozenset(("turbo", "schnell", "flash", "fast", "lightning", "distilled"))
 """Words in the names of models that are distilled to a few steps."""
@@ -92,6 +96,9 @@ class TuneFamily(ABC):
 
     image_pipelines: ClassVar[dict[str, str]] = {}
     """Pipelines that draw from text alone -> the one that draws from a first frame with the same weights."""
+
+    checkpoints_whole: ClassVar[bool] = True
+    """Whether the stock model's activation checkpointing passes all arguments on; else layers checkpoint themselves."""
 
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""
@@ -264,12 +271,29 @@ class TuneFamily(ABC):
         return {}
 
     def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
-        """Write the LoRA of each transformer with the stock pipeline's saver, so that its loader reads it."""
+        """Write the LoRA of each transformer for the stock pipeline's loader, or for peft's where it has none."""
         import diffusers
 
+        if not has_lora_loader(self.source.pipeline_name):
+            return _save_peft(Path(folder), layers["transformer"], metadata["transformer"])
         cls: Any = getattr(diffusers, self.source.pipeline_name)
         cls.save_lora_weights(
             folder,
             **{f"{part}_lora_layers": tensors for part, tensors in layers.items()},
             **{f"{part}_lora_adapter_metadata": values for part, values in metadata.items()},
         )
+
+
+def has_lora_loader(pipeline_name: str) -> bool:
+    """Whether `load_lora_weights` of a stock pipeline loads into its transformer; PRX's knows UNets alone."""
+    import diffusers
+
+    return "transformer" in getattr(getattr(diffusers, pipeline_name), "_lora_loadable_modules", ())
+
+
+def _save_peft(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """A folder for `PeftModel.from_pretrained(pipeline.transformer, folder)`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import nn
 
 import tread
+from tread.attach.registry import layers_of
 from tread.config.schema import plain
 from tread.finetune.data.prepare import DTYPES, prepare
 from tread.finetune.family import TuneFamily
@@ -24,7 +25,7 @@ from tread.finetune.preflight import check_model, open_model, trained_experts
 from tread.finetune.result.write import RECORD
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.task import Finetuning
-from tread.kernels.checkpointing import recomputing
+from tread.kernels.checkpointing import checkpoint_layers, recomputing
 from tread.kernels.compiling import compiles
 from tread.routing import noise
 from tread.routing.handle import Handle
@@ -112,7 +113,10 @@ def make_trainable(
         model.requires_grad_(True)
     # compiled layers do it themselves
     if config.gradient_checkpointing and not compiles(config.compile, device):
-        model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
+        if family.checkpoints_whole:
+            model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
+        else:
+            checkpoint_layers(layers_of(model), config.gradient_checkpointing)
     return model.to(device).train()
 
 

@@ -32,7 +32,7 @@ SAMPLES = 100
 FEWEST, MOST = 500, 3000
 LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
-LARGE_FAMILIES = ("flux", "flux2", "qwen_image")
+LARGE_FAMILIES = ("chroma", "flux", "flux2", "krea2", "qwen_image")
 """Families whose usual model is LARGE, for a model that is not on this disk."""
 
 

@@ -40,6 +40,8 @@ class Tiny:
     """The stock pipeline takes one prompt at a time."""
     text: tuple[str, str] | None = None
     """The transformer's text argument and its mask, where texts are padded to no fixed length."""
+    positions: str | None = None
+    """The transformer's argument with a row for each token, text first; rows of text are 0."""
     negative: str = "two dogs"
     """What guidance leads away from."""
     one_time: bool = False

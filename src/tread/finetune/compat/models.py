@@ -20,6 +20,11 @@ MODELS: dict[str, dict[str, str]] = {
         "1.5-5b": "THUDM/CogVideoX1.5-5B",
         "1.5-5b-i2v": "THUDM/CogVideoX1.5-5B-I2V",
     },
+    "chroma": {
+        "base": "lodestones/Chroma1-Base",
+        "hd": "lodestones/Chroma1-HD",
+        "flash": "lodestones/Chroma1-Flash",
+    },
     "flux": {
         "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",
@@ -38,6 +43,7 @@ MODELS: dict[str, dict[str, str]] = {
         "0.9.0": "Lightricks/LTX-Video",
         "0.9.7-dev": "Lightricks/LTX-Video-0.9.7-dev",
     },
+    "krea2": {"raw": "krea/Krea-2-Raw", "turbo": "krea/Krea-2-Turbo"},
     "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
     "pixart_sigma": {
         "900M-1024-v0.6": "terminusresearch/pixart-900m-1024-ft-v0.6",

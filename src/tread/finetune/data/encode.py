@@ -31,6 +31,7 @@ from tread.data.captioned.pixels import read_pixels
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, Entry, ItemKind, Tensors, Texts
 from tread.finetune.data.items import Items, Picture, read_image
+from tread.words import counted
 
 EncodePixels = Callable[[Tensor], Tensors]
 """(B, 3, F, H, W) in [-1, 1] -> tensors with a batch axis."""

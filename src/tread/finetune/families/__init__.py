@@ -1,10 +1,10 @@
 """The model families that can be fine-tuned.
 
 One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
-them are `autoencoders` (pixels to latents), `ragged_text` (texts of different lengths) and `first_frame` (clips whose
-first frame is given), which several families share. A family knows its stock pipeline and nothing of runs: modules here
-may import `finetune.family`, `finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports
-none of them, so that reading a config loads neither torch nor diffusers.
+them is what several families share: `autoencoders` (pixels to latents), `patches` (latents to FLUX's tokens),
+`ragged_text` (texts of different lengths) and `first_frame` (clips whose first frame is given). A family knows its stock
+pipeline and nothing of runs: modules here may import `finetune.family`, `finetune.source` and `finetune.target`, no
+other part of fine-tuning. This file imports none of them, so that reading a config loads neither torch nor diffusers.
 """
 
 import importlib
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
+    "chroma": "Chroma",
     "cogvideox": "CogVideoX",
     "flux": "Flux",
     "flux2": "Flux2",
+    "krea2": "Krea2",
     "ltxvideo": "LTXVideo",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",
+    "prx": "PRX",
     "qwen_image": "QwenImage",
     "sd3": "SD3",
     "wan": "Wan",

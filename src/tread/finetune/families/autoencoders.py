@@ -1,9 +1,8 @@
 """Encode pixels with a stock autoencoder of images or videos, into latents normalised for the transformer.
 
-- AutoencoderKL returns the moments of a distribution; AutoencoderTiny one deterministic latent, so no `std`.
+- AutoencoderKL returns the moments of a distribution; AutoencoderTiny and AutoencoderDC one latent, so no `std`.
 - Latents of images are (latent - shift_factor) * scaling_factor; those of videos are standardised channel by channel,
-  or multiplied by scaling_factor alone.
-  Stock pipelines have the inverse.
+  or multiplied by scaling_factor alone. Stock pipelines have the inverse.
 """
 
 from collections.abc import Mapping
@@ -14,7 +13,9 @@ from torch import Tensor
 
 
 def pixels_per_latent(config: Mapping[str, Any]) -> int:
-    """Pixels per latent along height and width, from an image autoencoder's config."""
+    """Pixels per latent along height and width, from the config of an image autoencoder or of Qwen-Image's."""
+    if "temperal_downsample" in config:
+        return 2 ** len(config["temperal_downsample"])
     stages = config.get("encoder_block_out_channels") or config["block_out_channels"]
     return 2 ** (len(stages) - 1)
 
@@ -23,9 +24,10 @@ def pixels_per_latent(config: Mapping[str, Any]) -> int:
 def encode_images(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
     """Pixels (B, 3, 1, H, W) in [-1, 1] -> float32 `mean` (B, C, h, w) and, from an AutoencoderKL, `std`."""
     encoded = vae.encode(pixels.squeeze(2).to(vae.device, vae.dtype))
-    scale, shift = vae.config.scaling_factor, vae.config.shift_factor or 0.0
+    scale, shift = vae.config.scaling_factor, vae.config.get("shift_factor") or 0.0
     if not hasattr(encoded, "latent_dist"):
-        return {"mean": (encoded.latents.float() - shift) * scale}
+        latents = encoded.latent if hasattr(encoded, "latent") else encoded.latents
+        return {"mean": (latents.float() - shift) * scale}
     moments = encoded.latent_dist
     return {"mean": (moments.mean.float() - shift) * scale, "std": moments.std.float() * scale}
 
@@ -50,3 +52,8 @@ def _statistics(vae: Any) -> tuple[Tensor | float, Tensor | float]:
         return 0.0, 1 / scale
     mean, std = (torch.as_tensor(values, device=vae.device).float().view(1, -1, 1, 1, 1) for values in found)
     return mean, std / scale
+
+
+def encode_stills(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
+    """Pixels (B, 3, 1, H, W) -> latents of an autoencoder of videos without their frame axis, (B, C, h, w)."""
+    return {name: values[:, :, 0] for name, values in encode_videos(vae, pixels).items()}

@@ -7,13 +7,13 @@
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
+from tread.finetune.families.patches import ids_of, packed, unpacked
+from tread.finetune.family import JOINT_ATTENTION, JOINT_FEED_FORWARD, Batch, Text, TuneFamily
 
 
 class Flux(TuneFamily):
@@ -23,7 +23,7 @@ class Flux(TuneFamily):
     pipelines = ("FluxPipeline", "FluxKontextPipeline")
     text_parts = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2")
     longest_text = 512
-    lora_targets = (*JOINT_ATTENTION, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+    lora_targets = (*JOINT_ATTENTION, *JOINT_FEED_FORWARD)
     guidance = 3.5
     steps = 28
 
@@ -37,13 +37,12 @@ class Flux(TuneFamily):
         return [{"embeds": e, "pooled": p} for e, p in zip(embeds, pooled, strict=True)]  # (512, D), (P,)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
-        from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
-
-        stream, ids = _tokens(noisy, image=0)  # (B, S, 4C), (S, 3)
+        stream, ids = packed(noisy), ids_of(noisy)  # (B, S, 4 C), (S, 3)
         count = stream.shape[1]
         if "reference.mean" in batch:
-            source, source_ids = _tokens(batch["reference.mean"].to(noisy.dtype), image=1)
-            stream, ids = torch.cat([stream, source], dim=1), torch.cat([ids, source_ids])  # (B, S + R, 4C)
+            source = batch["reference.mean"].to(noisy.dtype)
+            stream = torch.cat([stream, packed(source)], dim=1)  # (B, S + R, 4 C)
+            ids = torch.cat([ids, ids_of(source, image=1)])  # (S + R, 3)
         text = batch["text.embeds"]
         guided = self.source.config("transformer").get("guidance_embeds", False)
         (prediction,) = model(
@@ -56,28 +55,7 @@ class Flux(TuneFamily):
             img_ids=ids,
             return_dict=False,
         )
-        rows, columns = noisy.shape[2:]
-        return FluxPipeline._unpack_latents(prediction[:, :count], rows, columns, vae_scale_factor=1)  # (B, C, H, W)
+        return unpacked(prediction[:, :count], *noisy.shape[2:])  # (B, C, H, W)
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         return {"max_area": width * height, "_auto_resize": False} if self.takes_references else {}
-
-
-def _tokens(latents: Tensor, *, image: int) -> tuple[Tensor, Tensor]:
-    """Latents (B, C, H, W) -> patches (B, S, 4C) and their ids (S, 3)."""
-    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
-
-    batch, channels, rows, columns = latents.shape
-    packed = FluxPipeline._pack_latents(latents, batch, channels, rows, columns)  # (B, S, 4C)
-    return packed, _ids(rows // 2, columns // 2, image, latents.device)
-
-
-@lru_cache
-def _ids(rows: int, columns: int, image: int, device: torch.device) -> Tensor:
-    """The ids of a grid of patches, (S, 3); cached, so never written to."""
-    from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
-
-    with device:  # the stock function would build them on the host, and the copy would synchronise
-        ids = FluxPipeline._prepare_latent_image_ids(1, rows, columns, device, torch.float32)
-        ids[:, 0] = image
-    return ids

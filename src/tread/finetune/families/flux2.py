@@ -53,6 +53,7 @@ class Flux2(TuneFamily):
         *("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
         *("attn.to_qkv_mlp_proj", "attn.to_out"),  # of layers that join image and text
     )
+    packages = ("torchvision",)  # the processor of dev's text encoder
     guidance = 4.0
     steps = 50
     few_steps = (4, 1.0)

@@ -18,7 +18,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from tread.errors import ConfigError
-from tread.finetune.families.autoencoders import encode_videos
+from tread.finetune.families.autoencoders import encode_stills
 from tread.finetune.families.ragged_text import cut, padded
 from tread.finetune.family import Batch, Text, TuneFamily, references
 from tread.finetune.model.source import Source
@@ -52,10 +52,6 @@ class QwenImage(TuneFamily):
             self.sees_references = True
             self.text_parts = (*self.text_parts, "processor")
             self.packages = ("torchvision",)
-
-    @property
-    def factor(self) -> int:
-        return 2 ** len(self.source.config("vae")["temperal_downsample"])
 
     @property
     def reference_counts(self) -> range:
@@ -94,7 +90,7 @@ class QwenImage(TuneFamily):
         return {"embeds": embeds} if mask.all() else {"embeds": embeds, "mask": mask}
 
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return {name: values[:, :, 0] for name, values in encode_videos(pipeline.vae, pixels).items()}
+        return encode_stills(pipeline.vae, pixels)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline as stock

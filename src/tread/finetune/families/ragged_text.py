@@ -19,11 +19,11 @@ def cut(embeds: Tensor, mask: Tensor) -> list[Tensor]:
 
 
 def padded(texts: Sequence[Tensor], multiple: int = 1) -> tuple[Tensor, Tensor]:
-    """B texts of (l, D) -> embeddings (B, L, D), padded with zeros, and a mask (B, L); L is divisible by `multiple`."""
+    """B texts of (l, ...) -> embeddings (B, L, ...), padded with zeros, and a mask (B, L); `multiple` divides L."""
     masks = [torch.ones(len(text), dtype=torch.int64, device=text.device) for text in texts]
     embeds, mask = pad_sequence(list(texts), batch_first=True), pad_sequence(masks, batch_first=True)
     more = -mask.shape[1] % multiple
-    return F.pad(embeds, (0, 0, 0, more)), F.pad(mask, (0, more))
+    return F.pad(embeds, (*(0, 0) * (embeds.ndim - 2), 0, more)), F.pad(mask, (0, more))
 
 
 def masked_prompt(text: Tensor, negative: Tensor | None) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ class Wan(TuneFamily):
     pixel_parts = ("vae", "image_encoder", "image_processor")
     longest_text = 512
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    packages = ("ftfy",)  # image to video cleans prompts with it
     video = True
     packages = ("ftfy",)
     guidance = 5.0

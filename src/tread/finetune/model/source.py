@@ -18,8 +18,15 @@ from torch import nn
 from tread.data.stock import check_tokenizer, check_weights
 from tread.errors import ConfigError, check_int, needs, shown
 
-DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers", "n_layers")
+DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers", "n_layers", "depth")
 """Keys of a transformer's config that count layers; each family has one or two of them."""
+
+CONFIG_FILES = {
+    None: "model_index.json",
+    "scheduler": "scheduler_config.json",
+    "tokenizer": "tokenizer_config.json",
+}
+"""File of the config of a part, None for the pipeline itself, where it is not config.json."""
 
 STOCK = ("diffusers", "transformers")
 """Libraries whose classes may be loaded as parts."""
@@ -28,6 +35,11 @@ STOCK = ("diffusers", "transformers")
 def _is_part(value: object) -> bool:
     """Whether an entry of model_index.json names the library and the class of a part."""
     return isinstance(value, list) and len(value) == 2 and all(isinstance(word, str) for word in value)
+
+
+def _is_entry(value: object) -> bool:
+    """Whether a list of model_index.json is about a part, absent ones included; other lists are settings."""
+    return isinstance(value, list) and all(word is None or isinstance(word, str) for word in value)
 
 
 class Source:
@@ -82,7 +94,7 @@ class Source:
         for part in parts:
             if part in self.index and self.index[part] not in (None, [None, None]):
                 self._class_of(part)  # refuses an odd entry
-        listed = (part for part, value in self.index.items() if isinstance(value, list))
+        listed = (part for part, value in self.index.items() if _is_entry(value))
         wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
         absent = dict.fromkeys(part for part in listed if part not in wanted)
         return self._load(cls, ", ".join(parts), dtype=dtype, **absent, **given)
@@ -130,7 +142,7 @@ class Source:
     def _load_config(self, part: str | None) -> dict[str, Any]:
         with needs("tread finetune needs diffusers", "diffusers"):
             from diffusers.configuration_utils import ConfigMixin
-        file = {None: "model_index.json", "scheduler": "scheduler_config.json"}.get(part, "config.json")
+        file = CONFIG_FILES.get(part, "config.json")
         loader: Any = type("Loader", (ConfigMixin,), {"config_name": file})
         where = {"revision": self.revision} if self.revision else {}
         try:

@@ -16,7 +16,7 @@ import yaml
 
 import tread
 from tread.finetune.families.wan import SECOND_FILE
-from tread.finetune.family import TuneFamily
+from tread.finetune.family import TuneFamily, has_lora_loader
 from tread.finetune.settings import FinetuneConfig
 
 ResultKind = Literal["standard", "lokr", "lycoris", "full"]
@@ -63,9 +63,7 @@ def kind_of(config: FinetuneConfig) -> ResultKind:
 
 def loading_lines(pipeline_name: str, kind: ResultKind, parts: Sequence[str] = ("transformer",)) -> list[str]:
     """Lines of Python that load an adapter from `folder` into a stock `pipeline`."""
-    import diffusers
-
-    has_loader = hasattr(getattr(diffusers, pipeline_name), "load_lora_weights")
+    has_loader = has_lora_loader(pipeline_name)
     lines = []
     for part in parts:
         file = LORA_FILES[part]

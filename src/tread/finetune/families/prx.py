@@ -1,0 +1,74 @@
+"""The family PRX (Photoroom): text to image with T5Gemma, a model that was itself trained with token routing.
+
+- Captions are cleaned by the pipeline, which needs ftfy. Tokenizers of the family pad on either side; text has no
+  positions in the model, and its padding is masked, so it is cut off before it is cached.
+- The autoencoder is FLUX's, or DC-AE's with 32 pixels per latent, where one latent is one token.
+- Stock diffusers has no LoRA loader for it, so an adapter is a peft folder.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.errors import ConfigError
+from tread.finetune.families.ragged_text import masked_prompt, padded
+from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.model.source import Source
+
+
+class PRX(TuneFamily):
+    """PRX with the autoencoder of FLUX or DC-AE."""
+
+    name = "prx"
+    pipelines = ("PRXPipeline",)
+    text_parts = ("tokenizer", "text_encoder")
+    longest_text = 256
+    texts_differ = True
+    lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
+    packages = ("ftfy",)
+    guidance = 4.0
+    steps = 28
+    few_steps = (8, 1.0)
+
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        from diffusers.pipelines.prx import pipeline_prx
+
+        super().__init__(source, text_length or source.config("tokenizer").get("model_max_length"))
+        if not hasattr(pipeline_prx, "ftfy"):
+            raise ConfigError("PRX's pipeline cleans captions with ftfy, which is not installed: pip install ftfy.")
+        encoder = source.config("text_encoder")
+        width = encoder.get("encoder", encoder).get("hidden_size")
+        self.check_text_width("text_encoder", width, source.config("transformer")["context_in_dim"])
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        size = self.source.config("transformer")["patch_size"]
+        return 1, size, size
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        embeds, mask, *_ = pipeline.encode_prompt(
+            list(captions), do_classifier_free_guidance=False, tokenizer_max_length=self.text_length
+        )  # (B, 256, D), (B, 256)
+        return [{"embeds": text[given]} for text, given in zip(embeds, mask, strict=True)]
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
+        return {"embeds": embeds, "mask": mask.bool()}
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        (velocity,) = model(
+            hidden_states=noisy,
+            timestep=time,
+            encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
+            attention_mask=batch["text.mask"],
+            return_dict=False,
+        )
+        return velocity
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        # binning changes the size
+        prompt = masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
+        return {"use_resolution_binning": False, **prompt}
