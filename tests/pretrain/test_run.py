@@ -284,7 +284,7 @@ def test_weights_that_are_no_numbers_draw_nothing(trained: Path, tmp_path: Path)
     weights["patch_embed.weight"][0, 0] = float("nan")
     facts = {"shape": [1, 8, 8], "num_classes": 10, "tread_config": None}
     save(run / "checkpoints", 7, {"ema": weights}, facts, keep=3)
-    with pytest.raises(CheckpointError, match=r"ema\.safetensors has NaN or infinite weights \(1 tensors"):
+    with pytest.raises(CheckpointError, match=r"ema\.safetensors has NaN or infinite weights \(1 tensor,"):
         sample_run(run, per_class=1, steps=1)
 
 
