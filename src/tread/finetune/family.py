@@ -10,12 +10,15 @@
 """
 
 import inspect
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -51,6 +54,10 @@ class TuneFamily(ABC):
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
     pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
     """Parts of the pipeline that `encode_pixels` needs."""
+    needed_parts: ClassVar[tuple[str, ...]] = ()
+    """Parts without which the stock pipeline cannot be made."""
+    drawing_parts: ClassVar[tuple[str, ...]] = ()
+    """Further parts of the pipeline that previews need."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the linears that get an adapter unless a config names others."""
     video: ClassVar[bool] = False
@@ -58,7 +65,7 @@ class TuneFamily(ABC):
     guidance: ClassVar[float]
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
-    """The pipeline's argument for the guidance scale."""
+    """The pipeline's argument for the guidance scale; `guider`: the scale belongs to that part of the pipeline."""
     steps: ClassVar[int]
     """Default solver steps of previews."""
 
@@ -182,6 +189,13 @@ class TuneFamily(ABC):
             arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
         return arguments
 
+    def guide(self, pipeline: Any, scale: float) -> dict[str, float]:
+        """The argument of a call of the stock pipeline that is guided with this scale; a `guider` is replaced."""
+        if self.guidance_argument != "guider":
+            return {self.guidance_argument: scale}
+        pipeline.guider = pipeline.guider.new(guidance_scale=scale)
+        return {}
+
     def call_arguments(self) -> dict[str, Any]:
         """Further arguments for every call of the stock pipeline: the frame rate, where it takes one."""
         return {name: self.frame_rate for name in ("frame_rate", "fps") if name in self.call_parameters}
@@ -191,12 +205,25 @@ class TuneFamily(ABC):
         return {}
 
     def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
-        """Write the LoRA of each transformer with the stock pipeline's saver, so that its loader reads it."""
+        """Write the LoRA of each transformer with the stock pipeline's saver, so that its loader reads it.
+
+        Where a pipeline has none, it is a peft folder: `PeftModel.from_pretrained(pipeline.transformer, folder)`.
+        """
         import diffusers
 
         cls: Any = getattr(diffusers, self.source.pipeline_name)
+        if not hasattr(cls, "save_lora_weights"):
+            _save_peft(Path(folder), layers["transformer"], metadata["transformer"])
+            return
         cls.save_lora_weights(
             folder,
             **{f"{part}_lora_layers": tensors for part, tensors in layers.items()},
             **{f"{part}_lora_adapter_metadata": values for part, values in metadata.items()},
         )
+
+
+def _save_peft(folder: Path, layers: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in layers.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(metadata, indent=2))

@@ -51,7 +51,8 @@ class Previews:
     def draw(self, models: Mapping[str, nn.Module], step: int) -> list[tuple[str, str]]:
         """Draw one preview per prompt; returns the prompts with the paths of their previews, relative to the folder."""
         device = self.accelerator.device
-        parts = [part for part in self.family.pixel_parts if part in self.family.source.parts]
+        wanted = (*self.family.pixel_parts, *self.family.drawing_parts)
+        parts = [part for part in wanted if part in self.family.source.parts]
         others = [part for part in ("transformer", "transformer_2") if part in self.family.source.parts]
         missing = [part for part in others if part not in models]
         pipeline = self.family.source.pipeline(*parts, *missing, dtype=self.dtype, given=models)
@@ -85,8 +86,9 @@ class Previews:
         family = self.family
         arguments = family.prompt_arguments(moved(text), moved(self.negative) if self.guidance > 1 else None)
         arguments |= family.call_arguments()
-        arguments |= {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
-        arguments |= {"num_inference_steps": self.steps, family.guidance_argument: self.guidance}
+        size = {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
+        arguments |= {name: value for name, value in size.items() if name in family.call_parameters}
+        arguments |= {"num_inference_steps": self.steps, **family.guide(pipeline, self.guidance)}
         arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}
         if family.video:
             arguments["num_frames"] = self.frames

@@ -29,14 +29,16 @@ class Tiny:
     """More arguments for a call of the pipeline, from pixels (1, 3, F, H, W) in [-1, 1]."""
     reference: bool = False
     """The pixels are the source image of an edit, `reference.mean` in a batch."""
-    text: tuple[str, str] | None = None
-    """The transformer's text argument and its mask, where texts are padded to no fixed length."""
+    text: tuple[str, ...] | None = None
+    """The transformer's text argument and its mask, where padding differs; one after the other if there are several."""
     negative: str = "two dogs"
     """What guidance leads away from."""
     one_time: bool = False
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
     waits: tuple[str, ...] = ()
     """Lines of the stock model that wait for the device in every forward, in part."""
+    reads_values: bool = False
+    """The stock model's forward depends on values of its masks."""
     frames_first: bool = False
     """The pipeline's latents are (B, f, C, h, w)."""
     text_before: int = 0

@@ -28,6 +28,13 @@ MODELS: dict[str, dict[str, str]] = {
         "fluxbooru": "terminusresearch/fluxbooru-v0.3",
         "libreflux": "jimmycarter/LibreFlux-SimpleTuner",
     },
+    "hunyuanvideo": {
+        "t2v-480p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+        "t2v-720p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v",
+        "i2v-480p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v",
+        "i2v-720p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v",
+    },
+    "hunyuanvideo1": {"t2v": "hunyuanvideo-community/HunyuanVideo"},
     "ltxvideo": {
         "0.9.5": "Lightricks/LTX-Video-0.9.5",
         "0.9.0": "Lightricks/LTX-Video",
@@ -81,6 +88,8 @@ def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     if config.get("pretrained_model_name_or_path") is None and value is not None:
         if str(value).startswith("edit"):
             return Outcome.unsupported("Qwen-Image-Edit is not tuned here; choose v2.0 or v1.0")
+        if "distilled" in str(value):
+            return Outcome.unsupported(f"distilled models are not tuned here; choose one of {', '.join(models)}")
         if str(value) not in models:  # a flavour such as 2.0 may have been read as a number
             known = f" ({', '.join(models)} are known)" if models else ""
             return Outcome.unsupported(f"write pretrained_model_name_or_path instead{known}")

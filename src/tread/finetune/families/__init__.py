@@ -20,6 +20,8 @@ TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
     "cogvideox": "CogVideoX",
     "flux": "Flux",
+    "hunyuanvideo": "HunyuanVideo",
+    "hunyuanvideo1": "HunyuanVideo1",
     "ltxvideo": "LTXVideo",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",

@@ -3,17 +3,12 @@
 - Captions are cleaned as the pipeline does by default, if beautifulsoup4 and ftfy are installed.
 - Alpha at 1024 pixels is given the size of the image as an input; sigma is not.
 - If the model predicts a variance, `predict` returns it after the noise, in twice the channels.
-- Stock diffusers has no LoRA loader for it, so the LoRA is saved as a peft folder:
-  `pipeline.transformer = PeftModel.from_pretrained(pipeline.transformer, folder)`.
 """
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tread.errors import ConfigError
@@ -78,12 +73,6 @@ class PixArtSigma(TuneFamily):
         # binning changes the size; the default negative prompt is refused together with embeds
         plain = {"use_resolution_binning": False, "negative_prompt": None}
         return plain | masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
-
-    def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in layers["transformer"].items()}
-        save_file(tensors, Path(folder) / "adapter_model.safetensors", metadata={"format": "pt"})
-        (Path(folder) / "adapter_config.json").write_text(json.dumps(metadata["transformer"], indent=2))
 
     def _size(self, noisy: Tensor) -> dict[str, Tensor | None]:
         config = self.source.config("transformer")

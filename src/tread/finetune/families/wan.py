@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
-from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, with_first
+from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, first_images, with_first
 from tread.finetune.families.ragged_text import cut
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
@@ -97,8 +97,7 @@ class Wan(TuneFamily):
         first = torch.cat([pixels[:, :, :1], torch.zeros_like(pixels[:, :, 1:])], dim=2)
         batch["condition"] = encode_videos(pipeline.vae, first)["mean"]
         if self._transformer.get("image_dim") is not None:
-            frames = (pixels[:, :, 0].float() * 127.5 + 127.5).round().clamp(0, 255).byte()  # (B, 3, H, W)
-            batch["image_embeds"] = pipeline.encode_image(list(frames.cpu()), device=pipeline.vae.device)
+            batch["image_embeds"] = pipeline.encode_image(first_images(pixels), device=pipeline.vae.device)
         return batch
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
