@@ -34,7 +34,7 @@ PLAN = {
 FAMILIES = (
     *("auraflow", "cogvideox", "cogvideox-1.5-i2v", "flux", "flux-kontext", "hunyuanvideo"),
     *("hunyuanvideo-i2v", "hunyuanvideo1", "ltxvideo", "ltxvideo-first", "lumina2"),
-    *("pixart_sigma", "qwen_image", "sd3", "wan-a14b", "wan-i2v"),
+    *("pixart_sigma", "qwen_image", "sd3", "wan-a14b", "wan-flf2v", "wan-i2v"),
 )
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),
@@ -125,7 +125,8 @@ def save(place: Path, name: str, kind: str, folder: Path) -> dict[str, Any]:
         answers = {part: model(**call)[0] for part, model in models.items()}
     torch.save({"call": call, "trained": answers, "base": base}, folder / "expected.pt")
     height, width = TINY[name].size
-    Image.new("RGB", (width, height), "teal").save(folder / "input.png")
+    for file in ("input.png", "last.png"):
+        Image.new("RGB", (width, height), "teal").save(folder / file)
     return {"folder": str(folder), "parts": list(models)}
 
 

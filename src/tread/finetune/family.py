@@ -109,6 +109,11 @@ class TuneFamily(ABC):
         return "image" in self.call_parameters
 
     @property
+    def takes_last_image(self) -> bool:
+        """Whether the last frame is given too."""
+        return False
+
+    @property
     def call_parameters(self) -> frozenset[str]:
         """Names of the arguments of a call of the stock pipeline."""
         import diffusers

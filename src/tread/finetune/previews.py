@@ -92,9 +92,11 @@ class Previews:
         arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}
         if family.video:
             arguments["num_frames"] = self.frames
-        if self.config.validation_image is not None:
-            with Image.open(self.config.validation_image) as image:
-                arguments["image"] = image.convert("RGB").resize((self.width, self.height))
+        given = {"image": self.config.validation_image, "last_image": self.config.validation_last_image}
+        for name, path in given.items():
+            if path is not None:
+                with Image.open(path) as image:
+                    arguments[name] = image.convert("RGB").resize((self.width, self.height))
         output = pipeline(**arguments, output_type="pil")
         return output.frames[0] if family.video else output.images[0]
 
@@ -132,15 +134,21 @@ def make_previews(
 
 def check_image(config: FinetuneConfig, family: TuneFamily) -> None:
     """Refuse an image for previews that does not exist or that a model cannot take, or its lack."""
-    image, name = config.validation_image, family.source.pipeline_name
-    if image is not None and not Path(image).is_file():
-        raise ConfigError(f"validation_image is {image!r}, which does not exist; name an image file.")
-    if image is not None and not family.takes_image:
-        raise ConfigError(f"validation_image is {image!r}, but a {name} takes no image; leave it out.")
-    if image is None and family.takes_image and config.prompts:
-        raise ConfigError(
-            f"a {name} needs an image for previews: set validation_image, or leave validation_prompt out."
-        )
+    pipeline = family.source.pipeline_name
+    takes = (
+        ("validation_image", "image", family.takes_image),
+        ("validation_last_image", "last_image", family.takes_last_image),
+    )
+    for name, argument, taken in takes:
+        image = getattr(config, name)
+        if image is not None and not Path(image).is_file():
+            raise ConfigError(f"{name} is {image!r}, which does not exist; name an image file.")
+        if image is not None and not taken:
+            raise ConfigError(f"{name} is {image!r}, but a {pipeline} takes no {argument}; leave it out.")
+        if image is None and taken and config.prompts:
+            raise ConfigError(
+                f"a {pipeline} needs its {argument} for previews: set {name}, or leave validation_prompt out."
+            )
 
 
 def check_frames(config: FinetuneConfig, family: TuneFamily) -> None:

@@ -134,6 +134,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     before = [f"pipeline.guider = pipeline.guider.new(guidance_scale={guidance})"] if by_part else []
     arguments = {
         "image": _Code('load_image("input.png")') if family.takes_image else None,
+        "last_image": _Code('load_image("last.png")') if family.takes_last_image else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
         "negative_prompt": config.validation_negative_prompt or " " if by_prompt else None,
         "width": width if "width" in call else None,
