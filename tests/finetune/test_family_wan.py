@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import tread
-from tests.finetune.trained import PROMPTS, changed, drawn, opened, text_of, train_routed
+from tests.finetune.trained import PROMPTS, changed, drawn, opened, recorded, text_of, train_routed
+from tests.tiny.pipelines.case import first_frame
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import Sample
 from tread.errors import ConfigError
 from tread.finetune.data.prepare import check_sizes
 from tread.finetune.families import open_family
+from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.wan import Wan
 from tread.finetune.model.source import Source
 
@@ -84,7 +86,7 @@ def test_a_first_frame_is_given_with_what_clip_sees_in_it(wan: Open, clip: Tenso
     assert (encoded["condition"][:, :, 1:] - encoded["mean"][:, :, 1:]).abs().max() > 0.01
     image = Image.fromarray((clip[0, :, 0].permute(1, 2, 0) * 127.5 + 127.5).round().byte().numpy())
     with torch.no_grad():
-        assert_close(encoded["image_embeds"], pipeline.encode_image(image))
+        assert_close(encoded["image_embeds"][:, 0], pipeline.encode_image(image))
     assert "image_embeds" not in wan("wan-i2v-a14b")[0].encode_pixels(wan("wan-i2v-a14b")[1], clip)
 
 
@@ -110,10 +112,21 @@ def test_a_first_frame_is_given_to_ti2v_and_to_no_other_text_to_video_model(
         open_family("wan", Source(str(pipeline_folder("wan"))), first_frame=True)
 
 
-def test_models_of_two_given_frames_are_refused(pipeline_folder: Callable[[str], Path], tmp_path: Path) -> None:
-    source = changed(pipeline_folder("wan-i2v"), tmp_path, "transformer/config.json", pos_embed_seq_len=10)
-    with pytest.raises(ConfigError, match=r"takes a first and a last frame.*set pretrained_model_name_or_path"):
-        open_family("wan", source)
+def test_first_and_last_frames_are_given_with_what_clip_sees_in_both(wan: Open, clip: Tensor) -> None:
+    family, pipeline = wan("wan-flf2v")
+    assert family.takes_last_image
+    assert not wan("wan-i2v")[0].takes_last_image
+    batch = family.encode_pixels(pipeline, clip) | text_of(family, pipeline, PROMPTS[:1])
+    known = torch.cat([clip[:, :, :1], torch.zeros(1, 3, 7, 64, 96), clip[:, :, -1:]], dim=2)
+    assert_close(batch["condition"], encode_videos(pipeline.vae, known)["mean"])
+    noisy = drawn(*batch["mean"].shape)
+    with torch.no_grad(), recorded(pipeline.transformer) as calls:
+        family.predict(pipeline.transformer, noisy, torch.tensor([0.7]), batch)
+        images = [first_frame(clip[:, :, at:])["image"] for at in (0, -1)]
+        assert_close(calls[0]["encoder_hidden_states_image"], pipeline.encode_image(images))
+    mask = calls[0]["hidden_states"][0, 16:20].flatten(2).amin(-1)  # (frames of a latent, f)
+    assert mask.tolist() == [[1, 0, 0], [1, 0, 0], [1, 0, 0], [1, 0, 1]]
+    assert family.unfit(96, 64, 1) is not None
 
 
 def test_a_clean_first_frame_has_no_weight_and_time_zero(wan: Open, clip: Tensor) -> None:

@@ -170,7 +170,11 @@ def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize(
-    "name", [*FIRST, "cogvideox-i2v", "flux-kontext", "ltxvideo-first", "qwen_image-edit-2511", "wan-a14b"]
+    "name",
+    [
+        *FIRST,
+        *("cogvideox-i2v", "flux-kontext", "hunyuanvideo-i2v", "ltxvideo-first", "qwen_image-edit-2511", "wan-a14b"),
+    ],
 )
 def test_resume_is_exact(config: Any, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     straight = finetune(config(name, tmp_path / "straight", max_train_steps=4, use_ema=True))

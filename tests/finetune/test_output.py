@@ -36,7 +36,7 @@ PLAN = {
 FAMILIES = (
     *FIRST,
     *("cogvideox-1.5-i2v", "flux-kontext", "flux2-klein", "ltxvideo-first", "qwen_image-edit", "qwen_image-edit-2511"),
-    *("wan-a14b", "wan-i2v"),
+    *("hunyuanvideo-i2v", "wan-a14b", "wan-flf2v", "wan-i2v"),
 )
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),
@@ -85,6 +85,7 @@ def stock_call(family: TuneFamily, name: str) -> dict[str, Any]:
     arguments = {"num_frames": tiny.frames} if family.video else {}
     arguments |= {"height": tiny.size[0], "width": tiny.size[1], **tiny.arguments(pixels / 127.5 - 1)}
     pipeline.set_progress_bar_config(disable=True)
+    arguments = {key: value for key, value in arguments.items() if key in family.call_parameters}
     pipeline(prompt="a cat", num_inference_steps=2, output_type="latent", **arguments)
     return CALLS.setdefault(name, calls[0])
 
@@ -127,7 +128,7 @@ def save(place: Path, name: str, kind: str, folder: Path) -> dict[str, Any]:
         answers = {part: answer(model, call) for part, model in models.items()}
     torch.save({"call": call, "trained": answers, "base": base}, folder / "expected.pt")
     height, width = TINY[name].size
-    for image in ("input.png", "input_2.png"):
+    for image in ("input.png", "input_2.png", "last.png"):
         Image.new("RGB", (width, height), "teal").save(folder / image)
     return {"folder": str(folder), "parts": list(models)}
 

@@ -125,6 +125,22 @@ def cogvideox_autoencoder(**config: Any) -> Any:
     return model
 
 
+def hunyuan_autoencoder() -> Any:
+    """AutoencoderKLHunyuanVideo: 8 pixels and 4 frames per latent."""
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import AutoencoderKLHunyuanVideo
+
+    sizes: Any = {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4}
+    return randomised(AutoencoderKLHunyuanVideo(**sizes, mid_block_add_attention=False), scale=1.0)
+
+
+def hunyuan15_autoencoder() -> Any:
+    """AutoencoderKLHunyuanVideo15: 16 pixels and 4 frames per latent."""
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import AutoencoderKLHunyuanVideo15
+
+    sizes: Any = {"block_out_channels": (8, 8, 8, 8, 8), "layers_per_block": 1, "latent_channels": 4}
+    return randomised(AutoencoderKLHunyuanVideo15(**sizes), scale=1.0)
+
+
 def almost_certain(last: Any, channels: int) -> None:
     """A posterior without spread, so that a pipeline that samples it draws its mean."""
     last.weight.data[channels:], last.bias.data[channels:] = 0, -40

@@ -35,6 +35,15 @@ def clip_vision() -> dict[str, Any]:
     return {"image_encoder": randomised(CLIPVisionModel(config)), "image_processor": processor}
 
 
+def siglip_vision() -> dict[str, Any]:
+    """SiglipVisionModel with its processor, by their names in a pipeline."""
+    from transformers import SiglipImageProcessor, SiglipVisionConfig, SiglipVisionModel
+
+    config = SiglipVisionConfig(hidden_size=16, intermediate_size=32, image_size=32, patch_size=16, **ATTENTION)
+    processor = SiglipImageProcessor(size={"height": 32, "width": 32})
+    return {"image_encoder": randomised(SiglipVisionModel(config)), "feature_extractor": processor}
+
+
 def t5_text(*, hidden: int = 16, multilingual: bool = False, tokenizer: Any = None) -> Any:
     """T5EncoderModel, or UMT5EncoderModel, whose layers each have their own position biases."""
     from transformers import T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
@@ -50,6 +59,13 @@ def t5_text(*, hidden: int = 16, multilingual: bool = False, tokenizer: Any = No
     }
     model = UMT5EncoderModel(UMT5Config(**config)) if multilingual else T5EncoderModel(T5Config(**config))
     return randomised(model)
+
+
+def byt5_text() -> Any:
+    """T5EncoderModel over bytes."""
+    from transformers import ByT5Tokenizer
+
+    return t5_text(tokenizer=ByT5Tokenizer())
 
 
 def gemma_text() -> Any:
@@ -68,9 +84,9 @@ def gemma_text() -> Any:
     return randomised(Gemma2Model(config))
 
 
-def qwen_text() -> Any:
-    """Qwen2_5_VLForConditionalGeneration."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+def qwen_text(*, alone: bool = False, layers: int = 2) -> Any:
+    """Qwen2_5_VLForConditionalGeneration, or its text model `alone`."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLTextModel
 
     tokenizer = tokenizers.qwen_tokenizer()
     text = {
@@ -83,12 +99,13 @@ def qwen_text() -> Any:
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 1, 2]},
         "tie_word_embeddings": True,
         **ATTENTION,
+        "num_hidden_layers": layers,
     }
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
     names = {"image_token_id": "<|image_pad|>", "vision_start_token_id": "<|vision_start|>"}
     tokens = {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens)
-    return randomised(Qwen2_5_VLForConditionalGeneration(config))
+    config: Any = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens)
+    return randomised(Qwen2_5_VLTextModel(config.text_config) if alone else Qwen2_5_VLForConditionalGeneration(config))
 
 
 def mistral_text() -> Any:
@@ -168,3 +185,13 @@ def qwen_processor() -> Any:
     processor: Any = transformers.Qwen2VLProcessor
     processor.__init__ = init
     return processor(Qwen2VLImageProcessorPil(min_pixels=28 * 28), tokenizers.qwen_tokenizer())
+
+
+def llama_text() -> Any:
+    """LlamaModel with four layers: pipelines read the states before the last two."""
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    return randomised(
+        LlamaModel(LlamaConfig(vocab_size=len(tokenizers.llama_tokenizer()), num_hidden_layers=4, **sizes))
+    )

@@ -18,8 +18,10 @@ TEXT = """a an of two on photo picture dogs cat that
 system Describe the image by detailing color shape size texture quantity text spatial relationships objects and
 background user assistant
 You are designed to generate superior images with degree alignment based textual prompts or Prompt Start
+video following aspects main content theme Actions events behaviors temporal physical movement changes environment light
+style atmosphere camera angles movements transitions used in helpful
 """
-"""Words of captions, of Qwen-Image's template, and of Lumina's system prompt."""
+"""Words of captions, of the templates of Qwen-Image and HunyuanVideo, and of Lumina's system prompt."""
 WORDS = TEXT.split()
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -55,6 +57,13 @@ def gemma_tokenizer() -> Any:
     return GemmaTokenizer(vocab=vocabulary, merges=merges, add_bos_token=True)
 
 
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Qwen's chat template, without tools."""
+
+
 def qwen_tokenizer() -> Any:
     """Qwen2Tokenizer: byte pairs that begin with the space before a word."""
     from transformers import Qwen2Tokenizer
@@ -62,13 +71,17 @@ def qwen_tokenizer() -> Any:
     merges = trained_merges(*WORDS, *(f"Ġ{word}" for word in WORDS))
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
     tokenizer = Qwen2Tokenizer(
-        vocab=numbered(BYTES, map("".join, merges), special), merges=merges, eos_token="<|im_end|>"
+        vocab=numbered(BYTES, map("".join, merges), special),
+        merges=merges,
+        eos_token="<|im_end|>",
+        padding_side="right",
     )
+    tokenizer.chat_template = CHAT
     tokenizer.add_special_tokens({"additional_special_tokens": special[1:]})
     return tokenizer
 
 
-CHAT = (
+THINKING = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
@@ -84,7 +97,7 @@ INSTRUCTIONS = (
 def qwen3_tokenizer() -> Any:
     """Qwen2Tokenizer with a chat template."""
     tokenizer = qwen_tokenizer()
-    tokenizer.chat_template = CHAT
+    tokenizer.chat_template = THINKING
     tokenizer.pad_token = "<|endoftext|>"
     return tokenizer
 
@@ -107,6 +120,19 @@ def mistral_tokenizer() -> Any:
         padding_side="left",
     )
     tokenizer.chat_template = INSTRUCTIONS
+    return tokenizer
+
+
+def llama_tokenizer() -> Any:
+    """LlamaTokenizer with the special tokens of Llama 3: byte pairs of letters, padded on the right."""
+    from transformers import LlamaTokenizer
+
+    special = ["<s>", "</s>", "<unk>", "<pad>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    merges = trained_merges(*(f"▁{word}" for word in WORDS))
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = numbered(special, bytes_, ["▁", *string.printable.strip()], map("".join, merges))
+    tokenizer = LlamaTokenizer(vocab=vocabulary, merges=merges, pad_token="<pad>", padding_side="right")
+    tokenizer.add_special_tokens({"additional_special_tokens": special[4:]})
     return tokenizer
 
 

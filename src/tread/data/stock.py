@@ -105,6 +105,8 @@ def check_tokenizer(cls: Any, place: str, part: str, *, revision: str | None = N
         return _find(place, part, name, revision) is not None
 
     names = dict(cls.vocab_files_names)
+    if not names:  # a tokenizer of bytes
+        return
     single = {names.pop("tokenizer_file", "tokenizer.json"), "tokenizer.model"}
     several = sorted(names.values())
     if not any(has(name) for name in sorted(single)) and not (several and all(has(name) for name in several)):

@@ -75,6 +75,10 @@ class TuneFamily(ABC):
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
     pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
     """Parts of the pipeline that `encode_pixels` needs."""
+    needed_parts: ClassVar[tuple[str, ...]] = ()
+    """Parts without which the stock pipeline cannot be made."""
+    drawing_parts: ClassVar[tuple[str, ...]] = ()
+    """Further parts of the pipeline that previews need."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the linears that get an adapter unless a config names others."""
     video: ClassVar[bool] = False
@@ -86,7 +90,7 @@ class TuneFamily(ABC):
     guidance: float
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
-    """The pipeline's argument for the guidance scale."""
+    """The pipeline's argument for the guidance scale; `guider`: the scale belongs to that part of the pipeline."""
     unguided: ClassVar[float] = 1.0
     """The guidance scale at which the pipeline does not guide."""
     steps: int
@@ -137,6 +141,11 @@ class TuneFamily(ABC):
     def takes_image(self) -> bool:
         """Whether the stock pipeline takes an image beside the prompt."""
         return "image" in self.call_parameters
+
+    @property
+    def takes_last_image(self) -> bool:
+        """Whether the last frame is given too."""
+        return False
 
     @property
     def call_parameters(self) -> frozenset[str]:
@@ -261,6 +270,13 @@ class TuneFamily(ABC):
         """The stock pipeline's arguments for the images that a preview of this size starts from."""
         scaled = [image.resize((width, height)) for image in images]
         return {"image": scaled if len(scaled) > 1 else scaled[0]}
+
+    def guide(self, pipeline: Any, scale: float) -> dict[str, float]:
+        """The argument of a call of the stock pipeline that is guided with this scale; a `guider` is replaced."""
+        if self.guidance_argument != "guider":
+            return {self.guidance_argument: scale}
+        pipeline.guider = pipeline.guider.new(guidance_scale=scale)
+        return {}
 
     def call_arguments(self) -> dict[str, Any]:
         """Further arguments for every call of the stock pipeline: the frame rate, where it takes one."""

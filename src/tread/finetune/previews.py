@@ -52,7 +52,8 @@ class Previews:
     def draw(self, models: Mapping[str, nn.Module], step: int) -> list[tuple[str, str]]:
         """Draw one preview per prompt; returns the prompts with the paths of their previews, relative to the folder."""
         device = self.accelerator.device
-        parts = [part for part in self.family.pixel_parts if part in self.family.source.parts]
+        wanted = (*self.family.pixel_parts, *self.family.drawing_parts)
+        parts = [part for part in wanted if part in self.family.source.parts]
         others = [part for part in ("transformer", "transformer_2") if part in self.family.source.parts]
         missing = [part for part in others if part not in models]
         pipeline = self.family.source.pipeline(*parts, *missing, dtype=self.dtype, given=models)
@@ -88,14 +89,17 @@ class Previews:
             moved(text), moved(self.negative) if self.guidance > family.unguided else None
         )
         arguments |= family.call_arguments()
-        arguments |= {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
-        arguments |= {"num_inference_steps": self.steps, family.guidance_argument: self.guidance}
+        size = {"width": self.width, "height": self.height, **family.exact_size(self.width, self.height)}
+        arguments |= {name: value for name, value in size.items() if name in family.call_parameters}
+        arguments |= {"num_inference_steps": self.steps, **family.guide(pipeline, self.guidance)}
         arguments |= {"generator": torch.Generator("cpu").manual_seed(self.config.validation_seed)}
         if family.video:
             arguments["num_frames"] = self.frames
         if self.config.validation_images:
             images = [_opened(path) for path in self.config.validation_images]
             arguments |= family.image_arguments(images, self.width, self.height)
+        if (last := self.config.validation_last_image) is not None:
+            arguments["last_image"] = _opened(last).resize((self.width, self.height))
         output = pipeline(**arguments, output_type="pil")
         return output.frames[0] if family.video else output.images[0]
 
@@ -132,20 +136,24 @@ def make_previews(
 
 
 def check_image(config: FinetuneConfig, family: TuneFamily) -> None:
-    """Refuse an image for previews that does not exist or that a model cannot take, or its lack."""
-    images, name = config.validation_images, family.source.pipeline_name
-    for image in images:
-        if not Path(image).is_file():
-            raise ConfigError(f"validation_image is {image!r}, which does not exist; name an image file.")
-    if images and not family.takes_image:
-        raise ConfigError(f"validation_image is {images[0]!r}, but a {name} takes no image; leave it out.")
-    most = max(1, family.reference_counts.stop - 1)
-    if len(images) > most:
-        raise ConfigError(f"validation_image has {len(images)} images, but a {name} takes {most}; name as many.")
-    if not images and family.needs_image and config.prompts:
-        raise ConfigError(
-            f"a {name} needs an image for previews: set validation_image, or leave validation_prompt out."
-        )
+    """Refuse images for previews that do not exist or that a model cannot take, or their lack."""
+    pipeline, most = family.source.pipeline_name, max(1, family.reference_counts.stop - 1)
+    last = config.validation_last_image
+    for name, argument, images, taken, needed in (
+        ("validation_image", "image", config.validation_images, family.takes_image, family.needs_image),
+        ("validation_last_image", "last_image", () if last is None else (last,), *[family.takes_last_image] * 2),
+    ):
+        for image in images:
+            if not Path(image).is_file():
+                raise ConfigError(f"{name} is {image!r}, which does not exist; name an image file.")
+        if images and not taken:
+            raise ConfigError(f"{name} is {images[0]!r}, but a {pipeline} takes no {argument}; leave it out.")
+        if len(images) > most:
+            raise ConfigError(f"{name} has {len(images)} images, but a {pipeline} takes {most}; name as many.")
+        if not images and needed and config.prompts:
+            raise ConfigError(
+                f"a {pipeline} needs its {argument} for previews: set {name}, or leave validation_prompt out."
+            )
 
 
 def _opened(path: str) -> Image.Image:

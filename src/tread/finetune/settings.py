@@ -204,6 +204,8 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     """Frames of a preview video; null: as many as the longest clip of the data has."""
     validation_image: str | tuple[str, ...] | None = None
     """The image that previews start from: the source of an edit (or several), the first frame of image-to-video."""
+    validation_last_image: str | None = None
+    """The image that previews end with, for models of a first and a last frame."""
     framerate: int | None = None
     """Frames per second of clips and of preview videos; null: the family's."""
 

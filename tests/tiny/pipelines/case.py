@@ -38,16 +38,18 @@ class Tiny:
     """How many source images an edit has; the second is the first one mirrored."""
     one_prompt: bool = False
     """The stock pipeline takes one prompt at a time."""
-    text: tuple[str, str] | None = None
-    """The transformer's text argument and its mask, where texts are padded to no fixed length."""
     positions: str | None = None
     """The transformer's argument with a row for each token, text first; rows of text are 0."""
+    text: tuple[str, ...] | None = None
+    """The transformer's text argument and its mask, where padding differs; one after the other if there are several."""
     negative: str = "two dogs"
     """What guidance leads away from."""
     one_time: bool = False
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
     waits: tuple[str, ...] = ()
     """Lines of the stock model that wait for the device in every forward, in part."""
+    reads_values: bool = False
+    """The stock model's forward depends on values of its masks."""
     frames_first: bool = False
     """The pipeline's latents are (B, f, C, h, w)."""
     text_before: int = 0

@@ -1,8 +1,10 @@
-"""Wan 2.1, A14B with two experts, each of text and of a first frame, and TI2V of both."""
+"""Wan 2.1, A14B with two experts, each of text and of a first frame, 2.1 of a last frame too, and TI2V of both."""
 
 import importlib
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from tests.tiny.autoencoders import WAN_NEW_CHANNELS, wan_autoencoder
 from tests.tiny.case import tiny
@@ -12,10 +14,21 @@ from tests.tiny.tokenizers import t5_tokenizer
 from tests.tiny.weights import randomised
 
 I2V = "WanImageToVideoPipeline"
+CLIP_TOKENS = 5
+
+
+def both_frames(pixels: Tensor) -> dict[str, Any]:
+    return first_frame(pixels) | {"last_image": first_frame(pixels[:, :, -1:])["image"]}
 
 
 def build(
-    pipeline: str = "WanPipeline", *, new: bool = False, image: bool = False, clip: bool = False, **config: Any
+    pipeline: str = "WanPipeline",
+    *,
+    new: bool = False,
+    image: bool = False,
+    clip: bool = False,
+    last: bool = False,
+    **config: Any,
 ) -> Any:
     diffusers: Any = importlib.import_module("diffusers")
     from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
@@ -25,7 +38,8 @@ def build(
 
     channels = WAN_NEW_CHANNELS if new else 16
     sizes = {"in_channels": 36 if image else channels, "out_channels": channels, "num_layers": 4}
-    embeds = {"image_dim": 16, "added_kv_proj_dim": 24} if clip else {}
+    embeds: dict[str, Any] = {"image_dim": 16, "added_kv_proj_dim": 24} if clip else {}
+    embeds |= {"pos_embed_seq_len": 2 * CLIP_TOKENS} if last else {}
     make = tiny(diffusers.WanTransformer3DModel, **sizes, **embeds, attention_head_dim=12, rope_max_seq_len=32)
     experts = ("transformer", "transformer_2") if "boundary_ratio" in config else ("transformer",)
     transformers = {part: randomised(make(), seed) for seed, part in enumerate(experts)}
@@ -48,6 +62,7 @@ CASES = [
     wan(name="wan-image", build=build, frames=1),
     wan(name="wan-a14b", build=partial(build, boundary_ratio=0.875)),
     wan(name="wan-i2v", build=partial(build, I2V, image=True, clip=True), arguments=first_frame),
+    wan(name="wan-flf2v", build=partial(build, I2V, image=True, clip=True, last=True), arguments=both_frames),
     wan(name="wan-i2v-a14b", build=partial(build, I2V, image=True, boundary_ratio=0.9), arguments=first_frame),
     wan(name="wan-ti2v", build=partial(build, new=True, expand_timesteps=True), frames=9, one_time=True),
     wan(

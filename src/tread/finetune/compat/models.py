@@ -38,6 +38,13 @@ MODELS: dict[str, dict[str, str]] = {
         "klein-4b": "black-forest-labs/FLUX.2-klein-base-4B",
         "dev": "black-forest-labs/FLUX.2-dev",
     },
+    "hunyuanvideo": {
+        "t2v-480p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+        "t2v-720p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_t2v",
+        "i2v-480p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v",
+        "i2v-720p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v",
+    },
+    "hunyuanvideo1": {"t2v": "hunyuanvideo-community/HunyuanVideo"},
     "ltxvideo": {
         "0.9.5": "Lightricks/LTX-Video-0.9.5",
         "0.9.0": "Lightricks/LTX-Video",
@@ -67,6 +74,7 @@ MODELS: dict[str, dict[str, str]] = {
         "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
         "t2v-480p-14b-2.1": "Wan-AI/Wan2.1-T2V-14B-Diffusers",
         "i2v-14b-2.1": "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
+        "flf2v-14b-2.1": "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers",
         "t2v-14b-2.2-high": "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
         "t2v-14b-2.2-low": "Wan-AI/Wan2.2-T2V-A14B-Diffusers",
         "i2v-14b-2.2-high": "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
@@ -104,6 +112,8 @@ def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     if config.get("model_family") == "wan" and str(value).endswith(("-high", "-low")) and "experts" not in config:
         settings["experts"] = str(value).rpartition("-")[2]
     if config.get("pretrained_model_name_or_path") is None and value is not None:
+        if "distilled" in str(value):
+            return Outcome.unsupported(f"distilled models are not tuned here; choose one of {', '.join(models)}")
         if str(value) not in models:  # a flavour such as 2.0 may have been read as a number
             known = f" ({', '.join(models)} are known)" if models else ""
             return Outcome.unsupported(f"write pretrained_model_name_or_path instead{known}")

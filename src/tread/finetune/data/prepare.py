@@ -88,7 +88,7 @@ def prepare(
     device = accelerator.device
     text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
     text = _Encoder(
-        lambda: family.source.pipeline(*family.text_parts, dtype=text_dtype),
+        lambda: family.source.pipeline(*family.text_parts, *family.needed_parts, dtype=text_dtype),
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
         device,
     )

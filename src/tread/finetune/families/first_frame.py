@@ -5,6 +5,7 @@ condition of a clip is the same at every visit.
 """
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 NEEDS_CLIPS = (
@@ -24,3 +25,9 @@ def after_first(latents: Tensor) -> Tensor:
 def with_first(noisy: Tensor, clean: Tensor) -> Tensor:
     """Noisy latents that begin with the first frame of the clean ones, (B, C, f, h, w)."""
     return torch.cat([clean[:, :, :1].to(noisy.dtype), noisy[:, :, 1:]], dim=2)
+
+
+def first_images(pixels: Tensor) -> list[Image.Image]:
+    """The first frames of pixels (B, 3, F, H, W) in [-1, 1], as a user gives them to a pipeline."""
+    frames = (pixels[:, :, 0].float() * 127.5 + 127.5).round().clamp(0, 255).byte()  # (B, 3, H, W)
+    return [Image.fromarray(frame.permute(1, 2, 0).cpu().numpy()) for frame in frames]

@@ -3,7 +3,6 @@
 - Captions are cleaned as the pipeline does by default, if beautifulsoup4 and ftfy are installed.
 - Alpha at 1024 pixels is given the size of the image as an input; sigma is not.
 - If the model predicts a variance, `predict` returns it after the noise, in twice the channels.
-- Stock diffusers has no LoRA loader for it, so an adapter is a peft folder.
 """
 
 from collections.abc import Sequence

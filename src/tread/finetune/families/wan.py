@@ -1,8 +1,9 @@
-"""The family Wan, 2.1 and 2.2: text to video, image to video, the two experts of A14B and the per-token times of TI2V.
+"""The family Wan, 2.1 and 2.2: text to video, given first and last frames, A14B's two experts, TI2V's per-token times.
 
 - Text is padded with zeros to 512 tokens, which the model reads without a mask: cached unpadded, padded in a batch.
 - Image to video has two forms. 2.1 and A14B take the first frame's latents as extra channels (`condition`) with a mask,
   and 2.1 also CLIP's embedding of it (`image_embeds`). TI2V takes a clean first latent frame, whose tokens have time 0.
+- First-and-last-frame models take the last frame in the same channels, and CLIP's embeddings of both.
 - TI2V's pipeline passes a time per token even if all are equal. One time per sample gives the same result and saves
   the modulation of every token in every layer, so times are per token only when a first frame is given.
 - Stock LoRA files hold one transformer. The low-noise expert's is a second file, `SECOND_FILE`, loaded by
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
-from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, with_first
+from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, first_images, with_first
 from tread.finetune.families.ragged_text import cut
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
@@ -49,11 +50,6 @@ class Wan(TuneFamily):
                 f"{source.place!r} draws from text alone and has no inputs for a first frame: leave first_frame out, "
                 "or set pretrained_model_name_or_path to an image-to-video model or to Wan 2.2 TI2V."
             )
-        if self._conditioned and self._transformer.get("pos_embed_seq_len") is not None:
-            raise ConfigError(
-                f"{source.place!r} takes a first and a last frame, which is not supported: set "
-                "pretrained_model_name_or_path to a text-to-video model, or to one that takes a first frame alone."
-            )
 
     @property
     def factor(self) -> int:
@@ -76,6 +72,10 @@ class Wan(TuneFamily):
         both = (("transformer", boundary, 1.0), ("transformer_2", 0.0, boundary))
         return tuple(expert for expert in both if expert[0] in self.source.parts)
 
+    @property
+    def takes_last_image(self) -> bool:
+        return self._conditioned and self._transformer.get("pos_embed_seq_len") is not None
+
     def unfit(self, width: int, height: int, frames: int) -> str | None:
         return NEEDS_CLIPS if self._conditioned and frames == 1 else None
 
@@ -96,11 +96,14 @@ class Wan(TuneFamily):
         batch = encode_videos(pipeline.vae, pixels)
         if not self._conditioned:
             return batch
-        first = torch.cat([pixels[:, :, :1], torch.zeros_like(pixels[:, :, 1:])], dim=2)
-        batch["condition"] = encode_videos(pipeline.vae, first)["mean"]
+        known = torch.zeros_like(pixels)
+        for frame in (0, -1) if self.takes_last_image else (0,):
+            known[:, :, frame] = pixels[:, :, frame]
+        batch["condition"] = encode_videos(pipeline.vae, known)["mean"]
         if self._transformer.get("image_dim") is not None:
-            frames = (pixels[:, :, 0].float() * 127.5 + 127.5).round().clamp(0, 255).byte()  # (B, 3, H, W)
-            batch["image_embeds"] = pipeline.encode_image(list(frames.cpu()), device=pipeline.vae.device)
+            ends = (pixels[:, :, :1], pixels[:, :, -1:]) if self.takes_last_image else (pixels,)
+            seen = [pipeline.encode_image(first_images(end), device=pipeline.vae.device) for end in ends]
+            batch["image_embeds"] = torch.stack(seen, dim=1)  # (B, given frames, I, D)
         return batch
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
@@ -109,11 +112,13 @@ class Wan(TuneFamily):
         if self._conditioned:
             known = torch.zeros_like(noisy[:, : self.frame_factor])
             known[:, :, 0] = 1
+            if self.takes_last_image:
+                known[:, -1, -1] = 1  # of the last latent frame its last pixel frame
             inputs = torch.cat([noisy, known, batch["condition"].to(noisy.dtype)], dim=1)
         elif self._starts_clean(noisy):
             inputs = with_first(noisy, batch["mean"])
             timestep = timestep[:, None] * self.any_in_token(after_first(noisy))  # (B, S)
-        images = {"encoder_hidden_states_image": batch["image_embeds"]} if "image_embeds" in batch else {}
+        images = {"encoder_hidden_states_image": batch["image_embeds"].flatten(0, 1)} if "image_embeds" in batch else {}
         return model(
             hidden_states=inputs,
             timestep=timestep,

@@ -130,16 +130,19 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     width, height = config.validation_size or (width, height)
     guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
     by_prompt = family.guidance_argument == "true_cfg_scale"  # guides only if it has a negative prompt, as Qwen-Image
+    by_part = family.guidance_argument == "guider"
+    before = [f"pipeline.guider = pipeline.guider.new(guidance_scale={guidance})"] if by_part else []
     arguments = {
         "image": _images(max(1, facts.get("references", 1))) if _from_image(family, config) else None,
+        "last_image": _Code('load_image("last.png")') if family.takes_last_image else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
         "negative_prompt": config.validation_negative_prompt or " " if by_prompt else None,
-        "width": width,
-        "height": height,
+        "width": width if "width" in call else None,
+        "height": height if "height" in call else None,
         "num_frames": config.validation_num_video_frames or frames if family.video else None,
         **family.call_arguments(),
         "num_inference_steps": config.validation_num_inference_steps or family.steps,
-        family.guidance_argument: guidance,
+        family.guidance_argument: None if by_part else guidance,
         # without it PixArt and Kontext change the size
         "use_resolution_binning": False if "use_resolution_binning" in call else None,
         "max_area": width * height if "max_area" in call and width and height else None,
@@ -147,10 +150,10 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     }
     lines = [f"    {name}={_literal(value)}," for name, value in arguments.items() if value is not None]
     if not family.video:
-        return ["image = pipeline(", *lines, ").images[0]", 'image.save("sample.png")']
+        return [*before, "image = pipeline(", *lines, ").images[0]", 'image.save("sample.png")']
     duration = round(1000 / family.frame_rate)
     saving = f'frames[0].save("sample.webp", save_all=True, append_images=frames[1:], duration={duration}, loop=0)'
-    return ["frames = pipeline(", *lines, ").frames[0]", saving]
+    return [*before, "frames = pipeline(", *lines, ").frames[0]", saving]
 
 
 def _images(count: int) -> "_Code":

@@ -1,0 +1,142 @@
+"""The family HunyuanVideo 1.5: text to video, and image to video. 1.0 is the family `hunyuanvideo1`.
+
+- Text is Qwen2.5-VL's states of the caption in the pipeline's template, and ByT5's of what the caption quotes, both
+  with masks. Quoted text is padded to 256 tokens and a missing image is 729 tokens of zeros, as in the pipeline.
+- Latents are followed by those of the first frame and a mask in channels of their own, which are zero for text to
+  video; SigLIP's embedding of the first frame joins the text.
+- Guidance is a part of the pipeline, `guider`, not an argument of its call.
+- The forward of the stock model reads masks from the device, a synchronisation that callers cannot avoid.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tread.errors import ConfigError
+from tread.finetune.families.autoencoders import encode_videos
+from tread.finetune.families.first_frame import NEEDS_CLIPS, first_images
+from tread.finetune.families.ragged_text import cut, padded
+from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
+from tread.finetune.model.source import Source
+
+IMAGE = "HunyuanVideo15ImageToVideoPipeline"
+QUOTED = 256
+"""Tokens of quoted text."""
+NO_IMAGE = 729
+"""Tokens of zeros in place of an image."""
+
+
+class HunyuanVideo(TuneFamily):
+    """HunyuanVideo 1.5."""
+
+    name = "hunyuanvideo"
+    pipelines = ("HunyuanVideo15Pipeline", IMAGE)
+    text_parts = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2")
+    pixel_parts = ("vae", "image_encoder", "feature_extractor")
+    needed_parts = ("vae",)
+    drawing_parts = ("guider",)
+    longest_text = 1000
+    texts_differ = True
+    lora_targets = JOINT_ATTENTION
+    video = True
+    frame_rate = 24
+    guidance = 6.0
+    guidance_argument = "guider"
+    steps = 50
+
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        super().__init__(source, text_length)
+        if source.config("transformer").get("use_meanflow"):
+            raise ConfigError(
+                f"{source.place!r} is a step-distilled HunyuanVideo (use_meanflow of its transformer is true), which "
+                "is told the end of each step: set pretrained_model_name_or_path to a model that is not distilled."
+            )
+
+    @property
+    def factor(self) -> int:
+        return self.source.config("vae")["spatial_compression_ratio"]
+
+    @property
+    def frame_factor(self) -> int:
+        return self.source.config("vae")["temporal_compression_ratio"]
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        config = self.source.config("transformer")
+        return config["patch_size_t"], config["patch_size"], config["patch_size"]
+
+    def unfit(self, width: int, height: int, frames: int) -> str | None:
+        return NEEDS_CLIPS if self._conditioned and frames == 1 else None
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        given = {"prompt": list(captions), "device": pipeline.text_encoder.device}
+        embeds, mask = pipeline._get_mllm_prompt_embeds(
+            pipeline.text_encoder,
+            pipeline.tokenizer,
+            **given,
+            tokenizer_max_length=self.text_length,
+            system_message=pipeline.system_message,
+            crop_start=pipeline.prompt_template_encode_start_idx,
+        )
+        quoted, quoted_mask = pipeline._get_byt5_prompt_embeds(
+            pipeline.tokenizer_2, pipeline.text_encoder_2, **given, tokenizer_max_length=QUOTED
+        )
+        texts = zip(cut(embeds, mask), cut(quoted, quoted_mask), strict=True)
+        return [{"embeds": text, "quoted": quote} for text, quote in texts]  # (l, D), (q, E)
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
+        quoted = [F.pad(text["quoted"], (0, 0, 0, QUOTED - len(text["quoted"]))) for text in texts]
+        lengths = torch.tensor([len(text["quoted"]) for text in texts], device=embeds.device)
+        quoted_mask = (torch.arange(QUOTED, device=embeds.device) < lengths[:, None]).long()
+        return {"embeds": embeds, "mask": mask, "quoted": torch.stack(quoted), "quoted_mask": quoted_mask}
+
+    @torch.no_grad()
+    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
+        pipeline.vae.enable_slicing()  # its attention mask is wrong for several clips at once
+        batch = encode_videos(pipeline.vae, pixels)
+        if self._conditioned:
+            batch["condition"] = encode_videos(pipeline.vae, pixels[:, :, :1])["mean"]  # (B, C, 1, h, w)
+            device = pipeline.vae.device
+            seen = [
+                pipeline._get_image_embeds(pipeline.image_encoder, pipeline.feature_extractor, image, device)
+                for image in first_images(pixels)
+            ]
+            batch["image_embeds"] = torch.cat(seen)  # (B, I, E)
+        return batch
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        known, given = torch.zeros_like(noisy), torch.zeros_like(noisy[:, :1])
+        if self._conditioned:
+            known[:, :, :1] = batch["condition"].to(noisy.dtype)
+            given[:, :, 0] = 1
+            image = batch["image_embeds"].to(noisy.dtype)
+        else:
+            image = noisy.new_zeros(len(noisy), NO_IMAGE, self.source.config("transformer")["image_embed_dim"])
+        return model(
+            hidden_states=torch.cat([noisy, known, given], dim=1),  # (B, 2 C + 1, f, h, w)
+            timestep=time * 1000,
+            encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
+            encoder_attention_mask=batch["text.mask"],
+            encoder_hidden_states_2=batch["text.quoted"].to(noisy.dtype),
+            encoder_attention_mask_2=batch["text.quoted_mask"],
+            image_embeds=image,
+            return_dict=False,
+        )[0]
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        names = {"embeds": "embeds", "mask": "embeds_mask", "quoted": "embeds_2", "quoted_mask": "embeds_mask_2"}
+        for prefix, one in (("", text), ("negative_", negative)):
+            collated = {} if one is None else self.collate_text([one])
+            arguments |= {f"{prefix}prompt_{names[name]}": value for name, value in collated.items()}
+        return arguments
+
+    @property
+    def _conditioned(self) -> bool:
+        """Whether the first frame is an input beside the noisy latents."""
+        return self.source.pipeline_name == IMAGE

@@ -1,0 +1,73 @@
+"""HunyuanVideo 1.0 and 1.5: quoted text, the first frame's channels and embedding, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests.finetune.trained import PROMPTS, changed, drawn, opened, recorded, text_of
+from tests.tiny.pipelines.case import first_frame
+from tread.errors import ConfigError
+from tread.finetune.families import open_family
+
+Folder = Callable[[str], Path]
+
+
+def test_quoted_text_reaches_the_model_as_from_the_pipeline(pipeline_folder: Folder) -> None:
+    """ByT5 reads what a caption quotes; a caption that quotes nothing has a mask of zeros."""
+    family, pipeline = opened(pipeline_folder("hunyuanvideo"), "hunyuanvideo")
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = ['a sign that says "two dogs"', "a cat"]
+    settings = {"height": 64, "width": 64, "num_frames": 5, "num_inference_steps": 1, "output_type": "latent"}
+    family.guide(pipeline, 1.0)
+    with recorded(pipeline.transformer) as stock:
+        pipeline(prompt=prompts, **settings)
+    batch: Any = {"mean": drawn(2, 4, 2, 4, 4)} | text_of(family, pipeline, prompts)
+    with torch.no_grad(), recorded(pipeline.transformer) as ours:
+        family.predict(pipeline.transformer, batch["mean"], torch.tensor([0.5, 0.5]), batch)
+    (ours,), (stock,) = ours, stock
+    assert_close(ours["encoder_attention_mask_2"], stock["encoder_attention_mask_2"].long())
+    given = stock["encoder_attention_mask_2"].bool()
+    assert given.sum(-1).tolist() == [len('Text "two dogs". ') + 1, 0]
+    assert_close(ours["encoder_hidden_states_2"][given], stock["encoder_hidden_states_2"][given])
+    assert_close(ours["image_embeds"], stock["image_embeds"])
+
+
+def test_the_first_frame_is_given_three_times(pipeline_folder: Folder) -> None:
+    """As latents encoded alone, as a mask, and as SigLIP sees it."""
+    family, pipeline = opened(pipeline_folder("hunyuanvideo-i2v"), "hunyuanvideo")
+    clip = torch.randint(256, (1, 3, 9, 64, 64), generator=torch.Generator().manual_seed(0)) / 127.5 - 1
+    batch = family.encode_pixels(pipeline, clip) | text_of(family, pipeline, PROMPTS[:1])
+    noisy = drawn(*batch["mean"].shape)
+    with torch.no_grad(), recorded(pipeline.transformer) as calls:
+        family.predict(pipeline.transformer, noisy, torch.tensor([0.7]), batch)
+        alone = pipeline.vae.encode(clip[:, :, :1]).latent_dist.mean * pipeline.vae.config.scaling_factor
+        seen = pipeline.encode_image(first_frame(clip)["image"], 1, torch.device("cpu"), torch.float32)
+    given = calls[0]["hidden_states"]  # (B, 2 C + 1, f, h, w)
+    assert torch.equal(given[:, :4], noisy)
+    assert_close(given[:, 4:8, :1], alone)
+    assert (given[:, 4:8, 1:] == 0).all()
+    assert given[0, 8].flatten(1).tolist() == [[1] * 16, [0] * 16, [0] * 16]
+    assert_close(calls[0]["image_embeds"], seen)
+    assert family.weight(batch) is None
+    assert "the first frame is given" in family.unfit(64, 64, 1)
+    assert opened(pipeline_folder("hunyuanvideo"), "hunyuanvideo")[0].unfit(64, 64, 1) is None
+
+
+def test_distilled_models_and_other_versions_are_refused(pipeline_folder: Folder, tmp_path: Path) -> None:
+    source = changed(pipeline_folder("hunyuanvideo"), tmp_path, "transformer/config.json", use_meanflow=True)
+    with pytest.raises(ConfigError, match=r"is a step-distilled HunyuanVideo.*set pretrained_model_name_or_path"):
+        open_family("hunyuanvideo", source)
+    with pytest.raises(ConfigError, match="is a HunyuanVideo15Pipeline: set model_family to 'hunyuanvideo'"):
+        open_family("hunyuanvideo1", source)
+
+
+def test_guidance_of_the_first_version_is_one_in_training(pipeline_folder: Folder) -> None:
+    family, pipeline = opened(pipeline_folder("hunyuanvideo1"), "hunyuanvideo1")
+    batch: Any = {"mean": drawn(1, 4, 2, 8, 12)} | text_of(family, pipeline, PROMPTS[:1])
+    with torch.no_grad(), recorded(pipeline.transformer) as calls:
+        family.predict(pipeline.transformer, batch["mean"], torch.tensor([0.7]), batch)
+    assert calls[0]["guidance"].tolist() == [1000]
