@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
     report = commands.add_parser("report", help="print the tables, and draw the curves")
     report.add_argument("results", type=Path, nargs="+")
-    report.add_argument("--figure", type=Path, default=Path("docs/finetune/equal-time.png"))
+    report.add_argument("--figure", type=Path, default=WORK / "equal-time.png")
     given = parser.parse_args(arguments)
     if given.command == "captions":
         from .model import write_captions

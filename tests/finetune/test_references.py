@@ -21,6 +21,7 @@ from tread.finetune.data.hashes import digest
 from tread.finetune.data.items import Items, Shapes, items_of, whole
 from tread.finetune.data.picks import Pick
 from tread.finetune.data.prepare import check_references
+from tread.finetune.families.flux import Flux
 from tread.finetune.family import references
 
 
@@ -130,8 +131,7 @@ def test_captions_are_encoded_with_what_the_text_encoder_sees(
 
 
 def family(counts: range) -> Any:
-    source = SimpleNamespace(pipeline_name="EditPipeline")
-    return SimpleNamespace(reference_counts=counts, takes_references=counts.stop > 1, source=source)
+    return type("Edits", (Flux,), {"reference_counts": counts})(SimpleNamespace(pipeline_name="EditPipeline"))
 
 
 def test_a_number_of_references_that_the_model_cannot_take_is_refused() -> None:
