@@ -131,7 +131,8 @@ def test_captions_are_encoded_with_what_the_text_encoder_sees(
 
 
 def family(counts: range) -> Any:
-    return type("Edits", (Flux,), {"reference_counts": counts})(SimpleNamespace(pipeline_name="EditPipeline"))
+    source: Any = SimpleNamespace(pipeline_name="EditPipeline", place="edits", index={})
+    return type("Edits", (Flux,), {"reference_counts": counts})(source)
 
 
 def test_a_number_of_references_that_the_model_cannot_take_is_refused() -> None:
