@@ -61,6 +61,7 @@ class Case:
         arguments |= {"num_frames": self.tiny.frames} if self.family.video else {}
         arguments |= self.tiny.arguments(self.pixels) | prompt
         pipeline.set_progress_bar_config(disable=True)
+        self.tiny.prepare(pipeline)
         return pipeline(**arguments, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
 
     def batch(self, prompts: list[str]) -> Batch:
@@ -146,7 +147,7 @@ def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) ->
     for name in ours:
         message = partial("{}: {}".format, name)
         # a stock timestep may be a whole number where ours is not
-        assert_close(ours[name], stock[name], rtol=1e-5, atol=1e-5, check_dtype=name != "timestep", msg=message)
+        assert_close(ours[name], stock[name], rtol=1e-5, atol=1e-5, check_dtype="timestep" not in name, msg=message)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, ["a photo of " * 400]], ids=["two lengths", "too long"])
@@ -336,6 +337,8 @@ def gradients(model: nn.Module, prediction: Tensor) -> set[str]:
 
 def test_only_the_stock_model_makes_a_step_wait_for_the_device(case: Case) -> None:
     """Once the first step of a bucket is done, which may copy what is kept from then on."""
+    if case.tiny.reads_values:
+        pytest.skip(case.tiny.reads_values)
     family, target, batch = case.family, case.target, case.batch(PROMPTS)
     for part, _, _ in family.experts:
         model = copy.deepcopy(getattr(case.pipeline, part)).train().to("meta")

@@ -81,6 +81,7 @@ def stock_call(family: TuneFamily, name: str) -> dict[str, Any]:
     arguments = {"num_frames": tiny.frames} if family.video else {}
     arguments |= {"height": tiny.size[0], "width": tiny.size[1], **tiny.arguments(pixels / 127.5 - 1)}
     pipeline.set_progress_bar_config(disable=True)
+    tiny.prepare(pipeline)
     pipeline(prompt="a cat", num_inference_steps=2, output_type="latent", **arguments)
     return CALLS.setdefault(name, calls[0])
 

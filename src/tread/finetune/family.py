@@ -65,12 +65,16 @@ class TuneFamily(ABC):
     """Names of the linears that get an adapter unless a config names others."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Packages beside the usual that the stock pipeline needs."""
+    imported_first: ClassVar[str | None] = None
+    """A module that must be imported before diffusers, else the stock pipeline does not load."""
     video: ClassVar[bool] = False
     """Whether latents have a frame axis; an image is then a video of one frame."""
     guidance: float
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """The pipeline's argument for the guidance scale."""
+    usual_side: ClassVar[int] = 1024
+    """Pixels of the side of a square with the largest area that `tread init` suggests for images."""
     unguided: ClassVar[float] = 1.0
     """The guidance scale at which the pipeline does not guide."""
     steps: int
@@ -210,6 +214,10 @@ class TuneFamily(ABC):
                 f"{part} of {self.source.place!r} gives embeddings of width {given}, but the transformer reads {read}: "
                 "it is another model's text encoder. Get that part of the model again."
             )
+
+    def refused_size(self, width: int, height: int) -> str | None:
+        """Why the model cannot take samples of so many pixels, sides being multiples of `multiple`; None: it can."""
+        return None
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         """Further arguments that make the stock pipeline draw exactly this size."""

@@ -16,7 +16,7 @@ from tread.config.schema import parse, plain
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, shown
-from tread.finetune.data.prepare import check_references
+from tread.finetune.data.prepare import check_references, check_sizes
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model.adapters import find_linears
@@ -149,3 +149,4 @@ def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
     collected = collect(configs, video=video, say=lambda _: None)
     if family is not None:
         check_references(family, collected.samples)
+        check_sizes(family, collected.samples, configs)

@@ -56,6 +56,7 @@ def prepare(
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=family.video, say=say, progress=show)
     check_references(family, collected.samples)
+    check_sizes(family, collected.samples, configs)
     samples = collected.samples
     if one_batch:
         samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
@@ -102,13 +103,16 @@ def _batch_of(samples: Sequence[Sample], configs: Sequence[DataConfig], family: 
     """The samples to train on that share the most frequent bucket."""
 
     def group(sample: Sample) -> tuple[bool, Bucket, Size | None]:
-        multiple, factor = family.multiple, family.frame_factor
-        bucket = bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
-        return sample.held_out or not sample.repeats, bucket, sample.reference_size
+        return sample.held_out or not sample.repeats, _bucket(sample, configs, family), sample.reference_size
 
     groups = Counter(map(group, samples))
     chosen = max(groups, key=lambda one: (not one[0], groups[one]))
     return [sample for sample in samples if group(sample) == chosen]
+
+
+def _bucket(sample: Sample, configs: Sequence[DataConfig], family: TuneFamily) -> Bucket:
+    multiple, factor = family.multiple, family.frame_factor
+    return bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
 
 
 def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int) -> Prepared:
@@ -135,6 +139,13 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
             f"a {name} trains on pairs, but {len(samples) - count} of {len(samples)} samples have no reference "
             "image: give conditioning_data_dir with conditioning_type 'reference' in data (docs/data.md)."
         )
+
+
+def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
+    """Refuse data with a bucket that the model cannot take."""
+    for bucket in sorted({_bucket(sample, configs, family) for sample in samples}):
+        if (reason := family.refused_size(bucket.width, bucket.height)) is not None:
+            raise ConfigError(reason)
 
 
 def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:

@@ -21,6 +21,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "chroma": "Chroma",
     "flux": "Flux",
     "flux2": "Flux2",
+    "hidream": "HiDream",
     "krea2": "Krea2",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",
