@@ -32,6 +32,7 @@ def answer(model: Any, call: dict[str, Any]) -> torch.Tensor:
 
 def clean_prompts_without_ftfy() -> None:
     """Cards say that Wan and PRX need ftfy; the prompts here need no fixing."""
+    importlib.import_module("transformers.models.t5gemma.modeling_t5gemma")  # as PRX's card does, before diffusers
     from diffusers.pipelines.prx import pipeline_prx
     from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
 

@@ -86,6 +86,7 @@ def stock_call(family: TuneFamily, name: str) -> dict[str, Any]:
     arguments |= {"height": tiny.size[0], "width": tiny.size[1], **tiny.arguments(pixels / 127.5 - 1)}
     pipeline.set_progress_bar_config(disable=True)
     arguments = {key: value for key, value in arguments.items() if key in family.call_parameters}
+    tiny.prepare(pipeline)
     pipeline(prompt="a cat", num_inference_steps=2, output_type="latent", **arguments)
     return CALLS.setdefault(name, calls[0])
 

@@ -8,7 +8,9 @@ from tests.tiny.weights import randomised
 ATTENTION: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def clip_text(*, hidden: int = 16, projection: bool = False, seed: int = 0, tokenizer: Any = None) -> Any:
+def clip_text(
+    *, hidden: int = 16, projection: bool = False, positions: int = 77, seed: int = 0, tokenizer: Any = None
+) -> Any:
     """CLIPTextModel, or CLIPTextModelWithProjection; its pooled text has `hidden` numbers."""
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -18,6 +20,7 @@ def clip_text(*, hidden: int = 16, projection: bool = False, seed: int = 0, toke
         hidden_size=hidden,
         projection_dim=hidden,
         intermediate_size=2 * hidden,
+        max_position_embeddings=positions,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -156,6 +159,15 @@ def t5_gemma_text() -> Any:
     encoder: Any = randomised(T5GemmaEncoder(config.encoder))
     encoder.config = config
     return encoder
+
+
+def llama3_text() -> Any:
+    """LlamaForCausalLM with three layers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = tokenizers.llama3_tokenizer()
+    ends: dict[str, Any] = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return randomised(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **ends, **_small(hidden=16, layers=3))))
 
 
 def _small(*, hidden: int, layers: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 TEXT = """a an of two on photo picture dogs cat that
 system Describe the image by detailing color shape size texture quantity text spatial relationships objects and
@@ -134,6 +134,19 @@ def llama_tokenizer() -> Any:
     tokenizer = LlamaTokenizer(vocab=vocabulary, merges=merges, pad_token="<pad>", padding_side="right")
     tokenizer.add_special_tokens({"additional_special_tokens": special[4:]})
     return tokenizer
+
+
+def llama3_tokenizer() -> Any:
+    """Llama 3's: byte pairs, a token before the text, none for padding."""
+    from transformers import PreTrainedTokenizerFast
+
+    merges = trained_merges(*WORDS, *(f"Ġ{word}" for word in WORDS))
+    special = ["<|begin_of_text|>", "<|eot_id|>"]
+    model: Any = Tokenizer(models.BPE(vocab=numbered(BYTES, map("".join, merges), special), merges=merges))
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    begin = [(special[0], model.token_to_id(special[0]))]
+    model.post_processor = processors.TemplateProcessing(single=f"{special[0]} $A", special_tokens=begin)
+    return PreTrainedTokenizerFast(tokenizer_object=model, bos_token=special[0], eos_token=special[1])
 
 
 def real_tokenizers(folder: Path) -> tuple[Any, Any]:

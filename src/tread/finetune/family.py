@@ -81,6 +81,8 @@ class TuneFamily(ABC):
     """Further parts of the pipeline that previews need."""
     lora_targets: ClassVar[tuple[str, ...]]
     """Names of the linears that get an adapter unless a config names others."""
+    imported_first: ClassVar[str | None] = None
+    """A module that must be imported before diffusers, else the stock pipeline does not load."""
     video: ClassVar[bool] = False
     """Whether latents have a frame axis; an image is then a video of one frame."""
     packages: tuple[str, ...] = ()
@@ -91,6 +93,8 @@ class TuneFamily(ABC):
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """The pipeline's argument for the guidance scale; `guider`: the scale belongs to that part of the pipeline."""
+    usual_side: ClassVar[int] = 1024
+    """Pixels of the side of a square with the largest area that `tread init` suggests for images."""
     unguided: ClassVar[float] = 1.0
     """The guidance scale at which the pipeline does not guide."""
     steps: int

@@ -32,7 +32,7 @@ SAMPLES = 100
 FEWEST, MOST = 500, 3000
 LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
-LARGE_FAMILIES = ("chroma", "flux", "flux2", "krea2", "qwen_image")
+LARGE_FAMILIES = ("chroma", "flux", "flux2", "hidream", "krea2", "qwen_image")
 """Families whose usual model is LARGE, for a model that is not on this disk."""
 
 
@@ -56,7 +56,7 @@ def starter_config(family: str, model: str, data: str) -> str:
     known = family_class(family)
     found = _look_at_model(family, model)
     entry, samples = _look_at_data(data, video=known.video, model=found)
-    resolution = _resolution(samples, 480 if known.video else 1024, found.multiple)
+    resolution = _resolution(samples, 480 if known.video else known.usual_side, found.multiple)
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
         entry["video"] = {"num_frames": 1 + (min(longest, 81) - 1) // found.frame_factor * found.frame_factor}

@@ -46,10 +46,12 @@ class Tiny:
     """What guidance leads away from."""
     one_time: bool = False
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
+    prepare: Callable[[Any], None] = lambda pipeline: None
+    """Changes a loaded pipeline so that it draws the size it is told."""
+    reads_values: str = ""
+    """Why shapes within the stock model depend on values, which no step can avoid to wait for."""
     waits: tuple[str, ...] = ()
     """Lines of the stock model that wait for the device in every forward, in part."""
-    reads_values: bool = False
-    """The stock model's forward depends on values of its masks."""
     frames_first: bool = False
     """The pipeline's latents are (B, f, C, h, w)."""
     text_before: int = 0

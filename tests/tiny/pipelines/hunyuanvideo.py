@@ -36,7 +36,7 @@ hunyuan = partial(
     family="hunyuanvideo",
     embedder="x_embedder",
     frames=5,
-    reads_values=True,
+    reads_values="texts are cut by their masks",
     text=(
         *("encoder_hidden_states", "encoder_attention_mask"),
         *("encoder_hidden_states_2", "encoder_attention_mask_2"),

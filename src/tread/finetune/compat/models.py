@@ -50,6 +50,11 @@ MODELS: dict[str, dict[str, str]] = {
         "0.9.0": "Lightricks/LTX-Video",
         "0.9.7-dev": "Lightricks/LTX-Video-0.9.7-dev",
     },
+    "hidream": {
+        "full": "HiDream-ai/HiDream-I1-Full",
+        "dev": "HiDream-ai/HiDream-I1-Dev",
+        "fast": "HiDream-ai/HiDream-I1-Fast",
+    },
     "krea2": {"raw": "krea/Krea-2-Raw", "turbo": "krea/Krea-2-Turbo"},
     "lumina2": {"2.0": "Alpha-VLLM/Lumina-Image-2.0", "neta-lumina": "terminusresearch/neta-lumina-v1"},
     "pixart_sigma": {

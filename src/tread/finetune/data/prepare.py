@@ -135,13 +135,16 @@ def _batch_of(samples: Sequence[Sample], configs: Sequence[DataConfig], family: 
     """The samples to train on that share the most frequent bucket."""
 
     def group(sample: Sample) -> tuple[bool, Bucket, tuple[Size, ...]]:
-        multiple, factor = family.multiple, family.frame_factor
-        bucket = bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
-        return sample.held_out or not sample.repeats, bucket, sample.reference_sizes
+        return sample.held_out or not sample.repeats, _bucket(sample, configs, family), sample.reference_sizes
 
     groups = Counter(map(group, samples))
     chosen = max(groups, key=lambda one: (not one[0], groups[one]))
     return [sample for sample in samples if group(sample) == chosen]
+
+
+def _bucket(sample: Sample, configs: Sequence[DataConfig], family: TuneFamily) -> Bucket:
+    multiple, factor = family.multiple, family.frame_factor
+    return bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
 
 
 def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int, seen: tuple[str, ...]) -> Prepared:
@@ -185,10 +188,9 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
 
 def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
     """Refuse samples of a size or a number of frames that a model cannot be trained on."""
-    multiple, factor = family.multiple, family.frame_factor
     found: list[tuple[Sample, str]] = []
     for sample in samples:
-        bucket = bucket_of(sample.size, configs[sample.dataset], multiple, frames=sample.frames, frame_factor=factor)
+        bucket = _bucket(sample, configs, family)
         if (reason := family.unfit(bucket.width, bucket.height, bucket.frames)) is not None:
             found.append((sample, reason))
     if found:

@@ -22,6 +22,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "cogvideox": "CogVideoX",
     "flux": "Flux",
     "flux2": "Flux2",
+    "hidream": "HiDream",
     "hunyuanvideo": "HunyuanVideo",
     "hunyuanvideo1": "HunyuanVideo1",
     "krea2": "Krea2",

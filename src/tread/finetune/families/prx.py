@@ -4,8 +4,11 @@
   positions in the model, and its padding is masked, so it is cut off before it is cached.
 - The autoencoder is FLUX's, or DC-AE's with 32 pixels per latent, where one latent is one token.
 - Stock diffusers has no LoRA loader for it, so an adapter is a peft folder.
+- diffusers adds the class of the text encoder to transformers. The first import of that class replaces the module
+  transformers, and what was added is gone: here it is added again, and a card imports the class before diffusers.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,13 +31,17 @@ class PRX(TuneFamily):
     texts_differ = True
     lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
     packages = ("ftfy",)
+    imported_first = "transformers.models.t5gemma.modeling_t5gemma"
     guidance = 4.0
     steps = 28
     few_steps = (8, 1.0)
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
-        from diffusers.pipelines.prx import pipeline_prx
+        from diffusers.pipelines.prx import T5GemmaEncoder, pipeline_prx
 
+        library = sys.modules["transformers"]
+        if not hasattr(library, T5GemmaEncoder.__name__):
+            setattr(library, T5GemmaEncoder.__name__, T5GemmaEncoder)
         super().__init__(source, text_length or source.config("tokenizer").get("model_max_length"))
         if not hasattr(pipeline_prx, "ftfy"):
             raise ConfigError("PRX's pipeline cleans captions with ftfy, which is not installed: pip install ftfy.")

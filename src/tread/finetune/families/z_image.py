@@ -35,6 +35,16 @@ class ZImage(TuneFamily):
         width = source.config("text_encoder").get("hidden_size")
         self.check_text_width("text_encoder", width, source.config("transformer")["cap_feat_dim"])
 
+    def unfit(self, width: int, height: int, frames: int) -> str | None:
+        _, rows, columns = self.source.config("transformer")["axes_lens"]
+        most_wide, most_high = columns * self.multiple, rows * self.multiple
+        if width <= most_wide and height <= most_high:
+            return None
+        return (
+            f"{width} x {height} pixels are more than the {most_wide} x {most_high} that it has positions for: lower "
+            "resolution"
+        )
+
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         texts, _ = pipeline.encode_prompt(

@@ -119,6 +119,8 @@ def example(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, fa
         *_drawing(family, config, facts, call),
     ]
     imports = ["import torch", f"from diffusers import {', '.join(sorted({name, *models.values()}))}"]
+    if family.imported_first is not None:
+        imports.insert(1, f"import {family.imported_first}  # before diffusers")
     used = "\n".join(body)
     imports += [f"from {module} import {word}" for module, word in HELPERS if word in used]
     where = 'folder = "."' if kind == "lycoris" else 'folder = "."  # or its id on the hub'
