@@ -1,8 +1,6 @@
 """FLUX.2: the batch norm's statistics, references that a sample may have, the fitted shift, and distilled models."""
 
-import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.finetune.tasks import make_config
-from tests.finetune.trained import drawn, opened, text_of
+from tests.finetune.trained import changed, drawn, opened, text_of
 from tests.tiny.pictures import write_noise
 from tread.data.captioned.samples import Sample
 from tread.errors import ConfigError
@@ -103,13 +101,6 @@ def test_references_are_taken_and_not_needed(dev: tuple[Flux2, Any]) -> None:
     pairs = {"instance_data_dir": "data", "conditioning_data_dir": "more", "conditioning_type": "reference"}
     edits = replace(config, data=pairs)
     assert 'image=load_image("input.png")' in example(family, ["transformer"], edits, {})
-
-
-def changed(folder: Path, to: Path, file: str, **values: Any) -> Path:
-    """A copy of a pipeline with another config."""
-    shutil.copytree(folder, to)
-    (to / file).write_text(json.dumps(json.loads((to / file).read_text()) | values))
-    return to
 
 
 def test_a_distilled_model_is_warned_of_and_drawn_in_few_steps(pipeline_folder: Folder, tmp_path: Path) -> None:

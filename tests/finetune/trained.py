@@ -1,5 +1,7 @@
 """Families and their whole pipelines, the text of a batch, and LoRAs that change the output, saved by a family."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,13 @@ def opened(folder: Path, name: str) -> tuple[Any, Any]:
     """The family of a folder and its whole pipeline."""
     source = Source(str(folder))
     return open_family(name, source), source.pipeline(*source.parts)
+
+
+def changed(folder: str | Path, to: Path, file: str, **values: Any) -> Path:
+    """A copy of a pipeline in which a JSON file has other values."""
+    shutil.copytree(folder, to)
+    (to / file).write_text(json.dumps(json.loads((to / file).read_text()) | values))
+    return to
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
