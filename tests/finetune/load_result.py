@@ -45,7 +45,8 @@ def draw_small() -> None:
     """HiDream draws every image at the area of a square of 128 latents, which its tiny model has no tokens for."""
     from diffusers.pipelines.hidream_image.pipeline_hidream_image import HiDreamImagePipeline
 
-    HiDreamImagePipeline.default_sample_size = property(lambda _: 9.8, lambda _, value: None)
+    cls: Any = HiDreamImagePipeline
+    cls.default_sample_size = property(lambda _: 9.8, lambda _, value: None)
 
 
 def main(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """FLUX.2: the batch norm's statistics, references that a sample may have, the fitted shift, and distilled models."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,16 @@ def test_a_distilled_model_is_warned_of_and_drawn_in_few_steps(pipeline_folder: 
     whole = open_family("flux2", Source(str(pipeline_folder("flux2-klein")))).target(shift=None, distance="l2")
     assert isinstance(whole, FlowTarget)
     assert target.shift_of(4096) > whole.shift_of(4096)
+
+
+def test_the_processor_of_dev_needs_torchvision(
+    pipeline_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = ["transformers", "PixtralProcessor"]
+    place = changed(pipeline_folder("flux2"), tmp_path / "m", "model_index.json", tokenizer=processor)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ConfigError, match="PixtralProcessor, which needs torchvision: install the build that fits"):
+        open_family("flux2", Source(str(place)))
 
 
 def test_another_text_encoder_is_refused(pipeline_folder: Folder, tmp_path: Path) -> None:
