@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from tests.finetune.trained import PROMPTS, changed, drawn, opened, recorded, text_of
 from tread.errors import ConfigError
 from tread.finetune.families import open_family
+from tread.finetune.model.source import Source
 from tread.finetune.target import VelocityTarget
 
 Folder = Callable[[str], Path]
@@ -44,7 +45,8 @@ def test_states_and_the_loss_are_those_of_the_stock_scheduler(scheduler: str) ->
 
 def test_a_model_that_predicts_noise_is_refused(pipeline_folder: Folder, tmp_path: Path) -> None:
     file = "scheduler/scheduler_config.json"
-    family = open_family("cogvideox", changed(pipeline_folder("cogvideox"), tmp_path, file, prediction_type="epsilon"))
+    place = changed(pipeline_folder("cogvideox"), tmp_path / "m", file, prediction_type="epsilon")
+    family = open_family("cogvideox", Source(str(place)))
     with pytest.raises(ConfigError, match="prediction_type of the scheduler is 'epsilon'"):
         family.target(shift=None, distance="l2")
     with pytest.raises(ConfigError, match=r"flow_schedule_shift is 3.0, but cogvideox is not a flow.*leave it out"):

@@ -1,8 +1,7 @@
 """FLUX.2: the batch norm's statistics, references that a sample may have, the fitted shift, and distilled models."""
 
-import json
 import math
-import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.finetune.tasks import make_config
-from tests.finetune.trained import drawn, opened, text_of
+from tests.finetune.trained import changed, drawn, opened, text_of
 from tests.tiny.pictures import write_noise
 from tread.data.captioned.samples import Sample
 from tread.errors import ConfigError
@@ -103,13 +102,6 @@ def test_references_are_taken_and_not_needed(dev: tuple[Flux2, Any]) -> None:
     assert 'image=load_image("input.png")' in example(family, ["transformer"], edits, {})
 
 
-def changed(folder: Path, to: Path, file: str, **values: Any) -> Path:
-    """A copy of a pipeline with another config."""
-    shutil.copytree(folder, to)
-    (to / file).write_text(json.dumps(json.loads((to / file).read_text()) | values))
-    return to
-
-
 def test_a_distilled_model_is_warned_of_and_drawn_in_few_steps(pipeline_folder: Folder, tmp_path: Path) -> None:
     place = changed(pipeline_folder("flux2-klein"), tmp_path / "klein", "model_index.json", is_distilled=True)
     config = make_config(place, write_noise(tmp_path / "data"), model_family="flux2", validation_prompt=None)
@@ -124,6 +116,16 @@ def test_a_distilled_model_is_warned_of_and_drawn_in_few_steps(pipeline_folder: 
     whole = open_family("flux2", Source(str(pipeline_folder("flux2-klein")))).target(shift=None, distance="l2")
     assert isinstance(whole, FlowTarget)
     assert target.shift_of(4096) > whole.shift_of(4096)
+
+
+def test_the_processor_of_dev_needs_torchvision(
+    pipeline_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = ["transformers", "PixtralProcessor"]
+    place = changed(pipeline_folder("flux2"), tmp_path / "m", "model_index.json", tokenizer=processor)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ConfigError, match="PixtralProcessor, which needs torchvision: install the build that fits"):
+        open_family("flux2", Source(str(place)))
 
 
 def test_another_text_encoder_is_refused(pipeline_folder: Folder, tmp_path: Path) -> None:

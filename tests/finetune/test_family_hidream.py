@@ -1,6 +1,5 @@
 """HiDream: texts of four encoders, answers in patches, sizes that are not square, and a folder without its Llama."""
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.finetune.tasks import make_config
-from tests.finetune.trained import PROMPTS, drawn, opened, text_of
+from tests.finetune.trained import PROMPTS, changed, drawn, opened, text_of
 from tread.errors import ConfigError
 from tread.finetune.families import open_family
 from tread.finetune.families.hidream import HiDream
@@ -65,7 +64,7 @@ def test_the_velocity_runs_the_other_way(hidream: tuple[HiDream, Any]) -> None:
         return (x - noise,)
 
     model: Any = fake
-    batch = dict.fromkeys(("text.t5", "text.llama", "text.pooled"), torch.zeros(2, 3, 16))
+    batch = {f"text.{name}": torch.zeros(2, 3, 16) for name in ("t5", "llama", "pooled")}
     prediction = family.predict(model, target.mix(x, noise, time), time, batch)
     assert target.error(prediction, x, noise, time).max() == 0
 
@@ -88,12 +87,6 @@ def test_grids_that_are_not_square_have_a_limit(hidream: tuple[HiDream, Any], tm
         "equal: set resolution below 128 with resolution_type 'pixel_area', or crop to squares."
     )
     assert look(replace(config, data=data | {"resolution": 112})).problems == []
-
-
-def changed(folder: str, to: Path, file: str, **values: Any) -> Path:
-    shutil.copytree(folder, to, dirs_exist_ok=True)
-    (to / file).write_text(json.dumps(json.loads((to / file).read_text()) | values))
-    return to
 
 
 def test_a_folder_without_llama_is_told_how_to_get_it(hidream: tuple[HiDream, Any], tmp_path: Path) -> None:

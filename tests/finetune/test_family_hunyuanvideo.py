@@ -12,6 +12,7 @@ from tests.finetune.trained import PROMPTS, changed, drawn, opened, recorded, te
 from tests.tiny.pipelines.case import first_frame
 from tread.errors import ConfigError
 from tread.finetune.families import open_family
+from tread.finetune.model.source import Source
 
 Folder = Callable[[str], Path]
 
@@ -58,7 +59,9 @@ def test_the_first_frame_is_given_three_times(pipeline_folder: Folder) -> None:
 
 
 def test_distilled_models_and_other_versions_are_refused(pipeline_folder: Folder, tmp_path: Path) -> None:
-    source = changed(pipeline_folder("hunyuanvideo"), tmp_path, "transformer/config.json", use_meanflow=True)
+    source = Source(
+        str(changed(pipeline_folder("hunyuanvideo"), tmp_path / "m", "transformer/config.json", use_meanflow=True))
+    )
     with pytest.raises(ConfigError, match=r"is a step-distilled HunyuanVideo.*set pretrained_model_name_or_path"):
         open_family("hunyuanvideo", source)
     with pytest.raises(ConfigError, match="is a HunyuanVideo15Pipeline: set model_family to 'hunyuanvideo'"):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.finetune.tasks import make_config
-from tests.finetune.trained import PROMPTS, drawn, opened, text_of
+from tests.finetune.trained import PROMPTS, changed, drawn, opened, text_of
 from tread.errors import ConfigError
 from tread.finetune.families import open_family
 from tread.finetune.families.krea2 import Krea2
@@ -65,17 +64,9 @@ def test_the_index_chooses_the_layers(krea: tuple[Krea2, Any]) -> None:
     assert encoders.transformer is None
 
 
-def changed(folder: Path, to: Path, file: str, change: Callable[[dict[str, Any]], Any]) -> Path:
-    shutil.copytree(folder, to)
-    config = json.loads((to / file).read_text())
-    change(config)
-    (to / file).write_text(json.dumps(config))
-    return to
-
-
 def test_a_distilled_model_has_one_shift(krea: tuple[Krea2, Any], pipeline_folder: Folder, tmp_path: Path) -> None:
     """That of the pipeline's scheduler at a mu of 1.15; the raw model's grows with the tokens."""
-    place = changed(pipeline_folder("krea2"), tmp_path / "m", "model_index.json", lambda c: c.update(is_distilled=True))
+    place = changed(pipeline_folder("krea2"), tmp_path / "m", "model_index.json", is_distilled=True)
     with pytest.warns(UserWarning, match="is distilled to a few steps"):
         family = open_model(make_config(place, "data", model_family="krea2"))
     assert (family.steps, family.guidance) == (8, 0.0)
@@ -91,11 +82,8 @@ def test_a_distilled_model_has_one_shift(krea: tuple[Krea2, Any], pipeline_folde
 
 
 def test_another_text_encoder_is_refused(pipeline_folder: Folder, tmp_path: Path) -> None:
-    place = changed(
-        pipeline_folder("krea2"),
-        tmp_path / "m",
-        "text_encoder/config.json",
-        lambda config: config["text_config"].update(hidden_size=24),
-    )
+    folder = pipeline_folder("krea2")
+    text = json.loads((folder / "text_encoder/config.json").read_text())["text_config"]
+    place = changed(folder, tmp_path / "m", "text_encoder/config.json", text_config=text | {"hidden_size": 24})
     with pytest.raises(ConfigError, match=r"text_encoder of .* width 24, but the transformer reads 16"):
         open_family("krea2", Source(str(place)))

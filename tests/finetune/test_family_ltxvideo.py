@@ -101,6 +101,6 @@ def test_first_frame_chooses_the_pipeline(pipeline_folder: Folder) -> None:
 
 def test_distilled_models_are_refused(pipeline_folder: Folder, tmp_path: Path) -> None:
     file = "scheduler/scheduler_config.json"
-    source = changed(pipeline_folder("ltxvideo-condition"), tmp_path, file, stochastic_sampling=True)
+    source = Source(str(changed(pipeline_folder("ltxvideo-condition"), tmp_path / "m", file, stochastic_sampling=True)))
     with pytest.raises(ConfigError, match=r"is a distilled LTX-Video.*set pretrained_model_name_or_path to a dev"):
         open_family("ltxvideo", source)

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.finetune.tasks import make_config
 from tests.finetune.trained import PROMPTS, drawn, opened, save_lora
 from tread.data.stock import check_weights
 from tread.errors import ConfigError
 from tread.finetune.families import open_family
 from tread.finetune.families.prx import PRX
 from tread.finetune.model.source import Source
-from tread.finetune.result.card import loading_lines
+from tread.finetune.result.card import example, loading_lines
 
 Folder = Callable[[str], Path]
 
@@ -79,6 +80,15 @@ def test_an_adapter_is_a_peft_folder(prx: tuple[PRX, Any], tmp_path: Path) -> No
     save_lora(family, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"adapter_model.safetensors", "adapter_config.json"}
     assert loading_lines("PRXPipeline", "standard") == ["PeftModel.from_pretrained(pipeline.transformer, folder)"]
+
+
+def test_the_card_imports_the_text_encoder_before_diffusers(prx: tuple[PRX, Any]) -> None:
+    """Else transformers has lost the class that diffusers adds to it, and the pipeline does not load."""
+    config = make_config(Path(prx[0].source.place), "data", model_family="prx")
+    torch_line, encoder_line, diffusers_line = example(prx[0], ["transformer"], config, {}).splitlines()[:3]
+    assert torch_line == "import torch"
+    assert encoder_line.startswith("import transformers.models.t5gemma.modeling_t5gemma")
+    assert diffusers_line.startswith("from diffusers import PRXPipeline")
 
 
 def test_what_cannot_be_tuned_is_refused(prx: tuple[PRX, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,9 @@ def test_experts_share_the_times_at_the_boundary(
 ) -> None:
     assert wan("wan")[0].experts == (("transformer", 0.0, 1.0),)
     assert wan("wan-a14b")[0].experts == (("transformer", 0.875, 1.0), ("transformer_2", 0.0, 0.875))
-    alone = changed(pipeline_folder("wan-a14b"), tmp_path, "model_index.json", transformer=[None, None])
+    alone = Source(
+        str(changed(pipeline_folder("wan-a14b"), tmp_path / "m", "model_index.json", transformer=[None, None]))
+    )
     assert open_family("wan", alone).experts == (("transformer_2", 0.0, 0.875),)
     assert open_family("wan", alone).patch == (1, 2, 2)
 

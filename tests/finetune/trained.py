@@ -26,12 +26,11 @@ def opened(folder: Path, name: str) -> tuple[Any, Any]:
     return open_family(name, source), source.pipeline(*source.parts)
 
 
-def changed(folder: Path, to: Path, part: str, **values: Any) -> Source:
-    """The folder with other values in a config."""
-    shutil.copytree(folder, to, dirs_exist_ok=True)
-    path = to / part
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return Source(str(to))
+def changed(folder: str | Path, to: Path, file: str, **values: Any) -> Path:
+    """A copy of a pipeline in which a JSON file has other values."""
+    shutil.copytree(folder, to)
+    (to / file).write_text(json.dumps(json.loads((to / file).read_text()) | values))
+    return to
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

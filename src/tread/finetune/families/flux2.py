@@ -12,11 +12,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tread.errors import ConfigError
 from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily, references
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
@@ -25,6 +27,8 @@ APART = 10
 """Difference of the times of one image and the next."""
 MOST_REFERENCES = 10
 """The most reference images that the authors promise."""
+PROCESSOR = ["transformers", "PixtralProcessor"]
+"""The entry of dev's tokenizer in model_index.json."""
 TEXT_LAYERS = 3
 """Layers of the text encoder whose hidden states are a token's embedding."""
 
@@ -60,6 +64,11 @@ class Flux2(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
+        if source.index.get("tokenizer") == PROCESSOR and find_spec("torchvision") is None:
+            raise ConfigError(
+                "FLUX.2 dev reads text with a PixtralProcessor, which needs torchvision: install the build that fits "
+                f"torch {torch.__version__}."
+            )
         encoder = source.config("text_encoder")
         width = encoder.get("text_config", encoder).get("hidden_size")
         needed = source.config("transformer")["joint_attention_dim"]
