@@ -19,6 +19,7 @@ from tread.errors import ConfigError, DataError, shown
 from tread.finetune.data.prepare import check_references
 from tread.finetune.families import open_family
 from tread.finetune.family import TuneFamily
+from tread.finetune.model import scratch
 from tread.finetune.model.adapters import find_linears
 from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
@@ -28,7 +29,17 @@ from tread.training.checkpoint import list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
 from tread.training.loop import CHECKPOINTS
 
-SHAPES = ("model_type", "lora_type", "lora_rank", "lora_targets", "lokr_factor", "lycoris_config", "experts")
+SHAPES = (
+    "init",
+    "transformer",
+    "model_type",
+    "lora_type",
+    "lora_rank",
+    "lora_targets",
+    "lokr_factor",
+    "lycoris_config",
+    "experts",
+)
 """Settings that decide which weights are trained, and so cannot change on resume."""
 
 T = TypeVar("T")
@@ -66,10 +77,16 @@ def look(config: FinetuneConfig) -> Findings:
     return found
 
 
+def source_of(config: FinetuneConfig) -> Source:
+    """The base model of a config, with the changes to its transformer."""
+    place, where = config.pretrained_model_name_or_path, {"revision": config.revision, "variant": config.variant}
+    return Source(place, **where, changes=config.transformer)
+
+
 def open_model(config: FinetuneConfig) -> TuneFamily:
     """The family of a config's model; refuses what its config files already rule out."""
-    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
-    family = open_family(config.model_family, source, config.tokenizer_max_length)
+    family = open_family(config.model_family, source_of(config), config.tokenizer_max_length)
+    source = family.source
     if (plan := config.plan()) is not None and source.depth:
         plan.resolve(source.depth)  # refuses windows outside the model
     return family
@@ -134,6 +151,9 @@ def _of_encoders(family: TuneFamily) -> Iterator[Callable[[], object]]:
 
 def _check_transformer(config: FinetuneConfig, family: TuneFamily, part: str, *, trained: bool) -> None:
     """Refuse files that are not whole, and targets that name no layer."""
+    if config.init == "scratch":
+        scratch.check(family.source, part)
+        return
     model: nn.Module = family.source.check(part)[part]
     by_preset = config.lora_type == "lycoris" and "apply_preset" in (config.lycoris_config or {})
     if trained and config.adapts and not by_preset:

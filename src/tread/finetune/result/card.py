@@ -89,6 +89,8 @@ def card(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts
     kind, base = kind_of(config), config.pretrained_model_name_or_path
     front = yaml.safe_dump(_front_matter(family, kind, config, facts), sort_keys=False, allow_unicode=True)
     what = "Fine-tuned weights" if kind == "full" else f"A {KINDS[kind]}"
+    if config.init == "scratch":
+        what = "A transformer trained from scratch, with the autoencoder and the text encoders of the pipeline,"
     sections = [
         f"---\n{front}---",
         f"# {Path(config.output_dir).name}",
@@ -181,8 +183,10 @@ def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
 def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
     source = "image" if family.takes_image else "text"
     trained = {"standard": "lora", "full": "full-finetune"}.get(kind, kind)
+    if config.init == "scratch":
+        trained = "from-scratch"
     front: dict[str, Any] = {
-        "base_model": config.pretrained_model_name_or_path,
+        **({} if config.init == "scratch" else {"base_model": config.pretrained_model_name_or_path}),
         "library_name": "diffusers",
         "pipeline_tag": f"{source}-to-{'video' if family.video else 'image'}",
         "tags": ["diffusers", "tread", trained, config.model_family],
@@ -196,7 +200,8 @@ def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, 
 def _table(config: FinetuneConfig, kind: ResultKind, facts: Facts) -> str:
     """A Markdown table of the training settings, with the dense validation loss."""
     batch = config.train_batch_size * config.gradient_accumulation_steps
-    rows = {"trained": KINDS[kind], "steps": facts.get("step"), "batch size per process": batch}
+    scratch = " from scratch" if config.init == "scratch" else ""
+    rows = {"trained": KINDS[kind] + scratch, "steps": facts.get("step"), "batch size per process": batch}
     if kind in ("standard", "lokr"):
         rows["rank, alpha"] = f"{config.lora_rank}, {config.lora_alpha or config.lora_rank:g}"
     rows |= {

@@ -15,8 +15,7 @@ from tread.errors import CheckpointError, ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.experts import joined
 from tread.finetune.families import open_family
-from tread.finetune.model.source import Source
-from tread.finetune.preflight import trained_experts
+from tread.finetune.preflight import source_of, trained_experts
 from tread.finetune.result.write import RECORD, write_result
 from tread.finetune.run import load_models
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
@@ -43,9 +42,9 @@ def export(run: Path, *, step: int | None = None, out: Path | None = None) -> li
 
 
 def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> list[Path]:
-    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
-    family = open_family(config.model_family, source, config.tokenizer_max_length)
-    source.check(*(part for part, _, _ in trained_experts(config, family)))
+    family = open_family(config.model_family, source_of(config), config.tokenizer_max_length)
+    if config.init == "pretrained":
+        family.source.check(*(part for part, _, _ in trained_experts(config, family)))
     quantized = config.base_model_precision not in UNQUANTIZED
     plain = replace(config, base_model_precision="no_change") if quantized else config
     models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))
