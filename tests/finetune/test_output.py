@@ -33,7 +33,8 @@ PLAN = {
 }
 FAMILIES = (
     *("auraflow", "flux", "flux-kontext", "lumina2", "pixart_sigma", "qwen_image", "qwen_image-edit"),
-    *("qwen_image-edit-2511", "sd3", "wan-a14b", "wan-i2v"),
+    *("kandinsky5_image", "kandinsky5_video", "kandinsky5_video-i2v-first", "qwen_image-edit-2511", "sd3"),
+    *("wan-a14b", "wan-i2v"),
 )
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),

@@ -63,6 +63,8 @@ class TuneFamily(ABC):
     """The most tokens of a caption that the stock pipeline reads."""
     texts_differ: ClassVar[bool] = False
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
+    one_length: ClassVar[bool] = False
+    """Whether the texts of a batch must have one length, because the model has no text mask and reads no padding."""
     pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
     """Parts of the pipeline that `encode_pixels` needs."""
     lora_targets: ClassVar[tuple[str, ...]]
@@ -79,6 +81,9 @@ class TuneFamily(ABC):
     """The pipeline's argument for the guidance scale."""
     steps: ClassVar[int]
     """Default solver steps of previews."""
+
+    result_name: ClassVar[str] = ""
+    """The attribute of the stock pipeline's output that holds the pictures; empty: images, or frames of videos."""
 
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""

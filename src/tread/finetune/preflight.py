@@ -103,6 +103,15 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
     return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
 
 
+def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
+    """Refuse batches of texts that a model without a text mask cannot read."""
+    if family.one_length and config.train_batch_size > 1:
+        raise ConfigError(
+            f"train_batch_size is {config.train_batch_size}, but the model of {family.name} has no text mask, so "
+            "captions of different lengths cannot share a batch: set it to 1 and raise gradient_accumulation_steps."
+        )
+
+
 def check_resumed(config: FinetuneConfig) -> None:
     """Refuse to go on with a run whose weights have other shapes."""
     if config.resume_from_checkpoint is None:
@@ -136,6 +145,7 @@ def is_here(place: str, revision: str | None) -> bool:
 def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> Iterator[Callable[[], object]]:
     yield lambda: family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
     yield lambda: check_image(config, family)
+    yield lambda: check_batch(config, family)
     if config.base_model_precision not in UNQUANTIZED:
         yield lambda: check_precision(config.base_model_precision, device)
     trained = {part for part, _, _ in trained_experts(config, family)}

@@ -94,7 +94,7 @@ class Previews:
             images = [_opened(path) for path in self.config.validation_images]
             arguments |= family.image_arguments(images, self.width, self.height)
         output = pipeline(**arguments, output_type="pil")
-        return output.frames[0] if family.video else output.images[0]
+        return getattr(output, family.result_name or ("frames" if family.video else "images"))[0]
 
     def _track(self, name: str, path: Path, step: int) -> None:
         with Image.open(path) as image:

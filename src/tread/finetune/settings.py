@@ -58,7 +58,7 @@ class FinetuneConfig:
     """Everything `tread finetune` reads; `config.read_config` makes it from a file."""
 
     model_family: str
-    """The family: auraflow, flux, lumina2, pixart_sigma, qwen_image, sd3 or wan."""
+    """The family: auraflow, flux, kandinsky5_image, kandinsky5_video, lumina2, pixart_sigma, qwen_image, sd3 or wan."""
     pretrained_model_name_or_path: str
     """The base model in diffusers format: a folder, or an id on the hub."""
     revision: str | None = None

@@ -36,8 +36,8 @@ SCRATCH_RATIO, SCRATCH_STEPS = 0.5, 100_000
 """selection_ratio and steps of a first run from scratch."""
 LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
-FIRST_FRAME = "WanImageToVideoPipeline"
-"""The pipeline that draws from a first frame."""
+FIRST_FRAME = ("WanImageToVideoPipeline", "Kandinsky5I2VPipeline")
+"""The pipelines that draw from a first frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,14 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
         entry["video"] = {"num_frames": 1 + (min(longest, 81) - 1) // found.frame_factor * found.frame_factor}
-    batch = min(1 if resolution >= 768 else 2 if resolution >= 384 else 4, max(1, len(samples)))
+    batch = (
+        1 if known.one_length else min(1 if resolution >= 768 else 2 if resolution >= 384 else 4, max(1, len(samples)))
+    )
     steps = SCRATCH_STEPS if scratch else min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
     every = min(5000 if scratch else 500, steps // 2)
     prompt = samples[0].captions[0] if samples else "a photo"
     image = _first_images(samples) if found.paired else None
-    draws = image is not None or not (found.paired or found.pipeline == FIRST_FRAME)
+    draws = image is not None or not (found.paired or found.pipeline in FIRST_FRAME)
 
     sections: list[dict[str, Any]] = [
         {"model_family": family, "pretrained_model_name_or_path": model}

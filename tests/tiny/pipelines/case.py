@@ -37,6 +37,12 @@ class Tiny:
     """How many source images an edit has; the second is the first one mirrored."""
     one_prompt: bool = False
     """The stock pipeline takes one prompt at a time."""
+    channels_last: bool = False
+    """The pipeline draws its noise with the channels last."""
+    one_length: bool = False
+    """Texts of a batch have one length."""
+    decodes: bool = True
+    """The stock pipeline decodes the latents that its loop ends with as they are."""
     text: tuple[str, str] | None = None
     """The transformer's text argument and its mask, where texts are padded to no fixed length."""
     negative: str = "two dogs"

@@ -1,8 +1,8 @@
 """The model families that can be fine-tuned.
 
 One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
-them are `autoencoders` (pixels to latents) and `ragged_text` (texts of different lengths), which several families
-share. A family knows its stock pipeline and nothing of runs: modules here may import `finetune.family`,
+them are `autoencoders` (pixels to latents), `ragged_text` (texts of different lengths) and `kandinsky5`, which several
+families share. A family knows its stock pipeline and nothing of runs: modules here may import `finetune.family`,
 `finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports none of them, so that reading
 a config loads neither torch nor diffusers.
 """
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
     "flux": "Flux",
+    "kandinsky5_image": "Kandinsky5Image",
+    "kandinsky5_video": "Kandinsky5Video",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",
     "qwen_image": "QwenImage",

@@ -17,7 +17,7 @@ from torch import nn
 from tread.data.stock import check_tokenizer, check_weights
 from tread.errors import ConfigError, check_int, needs, shown
 
-DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers")
+DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers", "num_visual_blocks")
 """Keys of a transformer's config that count layers; each family has one or two of them."""
 
 STOCK = ("diffusers", "transformers")

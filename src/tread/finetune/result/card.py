@@ -150,7 +150,8 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     }
     lines = [f"    {name}={_literal(value)}," for name, value in arguments.items() if value is not None]
     if not family.video:
-        return ["image = pipeline(", *lines, ").images[0]", 'image.save("sample.png")']
+        drawn = f").{family.result_name or 'images'}[0]"
+        return ["image = pipeline(", *lines, drawn, 'image.save("sample.png")']
     duration = round(1000 / config.framerate)
     saving = f'frames[0].save("sample.webp", save_all=True, append_images=frames[1:], duration={duration}, loop=0)'
     return ["frames = pipeline(", *lines, ").frames[0]", saving]
