@@ -33,7 +33,14 @@ PLAN = {
 }
 FAMILIES = (
     *("auraflow", "flux", "flux-kontext", "lumina2", "pixart_sigma", "qwen_image", "qwen_image-edit"),
-    *("kandinsky5_image", "kandinsky5_video", "kandinsky5_video-i2v-first", "qwen_image-edit-2511", "sd3"),
+    *(
+        "kandinsky5_image",
+        "kandinsky5_image-edit",
+        "kandinsky5_video",
+        "kandinsky5_video-i2v-first",
+        "qwen_image-edit-2511",
+        "sd3",
+    ),
     *("wan-a14b", "wan-i2v"),
 )
 RESULTS = [

@@ -92,6 +92,16 @@ def test_a_reference_has_the_size_that_the_pipeline_gives_it(
     assert len({left[0] for left in lefts}) == 4
 
 
+def test_a_reference_that_is_channels_has_its_sample_s_size(
+    pictures: Path, edits: dict[str, Any], tmp_path: Path
+) -> None:
+    wide = {**edits, "conditioning_data_dir": edits["conditioning_data_dir"][1], "reference_resolution": 128}
+    items = items_in(Cache(tmp_path / "cache"), pictures, shapes=Shapes(multiple=16, fills=True), **wide)
+    assert {entry.group for entry in items.readable} == {(Bucket(64, 64), Bucket(64, 64))}
+    crops = [items.pictures[entry.references[0]].crop for entry in items.readable]
+    assert all(crop.box((96, 48)) == pytest.approx((24, 0, 72, 48)) for crop in crops)
+
+
 def test_keys_of_one_reference_are_what_they_were(pictures: Path, edits: dict[str, Any], tmp_path: Path) -> None:
     """A cache of an earlier version stays valid."""
     cache = Cache(tmp_path / "cache")

@@ -130,6 +130,15 @@ class TuneFamily(ABC):
         return self.reference_counts.stop > 1
 
     @property
+    def reference_fills(self) -> bool:
+        """Whether a reference has its sample's size because its latents are channels, not tokens of their own."""
+        return False
+
+    def reference_tokens(self, batch: Batch) -> int:
+        """Number of tokens of a batch's references, which come after the target's."""
+        return 0 if self.reference_fills else sum(map(self.tokens, references(batch)))
+
+    @property
     def reference_shape(self) -> tuple[int, int] | None:
         """(pixels, multiple of the sides) of references if the stock pipeline scales them; None: as the data's."""
         return None

@@ -30,7 +30,7 @@ from tread.data.workers import fetched
 from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, caller, choose, joined, ranges
-from tread.finetune.family import Batch, TuneFamily, references
+from tread.finetune.family import Batch, TuneFamily
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
@@ -203,7 +203,7 @@ class Finetuning:
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
             # buckets of as many tokens may have other references: said, it need not be read from the device
-            handle.references = sum(map(self.family.tokens, references(batch.tensors)))
+            handle.references = self.family.reference_tokens(batch.tensors)
         with _forcing(handle, batch.forced):
             return self._losses(model, span, batch.tensors, u, where, seed).mean()
 

@@ -35,6 +35,10 @@ class Tiny:
     """The pixels are the source image of an edit, `reference.mean` in a batch."""
     references: int = 1
     """How many source images an edit has; the second is the first one mirrored."""
+    appended: bool = True
+    """Source images are tokens after the target's, not channels."""
+    truncates: bool = True
+    """The stock pipeline cuts a prompt that is too long; else it fails."""
     one_prompt: bool = False
     """The stock pipeline takes one prompt at a time."""
     channels_last: bool = False

@@ -1,6 +1,6 @@
-"""Kandinsky 5: text to image, text to video and image to video.
+"""Kandinsky 5: text to image, image to image, text to video and image to video.
 
-The image pipeline draws seven sizes of a megapixel; here one of 64 x 96 pixels. The stock attention rounds rotated
+The image pipelines draw seven sizes of a megapixel; here one of 64 x 96 pixels. The stock attention rounds rotated
 queries to bfloat16; here it does not (see `tests/tiny/stock/kandinsky5.py`).
 """
 
@@ -20,7 +20,7 @@ from tests.tiny.text_encoders import clip_text, qwen_processor, qwen_text
 from tests.tiny.tokenizers import clip_tokenizer
 from tests.tiny.weights import randomised
 
-T2I, T2V, I2V = (f"Kandinsky5{kind}Pipeline" for kind in ("T2I", "T2V", "I2V"))
+T2I, I2I, T2V, I2V = (f"Kandinsky5{kind}Pipeline" for kind in ("T2I", "I2I", "T2V", "I2V"))
 stock: Any = Kandinsky5AttnProcessor
 stock.__call__ = ExactProcessor.__call__
 
@@ -37,16 +37,18 @@ def small(cls: Any) -> None:
     cls.__init__.__signature__ = inspect.signature(made)
 
 
-small(importlib.import_module("diffusers").Kandinsky5T2IPipeline)
+for name in (T2I, I2I):
+    small(getattr(importlib.import_module("diffusers"), name))
 
 
 def build(pipeline: str, *, channels: int = 4, **config: Any) -> Any:
     diffusers: Any = importlib.import_module("diffusers")
     sizes = {"in_visual_dim": channels, "out_visual_dim": channels, "in_text_dim": 16, "in_text_dim2": 16, "ff_dim": 64}
     make = tiny(diffusers.Kandinsky5Transformer3DModel, **sizes, num_visual_blocks=4, **config)
-    vae = hunyuan_autoencoder() if pipeline != T2I else kl_autoencoder(channels=channels, scaling_factor=0.3611)
-    if pipeline == I2V:  # it draws from the first frame's moments
-        last = vae.quant_conv
+    image = pipeline in (T2I, I2I)
+    vae = kl_autoencoder(channels=channels, scaling_factor=0.3611) if image else hunyuan_autoencoder()
+    if pipeline in (I2I, I2V):  # these draw from the moments of what they are given
+        last: Any = vae.quant_conv
         last.weight.data[channels:], last.bias.data[channels:] = 0, -30
     return getattr(diffusers, pipeline)(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=5.0),
@@ -81,6 +83,15 @@ kandinsky = partial(
 video = partial(kandinsky, family="kandinsky5_video")
 CASES = [
     kandinsky(name="kandinsky5_image", family="kandinsky5_image", build=partial(build, T2I, channels=16)),
+    kandinsky(
+        name="kandinsky5_image-edit",
+        family="kandinsky5_image",
+        build=partial(build, I2I, channels=16, visual_cond=True),
+        arguments=first_frame,
+        reference=True,
+        appended=False,
+        truncates=False,
+    ),
     video(name="kandinsky5_video", build=partial(build, T2V, visual_cond=True), frames=5),
     video(
         name="kandinsky5_video-i2v-first",
