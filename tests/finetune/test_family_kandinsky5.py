@@ -10,13 +10,15 @@ from PIL import Image
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.finetune.tasks import make_config
+from tests.finetune.tasks import make_config, make_task
 from tests.finetune.trained import PROMPTS, drawn, opened, text_of
-from tests.tiny.pictures import write_noise
+from tests.tiny.pictures import write_clips, write_noise
 from tread.errors import ConfigError, DataError
 from tread.finetune.families import open_family
 from tread.finetune.model.source import Source
 from tread.finetune.preflight import check_batch
+from tread.finetune.task import LATENT, NOISE, TIME
+from tread.routing import noise
 
 Folder = Callable[[str], Path]
 
@@ -67,6 +69,43 @@ def test_the_condition_of_a_first_frame(pipeline_folder: Folder) -> None:
     assert mask[:, 1:].max() == 0
     with pytest.raises(DataError, match="the sample is an image, which an image-to-video model would learn to copy"):
         family.encode_pixels(pipeline, pixels[:, :, :1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_loss_is_that_of_the_stock_transformer(pipeline_folder: Folder, tmp_path: Path) -> None:
+    """Image to video, dense: by hand, without the given frame."""
+    config = make_config(
+        pipeline_folder("kandinsky5_video-i2v-first"),
+        {"instance_data_dir": str(write_clips(tmp_path / "clips")), "video": {"num_frames": 5}},
+        model_family="kandinsky5_video",
+        resolution=32,
+        cache_dir=str(tmp_path / "cache"),
+        train_batch_size=1,
+        tread_config=None,
+    )
+    task = make_task(config, tmp_path)
+    batch = next(task.batches(3))
+    found, at, tensors = task.loss(task.model, batch), torch.tensor([3]), batch.tensors
+    shape = (4, 2, 4, 4)
+    x = tensors["mean"] + tensors["std"] * noise.per_sample_normal(config.seed, at, shape, LATENT)
+    normal = noise.per_sample_normal(config.seed, at, shape, NOISE)
+    time = task.target.times(noise.uniform(config.seed, TIME, at), 8)
+    noisy = (1 - time) * x + time * normal
+    noisy[:, :, 0] = tensors["mean"][:, :, 0]
+    mask = torch.zeros(1, 1, 2, 4, 4)
+    mask[:, :, 0] = 1
+    velocity = task.model(
+        hidden_states=torch.cat([noisy, torch.zeros_like(noisy), mask], dim=1).movedim(1, -1),
+        encoder_hidden_states=tensors["text.embeds"],
+        pooled_projections=tensors["text.pooled"],
+        timestep=time * 1000,
+        visual_rope_pos=[torch.arange(2), torch.arange(2), torch.arange(2)],
+        text_rope_pos=torch.arange(tensors["text.embeds"].shape[1]),
+        scale_factor=(1, 3.16, 3.16),
+        return_dict=False,
+    ).movedim(-1, 1)
+    expected = (velocity - (normal - x)).square()[:, :, 1:].mean()
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_positions_are_scaled_by_the_size(pipeline_folder: Folder) -> None:
