@@ -7,6 +7,7 @@
 """
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -104,6 +105,8 @@ class Source:
             cls = self.class_of(part) if part in self.parts else None
             if hasattr(cls, "vocab_files_names"):
                 check_tokenizer(cls, self.place, part, revision=self.revision)
+            elif hasattr(cls, "get_attributes"):
+                self._check_processor(cls, part)
             elif isinstance(cls, type) and issubclass(cls, nn.Module):
                 quantized = "quantization_config" in self.config(part)
                 models[part] = check_weights(cls, self.place, part, quantized=quantized, **self._where)
@@ -112,6 +115,14 @@ class Source:
     def transformer(self, part: str, *, dtype: torch.dtype) -> nn.Module:
         """One transformer without the rest of the pipeline, on the CPU."""
         return self._load(self.class_of(part), part, dtype=dtype, subfolder=part)
+
+    def _check_processor(self, cls: Any, part: str) -> None:
+        """Load a processor, which is small: without torchvision its parts for videos are missing."""
+        try:
+            self._load(cls, part, subfolder=part)
+        except (ConfigError, ImportError) as error:
+            advice = "" if importlib.util.find_spec("torchvision") else " A processor needs torchvision: install it."
+            raise ConfigError(f"{error}{advice}") from error
 
     def _load(self, cls: Any, what: str, **arguments: Any) -> Any:
         try:
