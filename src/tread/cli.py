@@ -61,6 +61,9 @@ def init(arguments: list[str]) -> None:
     parser.add_argument("family", choices=list(TUNE_FAMILIES))
     parser.add_argument("--model", required=True, help="the base model in diffusers format: a folder or a hub id")
     parser.add_argument("--data", required=True, help="a folder of images or videos with captions")
+    parser.add_argument(
+        "--scratch", action="store_true", help="train a new transformer instead of a LoRA of the model's"
+    )
     print(starter_config(**vars(parser.parse_args(arguments))), end="")
 
 

@@ -20,8 +20,8 @@ def make_config(place: Path, data: Any, **changes: Any) -> FinetuneConfig:
     settings: dict[str, Any] = {
         "model_family": "flux",
         "pretrained_model_name_or_path": str(place),
-        "data": {"instance_data_dir": str(data), "resolution": 64},
-        "cache_dir": str(Path(data).parent / "cache"),
+        "data": data if isinstance(data, dict) else {"instance_data_dir": str(data), "resolution": 64},
+        "cache_dir": "cache" if isinstance(data, dict) else str(Path(data).parent / "cache"),
         "mixed_precision": "no",
         "train_batch_size": 2,
         "caption_dropout_probability": 0.0,

@@ -12,7 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torch.testing import assert_close
 
+from tests.finetune.tasks import make_config, make_task
 from tests.finetune.trained import PROMPTS, drawn, opened, text_of
+from tests.tiny.pictures import write_noise
 from tests.tiny.pipelines.qwen_image import AREA
 from tread.data.captioned.buckets import RATIOS, Bucket, bucket_of
 from tread.data.captioned.entries import DataConfig
@@ -20,6 +22,8 @@ from tread.errors import ConfigError
 from tread.finetune.families import open_family
 from tread.finetune.families.qwen_image import QwenImage
 from tread.finetune.model.source import Source
+from tread.finetune.task import LATENT, NOISE, TIME
+from tread.routing import noise
 
 
 @pytest.fixture
@@ -81,6 +85,40 @@ def test_references_of_two_sizes_are_the_stock_pipeline_s(pipeline_folder: Calla
     velocity = predict(images)
     assert_close(pipeline._pack_latents(velocity, 1, 16, 4, 6), seen[0][:, :6], rtol=1e-4, atol=1e-4)
     assert (predict(images[::-1]) - velocity).abs().max() > 1e-3
+
+
+def test_the_loss_is_that_of_the_stock_transformer(pipeline_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """Dense, with two references: by hand from the cached latents, text and the hashed noise and time."""
+    data = str(write_noise(tmp_path / "data", [(64, 64)]))
+    entry = {"instance_data_dir": data, "conditioning_data_dir": [data, data], "conditioning_type": "reference"}
+    config = make_config(
+        pipeline_folder("qwen_image-edit-2511"),
+        entry,
+        model_family="qwen_image",
+        resolution=64,
+        cache_dir=str(tmp_path / "cache"),
+        train_batch_size=1,
+        tread_config=None,
+    )
+    task = make_task(config, tmp_path)
+    batch = next(task.batches(3))
+    found, at, tensors = task.loss(task.model, batch), torch.tensor([3]), batch.tensors
+    x = tensors["mean"] + tensors["std"] * noise.per_sample_normal(config.seed, at, (16, 8, 8), LATENT)
+    normal = noise.per_sample_normal(config.seed, at, (16, 8, 8), NOISE)
+    time = task.target.times(noise.uniform(config.seed, TIME, at), 16)
+
+    def packed(latents: Tensor) -> Tensor:
+        return torch.nn.functional.pixel_unshuffle(latents, 2).flatten(2).transpose(1, 2)
+
+    images = ((1 - time) * x + time * normal, tensors["reference.mean"], tensors["reference_2.mean"])
+    velocity = task.model(
+        hidden_states=torch.cat([packed(image) for image in images], dim=1),
+        encoder_hidden_states=tensors["text.embeds"],
+        timestep=time,
+        img_shapes=[[(1, 4, 4)] * 3],
+        return_dict=False,
+    )[0][:, :16]
+    assert_close(found, (velocity - packed(normal - x)).square().mean(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_text_encoder_sees_the_references(pipeline_folder: Callable[[str], Path]) -> None:

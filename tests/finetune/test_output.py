@@ -36,7 +36,7 @@ PLAN = {
 FAMILIES = (
     *FIRST,
     *("cogvideox-1.5-i2v", "flux-kontext", "flux2-klein", "ltxvideo-first", "qwen_image-edit", "qwen_image-edit-2511"),
-    *("hunyuanvideo-i2v", "wan-a14b", "wan-flf2v", "wan-i2v"),
+    *("hunyuanvideo-i2v", "kandinsky5_image-edit", "kandinsky5_video-i2v-first", "wan-a14b", "wan-flf2v", "wan-i2v"),
 )
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),

@@ -12,6 +12,8 @@ from PIL import Image
 from torch.nn import functional as F
 
 from tests.finetune.encoded import RNG, Encoder, samples_in
+from tests.finetune.tasks import make_config, make_task
+from tests.tiny.pictures import write_noise
 from tread.data.captioned.buckets import Bucket, BucketOrder
 from tread.data.captioned.samples import Sample
 from tread.errors import ConfigError
@@ -23,6 +25,7 @@ from tread.finetune.data.picks import Pick
 from tread.finetune.data.prepare import check_references
 from tread.finetune.families.flux import Flux
 from tread.finetune.family import references
+from tread.finetune.model.source import Source
 
 
 @pytest.fixture
@@ -90,6 +93,16 @@ def test_a_reference_has_the_size_that_the_pipeline_gives_it(
     assert len({left[0] for left in lefts}) == 4
 
 
+def test_a_reference_that_is_channels_has_its_sample_s_size(
+    pictures: Path, edits: dict[str, Any], tmp_path: Path
+) -> None:
+    wide = {**edits, "conditioning_data_dir": edits["conditioning_data_dir"][1], "reference_resolution": 128}
+    items = items_in(Cache(tmp_path / "cache"), pictures, shapes=Shapes(multiple=16, fills=True), **wide)
+    assert {entry.group for entry in items.readable} == {(Bucket(64, 64), Bucket(64, 64))}
+    crops = [items.pictures[entry.references[0]].crop for entry in items.readable]
+    assert all(crop.box((96, 48)) == pytest.approx((24, 0, 72, 48)) for crop in crops)
+
+
 def test_keys_of_one_reference_are_what_they_were(pictures: Path, edits: dict[str, Any], tmp_path: Path) -> None:
     """A cache of an earlier version stays valid."""
     cache = Cache(tmp_path / "cache")
@@ -128,6 +141,45 @@ def test_captions_are_encoded_with_what_the_text_encoder_sees(
     (picture,) = whole(cache, [str(image)])
     texts = encode_seen_texts(cache, [("x", [picture])], encode=encode, identity="t", progress=False)
     torch.testing.assert_close(texts.of("x", [picture.key]), see("x", [Image.open(image)]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_preview_from_two_images_is_the_stock_pipeline_s(pipeline_folder: Any, tmp_path: Path) -> None:
+    """A LoRA that was not trained yet: the prompt was encoded with the images, and the pipeline is given them."""
+    model = pipeline_folder("qwen_image-edit-2511")
+    data = write_noise(tmp_path / "data", [(64, 64)])
+    images = []
+    for name, size in (("one", (96, 64)), ("two", (64, 96))):
+        Image.fromarray(RNG.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)).save(tmp_path / f"{name}.png")
+        images.append(str(tmp_path / f"{name}.png"))
+    config = make_config(
+        model,
+        {"instance_data_dir": str(data), "conditioning_data_dir": [str(data)] * 2, "conditioning_type": "reference"},
+        model_family="qwen_image",
+        resolution=64,
+        cache_dir=str(tmp_path / "cache"),
+        train_batch_size=1,
+        validation_prompt="join them",
+        validation_image=tuple(images),
+        validation_num_inference_steps=2,
+        validation_resolution="48x32",
+    )
+    task = make_task(config, tmp_path)
+    task.preview(1)
+    pipeline = Source(str(model)).pipeline(*Source(str(model)).parts)
+    pipeline.set_progress_bar_config(disable=True)
+    expected = pipeline(
+        image=[Image.open(path) for path in images],
+        prompt="join them",
+        negative_prompt="",
+        true_cfg_scale=4.0,
+        width=48,
+        height=32,
+        num_inference_steps=2,
+        generator=torch.Generator("cpu").manual_seed(42),
+    ).images[0]
+    drawn = Image.open(tmp_path / "previews" / "step-00000001-0.png")
+    assert np.abs(np.asarray(drawn, dtype=int) - np.asarray(expected, dtype=int)).max() <= 1
 
 
 def family(counts: range) -> Any:

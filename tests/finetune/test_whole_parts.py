@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from tests.tiny.pipelines import TINY
 from tread.cli import main
+from tread.errors import ConfigError
 from tread.finetune.model.source import Source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,6 +21,14 @@ Folder = Callable[[str], Path]
 def test_every_part_of_a_whole_pipeline_passes(pipeline_folder: Folder, name: str) -> None:
     source = Source(str(pipeline_folder(name)))
     source.check(*source.parts, "a_part_that_is_not_there")
+
+
+def test_a_processor_that_cannot_be_loaded_is_said(pipeline_folder: Folder, tmp_path: Path) -> None:
+    folder = shutil.copytree(pipeline_folder("qwen_image-edit"), tmp_path / "model")
+    for file in (folder / "processor").iterdir():
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"^cannot load processor of \S+: "):
+        Source(str(folder)).check("processor")
 
 
 @pytest.fixture

@@ -82,6 +82,14 @@ def wan_autoencoder(*, new: bool = False) -> Any:
     return AutoencoderKLWan(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **(second if new else {}))
 
 
+def hunyuan_autoencoder() -> Any:
+    """AutoencoderKLHunyuanVideo: 8 pixels and 4 frames per latent."""
+    from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import AutoencoderKLHunyuanVideo
+
+    sizes: Any = {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4}
+    return randomised(AutoencoderKLHunyuanVideo(**sizes, mid_block_add_attention=False), scale=1.0)
+
+
 def qwen_autoencoder() -> Any:
     """AutoencoderKLQwenImage."""
     from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
@@ -123,14 +131,6 @@ def cogvideox_autoencoder(**config: Any) -> Any:
     model = randomised(AutoencoderKLCogVideoX(**sizes, **config), scale=1.0)
     almost_certain(model.encoder.conv_out.conv, 4)
     return model
-
-
-def hunyuan_autoencoder() -> Any:
-    """AutoencoderKLHunyuanVideo: 8 pixels and 4 frames per latent."""
-    from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import AutoencoderKLHunyuanVideo
-
-    sizes: Any = {"block_out_channels": (8, 8, 8, 8), "layers_per_block": 1, "norm_num_groups": 4, "latent_channels": 4}
-    return randomised(AutoencoderKLHunyuanVideo(**sizes, mid_block_add_attention=False), scale=1.0)
 
 
 def hunyuan15_autoencoder() -> Any:

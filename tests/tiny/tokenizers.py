@@ -70,6 +70,7 @@ def qwen_tokenizer() -> Any:
 
     merges = trained_merges(*WORDS, *(f"Ġ{word}" for word in WORDS))
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+    special.append("<|video_pad|>")
     tokenizer = Qwen2Tokenizer(
         vocab=numbered(BYTES, map("".join, merges), special),
         merges=merges,

@@ -25,7 +25,7 @@ from tread.files import is_file
 from tread.finetune.compat.environment import from_environment
 from tread.finetune.compat.rules import Verdict
 from tread.finetune.compat.translate import KeyVerdict, Translated, translate
-from tread.finetune.settings import FinetuneConfig
+from tread.finetune.settings import SCRATCH, FinetuneConfig
 from tread.routing.plan import PRESETS
 
 FILES = ("data_backend_config", "lycoris_config", "user_prompt_library", "peft_lora_target_modules", "tread_config")
@@ -131,7 +131,7 @@ def read_mapping(
             if unread is None:
                 raise
             unread[key] = str(error)
-    return config
+    return {**SCRATCH, **config} if config.get("init") == "scratch" else config
 
 
 def _by_type(field: Field | None, value: object) -> object:

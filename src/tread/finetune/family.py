@@ -73,6 +73,8 @@ class TuneFamily(ABC):
     """The most tokens of a caption that the stock pipeline reads."""
     texts_differ: ClassVar[bool] = False
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
+    one_length: ClassVar[bool] = False
+    """Whether the texts of a batch must have one length, because the model has no text mask and reads no padding."""
     pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
     """Parts of the pipeline that `encode_pixels` needs."""
     needed_parts: ClassVar[tuple[str, ...]] = ()
@@ -107,6 +109,9 @@ class TuneFamily(ABC):
 
     checkpoints_whole: ClassVar[bool] = True
     """Whether the stock model's activation checkpointing passes all arguments on; else layers checkpoint themselves."""
+
+    result_name: ClassVar[str] = ""
+    """The attribute of the stock pipeline's output that holds the pictures; empty: images, or frames of videos."""
 
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""
@@ -172,6 +177,15 @@ class TuneFamily(ABC):
     def takes_references(self) -> bool:
         """Whether samples may have reference images."""
         return self.reference_counts.stop > 1
+
+    @property
+    def reference_fills(self) -> bool:
+        """Whether a reference has its sample's size because its latents are channels, not tokens of their own."""
+        return False
+
+    def reference_tokens(self, batch: Batch) -> int:
+        """Number of tokens of a batch's references, which come after the target's."""
+        return 0 if self.reference_fills else sum(map(self.tokens, references(batch)))
 
     @property
     def reference_shape(self) -> tuple[int, int] | None:

@@ -19,6 +19,7 @@ from tread.errors import ConfigError, DataError, masked, shown
 from tread.finetune.data.prepare import check_references, check_sizes
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
+from tread.finetune.model import scratch
 from tread.finetune.model.adapters import find_linears
 from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
@@ -29,7 +30,17 @@ from tread.training.checkpoint import list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
 from tread.training.loop import CHECKPOINTS
 
-SHAPES = ("model_type", "lora_type", "lora_rank", "lora_targets", "lokr_factor", "lycoris_config", "experts")
+SHAPES = (
+    "init",
+    "transformer",
+    "model_type",
+    "lora_type",
+    "lora_rank",
+    "lora_targets",
+    "lokr_factor",
+    "lycoris_config",
+    "experts",
+)
 """Settings that decide which weights are trained, and so cannot change on resume."""
 
 T = TypeVar("T")
@@ -67,9 +78,15 @@ def look(config: FinetuneConfig) -> Findings:
     return found
 
 
+def source_of(config: FinetuneConfig) -> Source:
+    """The base model of a config, with the changes to its transformer."""
+    place, where = config.pretrained_model_name_or_path, {"revision": config.revision, "variant": config.variant}
+    return Source(place, **where, changes=config.transformer)
+
+
 def open_model(config: FinetuneConfig) -> TuneFamily:
     """The family of a config's model; refuses what its config files already rule out."""
-    source = Source(config.pretrained_model_name_or_path, revision=config.revision, variant=config.variant)
+    source = source_of(config)
     family = open_family(
         config.model_family,
         source,
@@ -92,6 +109,15 @@ def check_model(config: FinetuneConfig, family: TuneFamily, device: torch.device
 def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[str, float, float], ...]:
     """The transformers that a config trains, each with its range of times."""
     return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
+
+
+def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
+    """Refuse batches of texts that a model without a text mask cannot read."""
+    if family.one_length and config.train_batch_size > 1:
+        raise ConfigError(
+            f"train_batch_size is {config.train_batch_size}, but the model of {family.name} has no text mask, so "
+            "captions of different lengths cannot share a batch: set it to 1 and raise gradient_accumulation_steps."
+        )
 
 
 def check_resumed(config: FinetuneConfig) -> None:
@@ -128,6 +154,7 @@ def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) 
     yield lambda: family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
     yield lambda: check_image(config, family)
     yield lambda: check_frames(config, family)
+    yield lambda: check_batch(config, family)
     if config.base_model_precision not in UNQUANTIZED:
         yield lambda: check_precision(config.base_model_precision, device)
     trained = {part for part, _, _ in trained_experts(config, family)}
@@ -143,6 +170,9 @@ def _of_encoders(family: TuneFamily) -> Iterator[Callable[[], object]]:
 
 def _check_transformer(config: FinetuneConfig, family: TuneFamily, part: str, *, trained: bool) -> None:
     """Refuse files that are not whole, and targets that name no layer."""
+    if config.init == "scratch":
+        scratch.check(family.source, part)
+        return
     model: nn.Module = family.source.check(part)[part]
     by_preset = config.lora_type == "lycoris" and "apply_preset" in (config.lycoris_config or {})
     if trained and config.adapts and not by_preset:

@@ -101,7 +101,7 @@ class Previews:
         if (last := self.config.validation_last_image) is not None:
             arguments["last_image"] = _opened(last).resize((self.width, self.height))
         output = pipeline(**arguments, output_type="pil")
-        return output.frames[0] if family.video else output.images[0]
+        return getattr(output, family.result_name or ("frames" if family.video else "images"))[0]
 
     def _track(self, name: str, path: Path, step: int) -> None:
         with Image.open(path) as image:

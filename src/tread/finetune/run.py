@@ -19,6 +19,7 @@ from tread.config.schema import plain
 from tread.finetune.data.prepare import DTYPES, prepare
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
+from tread.finetune.model import scratch
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.quantize import METHODS, quantize
 from tread.finetune.preflight import check_model, open_model, trained_experts
@@ -46,6 +47,10 @@ def finetune(config: FinetuneConfig) -> Path:
         models = load_models(config, family, accelerator.device)
         handles = {part: attach_routes(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
+        if config.init == "scratch":
+            for part in models:
+                with scratch.fitting(family.source, part):
+                    task.first_losses(part)
         if task.routing:  # now, so that every checkpoint can say it
             task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
         kept = replace(config, data_changed="refuse")  # accepted once
@@ -85,7 +90,10 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
 
 
 def load_stock(config: FinetuneConfig, family: TuneFamily, part: str) -> nn.Module:
-    """One transformer as its library loads it, in the dtype of the job, on the CPU."""
+    """One transformer as its library loads or makes it, in the dtype of the job, on the CPU."""
+    if config.init == "scratch":
+        model = scratch.make(family.source, part, seed=_seed(config, part))
+        return model if _dtype(config) == torch.float32 else model.to(_dtype(config))
     return family.source.transformer(part, dtype=_dtype(config))
 
 
@@ -104,7 +112,7 @@ def make_trainable(
             rank=config.lora_rank,
             alpha=config.lora_rank if config.lora_alpha is None else config.lora_alpha,
             targets=config.lora_targets or family.lora_targets,
-            seed=int(noise.bits(config.seed, *part.encode())),
+            seed=_seed(config, part),
             dropout=config.lora_dropout,
             factor=config.lokr_factor,
             lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]  (a file is read in by then)
@@ -118,6 +126,11 @@ def make_trainable(
         else:
             checkpoint_layers(layers_of(model), config.gradient_checkpointing)
     return model.to(device).train()
+
+
+def _seed(config: FinetuneConfig, part: str) -> int:
+    """The seed of new weights: those of an adapter, or of a whole transformer."""
+    return int(noise.bits(config.seed, *part.encode()))
 
 
 def _dtype(config: FinetuneConfig) -> torch.dtype:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tread.config.schema import at_least
 from tread.data.captioned.entries import LONGEST, data_configs
-from tread.errors import ConfigError, nearest
+from tread.errors import ConfigError, nearest, shown
 from tread.finetune.families import TUNE_FAMILIES
 from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
@@ -42,6 +42,14 @@ class DefaultSchedule:
         return Schedule(warmup_steps=warmup, cooldown_fraction=self.cooldown_fraction)
 
 
+SCRATCH: dict[str, Any] = {
+    "model_type": "full",
+    "routed_loss": "all",
+    "use_ema": True,
+    "adam_weight_decay": 0.0,
+}
+"""Defaults of a config that says `init: scratch`, as the paper trains."""
+
 SCHEDULE = DefaultSchedule(warmup_fraction=0.1, warmup_most=200, cooldown_fraction=0.15)
 
 
@@ -57,6 +65,12 @@ class FinetuneConfig:
     """Branch, tag or commit of a model on the hub."""
     variant: str | None = None
     """Variant of the weight files, e.g. fp16."""
+    init: Literal["pretrained", "scratch"] = "pretrained"
+    """Where the transformer's weights come from: the base model, or drawn anew from its config (the other parts are \
+the base's). scratch has other defaults: model_type full, routed_loss all, use_ema true, adam_weight_decay 0, and no \
+schedule of the routes."""
+    transformer: dict[str, Any] | None = None
+    """Keys of the transformer's config to change for init scratch, e.g. num_layers; null: as the base's."""
     experts: Literal["both", "high", "low"] = "both"
     """Which transformers of Wan 2.2 A14B are trained: both, or that of high or of low noise."""
     first_frame: bool = False
@@ -226,6 +240,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
                 "tread.attach (docs/attach.md)."
             )
         self._check_bounds()
+        self._check_init()
         self._check_adapter()
         if self.max_train_steps == 0 and self.num_train_epochs == 0:
             raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
@@ -281,7 +296,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             return None
         mapping = tread_mapping(self.tread_config)
         plan = RoutePlan.from_config(mapping)
-        if "schedule" not in mapping:
+        if "schedule" not in mapping and self.init == "pretrained":
             plan = replace(plan, schedule=SCHEDULE.of(self.max_train_steps))
         return plan.with_total_steps(self.max_train_steps) if self.max_train_steps else plan
 
@@ -312,6 +327,18 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
+
+    def _check_init(self) -> None:
+        if self.transformer is not None and self.init != "scratch":
+            raise ConfigError(
+                f"transformer is {shown(self.transformer)}, but init is {self.init!r}, and released weights have the "
+                "sizes they have: set init to 'scratch', or leave transformer out."
+            )
+        if self.init == "scratch" and self.adapts:
+            raise ConfigError(
+                "init is 'scratch' and model_type 'lora', but an adapter needs a trained base: set model_type to "
+                "'full'."
+            )
 
     def _check_adapter(self) -> None:
         if not self.adapts and self.base_model_precision not in UNQUANTIZED:

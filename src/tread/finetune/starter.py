@@ -9,7 +9,8 @@
 import math
 import textwrap
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ from tread.data.captioned.entries import DataConfig, data_configs
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError, TreadWarning
 from tread.finetune.families import distilled_risks, family_class, open_family
+from tread.finetune.model.scratch import depth_keys
 from tread.finetune.model.source import Source
 from tread.finetune.settings import FinetuneConfig
 from tread.routing.risks import ADAPTER_RATIO, warn_once
@@ -30,6 +32,8 @@ RATIO = 0.25
 SAMPLES = 100
 """Visits to each sample that the number of steps aims at, between FEWEST and MOST steps."""
 FEWEST, MOST = 500, 3000
+SCRATCH_RATIO, SCRATCH_STEPS = 0.5, 100_000
+"""selection_ratio and steps of a first run from scratch."""
 LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
 LARGE_FAMILIES = ("chroma", "flux", "flux2", "hidream", "krea2", "qwen_image")
@@ -48,11 +52,13 @@ class Model:
     frame_factor: int = 4
     experts: int = 1
     takes_image: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the transformer that a run from scratch may change."""
     large: bool = False
 
 
-def starter_config(family: str, model: str, data: str) -> str:
-    """The YAML of a first LoRA run."""
+def starter_config(family: str, model: str, data: str, scratch: bool = False) -> str:
+    """The YAML of a first LoRA run, or of a first run from scratch."""
     known = family_class(family)
     found = _look_at_model(family, model)
     entry, samples = _look_at_data(data, video=known.video, model=found)
@@ -60,14 +66,18 @@ def starter_config(family: str, model: str, data: str) -> str:
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
         entry["video"] = {"num_frames": 1 + (min(longest, 81) - 1) // found.frame_factor * found.frame_factor}
-    batch = min(1 if resolution >= 768 else 2 if resolution >= 384 else 4, max(1, len(samples)))
-    steps = min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
+    batch = (
+        1 if known.one_length else min(1 if resolution >= 768 else 2 if resolution >= 384 else 4, max(1, len(samples)))
+    )
+    steps = SCRATCH_STEPS if scratch else min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
+    every = min(5000 if scratch else 500, steps // 2)
     prompt = samples[0].captions[0] if samples else "a photo"
     image = _first_images(samples) if found.takes_references else None
     draws = image is not None or not found.needs_image
 
     sections: list[dict[str, Any]] = [
         {"model_family": family, "pretrained_model_name_or_path": model}
+        | ({"init": "scratch", "transformer": found.sizes or None} if scratch else {})
         | ({"experts": "both"} if found.experts > 1 else {}),
         {
             "data": [entry],
@@ -76,8 +86,10 @@ def starter_config(family: str, model: str, data: str) -> str:
             "caption_dropout_probability": 0.1,
             "cache_dir": "cache",
         },
-        {"tread_config": {"routes": [_route(found.depth)]}},
-        {
+        {"tread_config": {"routes": [_route(found.depth, SCRATCH_RATIO if scratch else RATIO)]}},
+        {"model_type": "full", "routed_loss": "all", "use_ema": True}
+        if scratch
+        else {
             "model_type": "lora",
             "lora_type": "standard",
             "lora_rank": 16,
@@ -96,15 +108,24 @@ def starter_config(family: str, model: str, data: str) -> str:
         },
         {
             "output_dir": f"runs/{family.replace('_', '-')}-{Path(data).stem or 'data'}",
-            "checkpoint_step_interval": min(500, steps // 2),
+            "checkpoint_step_interval": every,
             "checkpoints_total_limit": 3,
             "resume_from_checkpoint": "latest",
         },
-        {"eval_steps_interval": 100, "validation_prompt": prompt, "validation_steps": min(500, steps // 2)}
+        {"eval_steps_interval": every // 5, "validation_prompt": prompt, "validation_steps": every}
         | ({"validation_image": image} if image else {} if draws else {"validation_steps": 0}),
     ]
-    title = f"# A LoRA of {model}, trained with routing.  Run: tread finetune THIS_FILE [key=value ...]"
-    return "\n\n".join([title, *(_section(section) for section in sections)]) + "\n"
+    routes = (
+        [
+            "The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
+            f"For more speed, raise selection_ratio up to the {ADAPTER_RATIO} of preset 'lora'.",
+        ]
+        if not scratch
+        else ["Steps keep this ratio from the first to the last, unless a schedule is written here."]
+    )
+    what = f"A new transformer for {model}" if scratch else f"A LoRA of {model}"
+    title = f"# {what}, trained with routing.  Run: tread finetune THIS_FILE [key=value ...]"
+    return "\n\n".join([title, *(_section(section, routes) for section in sections)]) + "\n"
 
 
 def _look_at_model(family: str, place: str) -> Model:
@@ -112,7 +133,7 @@ def _look_at_model(family: str, place: str) -> Model:
         source = Source(place)
         experts = sum(name.startswith("transformer") for name in source.parts)
         found = Model(experts=experts, large=_is_large(family, place))
-        found = replace(found, depth=source.depth or found.depth)
+        found = replace(found, depth=source.depth or found.depth, sizes=depth_keys(source.config("transformer")))
         opened = open_family(family, source)
         warn_once(distilled_risks(opened), set())
         names = ("takes_references", "needs_references", "needs_image", "multiple", "frame_factor")
@@ -173,10 +194,10 @@ def _resolution(samples: list[Sample], most: int, multiple: int) -> int:
     return max(multiple, int(min(side, most)) // multiple * multiple)
 
 
-def _route(depth: int) -> dict[str, float | int]:
-    """The route of preset 'lora' with RATIO; a shallow model gets a shorter window."""
+def _route(depth: int, ratio: float) -> dict[str, float | int]:
+    """The route of preset 'lora' with another ratio; a shallow model gets a shorter window."""
     start, end = (3, -4) if depth >= 8 else (2, -2) if depth >= 4 else (0, -1)
-    return {"selection_ratio": RATIO, "start_layer_idx": start, "end_layer_idx": end}
+    return {"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}
 
 
 def _first_images(samples: list[Sample]) -> str | list[str] | None:
@@ -186,7 +207,8 @@ def _first_images(samples: list[Sample]) -> str | list[str] | None:
     return found[0] if found is not None and len(found) == 1 else found
 
 
-def _section(settings: dict[str, Any]) -> str:
+def _section(settings: dict[str, Any], routes: Sequence[str]) -> str:
+    """Keys and values with their comments; `routes` are those after the routes."""
     fields = fields_of(FinetuneConfig)
     lines: list[str] = []
     for name, value in settings.items():
@@ -195,10 +217,7 @@ def _section(settings: dict[str, Any]) -> str:
         )
         lines += [f"{name}: {scalar(value)}"] if not isinstance(value, list | dict) else [f"{name}:", *_nested(value)]
         if name == "tread_config":
-            lines += [
-                "  # The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
-                f"  # For more speed, raise selection_ratio up to the {ADAPTER_RATIO} of preset 'lora'.",
-            ]
+            lines += [f"  # {line}" for line in routes]
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ from tread.data.workers import fetched
 from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, caller, choose, joined, ranges
-from tread.finetune.family import Batch, TuneFamily, references
+from tread.finetune.family import Batch, TuneFamily
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
@@ -197,7 +197,7 @@ class Finetuning:
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
             # buckets of as many tokens may have other references: said, it need not be read from the device
-            handle.references = sum(map(self.family.tokens, references(batch.tensors)))
+            handle.references = self.family.reference_tokens(batch.tensors)
         with _forcing(handle, batch.forced):
             return self._losses(model, span, batch.tensors, u, where, seed).mean()
 
@@ -300,19 +300,24 @@ class Finetuning:
         assert handle is not None
         schedule = handle.plan.schedule
         handle.set_step(0 if schedule is None else schedule.warmup_steps)  # between warm-up and cool-down
+        counts = []
+        for mode in (handle.dense(), handle.routed()):
+            with mode, FlopCounterMode(display=False) as counter:
+                self.first_losses(part)
+            counts.append(counter.get_total_flops())
+        return handle.kept_share, counts[0] / counts[1]
+
+    @torch.no_grad()
+    def first_losses(self, part: str) -> Tensor:
+        """The losses of samples of the first bucket, by the transformer `part`; (B,)."""
         group = self.train_set.groups[0]
         picks = [i for i, other in enumerate(self.train_set.groups) if other == group][: self.config.train_batch_size]
         batch = self._on_device(self._collate([self.train_set[i, False] for i in picks]))
         where = torch.arange(len(picks), device=self.accelerator.device)
         u = torch.full_like(where, 0.5, dtype=torch.float32)
         found = next(one for one in self._ranges(self.family.tokens(batch.tensors["mean"])) if one.expert == part)
-        counts = []
-        for mode in (handle.dense(), handle.routed()):
-            forcing, autocast = _forcing(handle, batch.forced), self.accelerator.autocast()
-            with mode, forcing, autocast, FlopCounterMode(display=False) as counter:
-                self._losses(self.model, found, batch.tensors, found.spread(u), where, self.config.seed)
-            counts.append(counter.get_total_flops())
-        return handle.kept_share, counts[0] / counts[1]
+        with _forcing(self.handles[part], batch.forced), self.accelerator.autocast():
+            return self._losses(self.model, found, batch.tensors, found.spread(u), where, self.config.seed)
 
 
 def _forcing(handle: Handle | None, forced: Tensor | None) -> AbstractContextManager[None]:

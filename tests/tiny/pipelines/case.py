@@ -36,12 +36,22 @@ class Tiny:
     """The pixels are the source image of an edit, `reference.mean` in a batch."""
     references: int = 1
     """How many source images an edit has; the second is the first one mirrored."""
+    appended: bool = True
+    """Source images are tokens after the target's, not channels."""
+    truncates: bool = True
+    """The stock pipeline cuts a prompt that is too long; else it fails."""
     one_prompt: bool = False
     """The stock pipeline takes one prompt at a time."""
     positions: str | None = None
     """The transformer's argument with a row for each token, text first; rows of text are 0."""
     text: tuple[str, ...] | None = None
     """The transformer's text argument and its mask, where padding differs; one after the other if there are several."""
+    channels_last: bool = False
+    """The pipeline draws its noise with the channels last."""
+    one_length: bool = False
+    """Texts of a batch have one length."""
+    decodes: bool = True
+    """The stock pipeline decodes the latents that its loop ends with as they are."""
     negative: str = "two dogs"
     """What guidance leads away from."""
     one_time: bool = False
@@ -75,9 +85,12 @@ class Tiny:
         if self.drawn_before is not None:
             for _ in range(shape[0] if self.image_per_prompt else 1):
                 torch.randn(self.drawn_before(shape), generator=generator)
+        batch, channels, *sizes = shape
+        if self.channels_last:
+            return torch.randn(batch, *sizes, channels, generator=generator).movedim(-1, 1)
         if not self.frames_first:
             return torch.randn(shape, generator=generator)
-        batch, channels, frames, *rest = shape
+        frames, *rest = sizes
         return torch.randn(batch, frames, channels, *rest, generator=generator).transpose(1, 2)
 
     def __call__(self, folder: Path) -> None:

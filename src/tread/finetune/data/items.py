@@ -42,6 +42,8 @@ class Shapes:
     """Frames are 1 + a multiple of this."""
     references: tuple[int, int] | None = None
     """(area in pixels, multiple of the sides) of references; None: as the data's."""
+    fills: bool = False
+    """Whether a reference has its sample's size."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,8 @@ def _reference_crop(
 ) -> Crop:
     """The crop of a reference of this size; `content` and `target` are the digests of it and of its sample."""
     aligned = sample.size[0] * size[1] == sample.size[1] * size[0]
+    if shapes.fills and not aligned:
+        return crop_of(size, Bucket(crop.bucket.width, crop.bucket.height), config, content)
     scaled, multiple = _reference_config(config, shapes)
     if aligned and scaled is config:
         return replace(crop, bucket=Bucket(crop.bucket.width, crop.bucket.height))
@@ -138,7 +142,7 @@ def _reference_crop(
 def _reference_config(config: DataConfig, shapes: Shapes) -> tuple[DataConfig, int]:
     """The settings that references are scaled by, and the multiple of their sides."""
     area, multiple = shapes.references or (None, shapes.multiple)
-    if config.reference_resolution is not None:
+    if config.reference_resolution is not None and not shapes.fills:
         return replace(config, resolution=config.reference_resolution), multiple
     if area is None:
         return config, multiple

@@ -80,7 +80,12 @@ def prepare(
         samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
     cache = Cache(config.cache_dir, accelerator)
 
-    shapes = Shapes(multiple=family.multiple, frame_factor=family.frame_factor, references=family.reference_shape)
+    shapes = Shapes(
+        multiple=family.multiple,
+        frame_factor=family.frame_factor,
+        references=family.reference_shape,
+        fills=family.reference_fills,
+    )
     named = identity(family.source, family.pixel_parts, config.vae_dtype, config.vae_enable_tiling)
     options: dict[str, Any] = {"seen": family.sees_references, "progress": show}
     # by the first stage that needs them: all files are hashed then

@@ -2,9 +2,10 @@
 
 One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
 them is what several families share: `autoencoders` (pixels to latents), `patches` (latents to FLUX's tokens),
-`ragged_text` (texts of different lengths) and `first_frame` (clips whose first frame is given). A family knows its
-stock pipeline and nothing of runs: modules here may import `finetune.family`, `finetune.source` and `finetune.target`,
-no other part of fine-tuning. This file imports none of them: reading a config loads neither torch nor diffusers.
+`ragged_text` (texts of different lengths), `first_frame` (clips whose first frame is given) and `kandinsky5` (what its
+image and video models have in common). A family knows its stock pipeline and nothing of runs: modules here may import
+`finetune.family`, `finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports none of
+them, so that reading a config loads neither torch nor diffusers.
 """
 
 import importlib
@@ -25,6 +26,8 @@ TUNE_FAMILIES: dict[str, str] = {
     "hidream": "HiDream",
     "hunyuanvideo": "HunyuanVideo",
     "hunyuanvideo1": "HunyuanVideo1",
+    "kandinsky5_image": "Kandinsky5Image",
+    "kandinsky5_video": "Kandinsky5Video",
     "krea2": "Krea2",
     "ltxvideo": "LTXVideo",
     "lumina2": "Lumina2",

@@ -8,6 +8,7 @@
 
 import copy
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -18,7 +19,15 @@ from torch import nn
 from tread.data.stock import check_tokenizer, check_weights
 from tread.errors import ConfigError, check_int, needs, shown
 
-DEPTHS = ("num_layers", "num_single_layers", "num_mmdit_layers", "num_single_dit_layers", "n_layers", "depth")
+DEPTHS = (
+    "num_layers",
+    "num_single_layers",
+    "num_mmdit_layers",
+    "num_single_dit_layers",
+    "n_layers",
+    "depth",
+    "num_visual_blocks",
+)
 """Keys of a transformer's config that count layers; each family has one or two of them."""
 
 CONFIG_FILES = {
@@ -45,8 +54,17 @@ def _is_entry(value: object) -> bool:
 class Source:
     """`Source("folder-or-hub-id")`; raises ConfigError if there is no pipeline."""
 
-    def __init__(self, place: str, *, revision: str | None = None, variant: str | None = None) -> None:
+    def __init__(
+        self,
+        place: str,
+        *,
+        revision: str | None = None,
+        variant: str | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
         self.place, self.revision, self.variant = place, revision, variant
+        self.changes = dict(changes or {})
+        """Keys of the transformers' configs that differ from the released ones, for transformers made anew."""
         self.index: dict[str, Any] = self._load_config(None)
         self._configs: dict[str, dict[str, Any]] = {}
 
@@ -70,7 +88,12 @@ class Source:
         return [name for name, value in self.index.items() if _is_part(value)]
 
     def config(self, part: str) -> dict[str, Any]:
-        """The config of a part, e.g. "vae", "transformer" or "scheduler"."""
+        """The config of a part, e.g. "vae", "transformer" or "scheduler", with the changes to a transformer's."""
+        released = self.released(part)
+        return {**released, **self.changes} if part.startswith("transformer") and self.changes else released
+
+    def released(self, part: str) -> dict[str, Any]:
+        """The config of a part as its file has it."""
         if part not in self._configs:
             self._configs[part] = self._load_config(part)
         return self._configs[part]
@@ -93,7 +116,7 @@ class Source:
         given = dict(given or {})
         for part in parts:
             if part in self.index and self.index[part] not in (None, [None, None]):
-                self._class_of(part)  # refuses an odd entry
+                self.class_of(part)  # refuses an odd entry
         listed = (part for part, value in self.index.items() if _is_entry(value))
         wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
         absent = dict.fromkeys(part for part in listed if part not in wanted)
@@ -106,9 +129,11 @@ class Source:
         """
         models: dict[str, nn.Module] = {}
         for part in parts:
-            cls = self._class_of(part) if part in self.parts else None
+            cls = self.class_of(part) if part in self.parts else None
             if hasattr(cls, "vocab_files_names"):
                 check_tokenizer(cls, self.place, part, revision=self.revision)
+            elif hasattr(cls, "get_attributes"):
+                self._check_processor(cls, part)
             elif isinstance(cls, type) and issubclass(cls, nn.Module):
                 quantized = "quantization_config" in self.config(part)
                 models[part] = check_weights(cls, self.place, part, quantized=quantized, **self._where)
@@ -116,7 +141,15 @@ class Source:
 
     def transformer(self, part: str, *, dtype: torch.dtype) -> nn.Module:
         """One transformer without the rest of the pipeline, on the CPU."""
-        return self._load(self._class_of(part), part, dtype=dtype, subfolder=part)
+        return self._load(self.class_of(part), part, dtype=dtype, subfolder=part)
+
+    def _check_processor(self, cls: Any, part: str) -> None:
+        """Load a processor, which is small: without torchvision its parts for videos are missing."""
+        try:
+            self._load(cls, part, subfolder=part)
+        except (ConfigError, ImportError) as error:
+            advice = "" if importlib.util.find_spec("torchvision") else " A processor needs torchvision: install it."
+            raise ConfigError(f"{error}{advice}") from error
 
     def _load(self, cls: Any, what: str, **arguments: Any) -> Any:
         try:
@@ -127,7 +160,7 @@ class Source:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise ConfigError(f"cannot load {what} of {self.place}: {reason}") from error
 
-    def _class_of(self, part: str) -> Any:
+    def class_of(self, part: str) -> Any:
         """The class of a part; None if it is not from diffusers or transformers."""
         if part not in self.parts:
             raise ConfigError(f"model_index.json of {self.place} has no {part} as [library, class]; get it again.")

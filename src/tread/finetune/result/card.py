@@ -87,6 +87,8 @@ def card(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts
     kind, base = kind_of(config), config.pretrained_model_name_or_path
     front = yaml.safe_dump(_front_matter(family, kind, config, facts), sort_keys=False, allow_unicode=True)
     what = "Fine-tuned weights" if kind == "full" else f"A {KINDS[kind]}"
+    if config.init == "scratch":
+        what = "A transformer trained from scratch, with the autoencoder and the text encoders of the pipeline,"
     sections = [
         f"---\n{front}---",
         f"# {Path(config.output_dir).name}",
@@ -152,7 +154,8 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     }
     lines = [f"    {name}={_literal(value)}," for name, value in arguments.items() if value is not None]
     if not family.video:
-        return [*before, "image = pipeline(", *lines, ").images[0]", 'image.save("sample.png")']
+        drawn = f").{family.result_name or 'images'}[0]"
+        return [*before, "image = pipeline(", *lines, drawn, 'image.save("sample.png")']
     duration = round(1000 / family.frame_rate)
     saving = f'frames[0].save("sample.webp", save_all=True, append_images=frames[1:], duration={duration}, loop=0)'
     return [*before, "frames = pipeline(", *lines, ").frames[0]", saving]
@@ -191,8 +194,10 @@ def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
 def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
     source = "image" if _from_image(family, config) else "text"
     trained = {"standard": "lora", "full": "full-finetune"}.get(kind, kind)
+    if config.init == "scratch":
+        trained = "from-scratch"
     front: dict[str, Any] = {
-        "base_model": config.pretrained_model_name_or_path,
+        **({} if config.init == "scratch" else {"base_model": config.pretrained_model_name_or_path}),
         "library_name": "diffusers",
         "pipeline_tag": f"{source}-to-{'video' if family.video else 'image'}",
         "tags": ["diffusers", "tread", trained, config.model_family],
@@ -206,7 +211,8 @@ def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, 
 def _table(config: FinetuneConfig, kind: ResultKind, facts: Facts) -> str:
     """A Markdown table of the training settings, with the dense validation loss."""
     batch = config.train_batch_size * config.gradient_accumulation_steps
-    rows = {"trained": KINDS[kind], "steps": facts.get("step"), "batch size per process": batch}
+    scratch = " from scratch" if config.init == "scratch" else ""
+    rows = {"trained": KINDS[kind] + scratch, "steps": facts.get("step"), "batch size per process": batch}
     if kind in ("standard", "lokr"):
         rows["rank, alpha"] = f"{config.lora_rank}, {config.lora_alpha or config.lora_rank:g}"
     rows |= {

@@ -42,7 +42,8 @@ def export(run: Path, *, step: int | None = None, out: Path | None = None) -> li
 
 def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> list[Path]:
     family = open_model(config)
-    family.source.check(*(part for part, _, _ in trained_experts(config, family)))
+    if config.init == "pretrained":
+        family.source.check(*(part for part, _, _ in trained_experts(config, family)))
     quantized = config.base_model_precision not in UNQUANTIZED
     plain = replace(config, base_model_precision="no_change") if quantized else config
     models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))

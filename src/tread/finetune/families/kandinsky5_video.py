@@ -1,0 +1,91 @@
+"""The family Kandinsky 5 Video: text to video and image to video.
+
+- Image to video is given a clean first latent frame, which carries no loss; the mask channel marks it, and the
+  condition channels are zeros, as in the stock pipeline. It is the latent of the image alone: the autoencoder's norms
+  mix frames, so that of a clip's beginning is another.
+- The positions are scaled by the size of the video, as in the stock pipeline.
+- Models with sparse attention (`nabla`, of 10 seconds) group tokens by their position in the grid, so they cannot be
+  routed and are refused.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.errors import ConfigError, DataError
+from tread.finetune.families.kandinsky5 import Kandinsky5
+from tread.finetune.family import Batch
+from tread.finetune.model.source import Source
+
+
+class Kandinsky5Video(Kandinsky5):
+    """Kandinsky 5 Video Lite and Pro."""
+
+    name = "kandinsky5_video"
+    pipelines = ("Kandinsky5T2VPipeline", "Kandinsky5I2VPipeline")
+    video = True
+
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        super().__init__(source, text_length)
+        kind = source.config("transformer").get("attention_type", "regular")
+        if kind != "regular":
+            raise ConfigError(
+                f"{source.place!r} has sparse attention ({kind}), which cannot be routed: set "
+                "pretrained_model_name_or_path to a model of 5 seconds with regular attention."
+            )
+
+    @property
+    def factor(self) -> int:
+        return self.source.config("vae").get("spatial_compression_ratio") or 8
+
+    @property
+    def frame_factor(self) -> int:
+        return self.source.config("vae").get("temporal_compression_ratio") or 4
+
+    @torch.no_grad()
+    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
+        if self._given and pixels.shape[2] == 1:
+            raise DataError(
+                "the sample is an image, which an image-to-video model would learn to copy: train on videos, or set "
+                "pretrained_model_name_or_path to a text-to-video model."
+            )
+        latents = _encode(pipeline.vae, pixels)
+        if self._given:
+            alone = _encode(pipeline.vae, pixels[:, :, :1])
+            latents = {name: torch.cat([alone[name], value[:, :, 1:]], dim=2) for name, value in latents.items()}
+        return latents
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        from diffusers.pipelines.kandinsky5.pipeline_kandinsky import Kandinsky5T2VPipeline
+
+        height, width = (self.factor * size for size in noisy.shape[-2:])
+        stock: Any = Kandinsky5T2VPipeline._get_scale_factor
+        inputs = noisy
+        if self._given:
+            inputs = torch.cat([batch["mean"][:, :, :1].to(noisy.dtype), noisy[:, :, 1:]], dim=2)
+        if self.source.config("transformer").get("visual_cond"):
+            known = 1 - self._later(noisy) if self._given else torch.zeros_like(noisy[:, :1])
+            inputs = torch.cat([inputs, torch.zeros_like(noisy), known], dim=1)  # (B, 2 C + 1, f, h, w)
+        return self.call(model, inputs, time, batch, stock(None, height, width))
+
+    def weight(self, batch: Batch) -> Tensor | None:
+        return self._later(batch["mean"]) if self._given else None
+
+    @property
+    def _given(self) -> bool:
+        """Whether the first frame is given."""
+        return self.source.pipeline_name == "Kandinsky5I2VPipeline"
+
+    def _later(self, latents: Tensor) -> Tensor:
+        """1 after the first frame, 0 in it, (B, 1, f, h, w)."""
+        later = torch.ones_like(latents[:, :1])
+        later[:, :, 0] = 0
+        return later
+
+
+def _encode(vae: Any, pixels: Tensor) -> Batch:
+    """Pixels (B, 3, F, H, W) -> normalised `mean` and `std`, (B, C, f, h, w)."""
+    moments = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist
+    scale = vae.config.scaling_factor
+    return {"mean": moments.mean.float() * scale, "std": moments.std.float() * scale}
