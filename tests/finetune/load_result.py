@@ -33,6 +33,7 @@ def clean_prompts_without_ftfy() -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # a tiny pipeline may have a part of the tests
     clean_prompts_without_ftfy()
     results: list[dict[str, Any]] = []
     for entry in json.loads((folder / "manifest.json").read_text()):

@@ -138,7 +138,17 @@ def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str
 @pytest.mark.parametrize(
     "name",
     [
-        *("auraflow", "cogvideox-i2v", "flux", "flux-kontext", "hunyuanvideo-i2v", "hunyuanvideo1", "ltxvideo-first"),
+        *(
+            "auraflow",
+            "cogvideox-i2v",
+            "cosmos",
+            "cosmos-first",
+            "flux",
+            "flux-kontext",
+            "hunyuanvideo-i2v",
+            "hunyuanvideo1",
+            "ltxvideo-first",
+        ),
         *("lumina2", "pixart_sigma", "qwen_image", "sd3", "wan-a14b"),
     ],
 )

@@ -32,7 +32,7 @@ PLAN = {
     "seed": 42,
 }
 FAMILIES = (
-    *("auraflow", "cogvideox", "cogvideox-1.5-i2v", "flux", "flux-kontext", "hunyuanvideo"),
+    *("auraflow", "cogvideox", "cogvideox-1.5-i2v", "cosmos", "cosmos-first", "flux", "flux-kontext", "hunyuanvideo"),
     *("hunyuanvideo-i2v", "hunyuanvideo1", "ltxvideo", "ltxvideo-first", "lumina2"),
     *("pixart_sigma", "qwen_image", "sd3", "wan-a14b", "wan-flf2v", "wan-i2v"),
 )
@@ -235,6 +235,6 @@ def test_a_result_knows_its_checkpoint(flux: tuple[TuneFamily, Path], tmp_path: 
 
 def test_the_table_names_a_loader_for_every_pipeline():
     table = loader_table()
-    assert table.count("\n") == 1 + 19
+    assert table.count("\n") == 1 + 21
     assert "`PeftModel.from_pretrained(pipeline.transformer, folder)`" in table
     assert "load_into_transformer_2=True" in table

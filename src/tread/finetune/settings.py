@@ -50,8 +50,8 @@ class FinetuneConfig:
     """Everything `tread finetune` reads; `config.read_config` makes it from a file."""
 
     model_family: str
-    """The family: auraflow, cogvideox, flux, hunyuanvideo (1.5), hunyuanvideo1 (1.0), ltxvideo, lumina2, \
-pixart_sigma, qwen_image, sd3 or wan."""
+    """The family: auraflow, cogvideox, cosmos, cosmos_video, flux, hunyuanvideo (1.5), hunyuanvideo1 (1.0), \
+ltxvideo, lumina2, pixart_sigma, qwen_image, sd3 or wan."""
     pretrained_model_name_or_path: str
     """The base model in diffusers format: a folder, or an id on the hub."""
     revision: str | None = None

@@ -20,6 +20,8 @@ MODELS: dict[str, dict[str, str]] = {
         "1.5-5b": "THUDM/CogVideoX1.5-5B",
         "1.5-5b-i2v": "THUDM/CogVideoX1.5-5B-I2V",
     },
+    "cosmos": {"2b": "nvidia/Cosmos-Predict2-2B-Text2Image", "14b": "nvidia/Cosmos-Predict2-14B-Text2Image"},
+    "cosmos_video": {"2b": "nvidia/Cosmos-Predict2-2B-Video2World", "14b": "nvidia/Cosmos-Predict2-14B-Video2World"},
     "flux": {
         "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",

@@ -66,7 +66,9 @@ def prepare(
     device = accelerator.device
     text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
     text = _Encoder(
-        lambda: family.source.pipeline(*family.text_parts, *family.needed_parts, dtype=text_dtype),
+        lambda: family.source.pipeline(
+            *family.text_parts, *family.needed_parts, dtype=text_dtype, given=family.stand_ins()
+        ),
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
         device,
     )
@@ -154,7 +156,7 @@ def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence
 
 
 def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:
-    pipeline = family.source.pipeline(*family.pixel_parts, dtype=DTYPES[config.vae_dtype])
+    pipeline = family.source.pipeline(*family.pixel_parts, dtype=DTYPES[config.vae_dtype], given=family.stand_ins())
     if config.vae_enable_tiling:
         pipeline.vae.enable_tiling()
     return pipeline

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
     "cogvideox": "CogVideoX",
+    "cosmos": "Cosmos",
+    "cosmos_video": "CosmosVideo",
     "flux": "Flux",
     "hunyuanvideo": "HunyuanVideo",
     "hunyuanvideo1": "HunyuanVideo1",

@@ -27,6 +27,8 @@ LYCORIS_FILES = {"transformer": "lycoris.safetensors", "transformer_2": "lycoris
 TWO_EXPERTS: tuple[str, ...] = ("transformer", "transformer_2")
 DTYPE = "torch_dtype=torch.bfloat16"
 HELPERS = (("diffusers.utils", "load_image"), ("lycoris", "create_lycoris_from_weights"), ("peft", "PeftModel"))
+NEEDED = {name: ["cosmos_guardrail", "torchvision"] for name in ("cosmos", "cosmos_video")} | {"wan": ["ftfy"]}
+"""Further packages by family: Cosmos checks what it draws, Wan's image-to-video pipeline cleans prompts."""
 ROUTED = (
     "[TREAD](https://arxiv.org/abs/2501.04765) token routing was used in training, and in training alone: nothing of "
     "it is needed here."
@@ -168,9 +170,9 @@ def _literal(value: Any) -> str:
 
 
 def _packages(family: TuneFamily, kind: ResultKind) -> list[str]:
-    """Packages that the example needs; Wan's image-to-video pipeline cleans prompts with ftfy."""
+    """Packages that the example needs."""
     adapter = {"standard": ["peft"], "lokr": ["peft"], "lycoris": ["lycoris-lora"], "full": []}[kind]
-    return ["diffusers", "transformers", "accelerate", *adapter, *(["ftfy"] if family.name == "wan" else [])]
+    return ["diffusers", "transformers", "accelerate", *adapter, *NEEDED.get(family.name, [])]
 
 
 def _front_matter(family: TuneFamily, kind: ResultKind, config: FinetuneConfig, facts: Facts) -> dict[str, Any]:
