@@ -10,6 +10,7 @@ from tests.finetune.test_recipes import ROOT
 from tread.config.fields import fields_of
 from tread.config.schema import parse
 from tread.errors import ConfigError
+from tread.finetune.families import TUNE_FAMILIES
 from tread.finetune.model.quantize import METHODS
 from tread.finetune.settings import SCHEDULE, UNQUANTIZED, FinetuneConfig, Precision
 from tread.training.optimizers import OPTIMIZERS
@@ -54,8 +55,8 @@ def made(**settings: Any) -> FinetuneConfig:
         ),
         (
             {"model_family": "fluxx"},
-            "model_family is 'fluxx'. Did you mean 'flux'? Choose one of: auraflow, flux, lumina2, pixart_sigma, "
-            "qwen_image, sd3, wan; other transformers train in a script of yours with tread.attach (docs/attach.md).",
+            f"model_family is 'fluxx'. Did you mean 'flux'? Choose one of: {', '.join(TUNE_FAMILIES)}; "
+            "other transformers train in a script of yours with tread.attach (docs/attach.md).",
         ),
         ({"tread_config": "papr"}, "tread_config is 'papr': no preset"),
         ({"tread_config": {}}, "TREAD training requires you to configure the routes"),

@@ -123,7 +123,7 @@ def _look_at_model(family: str, place: str) -> Model:
 def _is_large(family: str, place: str) -> bool:
     """Whether the transformer is LARGE, by the files of a local folder or the family of a model on the hub."""
     if not Path(place).is_dir():
-        return family in ("flux", "qwen_image")
+        return family in ("cogvideox", "flux", "hunyuanvideo", "hunyuanvideo1", "qwen_image")
     return sum(path.stat().st_size for path in Path(place, "transformer").glob("*.safetensors")) >= LARGE
 
 

@@ -88,7 +88,9 @@ def prepare(
         samples,
         configs,
         encode=lambda batch: family.encode_pixels(pixels.pipeline, batch.to(device)),
-        identity=identity(family.source, family.pixel_parts, config.vae_dtype, config.vae_enable_tiling),
+        identity=identity(
+            family.source, family.pixel_parts, config.vae_dtype, config.vae_enable_tiling, *family.encoding
+        ),
         multiple=family.multiple,
         frame_factor=family.frame_factor,
         batch_size=config.vae_batch_size,
