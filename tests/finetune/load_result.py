@@ -5,6 +5,7 @@ The argument is a folder with `manifest.json`, a list of {"folder", "parts"}. Ea
 it holds a call of the transformer, what the trained ones answered and what the base answers.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -59,6 +60,8 @@ def draw_small() -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    importlib.import_module("tests.tiny.guardrail")  # a part of Cosmos here: diffusers imports none that a folder names
     clean_prompts_without_ftfy()
     small_images_without_torchvision()
     draw_small()

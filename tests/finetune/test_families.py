@@ -142,7 +142,8 @@ def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) ->
     for name in ours:
         message = partial("{}: {}".format, name)
         # a stock timestep may be a whole number where ours is not
-        assert_close(ours[name], stock[name], rtol=1e-5, atol=1e-5, check_dtype="timestep" not in name, msg=message)
+        atol = 1e-4 if tiny.edm else 1e-5  # its state is 80 times as large
+        assert_close(ours[name], stock[name], rtol=1e-5, atol=atol, check_dtype="timestep" not in name, msg=message)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, ["a photo of " * 400]], ids=["two lengths", "too long"])
@@ -151,7 +152,7 @@ def test_sampling_by_predict_is_the_stock_pipeline(
 ) -> None:
     """Texts of two lengths or truncated, each call of the transformer, the velocity's sign and the result."""
     family, stock_scheduler = case.family, case.pipeline.scheduler
-    scheduler = type(stock_scheduler).from_config(stock_scheduler.config)
+    scheduler: Any = type(stock_scheduler).from_config(stock_scheduler.config)
     set_timesteps = stock_scheduler.set_timesteps
 
     @wraps(set_timesteps)
@@ -170,21 +171,29 @@ def test_sampling_by_predict_is_the_stock_pipeline(
         expected = case.sample(case.pipeline, prompt=list(prompts), **guidance)  # Z-Image's writes into it
     assert len(stock) == STEPS
     batch = case.batch(prompts)
-    latents = case.noise(batch)
-    for t, stock_call in zip(scheduler.timesteps, stock, strict=True):
+    if case.tiny.edm:
+        scheduler.sigmas = stock_scheduler.sigmas  # whose last one the pipeline has replaced
+    latents = case.noise(batch) * (scheduler.config.sigma_max if case.tiny.edm else 1)
+    for i, (t, stock_call) in enumerate(zip(scheduler.timesteps, stock, strict=True)):
         model = case.expert(float(t) / 1000)
+        sigma = scheduler.sigmas[i] if case.tiny.edm else None
+        time = (case.time(t) if sigma is None else sigma / (sigma + 1)).expand(len(latents))
+        state = case.given(latents if sigma is None else latents / (sigma + 1), batch)
         with torch.no_grad(), recorded(model) as ours:
-            time = case.time(t).expand(len(latents))
-            prediction = family.predict(model, case.given(latents, batch), time, batch)
+            prediction = family.predict(model, state, time, batch)
         assert_same_call(ours[0], stock_call, case.tiny)
+        if sigma is not None:  # the noise of the stepped state, from x by the velocity
+            prediction = (latents - case.given(state - time[0] * prediction, batch)) / sigma
         latents = scheduler.step(prediction[:, : latents.shape[1]], t, latents, return_dict=False)[0]
-    latents = case.tiny.pack(case.pipeline, case.given(latents, batch))
-    assert_close(latents, expected, rtol=1e-4, atol=1e-4)
+    latents = case.tiny.pack(case.pipeline, latents if case.tiny.edm else case.given(latents, batch))
+    assert_close(latents, expected, rtol=1e-4, atol=2e-4 if case.tiny.edm else 1e-4)
 
 
 def test_the_perfect_prediction_leads_the_stock_sampler_to_the_data(case: Case) -> None:
     """On the straight path that `mix` draws: the target's sign and the scale of time are the sampler's."""
     target, scheduler = case.target, copy.deepcopy(case.pipeline.scheduler)
+    if case.tiny.edm:
+        pytest.skip("not on the flow's path: sampling by predict compares each step")
     scheduler.set_timesteps(4, **({"mu": 0.7} if scheduler.config.get("use_dynamic_shifting") else {}))
     x, noise = torch.randn(2, 1, 3, 4, 4, generator=torch.Generator().manual_seed(2))
     latents = target.mix(x, noise, case.time(scheduler.timesteps[:1]))
@@ -223,7 +232,8 @@ def test_latents_decode_in_the_stock_pipeline(case: Case, monkeypatch: pytest.Mo
     image = case.sample(case.pipeline, prompt=PROMPTS[0], output_type="pt")
     if image.ndim == 5:
         expected = expected.transpose(1, 2)  # (1, F, 3, H, W)
-    assert_close(image, expected.reshape(image.shape), rtol=1e-4, atol=1e-4)
+    atol = 1 / 255 + 1e-4 if hasattr(case.pipeline, "safety_checker") else 1e-4  # a guardrail is shown bytes
+    assert_close(image, expected.reshape(image.shape), rtol=1e-4, atol=atol)
 
 
 def test_a_latent_pixel_forces_the_token_that_it_moves(case: Case) -> None:
@@ -312,7 +322,9 @@ def test_routing(case: Case) -> None:
 def test_a_lora_loads_in_the_stock_pipeline(case: Case, tmp_path: Path) -> None:
     """By the pipeline's own loader, the second expert's by its own file name; through peft where there is no loader."""
     family, batch = case.family, case.batch(case.prompts)
-    fresh: Any = case.source.pipeline(*(part for part, _, _ in family.experts), *family.needed_parts)
+    fresh: Any = case.source.pipeline(
+        *(part for part, _, _ in family.experts), *family.needed_parts, given=family.stand_ins()
+    )
     times = {part: 500 * (low + high) for part, low, high in family.experts}
 
     def predict(part: str, model: Any) -> Tensor:

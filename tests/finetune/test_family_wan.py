@@ -16,6 +16,7 @@ from tests.tiny.pipelines.case import first_frame
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import Sample
 from tread.errors import ConfigError
+from tread.finetune.data.hashes import identity
 from tread.finetune.data.prepare import check_sizes
 from tread.finetune.families import open_family
 from tread.finetune.families.autoencoders import encode_videos
@@ -129,6 +130,9 @@ def test_first_and_last_frames_are_given_with_what_clip_sees_in_both(wan: Open, 
     mask = calls[0]["hidden_states"][0, 16:20].flatten(2).amin(-1)  # (frames of a latent, f)
     assert mask.tolist() == [[1, 0, 0], [1, 0, 0], [1, 0, 0], [1, 0, 1]]
     assert family.unfit(96, 64, 1) is not None
+    first_alone = wan("wan-i2v")[0]
+    keys = [identity(one.source, one.pixel_parts, *one.encoding) for one in (family, first_alone)]
+    assert keys[0] != keys[1], "their encoders are the same, what is cached is not"
 
 
 def test_a_clean_first_frame_has_no_weight_and_time_zero(wan: Open, clip: Tensor) -> None:

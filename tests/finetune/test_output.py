@@ -35,8 +35,9 @@ PLAN = {
 }
 FAMILIES = (
     *FIRST,
-    *("cogvideox-1.5-i2v", "flux-kontext", "flux2-klein", "ltxvideo-first", "qwen_image-edit", "qwen_image-edit-2511"),
-    *("hunyuanvideo-i2v", "kandinsky5_image-edit", "kandinsky5_video-i2v-first", "wan-a14b", "wan-flf2v", "wan-i2v"),
+    *("cogvideox-1.5-i2v", "cosmos-first", "flux-kontext", "flux2-klein", "hunyuanvideo-i2v", "kandinsky5_image-edit"),
+    *("kandinsky5_video-i2v-first", "ltxvideo-first", "qwen_image-edit", "qwen_image-edit-2511", "wan-a14b"),
+    *("wan-flf2v", "wan-i2v"),
 )
 RESULTS = [
     *((name, kind) for name in FAMILIES for kind in ("standard", "lokr")),

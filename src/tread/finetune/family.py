@@ -212,6 +212,15 @@ class TuneFamily(ABC):
         """Why the model cannot be trained on samples of this size, in pixels and frames, and what to do; or None."""
         return None
 
+    @property
+    def encoding(self) -> tuple[object, ...]:
+        """What `encode_pixels` depends on beside the class of the pipeline and its parts: the cache's key has it."""
+        return ()
+
+    def stand_ins(self) -> dict[str, Any]:
+        """Objects in place of parts that the stock pipeline insists on, while it only encodes."""
+        return {}
+
     @abstractmethod
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         """The embeddings of each caption, without padding if the model has a text mask."""

@@ -25,7 +25,7 @@ class Tiny:
     build: Callable[[], Any]
     """Makes the stock pipeline."""
     embedder: str
-    """The module of the transformer that makes tokens of latents: (B, S, D), or (B, D, F, H, W), comes out."""
+    """A module of the transformer that each token passes alone: (B, S, D), or (B, D, F, H, W), comes out."""
     frames: int = 1
     """Pixel frames of a sample."""
     size: tuple[int, int] = (64, 96)
@@ -62,6 +62,8 @@ class Tiny:
     """Why shapes within the stock model depend on values, which no step can avoid to wait for."""
     waits: tuple[str, ...] = ()
     """Lines of the stock model that wait for the device in every forward, in part."""
+    edm: bool = False
+    """The pipeline steps x + sigma noise, and the model sees it scaled to a flow's state at sigma / (sigma + 1)."""
     frames_first: bool = False
     """The pipeline's latents are (B, f, C, h, w)."""
     text_before: int = 0

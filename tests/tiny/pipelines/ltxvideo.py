@@ -25,7 +25,7 @@ def build(pipeline: str = "LTXPipeline") -> Any:
         vae=ltx_autoencoder(),
         text_encoder=t5_text(),
         tokenizer=t5_tokenizer(),
-        transformer=randomised(transformer, scale=1.4),
+        transformer=randomised(transformer, scale=1.4 if late else 1.0),
     )
 
 

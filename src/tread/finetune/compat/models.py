@@ -25,6 +25,8 @@ MODELS: dict[str, dict[str, str]] = {
         "hd": "lodestones/Chroma1-HD",
         "flash": "lodestones/Chroma1-Flash",
     },
+    "cosmos": {"2b": "nvidia/Cosmos-Predict2-2B-Text2Image", "14b": "nvidia/Cosmos-Predict2-14B-Text2Image"},
+    "cosmos_video": {"2b": "nvidia/Cosmos-Predict2-2B-Video2World", "14b": "nvidia/Cosmos-Predict2-14B-Video2World"},
     "flux": {
         "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",

@@ -86,14 +86,17 @@ def prepare(
         references=family.reference_shape,
         fills=family.reference_fills,
     )
-    named = identity(family.source, family.pixel_parts, config.vae_dtype, config.vae_enable_tiling)
+    encoding = (config.vae_dtype, config.vae_enable_tiling, *family.encoding)
+    named = identity(family.source, family.pixel_parts, *encoding)
     options: dict[str, Any] = {"seen": family.sees_references, "progress": show}
     # by the first stage that needs them: all files are hashed then
     items = once(lambda: items_of(cache, samples, configs, identity=named, shapes=shapes, **options))
     device = accelerator.device
     text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
     text = _Encoder(
-        lambda: family.source.pipeline(*family.text_parts, *family.needed_parts, dtype=text_dtype),
+        lambda: family.source.pipeline(
+            *family.text_parts, *family.needed_parts, dtype=text_dtype, given=family.stand_ins()
+        ),
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
         device,
     )
@@ -206,7 +209,7 @@ def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence
 
 
 def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:
-    pipeline = family.source.pipeline(*family.pixel_parts, dtype=DTYPES[config.vae_dtype])
+    pipeline = family.source.pipeline(*family.pixel_parts, dtype=DTYPES[config.vae_dtype], given=family.stand_ins())
     if config.vae_enable_tiling:
         pipeline.vae.enable_tiling()
     return pipeline

@@ -21,6 +21,8 @@ TUNE_FAMILIES: dict[str, str] = {
     "auraflow": "AuraFlow",
     "chroma": "Chroma",
     "cogvideox": "CogVideoX",
+    "cosmos": "Cosmos",
+    "cosmos_video": "CosmosVideo",
     "flux": "Flux",
     "flux2": "Flux2",
     "hidream": "HiDream",

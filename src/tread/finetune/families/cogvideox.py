@@ -58,6 +58,10 @@ class CogVideoX(TuneFamily):
         size = self._config["patch_size"]
         return self._config.get("patch_size_t") or 1, size, size
 
+    @property
+    def encoding(self) -> tuple[object, ...]:
+        return (self.patch[0],)
+
     def unfit(self, width: int, height: int, frames: int) -> str | None:
         if self._conditioned and frames == 1:
             return NEEDS_CLIPS

@@ -76,6 +76,10 @@ class Wan(TuneFamily):
     def takes_last_image(self) -> bool:
         return self._conditioned and self._transformer.get("pos_embed_seq_len") is not None
 
+    @property
+    def encoding(self) -> tuple[object, ...]:
+        return ("last frame",) if self.takes_last_image else ()
+
     def unfit(self, width: int, height: int, frames: int) -> str | None:
         return NEEDS_CLIPS if self._conditioned and frames == 1 else None
 

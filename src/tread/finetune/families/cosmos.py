@@ -1,0 +1,96 @@
+"""The family Cosmos Predict 2: text to image. Video to world is the family `cosmos_video`.
+
+- The pipeline samples as EDM does, with noise levels up to 80. Scaled to unit variance its state is the straight path
+  of a flow at time sigma / (sigma + 1), which is what the model is told, and its output is the velocity.
+- Text is padded with zeros to 512 tokens, which the model reads without a mask: cached unpadded, padded in a batch.
+- The stock pipeline insists on NVIDIA's guardrail (pip install cosmos_guardrail). Encoding does without; previews and
+  the result's card do not. Released transformers need torchvision for their padding mask.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tread.errors import ConfigError
+from tread.finetune.families.autoencoders import encode_videos
+from tread.finetune.families.ragged_text import cut
+from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.model.source import Source
+
+
+class Cosmos(TuneFamily):
+    """Cosmos Predict 2, text to image."""
+
+    name = "cosmos"
+    pipelines = ("Cosmos2TextToImagePipeline",)
+    text_parts = ("tokenizer", "text_encoder")
+    drawing_parts = ("safety_checker",)
+    longest_text = 512
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    guidance = 7.0
+    steps = 35
+    packages = ("cosmos_guardrail", "torchvision")
+
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        super().__init__(source, text_length)
+        if self._config.get("concat_padding_mask") and importlib.util.find_spec("torchvision") is None:
+            raise ConfigError(
+                f"the transformer of {source.place!r} resizes its padding mask with torchvision, which is not "
+                "installed: run pip install torchvision."
+            )
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        frames, rows, columns = self._config["patch_size"]
+        return frames, rows, columns
+
+    def stand_ins(self) -> dict[str, Any]:
+        from diffusers.models.modeling_utils import ModelMixin
+
+        none: Any = type("NoGuardrail", (ModelMixin,), {})()
+        none.register_parameter("unused", nn.Parameter(torch.zeros(1)))  # stock code asks every part for its dtype
+        return {"safety_checker": none}
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        embeds = pipeline._get_t5_prompt_embeds(
+            list(captions), max_sequence_length=self.text_length, device=pipeline.text_encoder.device
+        )  # (B, 512, D)
+        return [{"embeds": text} for text in cut(embeds, embeds.ne(0).any(-1))]
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        return {"embeds": torch.stack([self._padded(text["embeds"]) for text in texts])}  # (B, 512, D)
+
+    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
+        return {name: values[:, :, 0] for name, values in encode_videos(pipeline.vae, pixels).items()}
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        return self._call(model, noisy[:, :, None], time, batch)[:, :, 0]  # (B, C, h, w)
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        def padded(one: Text) -> Text:
+            return {name: self._padded(embeds) for name, embeds in one.items()}
+
+        return super().prompt_arguments(padded(text), padded(negative) if negative else None)
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        return self.source.config("transformer")
+
+    def _call(self, model: nn.Module, latents: Tensor, time: Tensor, batch: Batch, **more: Any) -> Tensor:
+        rows, columns = (self.factor * size for size in latents.shape[-2:])
+        return model(
+            hidden_states=latents,
+            timestep=time,
+            encoder_hidden_states=batch["text.embeds"].to(latents.dtype),
+            padding_mask=latents.new_zeros(1, 1, rows, columns),
+            **more,
+            return_dict=False,
+        )[0]  # (B, C, f, h, w)
+
+    def _padded(self, embeds: Tensor) -> Tensor:
+        return F.pad(embeds, (0, 0, 0, self.text_length - len(embeds)))  # (L, D) -> (512, D)
