@@ -2,7 +2,8 @@
 
 Left out by name: speeds (`images_per_second` in metrics.jsonl), the random ids of checkpoints and results, checksums
 of tensor files (the order of the names in a header is drawn; tensors and header are compared), lock files, the index
-cache of shards (`home`), and temporary files of killed processes, which no reader opens.
+cache of shards (`home`), what tells of each start (`run.json`, `report.html`, a part of `evaluation.json`), and
+temporary files of killed processes, which no reader opens.
 """
 
 import json
@@ -12,8 +13,8 @@ from typing import Any
 
 from tread.training.checkpoint import CheckpointError, read_manifest
 
-LEFT_OUT = re.compile(r"home/.*|(.*/)?\.lock|(.*/)?\.[^/]*\.tmp(/.*)?")
-DRAWN = {"checkpoint.json": ("id", "checksums"), "result.json": ("checkpoint",)}
+LEFT_OUT = re.compile(r"home/.*|(.*/)?(\.lock|run\.json|report\.html)|(.*/)?\.[^/]*\.tmp(/.*)?")
+DRAWN = {"checkpoint.json": ("id", "checksums"), "result.json": ("checkpoint",), "evaluation.json": ("start", "paths")}
 """Keys of JSON files that are drawn anew in every run."""
 
 
