@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.page.conftest import write_run
 from tests.tiny.runs import make_session
 from tread.page.curves import Clock, binned, curves, routed_spans
-from tread.page.figure import Bar, Bars, Curves, Line
+from tread.page.figure import Bar, Bars, Curves, Line, bounds
 from tread.page.read import Run, read_run
 from tread.page.sections import figures
 from tread.page.speed import laps, speedups
@@ -127,6 +127,12 @@ def test_figures_have_keys_of_their_own(tmp_path: Path) -> None:
     lines = [{"step": 1, "loss": 1.0, "LOSS": 1.0, "FID 1.5": 1.0, "FID 1,5": 2.0, "Memory": 1.0, "memory_gib": 1.0}]
     keys = [one.key for some in figures([read_run(write_run(tmp_path / "run", lines))]).values() for one in some]
     assert len(set(keys)) == len(keys) == 6
+
+
+def test_shares_are_drawn_up_to_one(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", speeds([0.5] * 3, 9, {})))
+    assert bounds(figure([run], "tokens-kept")) == pytest.approx((1, 3, 0, 1.05))
+    assert speedups([run])[0].means == "no speed was logged yet"
 
 
 def test_routed_stretches_are_found(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def bounds(figure: Curves) -> tuple[float, float, float, float]:
         x0, x1 = x0 - 0.5, x1 + 0.5
     if figure.log:
         return x0, x1, y0 / 1.1, y1 * 1.1
+    if figure.percent:
+        y0, y1 = min(0.0, y0), max(1.0, y1)
     if figure.zero:
         y0, y1 = min(0.0, y0), y1 * 1.05 if y1 > SMALLEST else 1.0
     room = 0.05 * (y1 - y0) or abs(y1) * 0.1

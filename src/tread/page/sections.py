@@ -53,6 +53,7 @@ def _named(found: dict[str, list[Figure]]) -> dict[str, list[Figure]]:
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Everything below the title, in order; what a run has nothing for is left out."""
     drawn = {name: _charts(some) for name, some in figures(runs).items()}
+    found: dict[str, Html | None]
     if runs[0].kind == "evaluation":
         found = {"Overview": _figures_table(runs), **drawn}
     else:
@@ -230,7 +231,7 @@ def _route(route: Kept, number: int, *, has_pictures: bool) -> Html:
     gallery = tag(
         "div", tag("div", *masks, class_="frames"), class_="gallery", data_gallery="step", data_first=route.first
     )
-    lead = tag("p", MASKS if has_pictures else MASKS_ALONE)
+    lead = "" if number else tag("p", MASKS if has_pictures else MASKS_ALONE)
     notes = tag("ul", *(tag("li", note) for note in route.notes), class_="notes")
     head = tag("h4", f"route {number + 1}: {route.title}")
     return tag("div", head, lead, SIDEWAYS, tag("div", gallery, heat, class_="kept"), notes, class_="route")

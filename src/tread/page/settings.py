@@ -19,8 +19,8 @@ def settings_table(runs: Sequence[Run]) -> Html | None:
     if len(runs) == 1:
         routes = [name for name in names if "tread_config" in name]
         rest = [name for name in names if name not in routes]
-        first = _table(runs, routes) if routes else ""
-        return joined([first, _folded(f"All other {counted(len(rest), 'setting')}", _table(runs, rest))])
+        first, word = (_table(runs, routes), "All other") if routes else ("", "All")
+        return joined([first, _folded(f"{word} {counted(len(rest), 'setting')}", _table(runs, rest))])
     names = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
     differing = [name for name in names if name not in UNTOLD and len({_key(run, name) for run in runs}) > 1]
     shared = [name for name in names if name not in differing and name not in UNTOLD]

@@ -49,7 +49,8 @@ def _speedup(runs: Sequence[Run], index: int) -> Speedup:
     routed, dense = laps(run, lowest_share(run)), laps(run, 1.0)
     means, measured = "", None
     if not routed:
-        means = "no stretch between two lines of speed was at one ratio"
+        logged = run.values("images_per_second")
+        means = "no stretch between two lines of speed was at one ratio" if logged else "no speed was logged yet"
     elif dense:
         means = f"the medians of {len(routed)} routed and {len(dense)} dense stretches of this run"
     else:
