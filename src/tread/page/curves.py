@@ -1,4 +1,4 @@
-"""Curves of training runs: losses, rate, gradients, speed, memory, tokens kept, figures of evaluations."""
+"""Curves of training runs: losses, rate, gradients, speed, tokens kept, figures of evaluations."""
 
 import math
 from bisect import bisect_left
