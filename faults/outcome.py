@@ -2,9 +2,9 @@
 
 Left out by name: speeds (`images_per_second` in metrics.jsonl), the random ids of checkpoints and results, checksums
 of tensor files (the order of the names in a header is drawn; tensors and header are compared), lock files, the index
-cache of shards (`home`), and temporary files of killed processes in folders that jobs share without a lock: the cache
-of encoded samples, whose next user removes them after an hour, and what `tread eval` keeps. In a run's folder the next
-start has removed them.
+cache of shards (`home`), what tells of each start (`run.json`, `report.html`, a part of `evaluation.json`), and
+temporary files of killed processes in folders that jobs share without a lock: the cache of encoded samples, whose next
+user removes them after an hour, and what `tread eval` keeps. In a run's folder the next start has removed them.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any
 
 from tread.training.checkpoint import CheckpointError, read_manifest
 
-LEFT_OUT = re.compile(r"home/.*|(.*/)?\.lock|((cache|work)/(.*/)?)?\.[^/]*\.tmp")
-DRAWN = {"checkpoint.json": ("id", "checksums"), "result.json": ("checkpoint",)}
+LEFT_OUT = re.compile(r"home/.*|(.*/)?(\.lock|run\.json|report\.html)|((cache|work)/(.*/)?)?\.[^/]*\.tmp")
+DRAWN = {"checkpoint.json": ("id", "checksums"), "result.json": ("checkpoint",), "evaluation.json": ("start", "paths")}
 """Keys of JSON files that are drawn anew in every run."""
 
 

@@ -30,19 +30,20 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "words", "files", "config", "routing"},
     "evaluate": {"errors", "words", "files", "routing", "data"},
     "training": {"errors", "files", "config", "routing", "kernels"},
+    "page": {"__init__", "errors", "words", "files", "config", "routing", "sampling", "training"},
     "pretrain": {
         *("errors", "words", "files", "config", "routing", "kernels", "models"),
-        *("objectives", "sampling", "data", "evaluate", "training"),
+        *("objectives", "sampling", "data", "evaluate", "training", "page"),
     },
     "finetune": {
         *("__init__", "errors", "words", "files", "config", "routing", "kernels", "attach"),
-        *("objectives", "sampling", "data", "training"),
+        *("objectives", "sampling", "data", "training", "page"),
     },
     "report": {
-        *("__init__", "errors", "config", "routing", "kernels", "attach"),
-        *("evaluate", "training", "pretrain", "finetune"),
+        *("__init__", "errors", "files", "config", "routing", "kernels", "attach"),
+        *("evaluate", "training", "page", "pretrain", "finetune"),
     },
-    "cli": {"__init__", "errors", "terminal", "config", "routing", "data", "pretrain", "finetune", "report"},
+    "cli": {"__init__", "errors", "terminal", "config", "routing", "data", "page", "pretrain", "finetune", "report"},
     "__main__": {"cli"},
 }
 """What each room may import, from the lowest to the highest; `__init__` is `import tread` itself."""

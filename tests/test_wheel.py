@@ -99,4 +99,5 @@ def test_an_installed_wheel_trains(wheel: Path, tmp_path: Path) -> None:
     assert process.stdout.splitlines()[0] == f"{site}/tread/__init__.py"
     assert (tmp_path / "run" / "checkpoints" / "step-00000002" / "model.safetensors").is_file()
     assert (tmp_path / "run" / "samples" / "step-00000002.png").is_file()
+    assert (tmp_path / "run" / "report.html").is_file()  # its template is in the wheel
     assert (site / "bin" / "tread").is_file()

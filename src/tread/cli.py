@@ -182,6 +182,25 @@ def plan(arguments: list[str]) -> None:
     print(describe_plan(options.pop("config"), **options))
 
 
+def report(arguments: list[str]) -> None:
+    """show runs as one page: curves, pictures, tokens kept, settings"""
+    parser = _parser("report", report)
+    about = "the folder of a run, or what `tread eval` left: its --work folder, or the JSON it printed"
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help=about)
+    default = "report.html, in the run's folder if there is one run"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"where to write the page (default: {default})")
+    parser.add_argument("--png", type=Path, metavar="FOLDER", help="also write each figure as a PNG, with matplotlib")
+    options = parser.parse_args(arguments)
+    from tread.page.write import write_report
+
+    print(write_report(options.runs, options.out))
+    if options.png is not None:
+        from tread.page.png import write_pngs
+
+        for path in write_pngs(options.runs, options.png):
+            print(path)
+
+
 def families(arguments: list[str]) -> None:
     """show which diffusers models can be routed"""
     parser = _parser("families", families)
@@ -227,6 +246,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "eval": evaluate,
     "encode": encode,
     "plan": plan,
+    "report": report,
     "families": families,
     "doctor": doctor,
 }

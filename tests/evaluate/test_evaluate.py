@@ -208,8 +208,16 @@ def test_the_command_on_two_folders(tmp_path: Path, lite0: Path, capsys: pytest.
     assert capsys.readouterr().out == f"saved: {tmp_path / 'ref.npz'}\n"
     main(["eval", str(bright), "--ref", str(tmp_path / "ref.npz"), "--device", "cpu", "--frechet-only", *weights])
     assert f"FD-EffLite0  {found['metrics']['FD-EffLite0']:>12.5g}" in capsys.readouterr().out
-    main(["eval", str(bright), "--ref", str(dark), "--device", "cpu", "--count", "4", *weights, "--json"])
-    assert json.loads(capsys.readouterr().out)["samples"] == 4
+    work = tmp_path / "work"
+    small = ["--device", "cpu", "--count", "4", "--work", str(work), *weights]
+    main(["eval", str(bright), "--ref", str(dark), *small, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples"] == 4
+    kept = json.loads((work / "evaluation.json").read_text())
+    assert {name: kept[name] for name in found} == found
+    assert kept["paths"] == {"samples": str(bright), "ref": str(dark)}
+    main(["report", str(work)])
+    assert f"<td>{found['metrics']['FD-EffLite0']:.5g}</td>" in (work / "report.html").read_text()
 
 
 def test_the_door_at_the_root_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

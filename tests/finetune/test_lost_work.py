@@ -93,7 +93,7 @@ def content(path: Path) -> Any:
 
 def result(folder: Path) -> dict[str, Any]:
     """Everything in a run's folder that is for others, and whatever a kill left; of the record, what is not random."""
-    ours = {"checkpoints", "config.yaml", "metrics.jsonl", "previews", LOCK_FILE}
+    ours = {"checkpoints", "config.yaml", "metrics.jsonl", "run.json", "report.html", "previews", LOCK_FILE}
     found = {name: content for name, content in files(folder).items() if Path(name).parts[0] not in ours}
     return found | {"result.json": json.loads(found["result.json"]) | {"checkpoint": None}}
 

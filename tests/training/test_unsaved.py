@@ -29,7 +29,8 @@ def test_the_run_is_the_same_and_nothing_is_saved(tmp_path: Path, capsys: pytest
     assert said.count(START) == said.count("checkpoint.every") == 1
     assert metrics(folder) == metrics(train(tmp_path / "saved", *UNSAVED, "checkpoint.every=4"))
     assert "checkpoint.every" not in capsys.readouterr().out
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", "config.yaml", "metrics.jsonl"]
+    told = [".lock", "config.yaml", "metrics.jsonl", "report.html", "run.json"]
+    assert sorted(path.name for path in folder.iterdir()) == told
     with pytest.raises(CheckpointError) as error:
         sample_run(folder, per_class=1)
     assert str(error.value) == (

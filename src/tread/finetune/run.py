@@ -28,6 +28,7 @@ from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.task import Finetuning
 from tread.kernels.checkpointing import checkpoint_layers, recomputing
 from tread.kernels.compiling import compiles
+from tread.page.write import write_at_end
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
@@ -55,6 +56,7 @@ def finetune(config: FinetuneConfig) -> Path:
             task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
         kept = replace(config, data_changed="refuse")  # accepted once
         stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(kept))
+        write_at_end(folder, accelerator)
     del task, models, handles
     accelerator.print(made(folder))
     end(accelerator, stopped)

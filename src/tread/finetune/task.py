@@ -91,12 +91,20 @@ class Finetuning:
         self._previews = make_previews(config, family, data, folder, accelerator)
         self._last = next(iter(models))
         plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
+        depth = next((handle.plan.depth for handle in handles.values() if handle is not None), None)
         sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
         self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
         if references := max((len(entry.references) for entry in data.train.entries), default=0):
             self.facts["references"] = references
-        self.facts |= data.fingerprints()
+        self.facts |= {"depth": depth, "grid": self._token_grid(), **data.fingerprints()}
         self.unit = "clip" if data.bucket.frames > 1 else "img"
+
+    def _token_grid(self) -> list[int]:
+        """Frames, rows and columns of the target tokens of a typical sample."""
+        bucket, family = self.data.bucket, self.family
+        frames = 1 + (bucket.frames - 1) // family.frame_factor
+        latents = (frames, bucket.height // family.factor, bucket.width // family.factor)
+        return [size // patch for size, patch in zip(latents, family.patch, strict=True)]
 
     def summary(self) -> str:
         """What is trained, on what, with which routes."""

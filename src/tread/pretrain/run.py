@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tread.config.schema import plain
+from tread.page.write import write_at_end
 from tread.pretrain.config import from_run
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
@@ -18,6 +19,7 @@ def pretrain(config: PretrainConfig) -> Path:
         config = task.config  # with the steps of its epochs
         kept = replace(config, checkpoint=replace(config.checkpoint, data_changed="refuse"))  # accepted once
         stopped = run(task, config, accelerator, folder, plain(kept), saved=lambda run: plain(from_run(run)))
+        write_at_end(folder, accelerator)
     accelerator.print(f"run: {folder}")
     end(accelerator, stopped)
     return folder

@@ -30,6 +30,7 @@ from tread.pretrain.decode import make_decode
 from tread.pretrain.evaluation import Evaluation, ModelImages
 from tread.pretrain.settings import EvaluateConfig, PretrainConfig
 from tread.routing import noise
+from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate
@@ -88,6 +89,9 @@ class Pretraining:
             self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, seed)))
         plan = None if self.handle is None else self.handle.plan.to_config()
         self.facts: dict[str, Any] = {"shape": list(shape), "num_classes": num_classes, "tread_config": plan}
+        self.facts |= {"grid": [1, *self.model.grid], "depth": self.model.depth}
+        if self.handle is not None:
+            self.facts["speedup"] = self._speedup(self.handle.plan)
         self.facts |= {"classes": list(self.dataset.classes), "contents": fingerprint(self.dataset.contents())}
         self.unit = "img"
         self._slices = {
@@ -113,6 +117,13 @@ class Pretraining:
                 f"train.float8 is set, but no linear of this model, which is {self.model.width} wide, has two sides of "
                 f"at least {SMALLEST}, so nothing would be faster: set train.float8 to null."
             )
+
+    def _speedup(self, plan: RoutePlan) -> float:
+        """Dense over routed FLOPs of the layers, at the full ratio."""
+        model = self.model
+        hidden: int = model.get_submodule("blocks.0.mlp.fc2").in_features  # pyright: ignore[reportAssignmentType]
+        shape = LayerShape(width=model.width, mlp_hidden=hidden, gated_mlp=model.mlp == "swiglu")
+        return plan_cost(plan, shape, tokens=math.prod(model.grid)).speedup
 
     def summary(self) -> str:
         """One line: what is trained, on what, with which routes."""

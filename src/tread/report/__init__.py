@@ -1,5 +1,5 @@
 """What people read: tables and help.
 
-`tread plan`, `tread eval`, `tread families`, `tread doctor` and `tread train --help` print from here. It may import
-everything but `cli`.
+`tread plan`, `tread eval`, `tread families`, `tread doctor` and `tread train --help` print from here. The page of
+`tread report` is in `page`, which trainers use too. It may import everything but `cli`.
 """

@@ -11,6 +11,9 @@ import torch
 from tread.errors import ConfigError
 from tread.evaluate.compare import evaluate
 from tread.evaluate.features import load_extractor
+from tread.files import atomic_write
+from tread.page.read import FIGURES
+from tread.training.record import origin
 
 
 def run_evaluation(
@@ -39,6 +42,10 @@ def run_evaluation(
     if save is not None and rank == 0 and not json:
         print(f"saved: {save}")
     if report is not None and rank == 0:
+        if (work := options.get("work")) is not None:
+            known = asdict(report) | {"paths": {"samples": str(samples), "ref": str(ref)}, "start": origin(place)}
+            with atomic_write(work / FIGURES) as file:
+                file.write((dumps(known, indent=2) + "\n").encode())
         print(dumps(asdict(report), indent=2) if json else report.table())
 
 

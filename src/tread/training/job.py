@@ -19,6 +19,7 @@ from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
 from tread.training.metrics import tracker_of
+from tread.training.record import write_start
 from tread.training.settings import JobConfig
 from tread.training.task import Task
 
@@ -110,6 +111,7 @@ def run(
         if source is not None and (source / CONFIG_FILE).is_file():
             before = (saved or saved_settings)(source)
         _write_config(folder, before, settings, accelerator)
+        write_start(folder, task, accelerator, start)
     if start and source is not None and source.resolve() == folder.resolve():
         session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
         accelerator.wait_for_everyone()

@@ -29,7 +29,7 @@ from tread.routing import noise
 from tread.training import checkpoint
 from tread.training.contents import KINDS, describe_changes
 from tread.training.ema import EMA
-from tread.training.memory import lost_workers, out_of_memory
+from tread.training.memory import lost_workers, out_of_memory, peak_memory
 from tread.training.metrics import FILE as METRICS_FILE
 from tread.training.metrics import Metrics
 from tread.training.optimizers import make_optimizer
@@ -250,7 +250,9 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
                 loss = metrics.flush()["loss"]
                 speed = clock.lap(done - start) * config.train.batch_size
                 bar.set_postfix_str(f"loss {loss:.4f}, {speed:.3g} {task.unit}/s, tokens kept {kept:.0%}")
-                metrics.write(done, {"images_per_second": round(speed, 3)})
+                metrics.write(
+                    done, {"images_per_second": round(speed, 3), "memory_gib": peak_memory(accelerator.device)}
+                )
             with clock.paused():
                 saving = every > 0 and (stop or done % every == 0)
                 if saving:

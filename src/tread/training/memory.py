@@ -1,5 +1,8 @@
-"""Errors of too little memory as messages that say what to change: an allocator's, and a killed data worker."""
+"""Memory: the peak of a run, and errors of too little of it (an allocator's, a killed data worker) as messages that say
+what to change.
+"""
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +43,18 @@ def _is_lost_worker(error: Exception) -> bool:
         return str(error).startswith("DataLoader worker (pid")
     modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(name.startswith("multiprocessing.") for name in modules)
+
+
+def peak_memory(device: torch.device) -> float:
+    """GiB at the peak so far: allocated on a GPU, or resident in a process on a CPU. The host knows both."""
+    if device.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(device) / 2**30, 3)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, 3)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -104,7 +104,14 @@ def cut_back(path: Path, step: int) -> None:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """All lines of a run's metrics; one that a kill cut off or a disk damaged is left out."""
-    return [json.loads(line) for line in _lines(folder / FILE) if _step_of(line) < math.inf]
+    return read_lines(folder)[0]
+
+
+def read_lines(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """All lines of a run's metrics, and how many were left out because a kill cut them off or a disk damaged them."""
+    written = [line for line in _lines(folder / FILE) if line.strip()]
+    whole = [values for line in written if (values := _parsed(line)) is not None]
+    return whole, len(written) - len(whole)
 
 
 def _lines(path: Path) -> list[str]:
@@ -112,8 +119,14 @@ def _lines(path: Path) -> list[str]:
 
 
 def _step_of(line: str) -> float:
+    values = _parsed(line)
+    return math.inf if values is None else values["step"]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """The values of a line; None for one cut off by a kill, or no line of ours."""
     try:
-        step = json.loads(line)["step"]
+        values = json.loads(line)
+        return values if type(values["step"]) is int else None
     except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf  # a line cut off by a kill, or no line of ours
-    return step if type(step) is int else math.inf
+        return None

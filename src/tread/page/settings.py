@@ -1,0 +1,65 @@
+"""The settings of runs as tables: those that differ between runs first, the rest folded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tread.page.html import Html, joined, tag
+from tread.page.read import Run
+from tread.words import counted
+
+UNTOLD = ("output_dir", "resume", "resume_from_checkpoint")
+"""Settings that differ between any two runs and say nothing."""
+
+
+def settings_table(runs: Sequence[Run]) -> Html | None:
+    """The settings of one run, or what differs between several, highlighted, and what they share."""
+    names = list(dict.fromkeys(name for run in runs for name in run.settings))
+    if not names:
+        return None
+    if len(runs) == 1:
+        routes = [name for name in names if "tread_config" in name]
+        rest = [name for name in names if name not in routes]
+        first, word = (_table(runs, routes), "All other") if routes else ("", "All")
+        return joined([first, _folded(f"{word} {counted(len(rest), 'setting')}", _table(runs, rest))])
+    names = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    differing = [name for name in names if name not in UNTOLD and len({_key(run, name) for run in runs}) > 1]
+    shared = [name for name in names if name not in differing and name not in UNTOLD]
+    told = (
+        joined([tag("p", f"{counted(len(differing), 'setting')} differ."), _table(runs, differing, differing=True)])
+        if differing
+        else tag("p", "The runs have the same settings.")
+    )
+    return joined([told, _folded(f"{counted(len(shared), 'setting')} that all runs share", _table(runs[:1], shared))])
+
+
+def _key(run: Run, name: str) -> str:
+    return repr(run.settings.get(name))
+
+
+def _table(runs: Sequence[Run], names: Sequence[str], *, differing: bool = False) -> Html:
+    head = tag("tr", tag("td"), *(tag("th", run.name, scope="col") for run in runs)) if len(runs) > 1 else ""
+    rows = [tag("tr", tag("th", name, scope="row"), *_cells(runs, name, differing=differing)) for name in names]
+    return tag("div", tag("table", head, *rows, class_="settings"), class_="wide")
+
+
+def _cells(runs: Sequence[Run], name: str, *, differing: bool) -> list[Html]:
+    """Values; of those that differ, each that is not the first run's is marked."""
+    first = _key(runs[0], name)
+    cells = []
+    for run in runs:
+        text = _shown(run.settings.get(name))
+        marked = differing and _key(run, name) != first
+        cells.append(tag("td", tag("mark", text) if marked else text))
+    return cells
+
+
+def _folded(title: str, content: Html) -> Html:
+    return tag("details", tag("summary", title), content)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

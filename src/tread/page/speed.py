@@ -1,0 +1,118 @@
+"""Speed and memory: what routing gains by FLOPs, what it gained on the clock, and the peak of memory.
+
+The prediction is dense over routed FLOPs at the full ratio, as the run recorded it. Measured is the median speed of the
+stretches at the lowest share of tokens over that of dense steps: of the same run if its schedule has some, else of a
+dense run beside it that differs in nothing that a step's time depends on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tread.page.figure import Bar, Bars
+from tread.page.read import Run, is_number
+
+SPEED_SETTINGS = (
+    *("model.", "data.", "train.batch_size", "train.micro_steps", "train.precision", "train.compile", "train.graphs"),
+    *("train.attention", "train.checkpointing", "train.float8", "optimizer.name"),
+    *("pretrained_model_name_or_path", "model_type", "lora_type", "lora_rank", "lora_targets", "base_model_precision"),
+    *("train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "mixed_precision", "compile"),
+    *("attention", "graphs", "optimizer", "use_ema", "tokenizer_max_length"),
+)
+"""Settings, and groups of them, that the time of a step depends on."""
+EXCEPT = ("model.tread_config", "model.name", "model.weights", "tread_config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """Speed-ups of one routed run over dense."""
+
+    run: int
+    predicted: float | None
+    measured: float | None
+    means: str
+    """What was compared, or why nothing could be."""
+
+
+def speedups(runs: Sequence[Run]) -> list[Speedup]:
+    """One for each run that has routed steps."""
+    return [_speedup(runs, index) for index, run in enumerate(runs) if lowest_share(run) < 1]
+
+
+def lowest_share(run: Run) -> float:
+    """The share of tokens kept at the full ratio; 1 if the run is dense."""
+    return min((kept for _, kept in run.values("tokens_kept")), default=1.0)
+
+
+def _speedup(runs: Sequence[Run], index: int) -> Speedup:
+    run, predicted = runs[index], runs[index].facts.get("speedup")
+    routed, dense = laps(run, lowest_share(run)), laps(run, 1.0)
+    means, measured = "", None
+    if not routed:
+        logged = run.values("images_per_second")
+        means = "no stretch between two lines of speed was at one ratio" if logged else "no speed was logged yet"
+    elif dense:
+        means = f"the medians of {len(routed)} routed and {len(dense)} dense stretches of this run"
+    else:
+        beside = next((other for other in runs if lowest_share(other) == 1 and _comparable(run, other)), None)
+        if beside is None:
+            means = "it has no dense steps, and no dense run beside it that is otherwise alike; add one to the command"
+        else:
+            dense = laps(beside, 1.0)
+            means = f"the medians of {len(routed)} stretches of this run and {len(dense)} of {beside.name}"
+    if routed and dense:
+        measured = median(routed) / median(dense)
+    return Speedup(run=index, predicted=predicted if is_number(predicted) else None, measured=measured, means=means)
+
+
+def laps(run: Run, share: float) -> list[float]:
+    """Samples per second of the stretches whose steps all kept this share; the first, which compiles, only if alone."""
+    found: list[tuple[bool, float]] = []
+    inside: list[float] = []
+    first = True
+    for line in run.lines:
+        if is_number(line.get("tokens_kept")):
+            inside.append(line["tokens_kept"])
+        if is_number(line.get("images_per_second")):
+            if set(inside) == {share} and line["images_per_second"] > 0:
+                found.append((first, line["images_per_second"]))
+            inside, first = [], False
+    later = [speed for is_first, speed in found if not is_first]
+    return later or [speed for _, speed in found]
+
+
+def _comparable(run: Run, other: Run) -> bool:
+    """Whether two runs differ in nothing but routes that a step's time depends on."""
+    device = [(one.starts[-1].get("device"), one.processes) if one.starts else None for one in (run, other)]
+    groups = tuple(name for name in SPEED_SETTINGS if name.endswith("."))
+    every = run.settings.keys() | other.settings.keys()
+    names = {name for name in every if name in SPEED_SETTINGS or name.startswith(groups)}
+    alike = all(run.settings.get(n) == other.settings.get(n) for n in names if not n.startswith(EXCEPT))
+    return alike and run.grid == other.grid and device[0] == device[1]
+
+
+def speed_bars(found: Sequence[Speedup], runs: Sequence[Run]) -> Bars | None:
+    """Predicted and measured speed-up of each routed run, beside the 1 of dense steps."""
+    bars = []
+    for one in found:
+        name = f"{runs[one.run].name}, " if len(runs) > 1 else ""
+        for word, value in (("by FLOPs", one.predicted), ("measured", one.measured)):
+            if value is not None:
+                pale = word != "measured"
+                bars.append(Bar(name=f"{name}{word}", run=one.run, value=value, label=f"{value:.2f} x", pale=pale))
+    if not bars:
+        return None
+    note = "Samples per second at the full ratio over those of dense steps; FLOPs are the ceiling."
+    return Bars(key="speed-up", title="speed-up over dense, predicted and measured", bars=bars, note=note)
+
+
+def memory_bars(runs: Sequence[Run]) -> Bars | None:
+    """The peak of each run."""
+    peaks = {index: max((gib for _, gib in run.values("memory_gib")), default=0.0) for index, run in enumerate(runs)}
+    bars = [
+        Bar(name=runs[index].name, run=index, value=peak, label=f"{peak:.3g} GiB")
+        for index, peak in peaks.items()
+        if peak
+    ]
+    note = "Allocated on the GPU, or resident in the process on a CPU; of the first process, where there are several."
+    return Bars(key="memory", title="peak memory", bars=bars, note=note) if bars else None

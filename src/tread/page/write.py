@@ -1,0 +1,106 @@
+"""A report of runs as one file, and the one that a run writes at its end."""
+
+import shlex
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from accelerate import Accelerator
+
+from tread import __version__
+from tread.errors import ConfigError, shortened
+from tread.files import atomic_write
+from tread.page.html import Html, escaped, joined, tag
+from tread.page.read import Run, read_runs
+from tread.page.sections import Section, sections
+from tread.page.svg import style
+from tread.training.metrics import FILE as METRICS_FILE
+
+FILE = "report.html"
+
+
+def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report of some runs to `out`; by default into the folder of a single run, else to ./report.html."""
+    runs = read_runs(paths)
+    if out is None:
+        out = paths[0] / FILE if len(paths) == 1 and paths[0].is_dir() else Path(FILE)
+    if out.is_dir():
+        raise ConfigError(f"--out is {str(out)!r}, which is a folder; name a file, such as {out / FILE}.")
+    command = shlex.join(["tread", "report", *map(str, paths), *(["--out", str(out)] if len(paths) > 1 else [])])
+    content = page(runs, command)
+    with atomic_write(out) as file:
+        file.write(content.encode(errors="backslashreplace"))
+    return out
+
+
+def write_at_end(folder: Path, accelerator: Accelerator) -> None:
+    """Write the report of a run that has ended, on rank 0; whatever goes wrong is a warning, for the run is whole."""
+    if not accelerator.is_main_process:
+        return
+    try:
+        if not _is_new(folder):
+            accelerator.print(f"report: {write_report([folder])}")
+    except Exception as error:  # a report is not worth a run
+        reason = shortened(" ".join(str(error).split()) or type(error).__name__, 300)
+        accelerator.print(f"warning: the run is complete, but its report could not be written: {reason}")
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether the report in a folder tells of all its metrics: nothing was trained since."""
+    written, metrics = folder / FILE, folder / METRICS_FILE
+    return written.exists() and (not metrics.exists() or written.stat().st_mtime_ns >= metrics.stat().st_mtime_ns)
+
+
+def page(runs: Sequence[Run], command: str) -> str:
+    """The HTML of a report."""
+    found = sections(runs)
+    names = ", ".join(run.name for run in runs)
+    return Template(_asset("page.html")).substitute(
+        title=escaped(shortened(names, 120)),
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        heading=escaped(_heading(runs)),
+        legend=_legend(runs),
+        notes=_notes(runs),
+        contents=joined(tag("a", title, href=f"#{_anchor(title)}") for title, _ in found),
+        sections=joined(map(_section, found)),
+        command=escaped(command),
+        version=escaped(__version__),
+    )
+
+
+def _asset(name: str) -> str:
+    return files("tread.page").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _heading(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    return f"{len(runs)} evaluations" if runs[0].kind == "evaluation" else f"{len(runs)} {runs[0].kind} runs"
+
+
+def _legend(runs: Sequence[Run]) -> Html:
+    """The runs with their colours; a script makes a switch of each."""
+    if len(runs) == 1:
+        return Html("")
+    chips = [
+        tag("label", tag("i", class_=f"swatch {style(index)}"), run.name, class_="chip", data_switch=index)
+        for index, run in enumerate(runs)
+    ]
+    return tag("div", *chips, class_="legend")
+
+
+def _notes(runs: Sequence[Run]) -> Html:
+    several = len(runs) > 1
+    notes = [tag("li", f"{run.name}: {note}" if several else note) for run in runs for note in run.notes]
+    return tag("ul", *notes, class_="notes") if notes else Html("")
+
+
+def _section(section: Section) -> Html:
+    title, content = section
+    return tag("section", tag("h2", title), content, id=_anchor(title))
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")

@@ -1,0 +1,95 @@
+"""The record of a run, `run.json` in its folder: facts about the model, and an entry for each start.
+
+Settings say what was asked for; the record says what was run: the command, versions, the device, and the plan as it was
+resolved (its seed included, so that the tokens that a step kept can be computed again). A resume adds an entry.
+"""
+
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from tread.errors import masked
+from tread.files import atomic_write
+from tread.training.task import Task
+
+FILE = "run.json"
+PACKAGES = ("tread-diffusion", "torch", "accelerate", "diffusers", "transformers", "peft", "bitsandbytes", "numpy")
+LEFT_OUT = ("contents",)
+"""Facts that are for a resume alone: the fingerprint of the data."""
+
+
+def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -> None:
+    """Add the start of this process, which trains from `step` on, to the record in `folder`."""
+    record = {
+        "summary": task.summary(),
+        "unit": task.unit,
+        "facts": {name: fact for name, fact in task.facts.items() if name not in LEFT_OUT},
+        "starts": [
+            *starts(read_record(folder)),
+            {"step": step, **origin(accelerator.device, accelerator.num_processes)},
+        ],
+    }
+    with atomic_write(folder / FILE) as file:
+        file.write((json.dumps(record, indent=2) + "\n").encode())
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a run; empty where there is none, as in runs of earlier versions, or where it is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        record = json.loads((folder / FILE).read_bytes())
+        return record if isinstance(record, dict) else {}
+    return {}
+
+
+def starts(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The starts in a record, the first one first."""
+    found = record.get("starts")
+    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
+
+
+def origin(device: torch.device, processes: int = 1) -> dict[str, Any]:
+    """The time, command, versions and device of this process."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command_line(sys.argv),
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type}, {platform.machine()}",
+        "processes": processes,
+        "versions": {"python": platform.python_version(), **_versions(), "cuda": torch.version.cuda},
+    }
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """A command as a shell takes it, without secrets.
+
+    >>> command_line(["/usr/bin/tread", "train", "model=tread", "data.token=abc"])
+    "tread train model=tread 'data.token=********'"
+    """
+    program, *rest = arguments or [""]
+    name = Path(program).name
+    shown = (
+        ["tread"] if name in ("tread", "__main__.py") else ["python", program] if name.endswith(".py") else [program]
+    )
+    for argument in rest:
+        key, separator, value = argument.partition("=")
+        shown.append(f"{key}={masked(value, key)}" if separator else argument)
+    return shlex.join(shown)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
