@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread (two test processes share two cores), tiny pipelines, the real data."""
+"""Shared by all tests: one torch thread (two test processes, two cores), tiny pipelines, a browser, the real data."""
 
 import gc
 import os
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from tests.browser import Browser, missing
 
 torch.set_num_threads(1)
 with suppress(ImportError):  # a GPU machine may lack it
@@ -66,6 +68,16 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         return folders[name]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium, started by the first test of a page; without one such tests are skipped with the reason."""
+    if reason := missing():
+        pytest.skip(reason)
+    browser = Browser()
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")
