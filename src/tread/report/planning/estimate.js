@@ -51,15 +51,15 @@ function fixedBytes(model, state) {
   for (const [name, size] of Object.entries(DATA.precisions[state.precision])) weights += size * model.weights[name];
   const full = state.way === "full";
   const trained = full ? model.weights.all : state.rank * model.lora[state.way];
-  const size = full ? weights / model.weights.all : 4;
+  const size = full ? DATA.precisions[state.precision].all : 4;
   const optimizer = DATA.optimizers[state.optimizer];
-  return {
+  const held = {
     weights,
     adapter: full ? 0 : trained * size,
-    gradients: trained * size,
     optimizer: trained * ("bytes" in optimizer ? optimizer.bytes : optimizer.moments * size),
     average: state.ema ? trained * 4 : 0,
   };
+  return { held, gradients: trained * size };
 }
 
 function activationBytes(model, state, counts) {
@@ -73,13 +73,18 @@ function activationBytes(model, state, counts) {
   return { saved, working: DATA.working.layer * largest };
 }
 
+// At the peak: when backward begins, or at its end, where gradients have replaced activations.
 function memoryOf(model, state, dense, routed) {
-  const fixed = fixedBytes(model, state);
+  const { held, gradients } = fixedBytes(model, state);
   const [whole, part] = [dense, routed].map((counts) => activationBytes(model, state, counts));
   const differ = dense.some((count, layer) => count !== routed[layer]);
-  const graphs = (found) => (state.graphs ? DATA.working.graphs * found.saved : 0);
-  const shared = state.graphs && differ ? DATA.working.other_graphs * part.saved : 0;
-  const made = (found, more) => ({ ...fixed, activations: found.saved, working: found.working + graphs(found) + more });
+  const shared = differ ? DATA.working.other_graphs * part.saved : 0;
+  const made = ({ saved, working }, more) => ({
+    ...held,
+    activations: saved,
+    working: working + (state.graphs ? DATA.working.graphs * saved + DATA.working.graphs_bytes + more : 0),
+    gradients: Math.max(0, gradients - saved - working),
+  });
   return { dense: made(whole, shared), routed: made(part, 0) };
 }
 

@@ -17,7 +17,7 @@ from tread.report.planning.tables import (
 from tread.routing.budget import kept_count
 from tread.routing.plan import RoutePlan
 
-PARTS = ("weights", "adapter", "gradients", "optimizer", "average", "activations", "working")
+PARTS = ("weights", "adapter", "optimizer", "average", "activations", "working", "gradients")
 """The parts of the memory, in the order in which they are shown."""
 
 
@@ -100,35 +100,35 @@ def _flops(layers: Layers, run: Run, image: int, *, recomputed: bool = True) -> 
 def _memory(
     model: Model, run: Run, dense: Sequence[int], routed: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    fixed = _fixed(model, run)
+    """Bytes by part at the peak: when backward begins, or at its end, where gradients have replaced activations."""
+    fixed, gradients = _fixed(model, run)
     found = [_activations(model, run, counts) for counts in (dense, routed)]
     shared = WORKING["other_graphs"] * found[1][0] if run.graphs and dense != routed else 0.0
-    graphs = [WORKING["graphs"] * saved if run.graphs else 0.0 for saved, _ in found]
-    made = [
-        fixed | {"activations": saved, "working": working + graph}
-        for (saved, working), graph in zip(found, graphs, strict=True)
-    ]
-    made[0]["working"] += shared
+    made = []
+    for (saved, working), more in zip(found, (shared, 0.0), strict=True):
+        graphs = WORKING["graphs"] * saved + WORKING["graphs_bytes"] + more if run.graphs else 0.0
+        beyond = max(0.0, gradients - saved - working)
+        made.append(fixed | {"activations": saved, "working": working + graphs, "gradients": beyond})
     return made[0], made[1]
 
 
-def _fixed(model: Model, run: Run) -> dict[str, float]:
-    """Bytes that do not depend on the tokens."""
+def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
+    """Bytes that every moment of a step holds, by part; and those of the gradients."""
     weights = sum(size * model.weights[name] for name, size in PRECISIONS[run.precision].items())
     if run.way == "full":
-        trained, size = model.weights["all"], weights / model.weights["all"]
+        trained, size = model.weights["all"], PRECISIONS[run.precision]["all"]
         adapter = 0.0
     else:
         trained, size = run.rank * model.lora[run.way], 4.0
         adapter = trained * size
     state: Mapping[str, float] = OPTIMIZERS[run.optimizer]
-    return {
+    held = {
         "weights": weights,
         "adapter": adapter,
-        "gradients": trained * size,
         "optimizer": trained * (state["bytes"] if "bytes" in state else state["moments"] * size),
         "average": trained * 4.0 if run.ema else 0.0,
     }
+    return held, trained * size
 
 
 def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, float]:

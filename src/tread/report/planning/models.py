@@ -51,7 +51,8 @@ class Model:
     lora: Mapping[str, int]
     """Weights of a LoRA per rank, by the linears it is on: the family's own (`lora`) or `attention`."""
     weights: Mapping[str, int]
-    """Elements: `all`, `packed` by quantizing, the `rows` and `groups` of those, and `float32` ones."""
+    """Elements: `all`, `packed` by quantizing, the `rows` and `groups` of those, `float32` ones; and the bytes of
+    `buffers`."""
     stacks: tuple[Layers, ...]
     outside: Layers
 
@@ -73,7 +74,7 @@ class Model:
 @cache
 def documents() -> dict[str, dict[str, Any]]:
     """The counts of every model, by name."""
-    return json.loads((files(__package__) / "models.json").read_text(encoding="utf-8"))
+    return json.loads((files("tread.report.planning") / "models.json").read_text(encoding="utf-8"))
 
 
 def find_model(name: str) -> Model:

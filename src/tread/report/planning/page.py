@@ -35,7 +35,7 @@ def write_page(path: Path, model: Model, run: Run, plan: RoutePlan) -> None:
 
 def page(model: Model, run: Run, plan: RoutePlan) -> str:
     """The text of the page."""
-    here = files(__package__)
+    here = files("tread.report.planning")
     text = (here / "plan.html").read_text(encoding="utf-8")
     parts = {
         "/* style */": (here / "plan.css").read_text(encoding="utf-8"),

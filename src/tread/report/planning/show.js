@@ -1,7 +1,7 @@
 // What the page shows of the state: figures, layers, memory.
 "use strict";
 
-const PARTS = ["weights", "adapter", "gradients", "optimizer", "average", "activations", "working"];
+const PARTS = ["weights", "adapter", "optimizer", "average", "activations", "working", "gradients"];
 
 function show() {
   const found = estimate(state);

@@ -4,10 +4,10 @@ GIB = 2**30
 CHECKPOINTING = ("none", "selective", "full")
 """`gradient_checkpointing`: false, selective, true."""
 
-_OTHERS = {"all": 2, "float32": 2, "packed": -2}  # what quantizing leaves in bf16
+_OTHERS = {"all": 2, "float32": 2, "buffers": 1, "packed": -2}  # what quantizing leaves in bf16
 PRECISIONS: dict[str, dict[str, float]] = {
-    "bf16": {"all": 2, "float32": 2},
-    "fp32": {"all": 4},
+    "bf16": {"all": 2, "float32": 2, "buffers": 1},
+    "fp32": {"all": 4, "buffers": 1},
     "int8": {**_OTHERS, "packed": -1, "rows": 4},
     "fp8": {**_OTHERS, "packed": -1, "rows": 4},
     "fp8-forward": {**_OTHERS, "packed": -1, "rows": 4},
@@ -36,6 +36,7 @@ CARDS = (12, 16, 24, 48, 80)
 """Memory of common GPUs in GB."""
 RESERVED = 1.0
 """GiB of a card that a run cannot have: the driver's context, and what the allocator cannot use."""
-WORKING = {"layer": 1.0, "graphs": 0.03, "other_graphs": 0.5}
-"""What a step holds beside: a layer's activations while its backward runs, in units of the largest layer's; with CUDA
-graphs a share of the activations, and, where dense steps follow routed ones, a share of the routed ones' pool."""
+WORKING = {"layer": 1.4, "graphs": 0.05, "graphs_bytes": 0.3 * GIB, "other_graphs": 0.35}
+"""What a step holds beside, fitted to the H200's rows: the results and gradients of the layer whose backward runs, in
+units of what the largest layer saves; with CUDA graphs a share of the activations and some memory more, and, where
+dense steps follow routed ones, the share of the routed steps' pool that they cannot use."""
