@@ -67,18 +67,19 @@ function activationBytes(model, state, counts) {
   let saved = savedBytes(model.outside.saved[state.way][state.checkpointing], state, total);
   let largest = 0;
   layerKinds(model).forEach((kind, layer) => {
-    saved += savedBytes(kind.saved[state.way][state.checkpointing], state, counts[layer]);
-    largest = Math.max(largest, savedBytes(kind.saved[state.way].none, state, counts[layer]));
+    const kept = savedBytes(kind.saved[state.way][state.checkpointing], state, counts[layer]);
+    const whole = savedBytes(kind.saved[state.way].none, state, counts[layer]);
+    saved += kept;
+    largest = Math.max(largest, whole - kept + DATA.working.layer * whole); // recomputed, and its gradients
   });
-  return { saved, working: DATA.working.layer * largest };
+  return { saved, working: DATA.working.bytes + largest };
 }
 
 // At the peak: when backward begins, or at its end, where gradients have replaced activations.
 function memoryOf(model, state, dense, routed) {
   const { held, gradients } = fixedBytes(model, state);
   const [whole, part] = [dense, routed].map((counts) => activationBytes(model, state, counts));
-  const differ = dense.some((count, layer) => count !== routed[layer]);
-  const shared = differ ? DATA.working.other_graphs * part.saved : 0;
+  const shared = DATA.working.other_graphs * (whole.saved - part.saved);
   const made = ({ saved, working }, more) => ({
     ...held,
     activations: saved,

@@ -1,4 +1,4 @@
-"""Tokens, FLOPs and memory of a run, dense and routed. plan.js has the same formulas; a test compares both."""
+"""Tokens, FLOPs and memory of a run, dense and routed. estimate.js has the same; a test compares both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -103,7 +103,7 @@ def _memory(
     """Bytes by part at the peak: when backward begins, or at its end, where gradients have replaced activations."""
     fixed, gradients = _fixed(model, run)
     found = [_activations(model, run, counts) for counts in (dense, routed)]
-    shared = WORKING["other_graphs"] * found[1][0] if run.graphs and dense != routed else 0.0
+    shared = WORKING["other_graphs"] * (found[0][0] - found[1][0])
     made = []
     for (saved, working), more in zip(found, (shared, 0.0), strict=True):
         graphs = WORKING["graphs"] * saved + WORKING["graphs_bytes"] + more if run.graphs else 0.0
@@ -138,9 +138,10 @@ def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, 
     saved = _saved(model.outside.saved[run.way][run.checkpointing], run, total)
     largest = 0.0
     for kind, count in zip(kinds, counts, strict=True):
-        saved += _saved(kind.saved[run.way][run.checkpointing], run, count)
-        largest = max(largest, _saved(kind.saved[run.way]["none"], run, count))
-    return saved, WORKING["layer"] * largest
+        kept, whole = (_saved(kind.saved[run.way][how], run, count) for how in (run.checkpointing, "none"))
+        saved += kept
+        largest = max(largest, whole - kept + WORKING["layer"] * whole)  # recomputed, and its gradients
+    return saved, WORKING["bytes"] + largest
 
 
 def _saved(counts: Saved, run: Run, image: int) -> float:

@@ -174,7 +174,6 @@ function showMemory(found) {
 }
 
 function showFits() {
-  const names = { none: "no checkpointing", selective: "selective", full: "full checkpointing" };
   const head = element("tr");
   head.append(...["base", "checkpointing", "routed", "dense"].map((text) => element("th", { textContent: text, scope: "col" })));
   $("fits").tHead.replaceChildren(head);
@@ -183,7 +182,7 @@ function showFits() {
     const row = element("tr");
     row.append(
       element("td", { textContent: choice.precision }),
-      element("td", { textContent: names[choice.checkpointing] }),
+      element("td", { textContent: choice.checkpointing }),
       element("td", { textContent: cell(choice.gib.routed, choice.cards.routed) }),
       element("td", { textContent: cell(choice.gib.dense, choice.cards.dense) }),
     );

@@ -36,7 +36,7 @@ CARDS = (12, 16, 24, 48, 80)
 """Memory of common GPUs in GB."""
 RESERVED = 1.0
 """GiB of a card that a run cannot have: the driver's context, and what the allocator cannot use."""
-WORKING = {"layer": 1.4, "graphs": 0.05, "graphs_bytes": 0.3 * GIB, "other_graphs": 0.35}
-"""What a step holds beside, fitted to the H200's rows: the results and gradients of the layer whose backward runs, in
-units of what the largest layer saves; with CUDA graphs a share of the activations and some memory more, and, where
-dense steps follow routed ones, the share of the routed steps' pool that they cannot use."""
+WORKING = {"bytes": 0.4 * GIB, "layer": 0.3, "graphs": 0.06, "graphs_bytes": 0.3 * GIB, "other_graphs": 0.55}
+"""What a step holds beside, fitted to the H200's rows: some bytes, a share of what a layer without checkpointing saves
+for the gradients in its backward, with CUDA graphs a share of the activations and some bytes more, and, where dense
+steps follow routed ones, a share of the activations that they have more, because they cannot use all of that pool."""
