@@ -61,6 +61,11 @@ class Model:
         return sum(stack.count for stack in self.stacks)
 
     @property
+    def batch(self) -> int:
+        """A usual batch per GPU: one sample of a released model, and the paper's 256 images from scratch."""
+        return 1 if self.pretrained else 256
+
+    @property
     def multiple(self) -> int:
         """Sides of images are multiples of this many pixels."""
         return self.factor * self.patch[1]

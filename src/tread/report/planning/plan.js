@@ -79,7 +79,8 @@ function opened(name) {
   const side = model.pretrained ? 1024 : 256;
   const size = model.video ? { width: 832, height: 480 } : { width: side, height: side };
   const routes = state.routes.map((route) => ({ ...route, end_layer_idx: route.end_layer_idx - before }));
-  return { model: name, ...size, frames: model.frames, references: Number(model.references), text: model.text, routes, ema: !model.pretrained };
+  const batch = model.pretrained ? 1 : 256;
+  return { model: name, ...size, batch, frames: model.frames, references: Number(model.references), text: model.text, routes, ema: !model.pretrained };
 }
 
 function sides(side, aspect, model) {
