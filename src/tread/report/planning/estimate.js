@@ -140,7 +140,8 @@ function choicesOf(state) {
   return [...new Set([state.precision, ...precisions])].flatMap((precision) =>
     CHECKPOINTING.map((checkpointing) => {
       const { gib } = estimate({ ...state, precision, checkpointing });
-      return { precision, checkpointing, gib, cards: { dense: smallestCard(gib.dense), routed: smallestCard(gib.routed) } };
+      const cards = { dense: smallestCard(gib.dense), routed: smallestCard(gib.routed) };
+      return { precision, checkpointing, gib, cards };
     }),
   );
 }

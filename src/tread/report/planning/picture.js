@@ -16,7 +16,8 @@ function drawPictures(found) {
   };
   for (const [name, mask] of Object.entries(masks)) {
     paint($(`picture-${name}`), scene, mask, rows, columns);
-    $(`picture-${name}`).setAttribute("aria-label", `Example with the ${whole(kept)} of ${whole(found.total)} tokens that the window keeps`);
+    const text = `Example with the ${whole(kept)} of ${whole(found.total)} tokens that the window keeps`;
+    $(`picture-${name}`).setAttribute("aria-label", text);
   }
   for (const name of ["random", "l1"]) $(`caption-${name}`).className = name === state.selector ? "used" : "";
   $("caption-l1").textContent = `by importance ${importance}`;
@@ -48,7 +49,8 @@ function landscape(width, height) {
     context.beginPath();
     context.moveTo(0, h);
     for (let i = 0; i <= 48; i++) {
-      const wave = Math.sin(i * 0.33 + seed) * 0.6 + Math.sin(i * 0.81 + seed * 2) * 0.3 + (random(seed * 100 + i) - 0.5) * 0.5;
+      const slow = 0.6 * Math.sin(i * 0.33 + seed) + 0.3 * Math.sin(i * 0.81 + seed * 2);
+      const wave = slow + 0.5 * (random(seed * 100 + i) - 0.5);
       context.lineTo((i / 48) * w, (base - rough * wave) * h);
     }
     context.lineTo(w, h);

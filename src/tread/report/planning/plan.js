@@ -42,7 +42,8 @@ function change(control) {
       Object.assign(next, sides(value * multipleOf(model), state.width / state.height, model));
       break;
     case "aspect":
-      if (control.value) Object.assign(next, sides(Math.sqrt(state.width * state.height), ASPECTS[control.value], model));
+      if (!control.value) break;
+      Object.assign(next, sides(Math.sqrt(state.width * state.height), ASPECTS[control.value], model));
       break;
     case "ratio":
       route.selection_ratio = value / 100;
@@ -80,7 +81,9 @@ function opened(name) {
   const size = model.video ? { width: 832, height: 480 } : { width: side, height: side };
   const routes = state.routes.map((route) => ({ ...route, end_layer_idx: route.end_layer_idx - before }));
   const batch = model.pretrained ? 1 : 256;
-  return { model: name, ...size, batch, frames: model.frames, references: Number(model.references), text: model.text, routes, ema: !model.pretrained };
+  const { frames, text } = model;
+  const references = Number(model.references);
+  return { model: name, ...size, batch, frames, references, text, routes, ema: !model.pretrained };
 }
 
 function sides(side, aspect, model) {

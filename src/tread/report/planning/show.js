@@ -23,18 +23,18 @@ function showControls(found) {
   const route = state.routes[chosen];
   options($("way"), [...Object.keys(model.lora), "full"], (way) => WAYS[way]);
   options($("precision"), state.way === "full" ? DATA.full_precisions : Object.keys(DATA.precisions));
-  for (const name of ["model", "way", "precision", "optimizer", "checkpointing", "selector"]) $(name).value = state[name];
+  const selects = ["model", "way", "precision", "optimizer", "checkpointing", "selector"];
+  for (const name of selects) $(name).value = state[name];
   for (const name of ["graphs", "ema"]) $(name).checked = state[name];
-  const preset = Object.keys(DATA.presets).find((name) => state.routes.length === 1 && samePlace(DATA.presets[name], route, depth));
-  $("preset").value = preset ?? "";
+  const alike = Object.keys(DATA.presets).find((name) => samePlace(DATA.presets[name], route, depth));
+  $("preset").value = (state.routes.length === 1 && alike) || "";
   const ratio = state.width / state.height;
   $("aspect").value = Object.keys(ASPECTS).find((name) => Math.abs(ASPECTS[name] / ratio - 1) < 0.04) ?? "";
   const step = multipleOf(model);
   const largest = Math.floor((model.video ? 1280 : model.pretrained ? 2048 : 1024) / step);
-  slide("resolution", Math.round(Math.sqrt(state.width * state.height) / step), `${state.width} × ${state.height} px`, {
-    min: Math.max(1, Math.ceil(128 / step)),
-    max: largest,
-  });
+  const side = Math.round(Math.sqrt(state.width * state.height) / step);
+  const smallest = Math.max(1, Math.ceil(128 / step));
+  slide("resolution", side, `${state.width} × ${state.height} px`, { min: smallest, max: largest });
   slide("frames", state.frames, state.frames, { step: frameStepOf(model), max: 1 + 40 * frameStepOf(model) });
   slide("references", state.references, state.references);
   slide("batch", state.batch, state.batch, { max: model.pretrained ? 32 : 512 });
@@ -67,18 +67,24 @@ function samePlace(preset, route, depth) {
 
 function showWindows(depth) {
   const buttons = state.routes.map((route, i) =>
-    button(`${route.start_layer_idx}–${route.end_layer_idx}`, () => ((chosen = i), show()), i === chosen, `Window ${i + 1}`),
+    button(`${route.start_layer_idx}–${route.end_layer_idx}`, () => choose(i, state.routes), i === chosen, `Window ${i + 1}`),
   );
   const last = state.routes.at(-1).end_layer_idx;
   if (last < depth - 3) {
     const more = { selection_ratio: 0.5, start_layer_idx: last + 2, end_layer_idx: depth - 2 };
-    buttons.push(button("add", () => ((chosen = state.routes.length), update({ ...state, routes: [...state.routes, more] })), false, "Add a window"));
+    const routes = [...state.routes, more];
+    buttons.push(button("add", () => choose(state.routes.length, routes), false, "Add a window"));
   }
   if (state.routes.length > 1) {
     const others = state.routes.filter((_, i) => i !== chosen);
-    buttons.push(button("remove", () => ((chosen = 0), update({ ...state, routes: others })), false, "Remove this window"));
+    buttons.push(button("remove", () => choose(0, others), false, "Remove this window"));
   }
   $("windows").replaceChildren(...buttons);
+}
+
+function choose(index, routes) {
+  chosen = index;
+  update({ ...state, routes });
 }
 
 function button(text, act, pressed, label) {
@@ -94,7 +100,8 @@ function showFigures(found) {
   $("speedup").textContent = `${found.speedup.toFixed(2)}×`;
   $("flops").textContent = `${teras(found.flops.dense)} to ${teras(found.flops.routed)} TFLOPs a step`;
   $("memory").textContent = `${gib.routed.toFixed(1)} GiB`;
-  $("memory-dense").textContent = `${gib.dense.toFixed(1)} dense; ${card ? `fits a ${card} GB GPU` : `more than ${DATA.cards.at(-1)} GB`}`;
+  const fits = card ? `fits a ${card} GB GPU` : `more than ${DATA.cards.at(-1)} GB`;
+  $("memory-dense").textContent = `${gib.dense.toFixed(1)} dense; ${fits}`;
   const kept = found.layers[state.routes[chosen].start_layer_idx];
   $("tokens").textContent = whole(kept);
   const parts = [whole(found.image)];
@@ -121,7 +128,9 @@ function drawLayers(found) {
     return [rest, bar];
   });
   svg.replaceChildren(...bars);
-  const windows = state.routes.map((r) => `layers ${r.start_layer_idx} to ${r.end_layer_idx} see ${whole(found.layers[r.start_layer_idx])} tokens`);
+  const windows = state.routes.map(({ start_layer_idx: start, end_layer_idx: end }) => {
+    return `layers ${start} to ${end} see ${whole(found.layers[start])} tokens`;
+  });
   const text = `${found.depth} layers; ${windows.join(", ")}, the others all ${whole(found.total)}.`;
   $("layers-text").textContent = text;
   svg.setAttribute("aria-label", text);
@@ -139,7 +148,8 @@ function showMemory(found) {
   const rows = ["routed", "dense"].map((name) => {
     const row = element("div", { className: "bar-row" });
     const label = element("div", { className: "name" });
-    label.append(element("span", { textContent: name }), element("span", { textContent: `${found.gib[name].toFixed(1)} GiB` }));
+    const size = `${found.gib[name].toFixed(1)} GiB`;
+    label.append(element("span", { textContent: name }), element("span", { textContent: size }));
     const stack = element("div", { className: "stack" });
     for (const part of used) {
       const size = found.memory[name][part] / GIB;
@@ -166,7 +176,8 @@ function showMemory(found) {
   $("legend").replaceChildren(
     ...used.map((part) => {
       const item = element("li");
-      item.append(element("i", { className: `part-${part}` }), `${part} ${(found.memory.routed[part] / GIB).toFixed(1)}`);
+      const size = (found.memory.routed[part] / GIB).toFixed(1);
+      item.append(element("i", { className: `part-${part}` }), `${part} ${size}`);
       return item;
     }),
   );
@@ -175,7 +186,8 @@ function showMemory(found) {
 
 function showFits() {
   const head = element("tr");
-  head.append(...["base", "checkpointing", "routed", "dense"].map((text) => element("th", { textContent: text, scope: "col" })));
+  const columns = ["base", "checkpointing", "routed", "dense"];
+  head.append(...columns.map((text) => element("th", { textContent: text, scope: "col" })));
   $("fits").tHead.replaceChildren(head);
   const cell = (gib, card) => `${card ? `${card} GB` : `over ${DATA.cards.at(-1)} GB`} (${gib.toFixed(1)})`;
   const rows = choicesOf(state).map((choice) => {
@@ -201,5 +213,6 @@ function svgElement(tag) {
 }
 
 const whole = (value) => Math.round(value).toLocaleString("en");
-const teras = (flops, digits = 1) => (flops / 1e12).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const teras = (flops, digits = 1) =>
+  (flops / 1e12).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const percent = (fraction) => `${Math.round(fraction * 100)} %`;

@@ -31,11 +31,14 @@ function fromHash(text) {
   for (const name of ["graphs", "ema"]) if (given.has(name)) next[name] = given.get(name) === "1";
   if (given.has("routes")) {
     const routes = given.get("routes").split("~").map((text) => text.split("_").map(Number));
-    if (routes.every((r) => r.length === 3 && r.every(Number.isFinite))) {
-      next.routes = routes.map(([selection_ratio, start_layer_idx, end_layer_idx]) => ({ selection_ratio, start_layer_idx, end_layer_idx }));
-    }
+    const whole = routes.every((route) => route.length === 3 && route.every(Number.isFinite));
+    if (whole) next.routes = routes.map(([ratio, start, end]) => routeOf(ratio, start, end));
   }
   return fitted(next);
+}
+
+function routeOf(selection_ratio, start_layer_idx, end_layer_idx) {
+  return { selection_ratio, start_layer_idx, end_layer_idx };
 }
 
 // The nearest state that the model allows: sides and frames on its grid, windows inside it, options that it has.
