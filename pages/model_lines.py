@@ -25,8 +25,8 @@ class Line:
     """Text tokens of a step; None: the longest that the family reads."""
     references: bool = False
     """Whether samples may have reference images."""
-    real: str | None = None
-    """The setting of the depth, if the forward reads values of its inputs, so that layers run on real tensors."""
+    reads_lengths: bool = False
+    """Whether the forward reads the lengths of texts from their mask, where fake tensors have no values."""
     frames: int = 1
     """Usual frames of a clip."""
     unit: int = 1
@@ -74,7 +74,7 @@ MODELS: dict[str, Line] = {
         text={"embeds": ("T", "cap_feat_dim")},
         vae=SD_VAE,
         config={"cap_feat_dim": 2304},
-        real="num_layers",
+        reads_lengths=True,
     ),
     "pixart_sigma": Line(
         family="pixart_sigma",

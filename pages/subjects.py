@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional as F
 
 from pages.model_lines import Line
@@ -58,20 +58,20 @@ class Subject:
             shapes = {k: [sizes[x] if isinstance(x, str) else x for x in v] for k, v in self.line.text.items()}
             one = {name: torch.ones(shape) for name, shape in shapes.items()}
             texts = self.family.collate_text([one] * count)
-        made = {f"text.{name}": x if self.line.real else torch.ones_like(x) for name, x in texts.items()}
+        made = {f"text.{name}": torch.ones_like(x) for name, x in texts.items()}
         return noisy, {"mean": noisy} | made
 
     def loss(self, model: nn.Module, count: int, image: int, text: int) -> Tensor:
         """A loss of one forward."""
         noisy, batch = self.batch(count, image, text)
-        prediction = self.family.predict(model, noisy, torch.full((count,), 0.5), batch)
+        lengths = patch.object(FakeTensor, "tolist", lambda counts: [text] * counts.numel())
+        with lengths if self.line.reads_lengths else nullcontext():
+            prediction = self.family.predict(model, noisy, torch.full((count,), 0.5), batch)
         return (prediction.float() - 1).square().mean()
 
     @cached_property
     def template(self) -> Any:
         """The model with as few layers as are ever run."""
-        if self.line.real:
-            return self.cls(**self.line.config, **{self.line.real: DEPTH + 1})
         model = copy.deepcopy(self.model)
         for stack in self.stacks:
             del operator.attrgetter(stack)(model)[DEPTH + 1 :]
@@ -90,10 +90,6 @@ class Subject:
     @property
     def registers(self) -> int:
         return self.line.registers
-
-    @property
-    def real(self) -> bool:
-        return self.line.real is not None
 
     def adapt(self, model: nn.Module, way: str) -> None:
         """Put the product's LoRA on it."""
@@ -117,7 +113,7 @@ class DiTSubject:
     """The DiT of `tread train`, which takes classes instead of texts."""
 
     stacks = ("blocks",)
-    unit, registers, real = 1, 0, False
+    unit, registers = 1, 0
 
     def __init__(self, size: str) -> None:
         self.arguments: dict[str, Any] = model_size(size)
@@ -137,7 +133,7 @@ class DiTSubject:
 
 @contextmanager
 def shallow(subject: Any, way: str, image: int, depths: Mapping[str, int]) -> Iterator[Any]:
-    """The model with few layers, ready to run on a batch inside the context; fake unless `real`."""
+    """The model with few layers, ready to run on a batch inside the context."""
     torch._dynamo.reset()
     if isinstance(subject, DiTSubject):
         side = subject.arguments["patch"]
@@ -155,13 +151,11 @@ def shallow(subject: Any, way: str, image: int, depths: Mapping[str, int]) -> It
                     parameter.data = parameter.data.bfloat16()
             subject.adapt(model, way)
     model.train()
-    mode = nullcontext() if subject.real else FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
-        stack.enter_context(mode)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(patch.object(F, "layer_norm", _layer_norm))
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attend))
-        if not subject.real:
-            _make_fake(model)
+        _make_fake(model)
         yield model
 
 
@@ -174,6 +168,9 @@ def _make_fake(model: nn.Module) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        for name, value in vars(module).items():  # tables that are no buffers
+            if isinstance(value, list) and value and isinstance(value[0], Tensor):
+                setattr(module, name, [torch.empty(x.shape, dtype=x.dtype) for x in value])
 
 
 _LAYER_NORM = F.layer_norm
