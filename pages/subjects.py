@@ -80,8 +80,9 @@ class Subject:
     @property
     def targets(self) -> dict[str, tuple[str, ...]]:
         """The linears of each kind of LoRA: the family's own, and attention's where that differs."""
-        own = self.family.lora_targets
-        return {"lora": own} | ({} if set(own) == set(ATTENTION) else {"attention": ATTENTION})
+        own, names = self.family.lora_targets, [name for name, _ in self.model.named_modules()]
+        others = set(own) != set(ATTENTION) and all(any(n.endswith(f".{t}") for n in names) for t in ATTENTION)
+        return {"lora": own} | ({"attention": ATTENTION} if others else {})
 
     @property
     def unit(self) -> int:
