@@ -15,6 +15,7 @@ from torch import nn
 from pages.counts import counted
 from pages.model_lines import DITS, MODELS, Line
 from pages.subjects import DiTSubject, Subject
+from tread.finetune.families import TUNE_FAMILIES
 from tread.finetune.model.adapters import find_linears
 from tread.finetune.model.quantize import GROUP, layer_linears
 from tread.models import DiT
@@ -102,7 +103,8 @@ def counted_once(subject: Subject) -> dict[str, Any]:
 def main(names: Sequence[str]) -> None:
     """Count the models named, or all of them, and write the file anew after each."""
     every = [*MODELS, *(f"dit/{size}" for size in DITS)]
-    for name in names or every:
+    here = [name for name in every if name not in MODELS or MODELS[name].family in TUNE_FAMILIES]
+    for name in names or here:
         made = derive(MODELS[name]) if name in MODELS else derive_dit(name.removeprefix("dit/"))
         known = json.loads(FILE.read_text(encoding="utf-8")) | {name: made}
         text = json.dumps({key: known[key] for key in every if key in known}, indent=1)
