@@ -88,7 +88,7 @@ WORDS = {
     "train": ["[FILE.yaml] [name=value ...]", "batch_size: ", "# data=latents", "# model=dit", "# objective=edm"],
     "sample": ["--classes", "--per-class", "--guidance", "--vae", "--out"],
     "encode": ["--vae", "--out", "--size", "--kind"],
-    "plan": ["--depth", "--width", "--tokens"],
+    "plan": ["--depth", "--width", "--tokens", "--resolution", "--html", "--checkpointing"],
     "families": ["only classes with this in their name"],
     "finetune": ["--check", "--json", "key=value"],
     "init": ["--model", "--data"],

@@ -169,17 +169,54 @@ def encode(arguments: list[str]) -> None:
 
 
 def plan(arguments: list[str]) -> None:
-    """show what routes cost and what speed-up they allow"""
+    """show what routes cost, what speed-up they allow and what memory a run needs"""
     parser = _parser("plan", plan)
-    parser.add_argument("config", help="a preset, a JSON string, or a JSON or YAML file: of routes, or of a run")
-    parser.add_argument("--depth", type=int, required=True, help="layers of the model")
-    parser.add_argument("--width", type=int, required=True, help="width of the stream")
-    parser.add_argument("--tokens", type=int, required=True, help="image tokens")
-    parser.add_argument("--context", type=int, default=0, help="text tokens that join attention (default: 0)")
-    from tread.report.plan import describe_plan
-
+    parser.usage = "tread plan MODEL [options]\n       tread plan ROUTES --depth N --width N --tokens N [--context N]"
+    add = parser.add_argument
+    add("subject", metavar="MODEL", help="a model such as flux, sd3/large or dit/XL/2; or routes, with --depth")
+    add("--routes", help="a preset, a JSON string, or a JSON or YAML file (default: lora for adapters, else paper)")
+    add("--resolution", help="a side in pixels, or WIDTHxHEIGHT (default: the model's usual one)")
+    add("--frames", type=int, help="frames of a clip, for models of videos")
+    add("--references", type=int, default=0, help="reference images of a sample, for edit models")
+    add("--batch", type=int, help="samples per GPU and forward (default: 1; 256 for models from scratch)")
+    add("--text", type=int, help="text tokens (default: those that the model's pipeline reads)")
+    add("--lora", type=int, default=16, metavar="RANK", help="rank of the adapter (default: %(default)s)")
+    add(
+        "--targets", choices=("own", "attention"), default="own", help="linears that get it (default: the family's own)"
+    )
+    add("--full", action="store_true", help="train all weights instead of an adapter")
+    add("--precision", help="of the base: bf16, int8, fp8, int4, nf4, ... (default: bf16; fp32 with --full)")
+    add("--optimizer", default="adamw", help="adamw, adamw-8bit, adamw-bf16, lion, lion-8bit or adafactor")
+    add(
+        "--checkpointing",
+        nargs="?",
+        const="full",
+        default="none",
+        choices=("none", "selective", "full"),
+        help="of activations; alone it means full (default: %(default)s)",
+    )
+    add("--graphs", action="store_true", help="with CUDA graphs, which hold memory of their own")
+    add("--ema", action=argparse.BooleanOptionalAction, help="a moving average (default: for models from scratch)")
+    add("--json", action="store_true", help="print everything as JSON")
+    add("--html", type=Path, metavar="PAGE", help="write a page to try other settings, in one file, for any browser")
+    add("--depth", type=int, help="with routes alone: layers of the model")
+    add("--width", type=int, help="with routes alone: width of the stream")
+    add("--tokens", type=int, help="with routes alone: image tokens")
+    add("--context", type=int, default=0, help="with routes alone: text tokens that join attention (default: 0)")
     options = vars(parser.parse_args(arguments))
-    print(describe_plan(options.pop("config"), **options))
+    shape = {name: options.pop(name) for name in ("depth", "width", "tokens", "context")}
+    subject = options.pop("subject")
+    given = [value is not None for value in (shape["depth"], shape["width"], shape["tokens"])]
+    if any(given):
+        if not all(given):
+            parser.error("routes alone need --depth, --width and --tokens")
+        from tread.report.plan import describe_plan
+
+        print(describe_plan(subject, **shape))
+        return
+    from tread.report.plan import plan_model
+
+    print(plan_model(subject, **options))
 
 
 def report(arguments: list[str]) -> None:

@@ -1,9 +1,19 @@
-"""A plan in words and numbers: which layers see how many tokens, and what that can gain."""
+"""`tread plan`: which layers see how many tokens, what that can gain, and what a run of a model needs.
+
+Routes alone need the model's depth, width and tokens. A model by name has them, and its memory too (`planning/`).
+"""
 
 import warnings
+from json import dumps
+from pathlib import Path
+from typing import Any
 
 from tread.config.documents import settled
-from tread.errors import RiskWarning, check_int
+from tread.errors import ConfigError, RiskWarning, check_int
+from tread.report.planning.models import find_model
+from tread.report.planning.page import write_page
+from tread.report.planning.settings import make_run
+from tread.report.planning.text import describe, report
 from tread.routing.budget import kept_count
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.plan import PRESETS, RoutePlan, read_mapping
@@ -36,6 +46,34 @@ def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: 
     for risk in layer_risks(plan) + token_risks(plan, tokens):
         warnings.warn(risk, RiskWarning, stacklevel=2)
     return "\n".join(lines)
+
+
+def plan_model(
+    name: str,
+    *,
+    routes: str | None,
+    lora: int,
+    targets: str,
+    full: bool,
+    json: bool,
+    html: Path | None,
+    **settings: Any,
+) -> str:
+    """The text of `tread plan MODEL`; `settings` are those of `make_run`. With `html` the page is written too."""
+    model = find_model(name)
+    way = "full" if full else None if targets == "own" else "attention" if "attention" in model.lora else "lora"
+    run = make_run(model, rank=lora, way=way, **settings)
+    config = routes or ("paper" if run.way == "full" else "lora")
+    plan = _plan(config)
+    if plan is None:
+        raise ConfigError(f"--routes is {config!r}, which has no tread_config; name a preset: {', '.join(PRESETS)}.")
+    resolved = plan.resolve(model.depth)
+    if html is not None:
+        write_page(html, model, run, resolved)
+    if json:
+        return dumps(report(model, run, resolved), indent=2)
+    text = describe(model, run, resolved)
+    return text if html is None else f"{text}\n\npage: {html}"
 
 
 def _plan(config: str) -> RoutePlan | None:

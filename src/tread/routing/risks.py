@@ -5,6 +5,7 @@ import warnings
 from tread.errors import RiskWarning
 from tread.routing.plan import PRESETS, RoutePlan
 
+FIRST_LAYERS = 2
 FEW_TOKENS = 256
 HIGH_RATIO = 0.5
 LITTLE_GAIN = 0.75
@@ -15,7 +16,7 @@ def layer_risks(plan: RoutePlan) -> list[str]:
     """Risks of windows over the first two layers or the last one of a resolved plan."""
     risks = []
     for route in plan.routes:
-        if route.start_layer_idx < 2:
+        if route.start_layer_idx < FIRST_LAYERS:
             risks.append(
                 f"{route} starts before layer 2: the first layers build what the dropped tokens carry past the "
                 "window, and the paper found layer 2 the best start. Set start_layer_idx to 2, or preset 'paper'."

@@ -1,0 +1,177 @@
+"""The models that `tread plan` knows by name, one line each; `python -m pages.models NAME` counts a new one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SD_VAE = {"block_out_channels": (128, 256, 512, 512)}
+WAN_VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One model; shapes may name settings of the transformer's config, and `T` is the number of text tokens."""
+
+    family: str
+    model: str
+    title: str
+    channels: int
+    text: Mapping[str, tuple[int | str, ...]]
+    vae: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    pipeline: int = 0
+    """Index of the pipeline in the family's `pipelines`."""
+    reads: int | None = None
+    """Text tokens of a step; None: the longest that the family reads."""
+    references: bool = False
+    """Whether samples may have reference images."""
+    reads_lengths: bool = False
+    """Whether the forward reads the lengths of texts from their mask, where fake tensors have no values."""
+    frames: int = 1
+    """Usual frames of a clip."""
+    unit: int = 1
+    """Token counts that the model pads to."""
+    registers: int = 0
+    """Learned tokens that the model adds to the text."""
+
+
+MODELS: dict[str, Line] = {
+    "auraflow": Line(
+        family="auraflow",
+        model="AuraFlowTransformer2DModel",
+        title="AuraFlow v0.3",
+        channels=4,
+        text={"embeds": ("T", "joint_attention_dim")},
+        vae=SD_VAE,
+        config={"pos_embed_max_size": 9216},
+        registers=8,
+    ),
+    "flux": Line(
+        family="flux",
+        model="FluxTransformer2DModel",
+        title="FLUX.1 dev and Krea",
+        channels=16,
+        text={"embeds": ("T", "joint_attention_dim"), "pooled": ("pooled_projection_dim",)},
+        vae=SD_VAE,
+        config={"guidance_embeds": True},
+    ),
+    "flux/kontext": Line(
+        family="flux",
+        model="FluxTransformer2DModel",
+        title="FLUX.1 Kontext",
+        channels=16,
+        text={"embeds": ("T", "joint_attention_dim"), "pooled": ("pooled_projection_dim",)},
+        vae=SD_VAE,
+        config={"guidance_embeds": True},
+        pipeline=1,
+        references=True,
+    ),
+    "lumina2": Line(
+        family="lumina2",
+        model="Lumina2Transformer2DModel",
+        title="Lumina-Image 2.0",
+        channels=16,
+        text={"embeds": ("T", "cap_feat_dim")},
+        vae=SD_VAE,
+        config={"cap_feat_dim": 2304},
+        reads_lengths=True,
+    ),
+    "pixart_sigma": Line(
+        family="pixart_sigma",
+        model="PixArtTransformer2DModel",
+        title="PixArt-Sigma XL/2 1024",
+        channels=4,
+        text={"embeds": ("T", "caption_channels")},
+        vae=SD_VAE,
+        config={"sample_size": 128, "caption_channels": 4096, "use_additional_conditions": False},
+    ),
+    "qwen_image": Line(
+        family="qwen_image",
+        model="QwenImageTransformer2DModel",
+        title="Qwen-Image",
+        channels=16,
+        text={"embeds": ("T", "joint_attention_dim")},
+        vae={"temperal_downsample": (False, True, True)},
+        reads=256,
+    ),
+    "sd3": Line(
+        family="sd3",
+        model="SD3Transformer2DModel",
+        title="Stable Diffusion 3.5 medium",
+        channels=16,
+        text={"embeds": ("T", "joint_attention_dim"), "pooled": ("pooled_projection_dim",)},
+        vae=SD_VAE,
+        config={
+            "num_layers": 24,
+            "num_attention_heads": 24,
+            "caption_projection_dim": 1536,
+            "pos_embed_max_size": 384,
+            "qk_norm": "rms_norm",
+            "dual_attention_layers": tuple(range(13)),
+        },
+        reads=333,
+    ),
+    "sd3/large": Line(
+        family="sd3",
+        model="SD3Transformer2DModel",
+        title="Stable Diffusion 3.5 large",
+        channels=16,
+        text={"embeds": ("T", "joint_attention_dim"), "pooled": ("pooled_projection_dim",)},
+        vae=SD_VAE,
+        config={
+            "num_layers": 38,
+            "num_attention_heads": 38,
+            "caption_projection_dim": 2432,
+            "pos_embed_max_size": 192,
+            "qk_norm": "rms_norm",
+        },
+        reads=333,
+    ),
+    "wan": Line(
+        family="wan",
+        model="WanTransformer3DModel",
+        title="Wan 2.1 and 2.2, 14B",
+        channels=16,
+        text={"embeds": ("T", "text_dim")},
+        vae=WAN_VAE,
+        frames=81,
+    ),
+    "wan/1.3b": Line(
+        family="wan",
+        model="WanTransformer3DModel",
+        title="Wan 2.1, 1.3B",
+        channels=16,
+        text={"embeds": ("T", "text_dim")},
+        vae=WAN_VAE,
+        config={"num_layers": 30, "num_attention_heads": 12, "ffn_dim": 8960},
+        frames=81,
+    ),
+    "chroma": Line(
+        family="chroma",
+        model="ChromaTransformer2DModel",
+        title="Chroma1",
+        channels=16,
+        text={"embeds": ("T", "joint_attention_dim"), "mask": ("T",)},
+        vae=SD_VAE,
+    ),
+    "flux2": Line(
+        family="flux2",
+        model="Flux2Transformer2DModel",
+        title="FLUX.2 dev",
+        channels=128,
+        text={"embeds": ("T", "joint_attention_dim")},
+        vae=SD_VAE,
+        references=True,
+    ),
+    "z_image": Line(
+        family="z_image",
+        model="ZImageTransformer2DModel",
+        title="Z-Image",
+        channels=16,
+        text={"embeds": ("T", "cap_feat_dim")},
+        vae=SD_VAE,
+        unit=32,
+    ),
+}
+DITS = ("S/2", "B/2", "L/2", "XL/2")
+"""Sizes of the DiT that `tread train` trains, for latents of 8 pixels each."""

@@ -1,0 +1,116 @@
+"""What `tread plan` knows of each model, counted on the stock classes: `python -m pages.models [MODEL ...]`.
+
+A model is one line of `model_lines.py`; its weights are counted on the meta device, its layers by `counts.py`. The
+result is `src/tread/report/planning/models.json`, which `tread plan` reads without torch.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pages.counts import counted
+from pages.model_lines import DITS, MODELS, Line
+from pages.subjects import DiTSubject, Subject
+from tread.finetune.families import TUNE_FAMILIES
+from tread.finetune.model.adapters import find_linears
+from tread.finetune.model.quantize import GROUP, layer_linears
+from tread.models import DiT
+
+FILE = Path(__file__).resolve().parents[1] / "src" / "tread" / "report" / "planning" / "models.json"
+
+
+def derive(line: Line) -> dict[str, Any]:
+    """Everything that is counted of a stock model."""
+    subject = Subject(line)
+    family, model = subject.family, subject.model
+    found = {
+        "title": line.title,
+        "family": line.family,
+        "class": line.model,
+        "factor": family.factor,
+        "patch": list(family.patch),
+        "frame_factor": family.frame_factor,
+        "frames": line.frames,
+        "video": family.video,
+        "references": line.references,
+        "text": line.reads or family.longest_text,
+        "pretrained": True,
+        "lora": {way: sides(model, targets) for way, targets in subject.targets.items()},
+        "weights": weights(model),
+    }
+    return found | counted_once(subject)
+
+
+def derive_dit(size: str) -> dict[str, Any]:
+    """Everything that is counted of a DiT."""
+    subject = DiTSubject(size)
+    patch = subject.arguments["patch"]
+    found = {
+        "title": f"DiT-{size} of `tread train`",
+        "family": "dit",
+        "class": "DiT",
+        "factor": 8,
+        "patch": [1, patch, patch],
+        "frame_factor": 1,
+        "frames": 1,
+        "video": False,
+        "references": False,
+        "text": 0,
+        "pretrained": False,
+        "lora": {},
+        "weights": weights(subject.model),
+    }
+    return found | counted(subject, ("full",))
+
+
+def sides(model: nn.Module, targets: Sequence[str]) -> int:
+    """Weights of a LoRA per rank: inputs and outputs of all linears that it is on."""
+    return sum(linear.in_features + linear.out_features for linear in find_linears(model, targets).values())
+
+
+def weights(model: nn.Module) -> dict[str, int]:
+    """Elements of the weights: all, those of linears that quantizing packs, their rows and groups, float32 ones.
+
+    `buffers`, such as tables of positions, are bytes.
+    """
+    linears = list(layer_linears(model).values()) if not isinstance(model, DiT) else []
+    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    return {
+        "all": sum(p.numel() for p in model.parameters()),
+        "packed": sum(x.weight.numel() for x in linears),
+        "rows": sum(x.out_features for x in linears),
+        "groups": sum(x.weight.numel() // GROUP for x in linears),
+        "float32": sum(p.numel() for n, p in model.named_parameters() if any(part in n.split(".") for part in kept)),
+        "buffers": sum(b.numel() * b.element_size() for b in model.buffers()),
+    }
+
+
+_COUNTED: dict[str, dict[str, Any]] = {}
+
+
+def counted_once(subject: Subject) -> dict[str, Any]:
+    """`counted`, shared by models that differ in their inputs alone."""
+    key = json.dumps([subject.line.model, dict(subject.line.config)])
+    if key not in _COUNTED:
+        _COUNTED[key] = counted(subject, (*subject.targets, "full"))
+    return _COUNTED[key]
+
+
+def main(names: Sequence[str]) -> None:
+    """Count the models named, or all of them, and write the file anew after each."""
+    every = [*MODELS, *(f"dit/{size}" for size in DITS)]
+    here = [name for name in every if name not in MODELS or MODELS[name].family in TUNE_FAMILIES]
+    for name in names or here:
+        made = derive(MODELS[name]) if name in MODELS else derive_dit(name.removeprefix("dit/"))
+        known = json.loads(FILE.read_text(encoding="utf-8")) | {name: made}
+        text = json.dumps({key: known[key] for key in every if key in known}, indent=1)
+        FILE.write_text(text + "\n", encoding="utf-8")
+        print(f"counted: {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

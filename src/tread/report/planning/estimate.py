@@ -1,0 +1,177 @@
+"""Tokens, FLOPs and memory of a run, dense and routed. estimate.js has the same; a test compares both."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tread.report.planning.models import Layers, Model, Saved
+from tread.report.planning.settings import Run
+from tread.report.planning.tables import (
+    CARDS,
+    CHECKPOINTING,
+    GIB,
+    OPTIMIZERS,
+    PRECISIONS,
+    RESERVED,
+    WORKING,
+)
+from tread.routing.budget import kept_count
+from tread.routing.plan import RoutePlan
+
+PARTS = ("weights", "adapter", "optimizer", "average", "activations", "working", "gradients")
+"""The parts of the memory, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a run costs per step and GPU; dense and routed, in this order, where there are two of a thing."""
+
+    image: int
+    """Tokens of the target."""
+    reference: int
+    """Tokens of reference images."""
+    layers: tuple[int, ...]
+    """Image tokens, references among them, that each layer sees."""
+    flops: tuple[float, float]
+    """FLOPs of a step: forward, backward and recomputation."""
+    layer_flops: tuple[float, ...]
+    """FLOPs of each routed layer."""
+    memory: tuple[dict[str, float], dict[str, float]]
+    """Bytes by part."""
+
+    @property
+    def speedup(self) -> float:
+        """Ideal steps per second, routed over dense."""
+        return self.flops[0] / self.flops[1]
+
+    @property
+    def gib(self) -> tuple[float, float]:
+        dense, routed = (sum(parts.values()) / GIB for parts in self.memory)
+        return dense, routed
+
+
+def estimate(model: Model, run: Run, plan: RoutePlan) -> Estimate:
+    """The cost of a run whose plan is resolved for the model."""
+    image, reference = tokens(model, run)
+    total = image + reference
+    always = reference if plan.reference_tokens == "keep" else 0
+    dense = [total] * model.depth
+    routed = list(dense)
+    for route in plan.routes:
+        kept = kept_count(total, route.selection_ratio, always=always)
+        routed[route.start_layer_idx : route.end_layer_idx + 1] = [kept] * (
+            route.end_layer_idx - route.start_layer_idx + 1
+        )
+    layer_flops = _layer_flops(model, run, routed)
+    outside = _flops(model.outside, run, total, recomputed=False)
+    return Estimate(
+        image=image,
+        reference=reference,
+        layers=tuple(routed),
+        flops=(sum(_layer_flops(model, run, dense)) + outside, sum(layer_flops) + outside),
+        layer_flops=tuple(layer_flops),
+        memory=_memory(model, run, dense, routed),
+    )
+
+
+def tokens(model: Model, run: Run) -> tuple[int, int]:
+    """Tokens of the target, and of the reference images, which have its size."""
+    frames, rows, columns = model.patch
+    grid = (run.height // (model.factor * rows)) * (run.width // (model.factor * columns))
+    latent_frames = 1 + (run.frames - 1) // model.frame_factor
+    return -(-latent_frames // frames) * grid, run.references * grid
+
+
+def _layer_flops(model: Model, run: Run, counts: Sequence[int]) -> list[float]:
+    kinds = [stack for stack in model.stacks for _ in range(stack.count)]
+    return [_flops(kind, run, count) for kind, count in zip(kinds, counts, strict=True)]
+
+
+def _flops(layers: Layers, run: Run, image: int, *, recomputed: bool = True) -> float:
+    """FLOPs of one layer in a step of the whole batch; checkpointing runs its forward twice."""
+    found, text = layers.flops[run.way], run.text
+    terms = (1, image, text, image * image, image * text, text * text)
+    forward, backward = (
+        sum(a * b for a, b in zip(found[part], terms, strict=True)) for part in ("forward", "backward")
+    )
+    again = forward if recomputed and run.checkpointing == "full" else 0
+    return run.batch * (forward + again + backward)
+
+
+def _memory(
+    model: Model, run: Run, dense: Sequence[int], routed: Sequence[int]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Bytes by part at the peak: when backward begins, or at its end, where gradients have replaced activations."""
+    fixed, gradients = _fixed(model, run)
+    found = [_activations(model, run, counts) for counts in (dense, routed)]
+    shared = WORKING["other_graphs"] * (found[0][0] - found[1][0])
+    made = []
+    for (saved, working), more in zip(found, (shared, 0.0), strict=True):
+        graphs = WORKING["graphs"] * saved + WORKING["graphs_bytes"] + more if run.graphs else 0.0
+        beyond = max(0.0, gradients - saved - working)
+        made.append(fixed | {"activations": saved, "working": working + graphs, "gradients": beyond})
+    return made[0], made[1]
+
+
+def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
+    """Bytes that every moment of a step holds, by part; and those of the gradients."""
+    weights = sum(size * model.weights[name] for name, size in PRECISIONS[run.precision].items())
+    if run.way == "full":
+        trained, size = model.weights["all"], PRECISIONS[run.precision]["all"]
+        adapter = 0.0
+    else:
+        trained, size = run.rank * model.lora[run.way], 4.0
+        adapter = trained * size
+    state: Mapping[str, float] = OPTIMIZERS[run.optimizer]
+    held = {
+        "weights": weights,
+        "adapter": adapter,
+        "optimizer": trained * (state["bytes"] if "bytes" in state else state["moments"] * size),
+        "average": trained * 4.0 if run.ema else 0.0,
+    }
+    return held, trained * size
+
+
+def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, float]:
+    """Bytes kept for backward, and those that a layer's backward holds beside."""
+    kinds = [stack for stack in model.stacks for _ in range(stack.count)]
+    total = max(counts)
+    saved = _saved(model.outside.saved[run.way][run.checkpointing], run, total)
+    largest = 0.0
+    for kind, count in zip(kinds, counts, strict=True):
+        kept, whole = (_saved(kind.saved[run.way][how], run, count) for how in (run.checkpointing, "none"))
+        saved += kept
+        largest = max(largest, whole - kept + WORKING["layer"] * whole)  # recomputed, and its gradients
+    return saved, WORKING["bytes"] + largest
+
+
+def _saved(counts: Saved, run: Run, image: int) -> float:
+    return counts["constant"] + run.batch * (counts["sample"] + counts["image"] * image + counts["text"] * run.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way to run the same plan in less memory."""
+
+    precision: str
+    checkpointing: str
+    gib: tuple[float, float]
+    """Dense and routed."""
+    cards: tuple[int | None, int | None]
+    """The smallest card of `CARDS` that it fits, dense and routed; None: none of them."""
+
+
+def choices(model: Model, run: Run, plan: RoutePlan) -> list[Choice]:
+    """What other precisions and checkpointing come to, most memory first within a precision."""
+    precisions = ("fp32", "bf16") if run.way == "full" else ("bf16", "fp8", "nf4")
+    found = []
+    for precision in dict.fromkeys((run.precision, *precisions)):
+        for checkpointing in CHECKPOINTING:
+            gib = estimate(model, replace(run, precision=precision, checkpointing=checkpointing), plan).gib
+            cards = (smallest_card(gib[0]), smallest_card(gib[1]))
+            found.append(Choice(precision=precision, checkpointing=checkpointing, gib=gib, cards=cards))
+    return found
+
+
+def smallest_card(gib: float) -> int | None:
+    """The smallest of the common GPUs that has so much memory to give."""
+    return next((card for card in CARDS if gib <= card - RESERVED), None)

@@ -1,0 +1,110 @@
+"""The models that `tread plan` knows by name, as `pages.models` counted them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tread.errors import ConfigError, nearest, shown
+
+Saved = Mapping[str, int]
+"""Bytes kept for backward: `constant`, and per sample `sample`, `image` per image token, `text` per text token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Layers of one stack that cost the same, or what runs outside of all stacks (`count` 1).
+
+    `flops[way]["forward"]` and `["backward"]` are the coefficients of 1, n, t, n^2, n t and t^2 for n image and t text
+    tokens. `saved[way][checkpointing]` is what one layer keeps. A way is `lora`, `attention` or `full`.
+    """
+
+    name: str
+    count: int
+    flops: Mapping[str, Mapping[str, Sequence[int]]]
+    saved: Mapping[str, Mapping[str, Saved]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One model: sizes of its inputs, weights, and the cost of its layers."""
+
+    name: str
+    title: str
+    factor: int
+    """Pixels per latent along height and width."""
+    patch: tuple[int, int, int]
+    """Latent frames, rows and columns of one token."""
+    frame_factor: int
+    """Frames per latent frame."""
+    frames: int
+    """Frames of a usual clip; 1 for images."""
+    video: bool
+    references: bool
+    """Whether samples may have reference images."""
+    text: int
+    """Text tokens of a step."""
+    pretrained: bool
+    """Whether it is a released model, which adapters are put on; False: it is trained from scratch."""
+    lora: Mapping[str, int]
+    """Weights of a LoRA per rank, by the linears it is on: the family's own (`lora`) or `attention`."""
+    weights: Mapping[str, int]
+    """Elements: `all`, `packed` by quantizing, the `rows` and `groups` of those, `float32` ones; and the bytes of
+    `buffers`."""
+    stacks: tuple[Layers, ...]
+    outside: Layers
+
+    @property
+    def depth(self) -> int:
+        return sum(stack.count for stack in self.stacks)
+
+    @property
+    def batch(self) -> int:
+        """A usual batch per GPU: one sample of a released model, and the paper's 256 images from scratch."""
+        return 1 if self.pretrained else 256
+
+    @property
+    def multiple(self) -> int:
+        """Sides of images are multiples of this many pixels."""
+        return self.factor * self.patch[1]
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """What can be trained: adapters on some linears, or all weights."""
+        return (*self.lora, "full")
+
+
+@cache
+def documents() -> dict[str, dict[str, Any]]:
+    """The counts of every model, by name."""
+    return json.loads((files("tread.report.planning") / "models.json").read_text(encoding="utf-8"))
+
+
+def find_model(name: str) -> Model:
+    """The model of that name: a family, or a family and a flavour such as sd3/large."""
+    known = documents()
+    if name not in known:
+        raise ConfigError(
+            f"{shown(name)} is no model that `tread plan` knows{nearest(name, known)} It knows {', '.join(known)}. For "
+            "routes alone, give --depth, --width and --tokens."
+        )
+    found = known[name]
+    return Model(
+        name=name,
+        patch=tuple(found["patch"]),
+        stacks=tuple(_layers(stack["name"], stack["layers"], stack) for stack in found["stacks"]),
+        outside=_layers("outside", 1, found["outside"]),
+        **{
+            key: found[key]
+            for key in (
+                *("title", "factor", "frame_factor", "frames", "video", "references"),
+                *("text", "pretrained", "lora", "weights"),
+            )
+        },
+    )
+
+
+def _layers(name: str, count: int, found: Mapping[str, Any]) -> Layers:
+    return Layers(name=name, count=count, flops=found["flops"], saved=found["saved"])

@@ -1,0 +1,111 @@
+"""The settings of a planned run, checked against the model."""
+
+from dataclasses import dataclass
+
+from tread.errors import ConfigError, check_choice, check_int
+from tread.report.planning.models import Model
+from tread.report.planning.tables import ADAPTER_PRECISIONS, CHECKPOINTING, FULL_PRECISIONS, OPTIMIZERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: what a sample is, what is trained and how. `make_run` fills in the model's defaults."""
+
+    width: int
+    height: int
+    frames: int
+    references: int
+    batch: int
+    text: int
+    way: str
+    """`lora`: an adapter on the family's own linears, `attention`: on attention's alone, `full`: all weights."""
+    rank: int
+    precision: str
+    optimizer: str
+    checkpointing: str
+    graphs: bool
+    ema: bool
+
+
+def make_run(
+    model: Model,
+    *,
+    resolution: str | None = None,
+    frames: int | None = None,
+    references: int = 0,
+    batch: int | None = None,
+    text: int | None = None,
+    way: str | None = None,
+    rank: int = 16,
+    precision: str | None = None,
+    optimizer: str = "adamw",
+    checkpointing: str = "none",
+    graphs: bool = False,
+    ema: bool | None = None,
+) -> Run:
+    """The run of a model; None: the model's default. `resolution` is a side in pixels or WIDTHxHEIGHT."""
+    way = model.ways[0] if way is None else way
+    if way not in model.ways:
+        what = "only all weights" if model.ways == ("full",) else "a LoRA on its own linears, which are attention's,"
+        raise ConfigError(f"{model.name} has no plan for {way!r}: {what} can be trained; leave that option out.")
+    allowed = FULL_PRECISIONS if way == "full" else ADAPTER_PRECISIONS
+    precision = allowed[0] if precision is None else precision
+    if precision not in allowed:
+        what = "all weights are trained" if way == "full" else "an adapter is trained"
+        raise ConfigError(f"--precision is {precision!r}; where {what} it must be one of: {', '.join(allowed)}.")
+    width, height = _size(model, resolution)
+    return Run(
+        width=width,
+        height=height,
+        frames=_frames(model, frames),
+        references=_references(model, references),
+        batch=check_int(model.batch if batch is None else batch, "--batch", 1),
+        text=check_int(model.text if text is None else text, "--text", 0),
+        way=way,
+        rank=check_int(rank, "--lora", 1),
+        precision=precision,
+        optimizer=check_choice(optimizer, "--optimizer", OPTIMIZERS),
+        checkpointing=check_choice(checkpointing, "--checkpointing", CHECKPOINTING),
+        graphs=graphs,
+        ema=not model.pretrained if ema is None else ema,
+    )
+
+
+def _size(model: Model, resolution: str | None) -> tuple[int, int]:
+    usual = "832x480" if model.video else "256" if not model.pretrained else "1024"
+    text = usual if resolution is None else resolution
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
+        raise ConfigError(f"--resolution is {text!r}; give a side in pixels such as 1024, or WIDTHxHEIGHT.")
+    width, height = int(sides[0]), int(sides[-1])
+    for side in (width, height):
+        if side % model.multiple:
+            below = max(side // model.multiple, 1) * model.multiple
+            raise ConfigError(
+                f"--resolution is {text}, and sides of {model.name} are multiples of {model.multiple} pixels: use "
+                f"{below} or {below + model.multiple} instead of {side}."
+            )
+    return width, height
+
+
+def _frames(model: Model, frames: int | None) -> int:
+    if frames is None:
+        return model.frames
+    check_int(frames, "--frames", 1)
+    if frames > 1 and not model.video:
+        raise ConfigError(f"--frames is {frames}, but {model.name} is a model of images; leave it out.")
+    step = model.frame_factor * model.patch[0]
+    if (frames - 1) % step:
+        below = (frames - 1) // step * step + 1
+        raise ConfigError(
+            f"--frames is {frames}, and clips of {model.name} have 1 + a multiple of {step} frames: use {below} or "
+            f"{below + step}."
+        )
+    return frames
+
+
+def _references(model: Model, references: int) -> int:
+    check_int(references, "--references", 0)
+    if references and not model.references:
+        raise ConfigError(f"--references is {references}, but {model.name} takes no reference images; leave it out.")
+    return references

@@ -1,0 +1,133 @@
+// The state of the page: what it opens at, how the address holds it, and what a model allows of it.
+"use strict";
+
+const NUMBERS = ["width", "height", "frames", "references", "batch", "text", "rank"];
+const NAMES = ["way", "precision", "optimizer", "checkpointing", "selector", "reference_tokens"];
+
+function startState() {
+  const { tread_config: config, ...run } = DATA.start;
+  const { routes, selector, reference_tokens, seed, importance = 0.5, schedule = null } = config;
+  return { ...run, routes, selector, reference_tokens, seed, importance, schedule };
+}
+
+function toHash(s) {
+  const fields = { model: s.model };
+  for (const name of [...NUMBERS, ...NAMES, "importance", "seed"]) fields[name] = s[name];
+  fields.graphs = Number(s.graphs);
+  fields.ema = Number(s.ema);
+  fields.routes = s.routes.map((r) => [r.selection_ratio, r.start_layer_idx, r.end_layer_idx].join("_")).join("~");
+  return new URLSearchParams(fields).toString();
+}
+
+function fromHash(text) {
+  const given = new URLSearchParams(text);
+  const next = { ...startState() };
+  if (given.has("model") && given.get("model") in DATA.models) next.model = given.get("model");
+  for (const name of NAMES) if (given.has(name)) next[name] = given.get(name);
+  for (const name of [...NUMBERS, "importance", "seed"]) {
+    const value = Number(given.get(name));
+    if (given.has(name) && Number.isFinite(value) && value >= 0) next[name] = value;
+  }
+  for (const name of ["graphs", "ema"]) if (given.has(name)) next[name] = given.get(name) === "1";
+  if (given.has("routes")) {
+    const routes = given.get("routes").split("~").map((text) => text.split("_").map(Number));
+    const whole = routes.every((route) => route.length === 3 && route.every(Number.isFinite));
+    if (whole) next.routes = routes.map(([ratio, start, end]) => routeOf(ratio, start, end));
+  }
+  return fitted(next);
+}
+
+function routeOf(selection_ratio, start_layer_idx, end_layer_idx) {
+  return { selection_ratio, start_layer_idx, end_layer_idx };
+}
+
+// The nearest state that the model allows: sides and frames on its grid, windows inside it, options that it has.
+function fitted(s) {
+  const model = DATA.models[s.model];
+  const depth = depthOf(model);
+  const step = multipleOf(model);
+  const next = { ...s };
+  next.width = Math.max(step, Math.round(s.width / step) * step);
+  next.height = Math.max(step, Math.round(s.height / step) * step);
+  const frameStep = frameStepOf(model);
+  next.frames = model.video ? 1 + Math.max(0, Math.round((s.frames - 1) / frameStep)) * frameStep : 1;
+  next.references = model.references ? s.references : 0;
+  next.batch = Math.max(1, Math.round(s.batch));
+  next.rank = Math.max(1, Math.round(s.rank));
+  const ways = [...Object.keys(model.lora), "full"];
+  if (!ways.includes(next.way)) next.way = ways[0];
+  const precisions = next.way === "full" ? DATA.full_precisions : Object.keys(DATA.precisions);
+  if (!precisions.includes(next.precision)) next.precision = precisions[0];
+  if (!CHECKPOINTING.includes(next.checkpointing)) next.checkpointing = "none";
+  if (!(next.optimizer in DATA.optimizers)) next.optimizer = "adamw";
+  if (next.selector !== "l1") next.selector = "random";
+  if (next.reference_tokens !== "route") next.reference_tokens = "keep";
+  next.importance = Math.min(1, next.importance);
+  let free = 0;
+  next.routes = s.routes
+    .map((route) => ({
+      selection_ratio: Math.min(0.95, Math.max(0, route.selection_ratio)),
+      start_layer_idx: clampLayer(layerIndex(route.start_layer_idx, depth), depth),
+      end_layer_idx: clampLayer(layerIndex(route.end_layer_idx, depth), depth),
+    }))
+    .sort((a, b) => a.start_layer_idx - b.start_layer_idx)
+    .map((route) => {
+      const start = Math.max(free, route.start_layer_idx);
+      const end = Math.max(start, route.end_layer_idx);
+      free = end + 1;
+      return { ...route, start_layer_idx: start, end_layer_idx: end };
+    })
+    .filter((route) => route.end_layer_idx < depth);
+  return next;
+}
+
+const clampLayer = (layer, depth) => Math.min(depth - 1, Math.max(0, Math.round(layer)));
+const multipleOf = (model) => model.factor * model.patch[1];
+const frameStepOf = (model) => model.frame_factor * model.patch[0];
+
+function configOf(s, depth) {
+  const routes = s.routes.map((route) => ({
+    selection_ratio: route.selection_ratio,
+    start_layer_idx: route.start_layer_idx,
+    // from the end, as people write it, so that it says how many dense layers follow
+    end_layer_idx: route.end_layer_idx - depth,
+  }));
+  const config = { routes, selector: s.selector };
+  if (s.selector === "l1") config.importance = s.importance;
+  config.seed = s.seed;
+  if (s.schedule) config.schedule = s.schedule;
+  if (DATA.models[s.model].references) config.reference_tokens = s.reference_tokens;
+  return config;
+}
+
+function commandOf(s, depth) {
+  const model = DATA.models[s.model];
+  const words = ["tread", "plan", s.model, "--resolution", s.width === s.height ? s.width : `${s.width}x${s.height}`];
+  if (model.video) words.push("--frames", s.frames);
+  if (s.references) words.push("--references", s.references);
+  words.push("--batch", s.batch);
+  if (s.text !== model.text) words.push("--text", s.text);
+  if (s.way === "full") {
+    if (model.pretrained) words.push("--full");
+  } else {
+    words.push("--lora", s.rank);
+    if (s.way === "attention") words.push("--targets", "attention");
+  }
+  words.push("--precision", s.precision, "--optimizer", s.optimizer, "--checkpointing", s.checkpointing);
+  if (s.graphs) words.push("--graphs");
+  words.push(s.ema ? "--ema" : "--no-ema", "--routes", `'${JSON.stringify(configOf(s, depth))}'`);
+  return words.join(" ");
+}
+
+async function copy(control) {
+  const text = $(control.dataset.copy).textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // without the permission: select it, so that one key press copies
+    getSelection().selectAllChildren($(control.dataset.copy));
+    $("copied").textContent = "Press Ctrl+C to copy what is selected.";
+    return;
+  }
+  $("copied").textContent = `${control.textContent.replace("Copy ", "")} copied.`;
+}

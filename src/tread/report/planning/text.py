@@ -1,0 +1,114 @@
+"""What `tread plan MODEL` prints: tokens by layer, FLOPs, memory, warnings and what fits which GPU."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+from tread.errors import RiskWarning
+from tread.report.planning.estimate import PARTS, Choice, Estimate, choices, estimate
+from tread.report.planning.models import Model
+from tread.report.planning.settings import Run
+from tread.report.planning.tables import CARDS, GIB, RESERVED
+from tread.routing.plan import RoutePlan
+from tread.routing.risks import adapter_risks, layer_risks, token_risks
+
+HOW = {"none": "not checkpointed", "selective": "selective checkpointing", "full": "checkpointed"}
+
+
+def report(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
+    """Everything that is known of a run, in JSON types; `plan` is resolved for the model."""
+    found = estimate(model, run, plan)
+    dense, routed = found.memory
+    return {
+        "model": model.name,
+        "title": model.title,
+        "settings": asdict(run),
+        "tread_config": plan.to_config(),
+        "tokens": {"image": found.image, "reference": found.reference, "text": run.text},
+        "layers": [
+            {"tokens": tokens, "flops": flops} for tokens, flops in zip(found.layers, found.layer_flops, strict=True)
+        ],
+        "flops": {"dense": found.flops[0], "routed": found.flops[1]},
+        "speedup": found.speedup,
+        "memory": {"dense": dense, "routed": routed},
+        "gib": {"dense": found.gib[0], "routed": found.gib[1]},
+        "warnings": risks(run, plan, found),
+        "fits": [asdict(choice) for choice in choices(model, run, plan)],
+    }
+
+
+def risks(run: Run, plan: RoutePlan, found: Estimate) -> list[str]:
+    """The plan's own warnings, as the job would give them."""
+    adapter = adapter_risks(plan) if run.way != "full" else []
+    return layer_risks(plan) + token_risks(plan, found.image) + adapter
+
+
+def describe(model: Model, run: Run, plan: RoutePlan) -> str:
+    """The report as text; risks become warnings."""
+    found = estimate(model, run, plan)
+    lines = [_heading(model, run, found), "", *_layer_lines(found), ""]
+    lines += [
+        "                        dense     routed",
+        f"TFLOPs of a step   {found.flops[0] / 1e12:10.1f} {found.flops[1] / 1e12:10.1f}",
+        f"ideal speed-up                {found.speedup:10.2f}x",
+        "",
+        "GiB of GPU memory       dense     routed",
+    ]
+    for part in PARTS:
+        dense, routed = (memory[part] / GIB for memory in found.memory)
+        if max(dense, routed) >= 0.005:
+            lines.append(f"  {part:<16} {dense:10.2f} {routed:10.2f}")
+    lines += [f"  {'together':<16} {found.gib[0]:10.2f} {found.gib[1]:10.2f}", "", *_fit_lines(model, run, plan)]
+    for risk in risks(run, plan, found):
+        warnings.warn(risk, RiskWarning, stacklevel=2)
+    return "\n".join(lines)
+
+
+def _heading(model: Model, run: Run, found: Estimate) -> str:
+    what = "all weights" if run.way == "full" else f"LoRA of rank {run.rank}"
+    if run.way == "attention":
+        what += " on attention"
+    frames = f", {run.frames} frames" if run.frames > 1 else ""
+    parts = [f"{found.image:,} tokens"]
+    if found.reference:
+        parts.append(f"{found.reference:,} of references")
+    if run.text:
+        parts.append(f"{run.text} of text")
+    graphs = ", CUDA graphs" if run.graphs else ""
+    return (
+        f"{model.title}: {model.weights['all'] / 1e9:.2f} billion weights in {model.depth} layers\n"
+        f"{run.width} x {run.height} pixels{frames}: {' + '.join(parts)}; batch {run.batch}\n"
+        f"{what}, {run.precision}, {run.optimizer}, {HOW[run.checkpointing]}{graphs}"
+    )
+
+
+def _layer_lines(found: Estimate) -> list[str]:
+    lines = ["layers        tokens   TFLOPs each"]
+    start, total = 0, found.image + found.reference
+    for (tokens, flops), group in groupby(zip(found.layers, found.layer_flops, strict=True)):
+        count = len(list(group))
+        span = f"{start}..{start + count - 1}" if count > 1 else str(start)
+        dropped = f"   drops {1 - tokens / total:.0%}" if tokens < total else ""
+        lines.append(f"  {span:<10} {tokens:>7,}   {flops / 1e12:11.3f}{dropped}")
+        start += count
+    return lines
+
+
+def _fit_lines(model: Model, run: Run, plan: RoutePlan) -> list[str]:
+    lines = [f"fits a GPU of ({RESERVED:g} GiB is left for the driver and the allocator)"]
+    for choice in choices(model, run, plan):
+        name = f"{choice.precision}, {HOW[choice.checkpointing]}"
+        mark = " <-" if (choice.precision, choice.checkpointing) == (run.precision, run.checkpointing) else ""
+        lines.append(
+            f"  {name:<32} routed {choice.gib[1]:6.1f} GiB: {_card(choice, 1):<16} dense {choice.gib[0]:6.1f} GiB: "
+            f"{_card(choice, 0)}{mark}"
+        )
+    return lines
+
+
+def _card(choice: Choice, index: int) -> str:
+    card: Sequence[int | None] = choice.cards
+    found = card[index]
+    return f"more than {CARDS[-1]} GB" if found is None else f"{found} GB"

@@ -1,0 +1,88 @@
+"""What `tread plan` knows of models, against the models: weights at full size, layers by independent computations."""
+
+from dataclasses import replace
+
+import pytest
+
+from pages import counts, models
+from pages.model_lines import MODELS, Line
+from pages.subjects import Subject
+from tread.finetune.families import TUNE_FAMILIES
+from tread.report.planning.models import documents, find_model
+from tread.routing.cost import LayerShape
+
+KNOWN = [name for name, line in MODELS.items() if line.family in TUNE_FAMILIES]
+TINY = {
+    "num_layers": 3,
+    "num_single_layers": 3,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "axes_dims_rope": (4, 4, 8),
+    "joint_attention_dim": 32,
+    "pooled_projection_dim": 24,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Subject:
+    line: Line = replace(MODELS["flux"], config={**MODELS["flux"].config, **TINY, "in_channels": 64})
+    return Subject(line)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_sizes_and_weights_are_those_of_the_class(name: str) -> None:
+    subject, known = Subject(MODELS[name]), documents()[name]
+    assert known["weights"] == models.weights(subject.model)
+    assert known["lora"] == {way: models.sides(subject.model, targets) for way, targets in subject.targets.items()}
+    layers = [len(subject.model.get_submodule(stack)) for stack in subject.stacks]
+    assert [(stack["name"], stack["layers"]) for stack in known["stacks"]] == list(
+        zip(subject.stacks, layers, strict=True)
+    )
+    family = subject.family
+    assert (known["factor"], known["patch"], known["text"]) == (
+        family.factor,
+        list(family.patch),
+        MODELS[name].reads or type(family).longest_text,
+    )
+
+
+def test_flops_of_a_dit_are_those_of_its_formula() -> None:
+    """`routing.cost` writes down by hand what was counted here."""
+    shape, layer = LayerShape(width=1152), find_model("dit/XL/2").stacks[0]
+    forward = layer.flops["full"]["forward"]
+    for tokens in (64, 256, 1024):
+        terms = (1, tokens, 0, tokens * tokens, 0, 0)
+        assert sum(a * b for a, b in zip(forward, terms, strict=True)) == shape.flops(tokens)
+
+
+def test_flops_hold_at_other_lengths(tiny: Subject) -> None:
+    way = "attention"
+    found = counts.fitted(tiny, way)
+    depths = dict.fromkeys(tiny.stacks, counts.DEPTH)
+    image, text = 100, 3
+    direct = counts.total_flops(tiny, way, image, text, depths)
+    for part in ("forward", "backward"):
+        terms = (1, image, text, image * image, image * text, text * text)
+        layers = [(found[""], 1), *((found[stack], counts.DEPTH) for stack in tiny.stacks)]
+        fitted = sum(n * a * b for one, n in layers for a, b in zip(one[part], terms, strict=True))
+        assert fitted == direct[part]
+
+
+def test_saved_bytes_hold_at_other_sizes(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted with other primes, every coefficient is the same."""
+    found = counts.saved_bytes(tiny, "attention", "selective")
+    monkeypatch.setattr(counts, "BATCH", 17)
+    monkeypatch.setattr(counts, "IMAGE", 61)
+    monkeypatch.setattr(counts, "TEXT", 46)
+    monkeypatch.setattr(counts, "PRIMES", {"both": 107, "image": 61, "text": 23})
+    assert counts.saved_bytes(tiny, "attention", "selective") == found
+
+
+@pytest.mark.parametrize("name", documents())
+def test_a_checkpointed_layer_keeps_its_inputs(name: str) -> None:
+    """The stream in bf16, and nothing that does not grow with the tokens but what the layer is modulated by."""
+    for stack in documents()[name]["stacks"]:
+        for counted in stack["saved"].values():
+            full, none = counted["full"], counted["none"]
+            assert 0 < full["image"] < none["image"] / 4
+            assert full["constant"] == 0

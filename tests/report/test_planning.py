@@ -1,0 +1,220 @@
+"""`tread plan MODEL` against what was measured on a GPU, and what it says of wrong settings."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import ROOT, run
+from tread.cli import main
+from tread.finetune.families import TUNE_FAMILIES
+from tread.report.planning.estimate import choices, estimate
+from tread.report.planning.models import documents, find_model
+from tread.report.planning.settings import make_run
+from tread.report.planning.tables import RESERVED
+from tread.routing.plan import RoutePlan
+from tread.routing.risks import adapter_risks, layer_risks
+
+WITHIN = 0.10
+MODELS = {"flux": "flux", "sd3": "sd3/large", "wan": "wan", "qwen": "qwen_image", "flux2": "flux2"}
+PRECISIONS = {"bf16": "bf16", "fp8-both-ways": "fp8-matmul", "fp8": "fp8", "int8": "int8"}
+"""Bases by their name in the benchmarks; the others are trials, and store weights twice."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement on an H200, as a run of `tread plan`."""
+
+    name: str
+    model: str
+    run: dict[str, Any]
+    routes: tuple[float, int, int]
+    measured: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def rows() -> Iterator[Row]:
+    """Every committed measurement with a memory figure whose settings `tread plan` has."""
+    for path in sorted((ROOT / "benchmarks" / "results").glob("h200-*.json")):
+        document = json.loads(path.read_text())
+        for job in document.get("jobs", [document]):
+            for one in job.get("measurements", []):
+                if (one.get("dense") or {}).get("peak_gib") and (row := read(path.stem, one)):
+                    yield row
+
+
+def read(file: str, one: dict[str, Any]) -> Row | None:
+    variant, shapes = one.get("variant") or {}, one["shapes"]
+    name = f"{file}, {one['row']}, {one['name']}"
+    if one["row"].startswith("dit"):
+        if variant["float8"] is not None:  # another precision of the products, which `tread plan` does not have
+            return None
+        end = {"XL/2": 24, "B/2": 8}[shapes["model"]]
+        settings = {"resolution": "256", "batch": shapes["batch"], "graphs": variant.get("graphs", False)}
+        return Row(name, f"dit/{shapes['model']}", settings, (0.5, 2, end), one)
+    base = variant.get("base", "bf16")
+    if base not in PRECISIONS:
+        return None
+    looped = one["row"].startswith("loop-")
+    model = MODELS[one["row"].split("-")[1 if looped else 0]]
+    selective = one["name"] == "selective"
+    settings = {
+        "resolution": "832x480" if model == "wan" else "1024",
+        "text": shapes["text_tokens"],
+        "precision": PRECISIONS[base],
+        "checkpointing": "selective" if selective else "full" if one["checkpointed"] else "none",
+        "graphs": one["name"] in ("call", "selective", "trainer") if looped else variant.get("graphs", False),
+    }
+    if model not in documents():
+        return None
+    if "attention" in find_model(model).lora:  # the benchmarks' adapters are on attention alone
+        settings["way"] = "attention"
+    return Row(name, model, settings, (0.5, 2, -2), one)
+
+
+ROWS = list(rows())
+
+
+def planned(row: Row) -> Any:
+    model = find_model(row.model)
+    ratio, start, end = row.routes
+    config = {"routes": [{"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}]}
+    return estimate(model, make_run(model, **row.run), RoutePlan.from_config(config).resolve(model.depth))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_memory_is_what_was_measured(row: Row) -> None:
+    found = planned(row)
+    for gib, kind in zip(found.gib, ("dense", "routed"), strict=True):
+        assert gib == pytest.approx(row.measured[kind]["peak_gib"], rel=WITHIN), kind
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_flops_are_what_torch_counted(row: Row) -> None:
+    """The benchmarks counted whole eager steps on the GPU, at full depth and width."""
+    found = planned(row)
+    selective = row.run.get("checkpointing") == "selective" and row.name.startswith("h200-loop")
+    if selective:  # counted on steps that were checkpointed in full
+        return
+    for flops, kind in zip(found.flops, ("dense", "routed"), strict=True):
+        assert flops / 1e12 == pytest.approx(row.measured[f"{kind}_tflop"], rel=0.002), kind
+    assert found.speedup == pytest.approx(row.measured["ideal"], rel=0.002)
+
+
+def test_enough_rows_were_compared() -> None:
+    assert len(ROWS) >= 35
+    assert {row.model for row in ROWS} >= {"flux", "sd3/large", "wan", "qwen_image", "dit/XL/2", "dit/B/2"}
+    assert {row.run.get("checkpointing") for row in ROWS} >= {"none", "selective", "full"}
+    assert {row.run.get("precision") for row in ROWS} >= {"bf16", "fp8-matmul"}
+
+
+def test_every_family_of_fine_tuning_can_be_planned() -> None:
+    assert set(TUNE_FAMILIES) <= set(documents())
+
+
+@pytest.mark.parametrize("name", documents())
+def test_every_model_and_way_can_be_planned(name: str) -> None:
+    model = find_model(name)
+    plan = RoutePlan.from_config("balanced").resolve(model.depth)
+    for way in model.ways:
+        gib = []
+        for checkpointing in ("none", "selective", "full"):
+            found = estimate(model, make_run(model, way=way, checkpointing=checkpointing), plan)
+            assert found.gib[1] <= found.gib[0]
+            assert 1 < found.speedup < 4
+            gib.append(found.gib)
+        assert gib == sorted(gib, reverse=True), "checkpointing saves memory"
+
+
+def test_references_are_kept_unless_they_may_be_routed() -> None:
+    model = find_model("flux/kontext")
+    run = make_run(model, references=1)
+    counts = {}
+    for how in ("keep", "route"):
+        config = {"preset": "balanced", "reference_tokens": how}
+        counts[how] = estimate(model, run, RoutePlan.from_config(config).resolve(model.depth)).layers[10]
+    assert counts == {"keep": 4096 + 2048, "route": 4096}
+
+
+def test_a_card_fits_what_it_has_left() -> None:
+    model = find_model("flux")
+    plan = RoutePlan.from_config("lora").resolve(model.depth)
+    found = choices(model, make_run(model), plan)
+    assert len(found) == 9
+    for choice in found:
+        for gib, card in zip(choice.gib, choice.cards, strict=True):
+            assert card is None or gib <= card - RESERVED
+    assert min(choice.cards[1] or 999 for choice in found) == 12
+
+
+def test_the_text_and_the_json_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "flux", "--resolution", "1024", "--batch", "1", "--lora", "16", "--checkpointing"]
+    main(words)
+    text = capsys.readouterr().out
+    main([*words, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert "FLUX.1 dev" in text
+    assert "  3..18        2,458" in text
+    assert f"{told['speedup']:.2f}x" in text
+    for kind in ("dense", "routed"):
+        assert f"{told['gib'][kind]:.2f}" in text
+        assert sum(told["memory"][kind].values()) == pytest.approx(told["gib"][kind] * 2**30)
+    assert told["settings"]["checkpointing"] == "full"
+    assert len(told["layers"]) == 57
+    assert told["warnings"] == []
+
+
+def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "flux", "--routes", "max-speed"])
+    said = capsys.readouterr().err.splitlines()
+    main(["plan", "flux", "--routes", "max-speed", "--json"])
+    told = json.loads(capsys.readouterr().out)["warnings"]
+    assert said == [f"warning: {one}" for one in told]
+    plan = RoutePlan.from_config("max-speed").resolve(57)
+    assert told == layer_risks(plan) + adapter_risks(plan)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["flx"], "'flx' is no model that `tread plan` knows. Did you mean 'flux'?"),
+        (["flux", "--resolution", "1000"], "--resolution is 1000, and sides of flux are multiples of 16 pixels: use"),
+        (["flux", "--resolution", "big"], "--resolution is 'big'; give a side in pixels such as 1024, or"),
+        (["flux", "--frames", "5"], "--frames is 5, but flux is a model of images; leave it out."),
+        (["wan", "--frames", "80"], "--frames is 80, and clips of wan have 1 + a multiple of 4 frames: use 77 or 81."),
+        (["flux", "--references", "1"], "--references is 1, but flux takes no reference images; leave it out."),
+        (["flux", "--routes", '{"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 57}]}'],
+         "end_layer_idx 57 of route 2..57 at 0.5 is outside a model of 57 layers"),
+        (["flux", "--routes", "papr"], "tread_config is 'papr': no preset"),
+        (["flux", "--precision", "int9"], "--precision is 'int9'; where an adapter is trained it must be one of:"),
+        (["flux", "--full", "--precision", "nf4"], "--precision is 'nf4'; where all weights are trained it must be"),
+        (["flux", "--batch", "0"], "--batch is 0; it must be at least 1."),
+        (["flux", "--lora", "0"], "--lora is 0; it must be at least 1."),
+        (["flux", "--optimizer", "sgd"], "--optimizer is 'sgd'"),
+        (["flux", "--html", "no/such/page.html"], "the page cannot be written to no/such/page.html: No such file"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *words])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"tread plan: {sentence}")
+    assert said.count("\n") == 1
+    assert len(said) <= 520
+
+
+def test_a_page_that_may_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "flux", "--html", str(tmp_path)])
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_planning_a_model_needs_no_torch() -> None:
+    code = "import sys; from tread.cli import main; main(['plan', 'flux']); print('torch' in sys.modules)"
+    assert run("-c", code).splitlines()[-1] == "False"
