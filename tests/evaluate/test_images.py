@@ -117,3 +117,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (folder / "class0" / "0.png").write_bytes(b"broken")
     with pytest.raises(DataError, match=r"cannot read .*0\.png"):
         open_images(folder).read(0, 1)
+
+
+def test_images_without_pixels_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "flat.npz", arr_0=np.zeros((2, 0, 5, 3), np.uint8))
+    with pytest.raises(DataError, match=r"arr_0 in .* is uint8 of shape \(2, 0, 5, 3\); it must hold images"):
+        open_images(tmp_path / "flat.npz")

@@ -139,7 +139,7 @@ class BatchImages(ImageSource):
             read_header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
             self.shape, fortran, dtype = read_header(self._file)
             self._first_pixel = self._file.tell()
-        if dtype != np.uint8 or len(self.shape) != 4 or self.shape[3] != 3:
+        if dtype != np.uint8 or len(self.shape) != 4 or self.shape[3] != 3 or 0 in self.shape[1:]:
             raise DataError(
                 f"{IMAGES_KEY} in {path} is {dtype} of shape {self.shape}; it must hold images, uint8 (N, H, W, 3)"
             )
