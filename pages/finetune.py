@@ -1,13 +1,49 @@
-"""The tables of docs/finetune.md: every key of a config, the models that a flavour names, how results are loaded."""
+"""The tables of docs/finetune.md: families, keys of a config, models of flavours, how results are loaded."""
 
 import json
+from pathlib import Path
 
 from pages.tables import markdown_table, with_tables
+from tests.tiny.pipelines import TINY
 from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.models import MODELS
 from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.result.card import TWO_EXPERTS, loading_lines
 from tread.finetune.settings import FinetuneConfig
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+MEASURED = {
+    "flux": "h200-loop-trainer.json",
+    "flux2": "h200-loop-flux2.json",
+    "qwen_image": "h200-loop-models.json",
+    "sd3": "h200-loop-models.json",
+    "wan": "h200-loop-wan.json",
+}
+"""Families whose shapes ran on a GPU, and the file of the figures."""
+
+
+def family_table() -> str:
+    """What each family draws, its stock pipelines, those under the contract, and a step on a GPU."""
+    rows = []
+    for name in sorted(TUNE_FAMILIES):
+        family = family_class(name)
+        tiny = ", ".join(case.name for case in TINY.values() if case.family == name)
+        pipelines = ", ".join(f"`{pipeline}`" for pipeline in family.pipelines)
+        draws = "video" if family.video else "image"
+        rows.append((f"`{name}`", draws, pipelines, str(family.longest_text), tiny, _step(name)))
+    head = ("model_family", "draws", "pipelines", "text tokens", "tested as", "H200, dense to routed")
+    return markdown_table(head, rows)
+
+
+def _step(family: str) -> str:
+    """The time of a checkpointed LoRA step at ratio 0.5, if one was measured."""
+    if family not in MEASURED:
+        return "not run"
+    row = f"loop-{family.removesuffix('_image')}-checkpointed"
+    measured = json.loads((RESULTS / MEASURED[family]).read_text(encoding="utf-8"))["measurements"]
+    found = next(entry for entry in measured if (entry["row"], entry["name"]) == (row, "call"))
+    dense, routed = (found[kind]["median_ms"] for kind in ("dense", "routed"))
+    return f"{dense:,.0f} to {routed:,.0f} ms"
 
 
 def key_table() -> str:
@@ -43,5 +79,5 @@ def loader_table() -> str:
 
 def updated(page: str) -> str:
     """docs/finetune.md with its tables written anew."""
-    tables = {"keys": key_table(), "models": model_table(), "loaders": loader_table()}
+    tables = {"families": family_table(), "keys": key_table(), "models": model_table(), "loaders": loader_table()}
     return with_tables(page, tables)
