@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tread.errors import ConfigError
-from tread.finetune.families.autoencoders import encode_images, pixels_per_latent
+from tread.finetune.families.autoencoders import encode_images, frames_per_latent, pixels_per_latent
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
 
@@ -134,7 +134,7 @@ class TuneFamily(ABC):
     @property
     def frame_factor(self) -> int:
         """Frames per latent frame; a clip has 1 + a multiple of it."""
-        return 1
+        return frames_per_latent(self.source.config("vae")) if self.video else 1
 
     @property
     def patch(self) -> tuple[int, int, int]:

@@ -13,11 +13,20 @@ from torch import Tensor
 
 
 def pixels_per_latent(config: Mapping[str, Any]) -> int:
-    """Pixels per latent along height and width, from the config of an image autoencoder or of Qwen-Image's."""
+    """Pixels per latent along height and width, from the config of an autoencoder."""
+    if config.get("spatial_compression_ratio"):
+        return int(config["spatial_compression_ratio"])
     if "temperal_downsample" in config:
         return 2 ** len(config["temperal_downsample"])
     stages = config.get("encoder_block_out_channels") or config["block_out_channels"]
     return 2 ** (len(stages) - 1)
+
+
+def frames_per_latent(config: Mapping[str, Any]) -> int:
+    """Frames per latent frame, from the config of a video autoencoder."""
+    if config.get("temporal_compression_ratio"):
+        return int(config["temporal_compression_ratio"])
+    return 2 ** sum(config["temperal_downsample"])
 
 
 @torch.no_grad()

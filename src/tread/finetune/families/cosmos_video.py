@@ -25,10 +25,6 @@ class CosmosVideo(Cosmos):
     pipelines = ("Cosmos2VideoToWorldPipeline",)
     video = True
 
-    @property
-    def frame_factor(self) -> int:
-        return 2 ** sum(self.source.config("vae")["temperal_downsample"])
-
     def unfit(self, width: int, height: int, frames: int) -> str | None:
         return NEEDS_CLIPS if frames == 1 else None
 

@@ -32,14 +32,6 @@ class HunyuanVideo1(TuneFamily):
     steps = 50
 
     @property
-    def factor(self) -> int:
-        return self.source.config("vae")["spatial_compression_ratio"]
-
-    @property
-    def frame_factor(self) -> int:
-        return self.source.config("vae")["temporal_compression_ratio"]
-
-    @property
     def patch(self) -> tuple[int, int, int]:
         config = self.source.config("transformer")
         return config["patch_size_t"], config["patch_size"], config["patch_size"]

@@ -35,14 +35,6 @@ class Kandinsky5Video(Kandinsky5):
                 "pretrained_model_name_or_path to a model of 5 seconds with regular attention."
             )
 
-    @property
-    def factor(self) -> int:
-        return self.source.config("vae").get("spatial_compression_ratio") or 8
-
-    @property
-    def frame_factor(self) -> int:
-        return self.source.config("vae").get("temporal_compression_ratio") or 4
-
     @torch.no_grad()
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         if self._given and pixels.shape[2] == 1:
