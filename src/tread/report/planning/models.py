@@ -13,7 +13,7 @@ Saved = Mapping[str, int]
 """Bytes kept for backward: `constant`, and per sample `sample`, `image` per image token, `text` per text token."""
 
 UNCOUNTED: dict[str, str] = {
-    "hidream": "its experts take as many tokens as the weights say, so its layers cannot be counted without them",
+    "hidream": "how many tokens each of its experts takes is known in a run alone, and their memory with it",
 }
 """Families of fine-tuning that have no counts -> why."""
 
