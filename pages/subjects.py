@@ -31,6 +31,9 @@ ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 DEPTH = 2
 """Layers of each stack that run; the last one is counted, because the first may have an input without a gradient."""
 
+CLEANER = patch("diffusers.pipelines.prx.pipeline_prx.ftfy", create=True)
+"""A stand-in for the package that PRX insists on to clean captions: none are read here."""
+
 
 class Subject:
     """A model whose layers can be run: how it is made, and what one forward needs."""
@@ -43,7 +46,8 @@ class Subject:
             self.model: Any = self.cls(**line.config)
         settings = dict(self.model.config)
         source: Any = Described(settings, line)
-        self.family = family_class(line.family)(source)
+        with CLEANER if line.family == "prx" else nullcontext():
+            self.family = family_class(line.family)(source)
         self.settings = settings
         self.stacks = [stack.name for stack in family_of(self.model).stacks]
 

@@ -1,10 +1,12 @@
 """What `tread plan` knows of models, against the models: weights at full size, layers by independent computations."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
 from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
+from torch import nn
 
 from pages import counts, models
 from pages.model_lines import MODELS, Line
@@ -25,6 +27,11 @@ TINY = {
 }
 
 
+@cache
+def subject_of(name: str) -> Subject:
+    return Subject(MODELS[name])
+
+
 @pytest.fixture(scope="module")
 def tiny() -> Subject:
     line: Line = replace(MODELS["flux"], config={**MODELS["flux"].config, **TINY, "in_channels": 64})
@@ -33,7 +40,7 @@ def tiny() -> Subject:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_sizes_and_weights_are_those_of_the_class(name: str) -> None:
-    subject, known = Subject(MODELS[name]), documents()[name]
+    subject, known = subject_of(name), documents()[name]
     assert known["weights"] == models.weights(subject.model)
     assert known["lora"] == {way: models.sides(subject.model, targets) for way, targets in subject.targets.items()}
     layers = [len(subject.model.get_submodule(stack)) for stack in subject.stacks]
@@ -46,6 +53,23 @@ def test_sizes_and_weights_are_those_of_the_class(name: str) -> None:
         list(family.patch),
         MODELS[name].reads or type(family).longest_text,
     )
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_flops_are_those_of_the_linears_of_a_layer(name: str) -> None:
+    """Every linear sees the image, the text or one vector per sample; or all that see tokens see both.
+
+    A second computation, by the shapes of the weights alone: two FLOPs per weight and row.
+    """
+    subject, registers = subject_of(name), MODELS[name].registers
+    for stack in find_model(name).stacks:
+        constant, image, text, _, mixed, square = stack.flops["full"]["forward"]
+        text -= 2 * square * registers
+        image -= mixed * registers
+        constant -= text * registers + square * registers**2
+        layer = subject.model.get_submodule(stack.name)[1]
+        weights = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
+        assert 2 * weights == constant + image + text or (image == text and 2 * weights == constant + image)
 
 
 def test_flops_of_a_dit_are_those_of_its_formula() -> None:

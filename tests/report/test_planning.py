@@ -12,7 +12,7 @@ from tests.programs import ROOT, run
 from tread.cli import main
 from tread.finetune.families import TUNE_FAMILIES
 from tread.report.planning.estimate import choices, estimate
-from tread.report.planning.models import documents, find_model
+from tread.report.planning.models import UNCOUNTED, documents, find_model
 from tread.report.planning.settings import make_run
 from tread.report.planning.tables import RESERVED
 from tread.routing.plan import RoutePlan
@@ -113,8 +113,22 @@ def test_enough_rows_were_compared() -> None:
     assert {row.run.get("precision") for row in ROWS} >= {"bf16", "fp8-matmul"}
 
 
-def test_every_family_of_fine_tuning_can_be_planned() -> None:
-    assert set(TUNE_FAMILIES) <= set(documents())
+def test_every_family_of_fine_tuning_can_be_planned_or_says_why_not() -> None:
+    assert set(TUNE_FAMILIES) <= set(documents()) | set(UNCOUNTED)
+    assert set(UNCOUNTED) <= set(TUNE_FAMILIES) - set(documents())
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+def test_a_family_without_counts_says_why_and_what_to_do(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", name])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"tread plan: {name} cannot be planned yet: {UNCOUNTED[name]}. For routes alone, name a preset in its place "
+        "and give --depth, --width and --tokens.\n"
+    )
+    assert len(said) <= 500
 
 
 @pytest.mark.parametrize("name", documents())

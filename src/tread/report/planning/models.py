@@ -12,6 +12,12 @@ from tread.errors import ConfigError, nearest, shown
 Saved = Mapping[str, int]
 """Bytes kept for backward: `constant`, and per sample `sample`, `image` per image token, `text` per text token."""
 
+UNCOUNTED: dict[str, str] = {
+    "hidream": "how many tokens each of its experts takes is known in a run alone, and their memory with it",
+    "hunyuanvideo": "its layers keep an attention mask of tokens x tokens, and memory is counted per token",
+}
+"""Families of fine-tuning that have no counts -> why."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
@@ -85,6 +91,11 @@ def documents() -> dict[str, dict[str, Any]]:
 def find_model(name: str) -> Model:
     """The model of that name: a family, or a family and a flavour such as sd3/large."""
     known = documents()
+    if name in UNCOUNTED:
+        raise ConfigError(
+            f"{name} cannot be planned yet: {UNCOUNTED[name]}. For routes alone, name a preset in its place and give "
+            "--depth, --width and --tokens."
+        )
     if name not in known:
         raise ConfigError(
             f"{shown(name)} is no model that `tread plan` knows{nearest(name, known)} It knows {', '.join(known)}. For "
