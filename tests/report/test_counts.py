@@ -84,8 +84,7 @@ def test_flops_of_a_dit_are_those_of_its_formula() -> None:
 @pytest.mark.parametrize(("name", "channels"), [("cosmos", 16), ("cosmos_video", 17)])
 def test_a_padding_mask_weighs_as_much_as_a_channel(name: str, channels: int) -> None:
     """Released Cosmos appends its mask by torchvision; the line that is counted has it among its channels."""
-    line = MODELS[name]
-    released = line.config | {"in_channels": channels, "concat_padding_mask": True}
+    released = {**MODELS[name].config, "in_channels": channels, "concat_padding_mask": True}
     with torch.device("meta"):
         model = CosmosTransformer3DModel(**released)
     assert documents()[name]["weights"] == models.weights(model)
