@@ -6,6 +6,10 @@ from typing import Any
 
 SD_VAE = {"block_out_channels": (128, 256, 512, 512)}
 WAN_VAE = {"scale_factor_spatial": 8, "scale_factor_temporal": 4}
+COSMOS_VAE = {"temperal_downsample": (False, True, True)}
+COSMOS = {"num_attention_heads": 16, "extra_pos_embed_type": None, "concat_padding_mask": False}
+"""Cosmos resizes a padding mask with torchvision and appends it; here it is one more channel of the latents."""
+COSMOS_14B = {**COSMOS, "num_attention_heads": 40, "num_layers": 36}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,54 @@ MODELS: dict[str, Line] = {
         config={"pos_embed_max_size": 9216},
         registers=8,
     ),
+    "cogvideox": Line(
+        family="cogvideox",
+        model="CogVideoXTransformer3DModel",
+        title="CogVideoX 5B",
+        channels=16,
+        text={"embeds": ("T", "text_embed_dim")},
+        vae={**SD_VAE, "temporal_compression_ratio": 4},
+        config={"num_layers": 42, "num_attention_heads": 48, "use_rotary_positional_embeddings": True},
+        frames=49,
+    ),
+    "cosmos": Line(
+        family="cosmos",
+        model="CosmosTransformer3DModel",
+        title="Cosmos Predict 2, text to image, 2B",
+        channels=17,
+        text={"embeds": ("T", "text_embed_dim")},
+        vae=COSMOS_VAE,
+        config={**COSMOS, "in_channels": 17},
+    ),
+    "cosmos/14b": Line(
+        family="cosmos",
+        model="CosmosTransformer3DModel",
+        title="Cosmos Predict 2, text to image, 14B",
+        channels=17,
+        text={"embeds": ("T", "text_embed_dim")},
+        vae=COSMOS_VAE,
+        config={**COSMOS_14B, "in_channels": 17},
+    ),
+    "cosmos_video": Line(
+        family="cosmos_video",
+        model="CosmosTransformer3DModel",
+        title="Cosmos Predict 2, video to world, 2B",
+        channels=17,
+        text={"embeds": ("T", "text_embed_dim")},
+        vae=COSMOS_VAE,
+        config={**COSMOS, "in_channels": 18},
+        frames=93,
+    ),
+    "cosmos_video/14b": Line(
+        family="cosmos_video",
+        model="CosmosTransformer3DModel",
+        title="Cosmos Predict 2, video to world, 14B",
+        channels=17,
+        text={"embeds": ("T", "text_embed_dim")},
+        vae=COSMOS_VAE,
+        config={**COSMOS_14B, "in_channels": 18},
+        frames=93,
+    ),
     "flux": Line(
         family="flux",
         model="FluxTransformer2DModel",
@@ -65,6 +117,15 @@ MODELS: dict[str, Line] = {
         config={"guidance_embeds": True},
         pipeline=1,
         references=True,
+    ),
+    "hunyuanvideo1": Line(
+        family="hunyuanvideo1",
+        model="HunyuanVideoTransformer3DModel",
+        title="HunyuanVideo 1.0",
+        channels=16,
+        text={"embeds": ("T", "text_embed_dim"), "pooled": ("pooled_projection_dim",)},
+        vae={"spatial_compression_ratio": 8, "temporal_compression_ratio": 4},
+        frames=129,
     ),
     "kandinsky5_image": Line(
         family="kandinsky5_image",
@@ -99,6 +160,15 @@ MODELS: dict[str, Line] = {
         channels=16,
         text={"embeds": ("T", "num_text_layers", "text_hidden_dim")},
         vae={"temperal_downsample": (False, True, True)},
+    ),
+    "ltxvideo": Line(
+        family="ltxvideo",
+        model="LTXVideoTransformer3DModel",
+        title="LTX-Video 2B",
+        channels=128,
+        text={"embeds": ("T", "caption_channels")},
+        vae={"spatial_compression_ratio": 32, "temporal_compression_ratio": 8},
+        frames=161,
     ),
     "lumina2": Line(
         family="lumina2",

@@ -4,6 +4,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
+from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
 from torch import nn
 
 from pages import counts, models
@@ -77,6 +79,25 @@ def test_flops_of_a_dit_are_those_of_its_formula() -> None:
     for tokens in (64, 256, 1024):
         terms = (1, tokens, 0, tokens * tokens, 0, 0)
         assert sum(a * b for a, b in zip(forward, terms, strict=True)) == shape.flops(tokens)
+
+
+@pytest.mark.parametrize(("name", "channels"), [("cosmos", 16), ("cosmos_video", 17)])
+def test_a_padding_mask_weighs_as_much_as_a_channel(name: str, channels: int) -> None:
+    """Released Cosmos appends its mask by torchvision; the line that is counted has it among its channels."""
+    released = {**MODELS[name].config, "in_channels": channels, "concat_padding_mask": True}
+    with torch.device("meta"):
+        model = CosmosTransformer3DModel(**released)
+    assert documents()[name]["weights"] == models.weights(model)
+
+
+def test_times_of_a_given_frame_modulate_every_token() -> None:
+    """Cosmos has three norms, each modulated through 256 channels: once per sample of images, per token of clips."""
+    width, rank = 2048, 256
+    modulation = 3 * 2 * (width * rank + rank * 3 * width)
+    image, video = (find_model(name).stacks[0].flops["full"]["forward"] for name in ("cosmos", "cosmos_video"))
+    assert (image[0], video[0]) == (modulation, 0)
+    assert video[1] - image[1] == modulation
+    assert image[2:] == video[2:]
 
 
 def test_flops_hold_at_other_lengths(tiny: Subject) -> None:
