@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import os
 import textwrap
 import warnings
 
@@ -66,12 +67,15 @@ def test_a_torch_log_that_was_asked_for_is_shown() -> None:
 
 def test_what_a_program_set_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library user who calls the command keeps his settings."""
-    before = warnings.showwarning, logging.root.manager.disable
+    monkeypatch.delenv("DIFFUSERS_VERBOSITY", raising=False)
+    before = warnings.showwarning, logging.root.manager.disable, dict(os.environ)
     seen = []
-    monkeypatch.setitem(COMMANDS, "plan", lambda _: seen.append(logging.root.manager.disable))
+    monkeypatch.setitem(
+        COMMANDS, "plan", lambda _: seen.append((logging.root.manager.disable, os.environ["DIFFUSERS_VERBOSITY"]))
+    )
     main(["plan"])
-    assert seen == [logging.WARNING]
-    assert (warnings.showwarning, logging.root.manager.disable) == before
+    assert seen == [(logging.WARNING, "error")]
+    assert (warnings.showwarning, logging.root.manager.disable, dict(os.environ)) == before
 
 
 def test_every_warning_of_ours_has_a_category_of_ours() -> None:

@@ -44,16 +44,17 @@ def quiet_libraries() -> Iterator[None]:
             print(f"warning: {message}", file=sys.stderr)
 
     warnings.showwarning = show
-    if not all_of_them:
-        for name, least in LEVELS.items():
-            os.environ.setdefault(name, least)
-        if "TORCH_LOGS" not in os.environ:
-            logging.disable(logging.WARNING)
+    unset = [] if all_of_them else [name for name in LEVELS if name not in os.environ]
+    os.environ |= {name: LEVELS[name] for name in unset}
+    if not all_of_them and "TORCH_LOGS" not in os.environ:
+        logging.disable(logging.WARNING)
     try:
         yield
     finally:
         warnings.showwarning = shown
         logging.disable(level)
+        for name in unset:
+            os.environ.pop(name, None)
 
 
 def no_loading_bars() -> None:

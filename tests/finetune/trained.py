@@ -64,7 +64,9 @@ def recorded(*models: nn.Module) -> Iterator[list[dict[str, Any]]]:
     def record(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = inspect.signature(model.forward).bind(*args, **kwargs).arguments
         silent = ("return_dict", "joint_attention_kwargs", "attention_kwargs")
-        calls.append({name: v for name, v in named.items() if name not in silent and v is not None})
+        given = {name: v for name, v in named.items() if name not in silent and v is not None}
+        # a copy: some pipelines write into their latents
+        calls.append({name: v.clone() if isinstance(v, Tensor) else v for name, v in given.items()})
 
     hooks = [model.register_forward_pre_hook(record, with_kwargs=True) for model in models]
     try:
