@@ -27,6 +27,7 @@ FINETUNE: dict[str, Any] = {
     "tokenizer_max_length": 32,
     "max_train_steps": 4,
     "train_batch_size": 2,
+    "vae_batch_size": 1,  # on some CPUs a batch of another size, as after a fault, rounds differently
     "checkpoint_step_interval": 2,
     "checkpoints_total_limit": 9,
     "eval_steps_interval": 2,

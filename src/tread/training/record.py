@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 
 from tread.errors import masked
-from tread.files import atomic_write
+from tread.files import atomic_write, writing
 from tread.training.task import Task
 
 FILE = "run.json"
@@ -39,7 +39,7 @@ def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -
             {"step": step, **origin(accelerator.device, accelerator.num_processes)},
         ],
     }
-    with atomic_write(folder / FILE) as file:
+    with writing(folder / FILE), atomic_write(folder / FILE) as file:
         file.write((json.dumps(record, indent=2) + "\n").encode())
 
 
