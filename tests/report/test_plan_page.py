@@ -190,7 +190,16 @@ def test_every_kind_of_model_can_be_chosen(browser: Browser, page: Path, name: s
 
 
 @pytest.mark.parametrize(
-    "fragment", ["model=nothing", "width=abc&batch=-1", "routes=9_9", "routes=5_500_900", "way=x&precision=y", "%%%", "schedule=1_2_x"]
+    "fragment",
+    [
+        "model=nothing",
+        "width=abc&batch=-1",
+        "routes=9_9",
+        "routes=5_500_900",
+        "way=x&precision=y",
+        "%%%",
+        "schedule=1_2_x",
+    ],
 )
 def test_a_broken_link_opens_the_nearest_plan(browser: Browser, page: Path, fragment: str) -> None:
     browser.open(page, fragment=fragment)

@@ -216,8 +216,8 @@ class Finetuning:
     def losses_at(self, batch: TuneBatch, u: float, kept: Tensor | None = None) -> Tensor:
         """The loss of each sample, (B,), at the u-quantile of the training times, with fixed noise.
 
-        `kept` (B, S) are the tokens that carry loss, for a dense forward that is compared with a routed one; None: as
-        in training.
+        `kept` (B, S) are the tokens that a routed forward kept, for a dense one that is compared with it: they carry
+        the loss here too, unless `routed_loss` gives it to all.
         """
         tensors, tokens = batch.tensors, self.family.tokens(batch.tensors["mean"])
         found = self._ranges(tokens)
@@ -227,6 +227,7 @@ class Finetuning:
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
             handle.references = self.family.reference_tokens(tensors)
+        kept = None if self.config.routed_loss == "all" else kept
         where = tensors["position"]
         times = torch.full_like(where, at, dtype=torch.float32)
         with _forcing(handle, batch.forced), self.accelerator.autocast():

@@ -42,8 +42,8 @@ def passage_risks(plan: RoutePlan) -> list[str]:
         return []
     routes = " and ".join(str(route) for route in plan.routes)
     return [
-        f"{routes} leave a dropped token {left} of {plan.depth} layers: from scratch, windows that left it three or two "
-        "of twelve fell apart, in distance and in loss, and those that left four or more did not (docs/results.md). "
+        f"{routes} leave a dropped token {left} of {plan.depth} layers: from scratch, windows that left it three or "
+        "two of twelve fell apart, in distance and in loss; those that left four or more did not (docs/results.md). "
         f"Shorten the windows until {FEWEST_LAYERS} layers are left."
     ]
 
