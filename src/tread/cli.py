@@ -296,7 +296,7 @@ def autotune(arguments: list[str]) -> None:
     start = "dense steps before sensitivity is measured, if the weights are new (default: %(default)s)"
     add("--start-steps", type=int, default=200, metavar="N", help=start)
     parser.epilog = "docs/autotune.md says how it measures, and what its figures do not tell."
-    options = vars(parser.parse_args(arguments))
+    options = vars(parser.parse_intermixed_args(arguments))
     if options["config"] is not None and "=" in options["config"]:  # `tread train` needs no file either
         options["config"], options["settings"] = None, [options["config"], *options["settings"]]
     from tread.autotune.goal import Goal

@@ -8,6 +8,7 @@ import pytest
 from tests.autotune.tuned import Law
 from tests.report.conftest import alone, tune
 from tread.autotune import run
+from tread.autotune.cost import Routes
 from tread.autotune.subject import Subject
 
 __all__ = ["alone", "tune"]
@@ -17,7 +18,7 @@ __all__ = ["alone", "tune"]
 def law(monkeypatch: pytest.MonkeyPatch) -> Law:
     """The time of a step by a known law; one step is run each time, so that the machinery is."""
     known = Law()
-    made = Subject.__init__
+    made, losses = Subject.__init__, Subject.losses
 
     def remember(subject: Subject, *arguments: Any) -> None:
         made(subject, *arguments)
@@ -30,6 +31,11 @@ def law(monkeypatch: pytest.MonkeyPatch) -> Law:
         step()
         return known.seconds()
 
+    def counting(subject: Subject, routes: Routes) -> list[tuple[float, float]]:
+        known.asked += 1
+        return losses(subject, routes)
+
     monkeypatch.setattr(Subject, "__init__", remember)
+    monkeypatch.setattr(Subject, "losses", counting)
     monkeypatch.setattr(run, "steady", lambda device: timer)
     return known

@@ -24,9 +24,16 @@ class Law:
     linear: float = 0.1
     square: float = 0.05
     calls: int = 0
+    """Plans that were timed."""
+    asked: int = 0
+    """Plans whose losses were measured."""
     interrupt: int | None = None
     """The call at which the user presses Ctrl-C."""
     subject: Subject | None = None
+
+    def clock(self) -> float:
+        """A clock by which each measurement takes a second, and nothing else any time."""
+        return float(self.calls + self.asked)
 
     def seconds(self) -> float:
         """What the last forward cost, by what its handle says that it dropped."""

@@ -65,6 +65,8 @@ class Budget:
     seconds: float
     clock: Callable[[], float] = time.monotonic
     _begin: float = field(init=False)
+    _took: dict[str, float] = field(init=False, default_factory=dict)
+    """Seconds of the last measurement of each kind."""
 
     def __post_init__(self) -> None:
         self._begin = self.clock()
@@ -76,15 +78,14 @@ class Budget:
 
     def fitting(self, items: Sequence[Any], what: str) -> Iterator[Any]:
         """The items, behind a bar that tells the time they still take, until the next would not fit."""
-        longest = 0.0
         with tqdm(items, desc=what, unit="measurement", mininterval=0.5) as bar:
-            for item in bar:
+            for index, item in enumerate(bar):
                 begin = self.left
-                if begin <= longest:
-                    bar.write(f"{what}: the budget ends here, {len(items) - bar.n} of {len(items)} are left out")
+                if begin <= self._took.get(what, 0.0):
+                    bar.write(f"{what}: the budget ends here, {len(items) - index} of {len(items)} are left out")
                     return
                 yield item
-                longest = begin - self.left
+                self._took[what] = begin - self.left
 
 
 def measure_kept(subject: Subject, store: Store, ratios: Iterable[float]) -> dict[float, int]:

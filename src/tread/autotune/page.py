@@ -15,7 +15,7 @@ from tread.files import atomic_write
 from tread.page.figure import Curves, Line
 from tread.page.html import Html, joined, tag
 from tread.page.sections import Section
-from tread.page.svg import draw, layers
+from tread.page.svg import WIDTH, draw, layers
 from tread.page.write import document
 
 FILE = "report.html"
@@ -102,15 +102,15 @@ def _front(result: Mapping[str, Any]) -> Html | None:
     plans = sorted(result["front"], key=lambda one: one["speedup"])
     if not plans:
         return None
-    lines = [Line(name="front", run=0, points=[(one["speedup"], one["gap"]) for one in plans], dotted=True)]
+    lines = [Line(name="front", run=0, points=[(one["speedup"], 100 * one["gap"]) for one in plans], dotted=True)]
     marked = [one for one in plans if one["plan"] == result.get("chosen")]
-    lines += [Line(name="chosen", run=1, points=[(one["speedup"], one["gap"])]) for one in marked]
+    lines += [Line(name="chosen", run=1, points=[(one["speedup"], 100 * one["gap"])]) for one in marked]
     figure = Curves(
         key="front",
         title="plans that no measured plan beats",
         x="speed-up of a step, predicted",
         lines=lines,
-        note="The loss gap, predicted; the exact search went over all measured windows.",
+        note="Loss gap in percent, predicted; the exact search went over all measured windows.",
     )
     rows = [[named(one["plan"]), f"{one['speedup']:.3f}", f"{one['gap']:.2%}"] for one in plans]
     listed = tag("details", tag("summary", "All of them"), table(("plan", "speed-up", "loss gap"), rows))
@@ -130,18 +130,20 @@ def _sensitivity(facts: Mapping[str, Any]) -> Html:
         )
         for one in maps
     ]
-    lead = tag("p", "Loss gap of one window by its first layer (rows) and last layer (columns); darker is more.")
+    lead = tag("p", "Loss gap of one window, in percent, by its first layer (rows) and last layer (columns).")
     names = [one["plan"] for one in facts["result"]["finalists"] if one["plan"] in facts["losses"]]
     by_level = [
         Line(
             name=named(name),
             run=index,
-            points=[(float(place + 1), found) for place, found in enumerate(gaps_by_level(facts["losses"][name]))],
+            points=[
+                (float(place + 1), 100 * found) for place, found in enumerate(gaps_by_level(facts["losses"][name]))
+            ],
             dotted=True,
         )
         for index, name in enumerate(names)
     ]
-    note = "Quarters of the training times, from the least noise to the most."
+    note = "In percent, by quarters of the training times from the least noise to the most; each plan as a whole."
     figure = Curves(key="levels", title="loss gap by noise level", x="quarter", lines=by_level, note=note)
     levels = tag("div", draw(figure), class_="charts") if by_level else ""
     return joined([lead, tag("div", *drawn, class_="beside"), levels])
@@ -177,7 +179,7 @@ def heat(one: HeatMap, most: float) -> Html:
                         style="fill:var(--ink);font-size:10px"),
                 )
             )  # fmt: skip
-    width, height = LEFT + len(one.ends) * CELL + 4, TOP + len(one.starts) * CELL + 4
+    width, height = max(WIDTH, LEFT + len(one.ends) * CELL + 4), TOP + len(one.starts) * CELL + 4
     words = f"loss gap of windows that drop {one.ratio:g}, by first and last layer"
     return tag("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=words)
 

@@ -102,8 +102,7 @@ class _Tuning:
         self.options, self.job, self.folder, self.device = options, job, folder, device
         start = origin(device)
         identity = job.identity() | {"device": start["device"], "torch": start["versions"].get("torch")}
-        identity |= {"start_steps": options.start_steps, "levels": list(LEVELS)}
-        self.store = Store(folder, identity, start)
+        self.store = Store(folder, identity | {"levels": list(LEVELS)}, start)
         self.store.write()
         self.notes: list[str] = [] if device.type == "cuda" else [text.ON_A_CPU]
 
@@ -167,6 +166,7 @@ class _Tuning:
         plans = [routes for routes in plans if not subject.rules.broken(routes)]
         if subject.opened.fresh:
             self.notes.append(text.FRESH.format(steps=self.options.start_steps))
+            self.store.since_start(self.options.start_steps)
         losses = self._measured(subject, plans, budget, "sensitivity")
         if not losses:
             raise ConfigError(

@@ -97,6 +97,8 @@ def within_gap(plans: Sequence[Plan], most: float) -> list[Plan]:
 
 def from_knee(plans: Sequence[Plan]) -> list[Plan]:
     """The plans of a front from its knee on: the one farthest below the line between its ends, then its neighbours."""
+    if not plans:
+        return []
     ends = sorted(plans, key=lambda plan: plan.saving)
     low, high = ends[0], ends[-1]
     across, up = high.saving - low.saving, high.gap - low.gap

@@ -61,6 +61,12 @@ class Store:
         self.facts[kind][key] = value
         self.write()
 
+    def since_start(self, steps: int) -> None:
+        """Forget losses that were measured after a start of another number of steps: they are another model's."""
+        if self.facts.get("start_steps") != steps:
+            self.facts["losses"] = {}
+        self.facts["start_steps"] = steps
+
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Keep what the measurements were found to mean, in place of an earlier conclusion."""
         self.facts["result"] = dict(result)

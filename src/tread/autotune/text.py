@@ -57,7 +57,6 @@ def summary(result: Mapping[str, Any]) -> str:
         f"dense step {_time(result['dense_seconds'])}; the fit is within {cost['error']:.1%} of every timed plan",
         f"{counted(result['measured'], 'window')} measured at {counted(result['levels'], 'noise level')}, "
         f"{counted(len(result['front']), 'plan')} that no other beats",
-        "rules: " + "; ".join(result["rules"]["sentences"]),
         "",
         f"{'plan':<34} {'speed-up':>8} {'timed':>7} {'loss gap':>9} {'whole':>8}",
     ]
@@ -72,7 +71,8 @@ def summary(result: Mapping[str, Any]) -> str:
             f"verified {named(name)}: {one['steps']:,} steps in {one['seconds'] / 60:.1f} min, validation loss "
             f"{one['val_loss']:.4f} ({one['against_dense']:+.2%})"
         )
-    return "\n".join([*lines, "", *(f"note: {note}" for note in result["notes"])])
+    notes = [f"note: {note}" for note in result["notes"] if note != ON_A_CPU]  # it was the first thing said
+    return "\n".join([*lines, "", *notes])
 
 
 def _time(seconds: float) -> str:

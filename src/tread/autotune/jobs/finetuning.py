@@ -16,7 +16,7 @@ from torch import nn
 from tread.attach.attach import Attachment
 from tread.attach.registry import family_of, layers_of
 from tread.autotune.cost import Stack
-from tread.autotune.jobs.job import BATCHES, check_alone, routing_beside
+from tread.autotune.jobs.job import batches_of, check_alone, routing_beside
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
 from tread.errors import ConfigError
@@ -83,7 +83,7 @@ class FinetuneTuning:
         config = replace(
             self.config,
             output_dir=str(folder),
-            tread_config={**beside, "routes": wide_routes(ratios), "schedule": None},
+            tread_config=None,
             validation_prompt=None,
             num_eval_images=0,
             max_train_steps=self.config.max_train_steps if self.config.num_train_epochs == 0 else STEPS,
@@ -94,11 +94,12 @@ class FinetuneTuning:
         config, family, accelerator = open_job(config)
         device = check_alone(accelerator)
         check_model(config, family, device)
-        data = prepare(config, family, accelerator, folder, batches=BATCHES)
+        data = prepare(config, family, accelerator, folder, batches=batches_of(config.train_batch_size))
         count = check_samples(len(data.train), config.train_batch_size, "train_batch_size")
         models = load_models(config, family, device)
         for model in models.values():
             check_depth(len(layers_of(model)), ratios)
+        config = replace(config, tread_config={**beside, "routes": wide_routes(ratios), "schedule": None})
         handles = {part: attach_routes(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         session = Session(task, FinetuneJob.of(config), accelerator)

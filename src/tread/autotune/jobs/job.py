@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 
-from tread.autotune.subject import Opened
+from tread.autotune.subject import FEWEST, Opened
 from tread.config.documents import ENV_SUFFIX
 from tread.errors import ConfigError
 from tread.report.doctor import is_finetune
 from tread.routing.plan import tread_mapping
 
 BATCHES = 2
-"""Batches that sensitivity is measured on, where the data has so many."""
+"""Batches that sensitivity is measured on, where the data has so many; more if they have few samples."""
 
 
 class Job(Protocol):
@@ -83,6 +83,15 @@ def routing_beside(config: Mapping[str, Any] | str | Path | None) -> dict[str, A
     """A tread_config without its routes."""
     mapping = {} if config is None else tread_mapping(config)
     return {key: value for key, value in mapping.items() if key not in ("routes", "preset") and value is not None}
+
+
+def batches_of(size: int) -> int:
+    """The number of batches of so many samples that sensitivity is measured on.
+
+    >>> batches_of(1), batches_of(8)
+    (4, 2)
+    """
+    return max(BATCHES, -(-FEWEST // size))
 
 
 def check_alone(accelerator: Accelerator) -> torch.device:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tread.autotune.cost import Stack
-from tread.autotune.jobs.job import BATCHES, check_alone, routing_beside
+from tread.autotune.jobs.job import batches_of, check_alone, routing_beside
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
 from tread.errors import ConfigError
@@ -85,7 +85,7 @@ class PretrainTuning:
         check_alone(accelerator)
         task = Pretraining(config, accelerator, folder)
         size = config.train.batch_size // config.train.micro_steps
-        count = min(BATCHES, check_samples(len(task.train_set), size, "train.batch_size"))
+        count = min(batches_of(size), check_samples(len(task.train_set), size, "train.batch_size"))
         session = Session(task, task.config, accelerator)
         if config.resume is not None:
             source = Path(self.config.output_dir if config.resume == "latest" else config.resume)
