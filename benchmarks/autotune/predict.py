@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tread.autotune.cost import Routes, fit, key_of, probes, routes_of
 from tread.autotune.jobs.job import read_job
 from tread.autotune.measure import Budget, Timer, measure_kept, measure_seconds, steady
 from tread.autotune.rules import RATIOS
+from tread.autotune.run import measured_device
 from tread.autotune.store import Store
 from tread.autotune.subject import Subject
 
 GOALS = {"cuda": 0.05, "cpu": 0.1}
+TRIED = (0.25, 0.3, 0.35, 0.5, 0.65, 0.7, 0.75)
+"""All ratios that are timed: compiled layers get code for each."""
 ROUNDS = 3
 """Rounds of timing of the unseen plans, dense among them."""
 
@@ -44,13 +45,13 @@ def unseen(depth: int) -> list[Routes]:
 
 def measure(config: str | None, settings: Sequence[str], *, timer: Timer | None = None) -> dict[str, Any]:
     """Fit on this machine, then time the unseen plans; predicted and timed seconds and speed-ups of each."""
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = measured_device()
     timer = timer or steady(device)
     with tempfile.TemporaryDirectory(prefix="tread-autotune-") as name:
         job, folder = read_job(config, settings), Path(name)
-        subject = Subject(job.open(folder, RATIOS))
+        subject = Subject(job.open(folder, TRIED))
         store, budget = Store(folder, job.identity(), {}), Budget(float("inf"))
-        tokens = subject.tokens(measure_kept(subject, store, RATIOS))
+        tokens = subject.tokens(measure_kept(subject, store, TRIED))
         cost = fit(
             measure_seconds(subject, store, probes(subject.stacks, RATIOS), timer, budget), subject.stacks, tokens
         )

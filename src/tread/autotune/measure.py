@@ -54,8 +54,8 @@ def steady(device: torch.device, clock: Callable[[], float] = time.perf_counter)
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 @dataclass
