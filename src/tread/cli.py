@@ -186,7 +186,7 @@ def plan(arguments: list[str]) -> None:
     )
     add("--full", action="store_true", help="train all weights instead of an adapter")
     add("--precision", help="of the base: bf16, int8, fp8, int4, nf4, ... (default: bf16; fp32 with --full)")
-    add("--optimizer", default="adamw", help="adamw, adamw-8bit, adamw-bf16, lion, lion-8bit or adafactor")
+    add("--optimizer", default="adamw", help="as in a config, e.g. adamw-8bit, lion, prodigy (default: %(default)s)")
     add(
         "--checkpointing",
         nargs="?",

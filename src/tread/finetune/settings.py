@@ -20,7 +20,7 @@ from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
-from tread.training.settings import OptimizerName
+from tread.training.settings import OptimizerName, ScheduleName, check_rates
 
 Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
@@ -49,6 +49,17 @@ SCRATCH: dict[str, Any] = {
     "adam_weight_decay": 0.0,
 }
 """Defaults of a config that says `init: scratch`, as the paper trains."""
+
+RATES = {
+    "name": "optimizer",
+    "learning_rate": "learning_rate",
+    "schedule": "lr_scheduler",
+    "end_rate": "lr_end",
+    "power": "lr_power",
+    "cycles": "lr_num_cycles",
+    "beta1": "adam_beta1",
+}
+"""The settings of the rate as the loop calls them -> as fine-tuners do."""
 
 SCHEDULE = DefaultSchedule(warmup_fraction=0.1, warmup_most=200, cooldown_fraction=0.15)
 
@@ -156,19 +167,27 @@ where they do not; flash, efficient and math are that one alone; default leaves 
 
     optimizer: OptimizerName = "adamw"
     """The optimizer; the 8-bit ones keep their moments in a quarter of the memory. Lion wants a tenth of AdamW's \
-rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-bf16 is for all weights in bf16."""
+rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-bf16 is for all weights in bf16. \
+prodigy finds the rate by itself and wants a learning_rate of 1; adamw-schedule-free averages the weights instead of \
+lowering the rate; muon takes AdamW's rate and orthogonalises the steps of matrices."""
     learning_rate: float = 1e-4
     """The highest learning rate."""
-    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate goes on after its warm-up: it stays, or falls to 0 at the last step."""
+    lr_scheduler: ScheduleName = "constant"
+    """How the rate goes on after its warm-up: it stays, or falls to lr_end at the last step."""
     lr_warmup_steps: int = 0
     """Steps over which the rate climbs from 0, with every lr_scheduler."""
+    lr_end: float = 0.0
+    """The rate that lr_scheduler ends at; constant has no end."""
+    lr_power: float = 1.0
+    """lr_scheduler polynomial falls with (1 - step / steps) to this power."""
+    lr_num_cycles: int = 1
+    """How often lr_scheduler cosine_with_restarts falls, each time from learning_rate."""
     adam_beta1: float = 0.9
     """Decay of the optimizer's first moment."""
     adam_beta2: float = 0.999
     """Decay of its second moment."""
     adam_epsilon: float = 1e-8
-    """Added to the denominator of AdamW's updates; lion and adafactor have none."""
+    """Added to the denominator of AdamW's and Prodigy's updates; lion and adafactor have none."""
     adam_weight_decay: float = 0.01
     """Decoupled weight decay."""
     max_grad_norm: float = 1.0
@@ -242,6 +261,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
         self._check_bounds()
         self._check_init()
         self._check_adapter()
+        self._check_optimizer()
         if self.max_train_steps == 0 and self.num_train_epochs == 0:
             raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
         if self.experts != "both" and self.model_family != "wan":
@@ -308,8 +328,8 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     def _check_bounds(self) -> None:
         at_least(
             self, "", lora_rank=1, lora_alpha=0, max_train_steps=0, num_train_epochs=0, train_batch_size=1,
-            gradient_accumulation_steps=1, seed=0, learning_rate=0, lr_warmup_steps=0, adam_weight_decay=0,
-            max_grad_norm=0, vae_batch_size=1, text_encoder_batch_size=1, tokenizer_max_length=1,
+            gradient_accumulation_steps=1, seed=0, learning_rate=0, lr_warmup_steps=0, lr_end=0, lr_num_cycles=1,
+            adam_weight_decay=0, max_grad_norm=0, vae_batch_size=1, text_encoder_batch_size=1, tokenizer_max_length=1,
             dataloader_num_workers=0, checkpoint_step_interval=1, checkpoints_total_limit=1,
             num_eval_images=0, eval_steps_interval=0,
             validation_steps=0, validation_num_inference_steps=1, validation_guidance=0, validation_seed=0,
@@ -327,6 +347,18 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
+
+    def _check_optimizer(self) -> None:
+        check_rates(
+            name=self.optimizer,
+            learning_rate=self.learning_rate,
+            schedule=self.lr_scheduler,
+            end_rate=self.lr_end,
+            power=self.lr_power,
+            cycles=self.lr_num_cycles,
+            beta1=self.adam_beta1,
+            called=RATES,
+        )
 
     def _check_init(self) -> None:
         if self.transformer is not None and self.init != "scratch":

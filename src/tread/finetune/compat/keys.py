@@ -98,9 +98,9 @@ RULES: dict[str, Rule] = {
     "max_grad_norm": rules.clipping,
     "gradient_precision": ignored("gradients have the precision of the trained weights, float32 for an adapter"),
     "lr_scheduler": rules.scheduler,
-    "lr_num_cycles": ignored("an option of cosine_with_restarts"),
-    "lr_power": ignored("an option of polynomial"),
-    "lr_end": rules.end_of_rate,
+    "lr_num_cycles": rules.only_with("lr_num_cycles", "cosine_with_restarts"),
+    "lr_power": rules.only_with("lr_power", "polynomial"),
+    "lr_end": rules.only_with("lr_end", "polynomial", "linear", "cosine", "cosine_with_restarts"),
     "mixed_precision": reworded(
         "mixed_precision", {False: "no", None: "no", "fp32": "no"}, {"fp16": "write bf16", "fp8": "write bf16"}
     ),

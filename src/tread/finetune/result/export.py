@@ -2,7 +2,7 @@
 
 - It needs the run's folder and the base model: no data, no encoders, no GPU.
 - The base is not quantized: an adapter has the same names and values on any base.
-- The weights are the moving average if the run keeps one, as in the results that training writes.
+- The weights are the average if the run keeps one, as in the results that training writes.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str,
     quantized = config.base_model_precision not in UNQUANTIZED
     plain = replace(config, base_model_precision="no_change") if quantized else config
     models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))
-    part = "ema" if config.use_ema and "ema.safetensors" in manifest["files"] else "model"
+    part = "ema" if "ema.safetensors" in manifest["files"] else "model"
     checkpoint.load_tensors(checkpoint.trained(joined(models)), checkpoint.load_part(path, part), path)
     return write_result(folder, family, models, config, manifest)
 
