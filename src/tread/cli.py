@@ -74,6 +74,9 @@ def export(arguments: list[str]) -> None:
     add("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
     add("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
     add("--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)")
+    add("--layout", choices=("comfyui", "kohya"), help="write the LoRA under the names that these programs read")
+    add("--merge", action="store_true", help="write whole transformers, with the adapter merged into their weights")
+    add("--dtype", choices=("fp32", "bf16", "fp16"), help="precision of what is written (default: the run's)")
     options = parser.parse_args(arguments)
     no_loading_bars()
     from tread.finetune.result.export import export as run

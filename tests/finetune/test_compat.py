@@ -41,7 +41,6 @@ UNSUPPORTED = {
     ("controlnet", True),
     ("distillation_method", "h3_drift"),
     ("distillation_method", "anyflow"),
-    ("lora_format", "comfyui"),
     *(("musubi_blocks_to_swap", count) for count in (18, 45, 11, 9, 30, 20)),
 }
 """Of the published values, those that cannot be honoured."""
@@ -214,6 +213,8 @@ def test_a_published_config_runs_with_its_data_list(tmp_path: Path, monkeypatch:
             {"base_model_precision": "bf16"},
         ),
         ({"optimizer": "adamw_schedulefree"}, {"optimizer": "adamw-schedule-free"}),
+        ({"use_dora": True, "init_lora": "a.safetensors"}, {"use_dora": True, "init_lora": "a.safetensors"}),
+        ({"lora_format": "comfyui"}, {"lora_type": "standard"}),
         ({"lr_scheduler": "polynomial"}, {"lr_scheduler": "polynomial", "lr_power": 1.0, "lr_end": 0.0}),
         (
             {"lr_scheduler": "cosine_with_restarts", "lr_num_cycles": 3},
@@ -253,7 +254,7 @@ def test_values_in_other_words(given: dict[str, Any], became: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("given", "key", "text"),
     [
-        ({"lora_format": "comfyui"}, "lora_format", "written in the diffusers format"),
+        ({"lora_format": "comfyui", "model_family": "prx"}, "lora_format", "written in the diffusers format"),
         ({"optimizer": "prodigy"}, "optimizer", "prodigy estimates the rate by itself"),
         ({"optimizer": "dadaptation"}, "optimizer", "write optimizer: adamw"),
         ({"optimizer": "adamw_schedulefree+aggressive"}, "optimizer", "adamw-schedule-free"),

@@ -23,6 +23,7 @@ from tread.routing.schedule import Schedule
 from tread.training.settings import OptimizerName, ScheduleName, check_rates
 
 Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
+LoraPrecision = Literal["fp32", "bf16", "fp16"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
 """Settings of a config that hold for the data entries without one of their own."""
@@ -128,6 +129,14 @@ JSON or YAML file; null trains dense."""
     """The adapter is scaled by lora_alpha / lora_rank; null: as lora_rank."""
     lora_dropout: float = 0.0
     """The share of the adapter's inputs set to 0 in training."""
+    use_dora: bool = False
+    """DoRA: learn the length of each row of an adapted weight beside its direction; a step takes longer, because it \
+computes the norms of the adapted weights. For lora_type standard."""
+    init_lora: str | None = None
+    """Start from an existing adapter of the same rank: a safetensors file, a folder, or an id on the hub, under the \
+names of diffusers, peft, ComfyUI or kohya; null: start as nothing."""
+    lora_dtype: LoraPrecision = "fp32"
+    """Precision of the adapter's file; it is trained in float32."""
     lora_targets: tuple[str, ...] | None = None
     """Names of the linear layers that get an adapter; null: the family's own."""
     lokr_factor: int = -1
@@ -393,6 +402,18 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             raise ConfigError(
                 "base_model_precision is 'nf4' and lora_type is 'lokr', which peft cannot combine: set "
                 "base_model_precision to 'int4', or lora_type to 'standard'."
+            )
+        if self.use_dora and (not self.adapts or self.lora_type != "standard"):
+            kind = f"lora_type is {self.lora_type!r}" if self.adapts else "model_type is 'full'"
+            raise ConfigError(
+                f"use_dora is true, but {kind}, and DoRA is a LoRA: set model_type to 'lora' and lora_type to "
+                "'standard', or leave use_dora out."
+            )
+        if self.init_lora is not None and (not self.adapts or self.lora_type == "lycoris"):
+            kind = f"lora_type is {self.lora_type!r}" if self.adapts else "model_type is 'full'"
+            raise ConfigError(
+                f"init_lora is {shown(self.init_lora)}, but {kind}: only lora_type 'standard' and 'lokr' go on with an "
+                "adapter. To train all weights from it, merge it first (`tread export --merge`)."
             )
         if self.lora_targets == ():
             raise ConfigError("lora_targets is empty, so nothing would be trained; name layers, or leave it out.")

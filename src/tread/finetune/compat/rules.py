@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, get_args
 
 from tread.errors import ConfigError
 from tread.finetune.compat.defaults import DEFAULTS
+from tread.finetune.model.original_names import LAYOUTS
 from tread.routing.plan import tread_mapping
 from tread.training.settings import OptimizerName
 
@@ -229,6 +230,17 @@ def scheduler(value: Any, config: Mapping[str, Any]) -> Outcome:
         why = "one fall at the last step; there it restarts after as many steps as lr_warmup_steps"
         return Outcome.differs({"lr_scheduler": value}, why)
     return Outcome.runs(lr_scheduler=value)
+
+
+def layout(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """A run writes the diffusers format, and `tread export` the others that the family has."""
+    if value in ("diffusers", None):
+        return Outcome.ignored("off")
+    if config.get("model_family") in LAYOUTS.get(value, ()):
+        return Outcome.ignored(
+            f"a run writes the diffusers format; `tread export RUN --layout {value}` writes this one"
+        )
+    return Outcome.unsupported("leave it out: adapters of this family are written in the diffusers format")
 
 
 def only_with(name: str, *schedules: str) -> Rule:

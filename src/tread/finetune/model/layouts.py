@@ -79,7 +79,7 @@ def has_layout(names: Sequence[str]) -> bool:
 
 
 def from_layout(tensors: Mapping[str, Tensor], family: str, sizes: Mapping[str, int], rank: int) -> dict[str, Linear]:
-    """The LoRAs of diffusers' linears from a file of either layout.
+    """The LoRAs of diffusers' linears from a file of either layout, with original names or with diffusers'.
 
     Of a fused LoRA, the columns that a part does not use are left out where that gives it `rank`.
     """
@@ -104,9 +104,9 @@ def _by_original(
     tensors: Mapping[str, Tensor], family: str, sizes: Mapping[str, int]
 ) -> dict[tuple[str, ...], dict[str, Tensor]]:
     """The factors of each original linear, by diffusers' names of its parts."""
-    if family not in NAMES:
-        raise ConfigError(f"init_lora has ComfyUI's or kohya's names, which are not known for {family}: convert it.")
     known: dict[str, tuple[str, ...]] = {}
+    for name in sizes:
+        known[COMFYUI + name] = known[KOHYA + name.replace(".", "_")] = (name,)  # some write diffusers' names so
     for name in sizes:
         try:
             original, _, names = _original(family, name)
