@@ -28,6 +28,7 @@ from tread.finetune.model.merge import merge_adapter
 from tread.finetune.model.original_names import Layout
 from tread.finetune.model.source import Source
 from tread.finetune.result.layout import write_layout
+from tread.training.checkpoint import load_part
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]
@@ -47,6 +48,13 @@ def moved(model: nn.Module) -> nn.Module:
     for seed, parameter in enumerate(trainable(model).values()):
         parameter.add_(0.1 * drawn(*parameter.shape, seed=seed))
     return model.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_merged_model_keeps_its_dtype(kind: str):
+    model = moved(adapted(kind, flux().to(torch.bfloat16)))
+    merge_adapter(model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(("layout", "name"), READ)
@@ -86,15 +94,19 @@ def test_a_merged_model_is_a_stock_one(kind: str, tmp_path: Path):
     torch.testing.assert_close(call_flux(loaded), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_bf16_weight_is_rounded_once():
-    model = moved(adapted("standard", flux().to(torch.bfloat16)))
+@pytest.mark.parametrize("kind", ["standard", "dora"])
+def test_a_bf16_weight_is_rounded_once(kind: str):
+    model = moved(adapted(kind, flux().to(torch.bfloat16)))
     name = "transformer_blocks.0.attn.to_q"
     layer: Any = model.get_submodule(name)
     down, up = layer.lora_A["default"].weight.detach(), layer.lora_B["default"].weight.detach()
-    expected = (layer.base_layer.weight.float() + 2 * up @ down).bfloat16()  # alpha 8, rank 4
+    expected = layer.base_layer.weight.float() + 2 * up @ down  # alpha 8, rank 4
+    if kind == "dora":
+        magnitude = layer.lora_magnitude_vector["default"].weight.detach()
+        expected *= (magnitude / expected.norm(dim=1))[:, None]
     merge_adapter(model)
-    assert torch.equal(model.get_parameter(f"{name}.weight"), expected)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    found = model.get_parameter(f"{name}.weight")
+    assert (found != expected.bfloat16()).float().mean() < 0.01, "but for sums that lie between two numbers"
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +192,19 @@ def test_an_adapters_precision_on_disk(run: Callable[..., Path], word: str, dtyp
     for found in (rounded, load_file(tmp_path / "out" / LORA)):
         assert found.keys() == exact.keys()
         assert all(torch.equal(tensor, exact[name].to(dtype)) for name, tensor in found.items())
+
+
+def test_the_result_of_a_schedule_free_run_is_its_average(run: Callable[..., Path], tmp_path: Path):
+    """A checkpoint has both weights: those that training goes on from, and the average, which is the result."""
+    folder = run("free", "optimizer=adamw-schedule-free")
+    path = folder / "checkpoints" / "step-00000002"
+    trained, average = load_part(path, "model"), load_part(path, "ema")
+    main(["export", str(folder), "--out", str(tmp_path)])
+    assert any(not torch.equal(tensor, average[name]) for name, tensor in trained.items())
+    for result in (load_file(folder / LORA), load_file(tmp_path / LORA)):
+        named = {name.replace(".default", ""): tensor for name, tensor in average.items()}
+        assert {name.removeprefix("transformer."): None for name in result}.keys() == named.keys()
+        assert all(torch.equal(tensor, named[name.removeprefix("transformer.")]) for name, tensor in result.items())
 
 
 @pytest.mark.parametrize(

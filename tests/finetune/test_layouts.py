@@ -5,18 +5,21 @@ diffusers an original one is, diffusers' own converters of released checkpoints 
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers.loaders import lora_conversion_utils as theirs
 from diffusers.loaders import single_file_utils as released
-from torch import Tensor
+from torch import Tensor, nn
 
 from tread.errors import ConfigError
-from tread.finetune.families import TUNE_FAMILIES
+from tread.finetune.families import TUNE_FAMILIES, open_family
+from tread.finetune.model.adapters import find_linears
 from tread.finetune.model.layouts import Linear, from_layout, to_layout
 from tread.finetune.model.original_names import LAYOUTS, NAMES, Layout
+from tread.finetune.model.source import Source
 
 RANK, WIDTH, SCALE = 2, 4, 0.5
 WIDE = {"flux": 3072, "chroma": 3072, "hunyuanvideo1": 3072}
@@ -200,6 +203,24 @@ def test_a_fused_lora_of_another_trainer_is_split():
     assert list(back) == [f"transformer_blocks.0.attn.to_{name}" for name in "qkv"]
     whole = 0.5 * tensors[f"{key}.lora_up.weight"] @ tensors[f"{key}.lora_down.weight"]
     same(torch.cat([update(linear) for linear in back.values()]), whole)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_every_linear_that_is_trained_by_default_has_a_name(family: str, pipeline_folder: Callable[[str], Path]):
+    """On the family's own model, with its own targets; what is not a block of several linears keeps its shape."""
+    tuned = open_family(family, Source(str(pipeline_folder(family.replace("cosmos_video", "cosmos-first")))))
+    part = tuned.experts[0][0]
+    model = tuned.source.check(part)[part]
+    found = find_linears(model, tuned.lora_targets)
+    linears = {
+        name: Linear(torch.ones(RANK, one.in_features), torch.ones(one.out_features, RANK), SCALE)
+        for name, one in found.items()
+    }
+    sizes = {name: one.out_features for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    for layout, families in LAYOUTS.items():
+        if family in families:
+            tensors = to_layout(layout, family, linears, sizes)
+            assert from_layout(tensors, family, sizes, RANK).keys() == linears.keys()
 
 
 @pytest.mark.parametrize("key", ["diffusion_model.layers.0.attention.to_q", "lora_unet_layers_0_attention_to_q"])

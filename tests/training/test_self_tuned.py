@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.tiny.runs import assert_same_state, final_state, make_session, train
+from tests.tiny.runs import assert_same_state, final_state, make_session, metrics, train
 from tread.errors import ConfigError
 from tread.training import checkpoint
 from tread.training.loop import Session
@@ -66,6 +66,14 @@ def test_prodigy_follows_its_paper():
     np.testing.assert_allclose(weight.detach().numpy(), expected, rtol=1e-9)
     assert optimizer.param_groups[0]["d"] == pytest.approx(d, rel=1e-9)
     assert d > 1e-2, "it has left its first estimate far behind"
+
+
+def test_the_rate_that_prodigy_found_is_shown(tmp_path: Path):
+    folder = train(tmp_path, "optimizer.name=prodigy", "optimizer.learning_rate=2", "optimizer.warmup_steps=0",
+                   "train.steps=12", "log.every=1")  # fmt: skip
+    shown = [line["learning_rate"] for line in metrics(folder)]
+    assert shown[-1] == 2 * final_state(folder)["optimizer"]["group.d"].item()
+    assert shown[0] < shown[-1] < 1
 
 
 # Defazio et al. 2024, Algorithm 1

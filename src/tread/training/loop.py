@@ -31,7 +31,7 @@ from tread.training.ema import EMA
 from tread.training.memory import lost_workers, out_of_memory, peak_memory
 from tread.training.metrics import FILE as METRICS_FILE
 from tread.training.metrics import Metrics
-from tread.training.optimizers.make import averaged_weights, keeps_average, make_optimizer
+from tread.training.optimizers.make import applied_rate, averaged_weights, keeps_average, make_optimizer
 from tread.training.optimizers.muon import embedding_tables
 from tread.training.optimizers.rates import learning_rate
 from tread.training.settings import JobConfig
@@ -239,7 +239,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
             if done == start + SETTLED:
                 settle()
             kept = session.kept_share
-            metrics.add(done, {"learning_rate": session.optimizer.param_groups[0]["lr"], "tokens_kept": kept}, values)
+            metrics.add(done, {"learning_rate": applied_rate(session.optimizer), "tokens_kept": kept}, values)
             bar.update()
 
             number = asked(at_log=done % log == 0)

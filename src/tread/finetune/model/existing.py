@@ -54,7 +54,13 @@ class Existing:
 def read_adapter(config: FinetuneConfig, family: TuneFamily, part: str, model: nn.Module) -> Existing:
     """The adapter that `init_lora` names, for the transformer `part`; `model` has none yet and may be on the meta
     device."""
-    found = _load(_find(str(config.init_lora), part), family, model, config.lora_rank)
+    path = _find(str(config.init_lora), part)
+    try:
+        found = _load(path, family, model, config.lora_rank)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
+        raise ConfigError(f"init_lora: {path} is no adapter that can be read ({error}); get it again.") from error
     if config.lora_type == "standard":
         _check(found.tensors, find_linears(model, config.lora_targets or family.lora_targets), config)
     return found

@@ -1,7 +1,7 @@
 """Merge an adapter into the weights of its base: afterwards the model is a stock one that computes the same.
 
-- Each linear is merged in float32 and rounded once to the dtype of the base, one at a time, so that no second copy of
-  the model is needed.
+- A sum of a weight and its float32 update is rounded once, to the dtype of the base. Linears are merged one at a time,
+  so that no second copy of the model is needed.
 - Peft merges LoRA, DoRA and LoKr. An adapter of lycoris is read off what its linears compute.
 """
 
@@ -23,11 +23,8 @@ def merge_adapter(model: nn.Module) -> None:
 
     for name, layer in list(model.named_modules()):
         if isinstance(layer, BaseTunerLayer):
-            base: Any = layer.get_base_layer()
-            dtype = base.weight.dtype
-            base.float()
             layer.merge(adapter_names=[ADAPTER])
-            model.set_submodule(name, base.to(dtype))
+            model.set_submodule(name, layer.get_base_layer())
     for attribute in ("peft_config", "_hf_peft_config_loaded"):
         if attribute in model.__dict__:
             delattr(model, attribute)

@@ -224,6 +224,8 @@ def _table(config: FinetuneConfig, kind: ResultKind, facts: Facts) -> str:
     rows = {"trained": trained, "steps": facts.get("step"), "batch size per process": batch}
     if kind in ("standard", "lokr"):
         rows["rank, alpha"] = f"{config.lora_rank}, {config.lora_alpha or config.lora_rank:g}"
+    if config.init_lora is not None:
+        rows["started from"] = f"`{config.init_lora}`"
     rows |= {
         "optimizer": f"{config.optimizer}, rate {config.learning_rate:g}, {config.lr_scheduler}",
         "precision of the base": config.base_model_precision.replace("no_change", config.mixed_precision),

@@ -55,6 +55,12 @@ def averaged_weights(optimizer: Optimizer) -> AbstractContextManager[object]:
     return getattr(optimizer, "averaged", nullcontext)()
 
 
+def applied_rate(optimizer: Optimizer) -> float:
+    """The learning rate of the last step; Prodigy's is its estimate times the configured factor."""
+    group = optimizer.param_groups[0]
+    return group["lr"] * group.get("d", 1.0)
+
+
 # Chen et al. 2023 (arXiv 2302.06675), Algorithm 2
 class Lion(Optimizer):
     """Lion: steps by the sign of an interpolation of momentum and gradient; needs about a tenth of AdamW's rate."""
