@@ -74,6 +74,9 @@ def export(arguments: list[str]) -> None:
     add("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
     add("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
     add("--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)")
+    add("--layout", choices=("comfyui", "kohya"), help="write the LoRA under the names that these programs read")
+    add("--merge", action="store_true", help="write whole transformers, with the adapter merged into their weights")
+    add("--dtype", choices=("fp32", "bf16", "fp16"), help="precision of what is written (default: the run's)")
     options = parser.parse_args(arguments)
     no_loading_bars()
     from tread.finetune.result.export import export as run
@@ -186,7 +189,7 @@ def plan(arguments: list[str]) -> None:
     )
     add("--full", action="store_true", help="train all weights instead of an adapter")
     add("--precision", help="of the base: bf16, int8, fp8, int4, nf4, ... (default: bf16; fp32 with --full)")
-    add("--optimizer", default="adamw", help="adamw, adamw-8bit, adamw-bf16, lion, lion-8bit or adafactor")
+    add("--optimizer", default="adamw", help="as in a config, e.g. adamw-8bit, lion, prodigy (default: %(default)s)")
     add(
         "--checkpointing",
         nargs="?",
