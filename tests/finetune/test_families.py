@@ -72,9 +72,9 @@ class Case:
 
     def texts(self, prompts: list[str]) -> list[Text]:
         """Prompts as they are cached, with the images that the text encoder sees."""
-        if not self.family.sees_references:
+        if self.family.sees is None:
             return self.family.encode_text(self.pipeline, prompts)
-        images = [to_image(image) for image in self.tiny.images(self.pixels)]
+        images = [to_image(image) for image in self.tiny.images(self.pixels) or [self.pixels]]
         return [self.family.encode_seen(self.pipeline, prompt, images) for prompt in prompts]
 
     def batch(self, prompts: list[str]) -> Batch:
@@ -88,7 +88,7 @@ class Case:
 
     def noise(self, batch: Batch) -> Tensor:
         """As the pipeline draws it from generator 0."""
-        return self.tiny.noise(batch["mean"].shape)
+        return self.tiny.begins(self.tiny.noise(batch["mean"].shape), batch)
 
     def given(self, latents: Tensor, batch: Batch) -> Tensor:
         """The latents with what the family conditions on put in clean."""
@@ -309,7 +309,8 @@ def test_routing(case: Case) -> None:
         route = {"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}
         handle = tread.attach(model, {"routes": [route]})
         routed = family.predict(model, latents, time, batch)
-        assert handle.selections[0].shape == (2, references + tokens - tokens // 2)
+        free = tokens - tokens // latents.shape[2] if case.tiny.pinned else tokens
+        assert handle.selections[0].shape == (2, references + tokens - free // 2)
         assert not torch.allclose(routed, dense, atol=1e-4)
         assert gradients(model, routed) == reached
         with handle.force_keep(torch.ones(2, tokens, dtype=torch.bool)):

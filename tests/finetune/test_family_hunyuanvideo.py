@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.0 and 1.5: quoted text, the first frame's channels and embedding, and what is refused."""
+"""HunyuanVideo 1.0 and 1.5: quoted text, how a first frame is given, and what is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +66,48 @@ def test_distilled_models_and_other_versions_are_refused(pipeline_folder: Folder
         open_family("hunyuanvideo", source)
     with pytest.raises(ConfigError, match="is a HunyuanVideo15Pipeline: set model_family to 'hunyuanvideo'"):
         open_family("hunyuanvideo1", source)
+
+
+def test_the_first_version_is_given_a_frame_that_was_encoded_alone(pipeline_folder: Folder) -> None:
+    """As the first latent frame, which carries no loss, or as channels; and LLaVA sees it."""
+    clip = torch.randint(256, (1, 3, 9, 64, 64), generator=torch.Generator().manual_seed(0)) / 127.5 - 1
+    seen: Any = first_frame(clip)["image"]
+    for name, tokens, loss in (("hunyuanvideo1-i2v", 288, None), ("hunyuanvideo1-i2v-first", 144, [0, 1, 1])):
+        family, pipeline = opened(pipeline_folder(name), "hunyuanvideo1")
+        text = family.encode_seen(pipeline, "a cat", [seen])
+        other = family.encode_seen(pipeline, "a cat", [seen.rotate(90)])
+        assert text["embeds"].shape == other["embeds"].shape
+        assert not torch.allclose(text["embeds"], other["embeds"])
+        words = family.encode_seen(pipeline, "", [seen])["embeds"]
+        assert len(words) < len(text["embeds"])
+        assert_close(words[:tokens], text["embeds"][:tokens])  # the tokens of the frame come first, and see no caption
+        batch = family.encode_pixels(pipeline, clip) | {f"text.{k}": v for k, v in family.collate_text([text]).items()}
+        noisy = drawn(*batch["mean"].shape)
+        with torch.no_grad(), recorded(pipeline.transformer) as calls:
+            family.predict(pipeline.transformer, noisy, torch.tensor([0.7]), batch)
+            alone = pipeline.vae.encode(clip[:, :, :1]).latent_dist.mean * pipeline.vae.config.scaling_factor
+        given = calls[0]["hidden_states"]  # (1, C or 2 C + 1, f, h, w)
+        weight = family.weight(batch)
+        if loss is None:
+            assert weight is None
+            assert torch.equal(given[:, :4], noisy)
+            assert_close(given[:, 4:8, :1], alone)
+            assert (given[:, 4:8, 1:] == 0).all()
+            assert given[0, 8].flatten(1).mean(1).tolist() == [1, 0, 0]
+        else:
+            assert weight[0, 0].flatten(1).mean(1).tolist() == loss
+            assert_close(given[:, :, :1], alone)
+            assert torch.equal(given[:, :, 1:], noisy[:, :, 1:])
+        assert "the first frame is given" in family.unfit(64, 64, 1)
+
+
+def test_a_transformer_that_takes_no_frame_is_refused(pipeline_folder: Folder, tmp_path: Path) -> None:
+    given = {"image_condition_type": None}
+    place = changed(pipeline_folder("hunyuanvideo1-i2v"), tmp_path / "m", "transformer/config.json", **given)
+    with pytest.raises(
+        ConfigError, match=r"is None, but a HunyuanVideoImageToVideoPipeline needs latent_concat or tok"
+    ):
+        open_family("hunyuanvideo1", Source(str(place)))
 
 
 def test_guidance_of_the_first_version_is_one_in_training(pipeline_folder: Folder) -> None:

@@ -207,3 +207,21 @@ def llama_text() -> Any:
     return randomised(
         LlamaModel(LlamaConfig(vocab_size=len(tokenizers.llama_tokenizer()), num_hidden_layers=4, **sizes))
     )
+
+
+def llava() -> dict[str, Any]:
+    """LlavaForConditionalGeneration, whose Llama has four layers, with its tokenizer and processor, by their names."""
+    from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration
+
+    tokenizer = tokenizers.llava_tokenizer()
+    text = {"model_type": "llama", "vocab_size": len(tokenizer), **_small(hidden=16, layers=4)}
+    vision = {"hidden_size": 8, "intermediate_size": 8, "image_size": 336, "patch_size": 14, **ATTENTION}
+    config: Any = LlavaConfig(
+        text_config=text,
+        vision_config={"model_type": "clip_vision_model", **vision},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    config.pad_token_id = tokenizer.pad_token_id
+    processor = CLIPImageProcessor(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
+    model = randomised(LlavaForConditionalGeneration(config))
+    return {"text_encoder": model, "tokenizer": tokenizer, "image_processor": processor}

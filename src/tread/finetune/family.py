@@ -17,7 +17,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from PIL.Image import Image
@@ -91,6 +91,8 @@ class TuneFamily(ABC):
     """Packages that the stock pipeline needs beside diffusers and transformers."""
     sees_references: bool = False
     """Whether the text encoder sees the reference images too: `encode_seen` then encodes every caption."""
+    sees_first_frame: bool = False
+    """Whether the text encoder sees the first frame of a clip: `encode_seen` then encodes every caption."""
     guidance: float
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
@@ -188,6 +190,11 @@ class TuneFamily(ABC):
         return 0 if self.reference_fills else sum(map(self.tokens, references(batch)))
 
     @property
+    def sees(self) -> Literal["references", "first frame"] | None:
+        """What the text encoder sees of a sample beside its caption."""
+        return "references" if self.sees_references else "first frame" if self.sees_first_frame else None
+
+    @property
     def reference_shape(self) -> tuple[int, int] | None:
         """(pixels, multiple of the sides) of references if the stock pipeline scales them; None: as the data's."""
         return None
@@ -226,7 +233,7 @@ class TuneFamily(ABC):
         """The embeddings of each caption, without padding if the model has a text mask."""
 
     def encode_seen(self, pipeline: Any, caption: str, images: Sequence[Image]) -> Text:
-        """The embeddings of a caption with the reference images that the text encoder sees (`sees_references`)."""
+        """The embeddings of a caption with the images that the text encoder sees (`sees`)."""
         raise NotImplementedError
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:

@@ -72,6 +72,10 @@ class Tiny:
     """The pipeline takes as many images as prompts."""
     drawn_before: Callable[[torch.Size], tuple[int, ...]] | None = None
     """What the pipeline draws before the initial noise, by the shape of the latents: an image's posterior, say."""
+    begins: Callable[[Tensor, dict[str, Tensor]], Tensor] = lambda noise, batch: noise
+    """The state that the pipeline's loop begins with, from its noise and a batch."""
+    pinned: bool = False
+    """`attach` keeps the first frame's tokens, without being told."""
     pack: Callable[[Any, Tensor], Tensor] = lambda pipeline, latents: latents
     """Latents as the pipeline returns them."""
     stepped: Callable[[Any, Tensor], Tensor] | None = None

@@ -46,7 +46,11 @@ MODELS: dict[str, dict[str, str]] = {
         "i2v-480p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v",
         "i2v-720p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v",
     },
-    "hunyuanvideo1": {"t2v": "hunyuanvideo-community/HunyuanVideo"},
+    "hunyuanvideo1": {
+        "t2v": "hunyuanvideo-community/HunyuanVideo",
+        "i2v": "hunyuanvideo-community/HunyuanVideo-I2V",
+        "i2v-33ch": "hunyuanvideo-community/HunyuanVideo-I2V-33ch",
+    },
     "ltxvideo": {
         "0.9.5": "Lightricks/LTX-Video-0.9.5",
         "0.9.0": "Lightricks/LTX-Video",
