@@ -87,6 +87,16 @@ def gemma_text() -> Any:
     return randomised(Gemma2Model(config))
 
 
+def gemma3_text() -> Any:
+    """Gemma3ForConditionalGeneration."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"vocab_size": len(tokenizers.gemma_tokenizer()), **_small(hidden=16, layers=2), "query_pre_attn_scalar": 8}
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8, "image_size": 32}
+    config: Any = Gemma3Config(text_config=text, vision_config={**vision, "patch_size": 16, **ATTENTION})
+    return randomised(Gemma3ForConditionalGeneration(config))
+
+
 def qwen_text(*, alone: bool = False, layers: int = 2) -> Any:
     """Qwen2_5_VLForConditionalGeneration, or its text model `alone`."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLTextModel

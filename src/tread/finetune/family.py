@@ -284,6 +284,10 @@ class TuneFamily(ABC):
         *frames, rows, columns = latents.shape[2:]
         return (frames[0] if frames else 1), rows, columns
 
+    def complete(self, pipeline: Any) -> None:
+        """Replace text parts that the stock pipeline calls for encoded prompts too, before it draws from such."""
+        return
+
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         """The stock pipeline's arguments for an encoded prompt; `negative` is None without guidance."""
         arguments = {}

@@ -72,6 +72,8 @@ class Tiny:
     """The pipeline takes as many images as prompts."""
     drawn_before: Callable[[torch.Size], tuple[int, ...]] | None = None
     """What the pipeline draws before the initial noise, by the shape of the latents: an image's posterior, say."""
+    unread: tuple[str, ...] = ()
+    """Arguments of the transformer that its prediction does not depend on, or that it computes from others itself."""
     begins: Callable[[Tensor, dict[str, Tensor]], Tensor] = lambda noise, batch: noise
     """The state that the pipeline's loop begins with, from its noise and a batch."""
     pinned: bool = False

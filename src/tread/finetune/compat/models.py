@@ -56,6 +56,10 @@ MODELS: dict[str, dict[str, str]] = {
         "0.9.0": "Lightricks/LTX-Video",
         "0.9.7-dev": "Lightricks/LTX-Video-0.9.7-dev",
     },
+    "ltxvideo2": {
+        "dev": "Lightricks/LTX-2",
+        "2.3-dev": "dg845/LTX-2.3-Diffusers",
+    },
     "hidream": {
         "full": "HiDream-ai/HiDream-I1-Full",
         "dev": "HiDream-ai/HiDream-I1-Dev",

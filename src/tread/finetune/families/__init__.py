@@ -32,6 +32,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "kandinsky5_video": "Kandinsky5Video",
     "krea2": "Krea2",
     "ltxvideo": "LTXVideo",
+    "ltxvideo2": "LTXVideo2",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",
     "prx": "PRX",
