@@ -56,6 +56,8 @@ class Tiny:
     """What guidance leads away from."""
     one_time: bool = False
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
+    whole_steps: bool = False
+    """Timesteps are rounded to whole numbers, and the pipeline tells the model the scheduler's sigmas instead."""
     prepare: Callable[[Any], None] = lambda pipeline: None
     """Changes a loaded pipeline so that it draws the size it is told."""
     reads_values: str = ""

@@ -22,6 +22,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "chroma": "Chroma",
     "cogvideox": "CogVideoX",
     "cosmos": "Cosmos",
+    "cosmos25": "Cosmos25",
     "cosmos_video": "CosmosVideo",
     "flux": "Flux",
     "flux2": "Flux2",
