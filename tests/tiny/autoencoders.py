@@ -98,6 +98,16 @@ def qwen_autoencoder() -> Any:
     return AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
 
 
+def qwen21_autoencoder() -> Any:
+    """AutoencoderKLQwenImage21: 16 pixels per latent, a channel for transparency."""
+    from diffusers.models.autoencoders.autoencoder_kl_qwenimage21 import AutoencoderKLQwenImage21
+
+    spread = torch.linspace(-1, 1, 8)
+    statistics: Any = {"latents_mean": (spread / 4).tolist(), "latents_std": (1.0 + spread / 2).tolist()}
+    sizes: dict[str, Any] = {"base_dim": 4, "decoder_base_dim": 4, "z_dim": 8, "dim_mult": [1] * 5, "num_res_blocks": 1}
+    return randomised(AutoencoderKLQwenImage21(**sizes, **statistics), scale=1.0)
+
+
 def flux2_autoencoder() -> Any:
     """AutoencoderKLFlux2, with statistics in its batch norm."""
     from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2

@@ -74,7 +74,7 @@ class TuneFamily(ABC):
     texts_differ: ClassVar[bool] = False
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
     one_length: ClassVar[bool] = False
-    """Whether the texts of a batch must have one length, because the model has no text mask and reads no padding."""
+    """Whether the texts of a batch must have one length, because the model has no text mask or counts padding."""
     pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
     """Parts of the pipeline that `encode_pixels` needs."""
     needed_parts: ClassVar[tuple[str, ...]] = ()

@@ -38,7 +38,7 @@ LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
 LARGE_FAMILIES = (
     *("chroma", "cogvideox", "flux", "flux2", "hidream", "hunyuanvideo", "hunyuanvideo1", "krea2", "ltxvideo2"),
-    "qwen_image",
+    *("qwen_image", "qwen_image21"),
 )
 """Families whose usual model is LARGE, for a model that is not on this disk."""
 

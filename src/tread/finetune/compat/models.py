@@ -102,6 +102,7 @@ MODELS: dict[str, dict[str, str]] = {
         "edit-v2+": "Qwen/Qwen-Image-Edit-2509",
         "edit-v3": "Qwen/Qwen-Image-Edit-2511",
     },
+    "qwen_image21": {"v2.1": "Qwen/Qwen-Image-2.1"},
     "sd3": {"medium": "stabilityai/stable-diffusion-3.5-medium", "large": "stabilityai/stable-diffusion-3.5-large"},
     "wan": {
         "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
