@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.testing import assert_close
 
+from tests.finetune.tasks import make_config
 from tests.finetune.trained import PROMPTS, changed, drawn, opened, recorded, text_of
+from tests.tiny.pictures import write_clips
 from tests.tiny.pipelines.case import first_frame
 from tread.errors import ConfigError
+from tread.finetune.data.prepare import prepare
 from tread.finetune.families import open_family
 from tread.finetune.model.source import Source
 
@@ -99,6 +103,28 @@ def test_the_first_version_is_given_a_frame_that_was_encoded_alone(pipeline_fold
             assert_close(given[:, :, :1], alone)
             assert torch.equal(given[:, :, 1:], noisy[:, :, 1:])
         assert "the first frame is given" in family.unfit(64, 64, 1)
+
+
+def test_the_two_forms_share_a_cache(pipeline_folder: Folder, tmp_path: Path) -> None:
+    """One autoencoder, one text encoder and one class of pipeline, but what is encoded differs: each finds its own."""
+    data = {"instance_data_dir": str(write_clips(tmp_path / "clips")), "resolution": 64, "video": {"num_frames": 5}}
+
+    def encoded(name: str, cache: str) -> dict[str, Any]:
+        """The latents and the text of the first sample."""
+        place = pipeline_folder(name)
+        settings = {"model_family": "hunyuanvideo1", "cache_dir": str(tmp_path / cache)}
+        family = open_family("hunyuanvideo1", Source(str(place)))
+        made = prepare(make_config(place, data, **settings), family, Accelerator(cpu=True), tmp_path)
+        entry = made.train.entries[0]
+        text = made.texts.of(entry.sample.captions[0], entry.seen)
+        return {**made.texts.cache.load("latents", entry.latents), **text}
+
+    first = encoded("hunyuanvideo1-i2v", "both")
+    second, alone = (encoded("hunyuanvideo1-i2v-first", cache) for cache in ("both", "alone"))
+    assert "condition" in first
+    assert first["embeds"].shape != second["embeds"].shape
+    assert second.keys() == alone.keys()
+    assert all(torch.equal(second[name], alone[name]) for name in alone)
 
 
 def test_a_transformer_that_takes_no_frame_is_refused(pipeline_folder: Folder, tmp_path: Path) -> None:

@@ -224,6 +224,11 @@ class TuneFamily(ABC):
         """What `encode_pixels` depends on beside the class of the pipeline and its parts: the cache's key has it."""
         return ()
 
+    @property
+    def text_encoding(self) -> tuple[object, ...]:
+        """What texts depend on beside their length, the class of the pipeline and its parts, likewise."""
+        return ()
+
     def stand_ins(self) -> dict[str, Any]:
         """Objects in place of parts that the stock pipeline insists on, while it only encodes."""
         return {}

@@ -44,10 +44,10 @@ def build(pipeline: str = "LTX2Pipeline", *, newer: bool = False) -> Any:
 
 
 def isolate(pipeline: Any) -> None:
-    """Make the transformer draw video and sound apart; arguments are changed before others see them."""
+    """Make the pipeline draw video and sound apart; arguments are changed before others see them."""
 
     def apart(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, named | {"isolate_modalities": True}
+        return args, named | ({"isolate_modalities": True} if "audio_coords" in named else {})  # else it is no pipeline
 
     pipeline.transformer.register_forward_pre_hook(apart, with_kwargs=True, prepend=True)
     pipeline.scheduler._step_index = None  # sound is stepped by a copy, which goes on where the last call ended

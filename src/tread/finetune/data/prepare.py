@@ -100,7 +100,7 @@ def prepare(
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
         device,
     )
-    text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length)
+    text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length, *family.text_encoding)
     previews_see: list[Picture] = []
     prompts = [*config.prompts, config.validation_negative_prompt]
     if family.sees is not None:

@@ -60,6 +60,14 @@ class HunyuanVideo1(TuneFamily):
     def unfit(self, width: int, height: int, frames: int) -> str | None:
         return NEEDS_CLIPS if self._given is not None and frames == 1 else None
 
+    @property
+    def encoding(self) -> tuple[object, ...]:
+        return () if self._given is None else (self._given,)
+
+    @property
+    def text_encoding(self) -> tuple[object, ...]:
+        return self.encoding
+
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         return self._texts(*pipeline.encode_prompt(list(captions), max_sequence_length=self.text_length))
