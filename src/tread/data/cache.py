@@ -20,7 +20,8 @@ from tread.errors import RemoteError
 from tread.files import TEMPORARY, atomic_write, exclusive, writing
 
 _TRIES = 10
-_PAUSE = 0.2
+_PAUSE, _PAUSES = 0.2, 3000
+"""Seconds between looks for room, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,15 @@ class ShardCache:
             if self.holds(shard):
                 return None
             with atomic_write(path) as file:
-                while not self._reserve(shard.size, file):
+                for _ in range(_PAUSES):
+                    if self._reserve(shard.size, file):
+                        break
                     time.sleep(_PAUSE)  # others fetch; what they have fetched can make room
+                else:
+                    raise RemoteError(
+                        f"no room for shard {shard} in {self.folder} within {_PAUSES * _PAUSE:g} seconds: raise "
+                        "data.cache_gb, or empty the folder if other users' shards fill it"
+                    )
                 download(shard.url, file, shard.size)
                 file.flush()
                 return open(file.name, "rb")  # it may be evicted as soon as it has its name
