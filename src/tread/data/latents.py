@@ -42,6 +42,7 @@ Kind = Literal["auto", "sample", "moments"]
 
 _MOMENTS_WORD = int.from_bytes(b"mome")
 _OPEN_FILES = 128  # per process, below the usual limit of open files
+_HEADERS = 64  # of .npy files that are remembered
 _FETCHED = 8  # shards of the next window at once
 _GB = 10**9
 _LOOKED_AT, _LOOKED_AT_BYTES = 1000, 2**26
@@ -107,6 +108,7 @@ class Latents(Dataset):
         self._window = window
         _check_cache(self._index, window, cache_gb)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._headers: dict[bytes, tuple[np.dtype, tuple[int, ...], int]] = {}
         self._pid = os.getpid()
         _check_labels(self._index, num_classes)
         self._stored_shape = self._read(0).shape
@@ -124,7 +126,7 @@ class Latents(Dataset):
         if latent.shape != self._stored_shape:
             raise self._shape_error(i, latent.shape)
         x = torch.from_numpy(latent.astype(np.float32))
-        if not x.isfinite().all():
+        if not x.sum().isfinite() and not x.isfinite().all():  # the sum is quick, and may overflow
             raise DataError(
                 f"sample {self._index.name(i)} has NaN or infinite values: encode it again (a VAE in float16 "
                 "overflows, float32 does not) or remove it"
@@ -207,8 +209,7 @@ class Latents(Dataset):
         file = self._file(int(self._index.shard[i]))
         file.seek(int(self._index.offset[i]))
         try:
-            # not np.load, which would open an .npz too
-            latent = np.lib.format.read_array(io.BytesIO(file.read(int(self._index.size[i]))), allow_pickle=False)
+            latent = self._parse(file.read(int(self._index.size[i])))
         except Exception as error:  # numpy passes a damaged header to Python's tokenizer
             raise DataError(
                 f"latent.npy of sample {self._index.name(i)} is not a readable array ({error}): write the shard again"
@@ -216,6 +217,23 @@ class Latents(Dataset):
         if latent.dtype.kind != "f":
             raise DataError(f"latent.npy of sample {self._index.name(i)} is {latent.dtype}: store float16 or float32")
         return latent
+
+    def _parse(self, raw: bytes) -> np.ndarray:
+        """The array of an .npy file. Parsing a header takes longer than reading a latent, and most are the same."""
+        end = 10 + int.from_bytes(raw[8:10], "little")  # of version 1, the only one remembered
+        dtype, shape, size = self._headers.get(raw[:end], (None, (), -1))
+        if len(raw) == size:
+            return np.frombuffer(raw, dtype, offset=end).reshape(shape)
+        # not np.load, which would open an .npz too
+        array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
+        if (
+            raw[6] == 1
+            and array.flags.c_contiguous
+            and len(raw) == end + array.nbytes
+            and len(self._headers) < _HEADERS
+        ):
+            self._headers[raw[:end]] = array.dtype, array.shape, len(raw)
+        return array
 
     def _file(self, shard: int) -> BinaryIO:
         if self._pid != os.getpid():  # forked: an inherited file shares its offset with the parent
