@@ -165,7 +165,10 @@ def encode(arguments: list[str]) -> None:
         default="float32",
         help="precision of the VAE (default: %(default)s)",
     )
-    add("--seed", type=int, default=0, help="of --kind sample (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of --kind sample and --shuffle (default: %(default)s)")
+    add("--shuffle", action="store_true", help="images in a random order, for training with data.window")
+    add("--rank", type=int, help="of --world processes that share the work (default: torchrun's, else 0 of 1)")
+    add("--world", type=int, help="how many there are, on all machines; they need to share nothing but --out")
     from tread.data.shards import encode as run
 
     print(run(**vars(parser.parse_args(arguments))))
