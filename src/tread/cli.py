@@ -74,6 +74,9 @@ def export(arguments: list[str]) -> None:
     add("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
     add("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
     add("--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)")
+    add("--layout", choices=("comfyui", "kohya"), help="write the LoRA under the names that these programs read")
+    add("--merge", action="store_true", help="write whole transformers, with the adapter merged into their weights")
+    add("--dtype", choices=("fp32", "bf16", "fp16"), help="precision of what is written (default: the run's)")
     options = parser.parse_args(arguments)
     no_loading_bars()
     from tread.finetune.result.export import export as run
@@ -162,7 +165,10 @@ def encode(arguments: list[str]) -> None:
         default="float32",
         help="precision of the VAE (default: %(default)s)",
     )
-    add("--seed", type=int, default=0, help="of --kind sample (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of --kind sample and --shuffle (default: %(default)s)")
+    add("--shuffle", action="store_true", help="images in a random order, for training with data.window")
+    add("--rank", type=int, help="of --world processes that share the work (default: torchrun's, else 0 of 1)")
+    add("--world", type=int, help="how many there are, on all machines; they need to share nothing but --out")
     from tread.data.shards import encode as run
 
     print(run(**vars(parser.parse_args(arguments))))
@@ -186,7 +192,7 @@ def plan(arguments: list[str]) -> None:
     )
     add("--full", action="store_true", help="train all weights instead of an adapter")
     add("--precision", help="of the base: bf16, int8, fp8, int4, nf4, ... (default: bf16; fp32 with --full)")
-    add("--optimizer", default="adamw", help="adamw, adamw-8bit, adamw-bf16, lion, lion-8bit or adafactor")
+    add("--optimizer", default="adamw", help="as in a config, e.g. adamw-8bit, lion, prodigy (default: %(default)s)")
     add(
         "--checkpointing",
         nargs="?",

@@ -14,6 +14,7 @@ from PIL import Image
 from tests.browser import PHONE, Browser
 from tread.cli import main
 from tread.report.planning.models import Model, documents, find_model
+from tread.report.planning.tables import OPTIMIZERS
 from tread.routing import noise
 from tread.routing.plan import PRESETS
 from tread.routing.selection import l1_rank, mixed_score, select
@@ -45,7 +46,7 @@ def drawn(number: random.Random, model: Model) -> list[str]:
     chosen = number.choice([json.dumps(config), number.choice(list(PRESETS))])
     words = ["--routes", chosen, "--resolution", "x".join(sides), "--batch", str(number.choice([1, 2, 7]))]
     words += ["--checkpointing", number.choice(["none", "selective", "full"])]
-    words += ["--optimizer", number.choice(["adamw", "adamw-8bit", "adamw-bf16", "lion", "lion-8bit", "adafactor"])]
+    words += ["--optimizer", number.choice(list(OPTIMIZERS))]
     words += ["--text", str(number.choice([model.text, 77]))] if model.text else []
     if model.video:
         words += ["--frames", str(1 + model.frame_factor * number.randint(0, 30))]

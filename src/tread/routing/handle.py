@@ -37,8 +37,8 @@ class _Given(NamedTuple):
 @dataclass(frozen=True)
 class _Mode:
     """Settings of the context managers: routing on or off, a ratio, selections, the step and sample positions to draw
-    for, a force mask, and the largest number of tokens it forces in a sample, whether tokens are permuted. None means
-    not set."""
+    for, a force mask, the largest number of tokens it forces in a sample and how many leading ones it forces in all,
+    whether tokens are permuted. None means not set."""
 
     on: bool | None = None
     ratio: float | None = None
@@ -47,6 +47,7 @@ class _Mode:
     samples: Tensor | None = None
     mask: Tensor | None = None
     masked: int | None = None
+    leading: int = 0
     permuted: bool = False
 
 
@@ -126,7 +127,8 @@ class Handle:
         check_mask(mask)
         masked = int(mask.sum(dim=1).max())
         warn_once(mask_risks(mask.shape[1], masked), self._said, stacklevel=4)  # one more: contextlib's
-        with self._set(mask=mask, masked=masked):
+        leading = int(mask.int().cumprod(dim=1).sum(dim=1).min())
+        with self._set(mask=mask, masked=masked, leading=leading):
             yield
 
     @contextmanager
@@ -302,7 +304,8 @@ class Handle:
                 return torch.where(token < forced.pinned, token - tokens, score).argsort(dim=1)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
-            kept = kept_count(tokens, ratio, mode.masked, forced.count)
+            always = forced.count - min(forced.pinned, mode.leading)  # those that the mask names are counted there
+            kept = kept_count(tokens, ratio, mode.masked, always)
             return select(score, kept, forced.with_mask(mode.mask, like=score))  # (B, K)
 
         return choose

@@ -88,7 +88,7 @@ def prepare(
     )
     encoding = (config.vae_dtype, config.vae_enable_tiling, *family.encoding)
     named = identity(family.source, family.pixel_parts, *encoding)
-    options: dict[str, Any] = {"seen": family.sees_references, "progress": show}
+    options: dict[str, Any] = {"seen": family.sees, "progress": show}
     # by the first stage that needs them: all files are hashed then
     items = once(lambda: items_of(cache, samples, configs, identity=named, shapes=shapes, **options))
     device = accelerator.device
@@ -100,10 +100,10 @@ def prepare(
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
         device,
     )
-    text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length)
+    text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length, *family.text_encoding)
     previews_see: list[Picture] = []
     prompts = [*config.prompts, config.validation_negative_prompt]
-    if family.sees_references:
+    if family.sees is not None:
         previews_see = whole(cache, config.validation_images)
         texts = encode_seen_texts(
             cache,

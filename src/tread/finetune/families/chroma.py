@@ -28,12 +28,17 @@ class Chroma(TuneFamily):
     guidance = 5.0
     steps = 35
     few_steps = (16, 1.0)
+
     checkpoints_whole = False
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
         width = source.config("text_encoder").get("d_model")
         self.check_text_width("text_encoder", width, source.config("transformer")["joint_attention_dim"])
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        return 1, 2, 2  # of latents that are folded before the transformer, whose own patch is one
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
