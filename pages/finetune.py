@@ -8,6 +8,7 @@ from tests.tiny.pipelines import TINY
 from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.models import MODELS
 from tread.finetune.families import TUNE_FAMILIES, family_class
+from tread.finetune.model.original_names import LAYOUTS
 from tread.finetune.result.card import TWO_EXPERTS, loading_lines
 from tread.finetune.settings import FinetuneConfig
 
@@ -80,7 +81,13 @@ def loader_table() -> str:
     return "\n".join(rows)
 
 
+def layout_table() -> str:
+    """The families that have a key layout of another program."""
+    rows = [(f"`--layout {layout}`", ", ".join(f"`{name}`" for name in names)) for layout, names in LAYOUTS.items()]
+    return markdown_table(("layout", "defined for"), rows)
+
+
 def updated(page: str) -> str:
     """docs/finetune.md with its tables written anew."""
     tables = {"families": family_table(), "keys": key_table(), "models": model_table(), "loaders": loader_table()}
-    return with_tables(page, tables)
+    return with_tables(page, {**tables, "layouts": layout_table()})

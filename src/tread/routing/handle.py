@@ -110,6 +110,17 @@ class Handle:
         if self.plan.schedule is not None:
             self._scale = self.plan.schedule.scale(step)
 
+    def reroute(self, plan: RoutePlan) -> None:
+        """Route by another plan from the next forward on, with the seed of this handle.
+
+        CUDA graphs and code compiled for other lengths stay: a loop that reroutes often releases the graphs.
+        """
+        depth = self.plan.depth
+        assert depth is not None
+        self.plan = replace(plan.resolve(depth), seed=self.plan.seed)
+        self._scale = None if plan.schedule else 1.0
+        warn_once(layer_risks(self.plan), self._said)
+
     @contextmanager
     def force_keep(self, mask: Tensor) -> Iterator[None]:
         """Never drop the tokens that are True in mask (B, S). Its counts are read here, outside the forward."""
@@ -329,7 +340,7 @@ class Handle:
     def signature(self, *, training: bool) -> tuple[Hashable, ...]:
         """The host-side decisions about a forward now: repeatable forwards with equal signatures differ only in their
         inputs and the step."""
-        return self.is_on(training=training), *self.ratios(training=training)
+        return self.is_on(training=training), self.plan.routes, *self.ratios(training=training)
 
     @property
     def repeatable(self) -> bool:

@@ -64,11 +64,11 @@ class Prepared:
 
 
 def prepare(
-    config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, folder: Path, *, one_batch: bool = False
+    config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, folder: Path, *, batches: int | None = None
 ) -> Prepared:
     """Collect and encode the data of a config; all processes call it together.
 
-    `one_batch`: only as many samples as a batch has are encoded, those of the most frequent bucket.
+    `batches`: only as many samples as these batches have are encoded, those of the most frequent bucket.
     """
     say, show = accelerator.print, accelerator.is_main_process
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
@@ -76,8 +76,8 @@ def prepare(
     check_references(family, collected.samples)
     check_sizes(family, collected.samples, configs)
     samples = collected.samples
-    if one_batch:
-        samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
+    if batches is not None:
+        samples = _batch_of(samples, configs, family)[: batches * config.train_batch_size * accelerator.num_processes]
     cache = Cache(config.cache_dir, accelerator)
 
     shapes = Shapes(
