@@ -191,6 +191,20 @@ class Pretraining:
             u=noise.uniform(seed, TIME, where),
         ).mean()
 
+    @torch.no_grad()
+    def losses_at(self, batch: Batch, u: float, kept: Tensor | None = None) -> Tensor:
+        """The loss of each sample, (B,), at the u-quantile of the training times, with fixed noise and all labels.
+
+        Every token carries loss in this job, so `kept` (see `Finetuning.losses_at`) changes nothing.
+        """
+        x, labels, where = batch
+        x = self.dataset.prepare(x, VALIDATION, where)
+        drawn = noise.per_sample_normal(VALIDATION, where, x.shape[1:])
+        with self.accelerator.autocast():
+            return self.objective.loss(
+                self.model, x, labels, noise=drawn, u=torch.full_like(where, u, dtype=torch.float32)
+            )
+
     def reviews(self, step: int) -> dict[str, Review]:
         """The validation loss, a grid of samples and the figures of an evaluation, each every so many steps."""
         config, steps = self.config, self.config.train.steps
