@@ -28,7 +28,6 @@ class Chroma(TuneFamily):
     guidance = 5.0
     steps = 35
     few_steps = (16, 1.0)
-
     checkpoints_whole = False
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
