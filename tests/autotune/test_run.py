@@ -300,6 +300,23 @@ def test_a_fine_tune(law: Law, tune: Tune, capsys: Capture) -> None:
     assert record["facts"]["tread_config"]["routes"] == told["routes"]
 
 
+def test_finalists_of_a_fine_tune_are_run_beside_dense(law: Law, tune: Tune) -> None:
+    """Also those of the schedule that the config leaves to its default, whose last steps are dense and take longer."""
+    config = tune("flux", num_eval_images=2, validation_prompt=None, tread_config=None, output_dir="never")
+    law.fixed = 2.0
+    assert tune_cli(config_file(config), "--target-speedup", "1.01", "--ratios", "0.4", "--verify", "0.5") == 0
+    facts = measurements(Path("autotune/c"))
+    dense = facts["verified"]["dense"]
+    share = 60 * 0.5 / len(facts["verified"])
+    assert dense["steps"] == round(share / (law.fixed + 5 * (law.linear + law.square)))
+    for one in facts["result"]["finalists"]:
+        seconds = 0.85 * one["seconds"] + 0.15 * facts["result"]["dense_seconds"]
+        assert facts["verified"][one["plan"]]["steps"] == round(share / seconds)
+        assert facts["verified"][one["plan"]]["val_loss"] > 0
+    assert any("last 15% of the steps dense" in note for note in facts["result"]["notes"])
+    assert not Path("never").exists()
+
+
 def test_a_model_to_fine_tune_that_is_too_shallow(law: Law, tune: Tune, capsys: Capture) -> None:
     assert tune_cli(config_file(tune("sd3")), "--pareto") == 2
     assert "the model has 4 layers" in capsys.readouterr().err
