@@ -30,7 +30,6 @@ LYCORIS = {
 }
 UNSUPPORTED = {
     ("model_family", "cosmos3"),
-    ("model_family", "ltxvideo2"),
     ("model_family", "minimaxh3"),
     ("model_family", "ideogram"),
     ("model_family", "mageflow"),
@@ -262,7 +261,7 @@ def test_values_in_other_words(given: dict[str, Any], became: dict[str, Any]) ->
         ({"lr_scheduler": "sine"}, "lr_scheduler", "write lr_scheduler: cosine"),
         ({"mixed_precision": "fp16"}, "mixed_precision", "write bf16"),
         ({"loss_type": "smooth_l1"}, "loss_type", "write huber"),
-        ({"model_family": "ltxvideo2"}, "model_family", "with tread.attach (docs/attach.md"),
+        ({"model_family": "mageflow"}, "model_family", "with tread.attach (docs/attach.md"),
         ({"lora_rank": 1.5}, "lora_rank", "lora_rank is 1.5; it must be a whole number."),
         ({"data": [{"instance_data_dir": "a", "repeats": "x"}]}, "data[0].repeats", "it must be a whole number"),
         ({"data": [{"instance_data_dir": "a", "caption": "x"}]}, "data[0].caption", "Did you mean 'caption_column'?"),

@@ -190,7 +190,7 @@ def test_the_video_column_holds_the_files(dataset_type: str) -> None:
 
 
 def test_a_family_that_is_not_tuned_is_one_verdict_among_others() -> None:
-    config = {**THEIRS, "model_family": "ltxvideo2", "pretrained_model_name_or_path": None, "model_flavour": "dev"}
+    config = {**THEIRS, "model_family": "ideogram", "pretrained_model_name_or_path": None, "model_flavour": "fp8"}
     assert [one.key for one in translate(config).unsupported] == ["model_family"]
     wrong = {"learning_rate": "fast", "tread_config": {"routes": [{**ROUTES["routes"][0], "selection_ratio": 1.5}]}}
     assert {one.key for one in translate(config | wrong).unsupported} >= {"model_family", "learning_rate"}

@@ -35,8 +35,15 @@ PLAN = {
 }
 FAMILIES = (
     *FIRST,
-    *("cogvideox-1.5-i2v", "cosmos-first", "flux-kontext", "flux2-klein", "hunyuanvideo-i2v", "kandinsky5_image-edit"),
-    *("kandinsky5_video-i2v-first", "ltxvideo-first", "qwen_image-edit", "qwen_image-edit-2511", "wan-a14b"),
+    *("cogvideox-1.5-i2v", "cosmos-first", "flux-kontext", "flux2-klein", "hunyuanvideo-i2v", "hunyuanvideo1-i2v"),
+    *(
+        "kandinsky5_image-edit",
+        "kandinsky5_video-i2v-first",
+        "ltxvideo-first",
+        "qwen_image-edit",
+        "qwen_image-edit-2511",
+        "wan-a14b",
+    ),
     *("wan-flf2v", "wan-i2v"),
 )
 RESULTS = [

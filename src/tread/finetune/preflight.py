@@ -119,11 +119,11 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
 
 
 def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
-    """Refuse batches of texts that a model without a text mask cannot read."""
+    """Refuse batches of texts to a model that reads padding."""
     if family.one_length and config.train_batch_size > 1:
         raise ConfigError(
-            f"train_batch_size is {config.train_batch_size}, but the model of {family.name} has no text mask, so "
-            "captions of different lengths cannot share a batch: set it to 1 and raise gradient_accumulation_steps."
+            f"train_batch_size is {config.train_batch_size}, but the model of {family.name} would read the padding of "
+            "captions that share a batch: set it to 1 and raise gradient_accumulation_steps."
         )
 
 
