@@ -25,6 +25,7 @@ from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
 from tread.finetune.previews import check_frames, check_image
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.target import Target
 from tread.routing.risks import warn_once
 from tread.training.checkpoint import list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
@@ -111,6 +112,16 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
     return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
 
 
+def target_of(config: FinetuneConfig, family: TuneFamily) -> Target:
+    """The training target of a config's model; refuses settings of the loss that it does not have."""
+    return family.target(shift=config.flow_schedule_shift, distance=config.loss_type).adjusted(
+        density=config.density(),
+        tokens=config.flow_shift_tokens,
+        weighting=config.loss_weighting,
+        snr_gamma=config.snr_gamma,
+    )
+
+
 def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
     """Refuse batches of texts that a model without a text mask cannot read."""
     if family.one_length and config.train_batch_size > 1:
@@ -151,7 +162,7 @@ def is_here(place: str, revision: str | None) -> bool:
 
 
 def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> Iterator[Callable[[], object]]:
-    yield lambda: family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
+    yield lambda: target_of(config, family)
     yield lambda: check_image(config, family)
     yield lambda: check_frames(config, family)
     yield lambda: check_batch(config, family)

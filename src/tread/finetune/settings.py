@@ -15,9 +15,11 @@ from tread.config.schema import at_least
 from tread.data.captioned.entries import LONGEST, data_configs
 from tread.errors import ConfigError, nearest, shown
 from tread.finetune.families import TUNE_FAMILIES
+from tread.finetune.target import Weighting
 from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
+from tread.objectives.density import PARAMETERS, Density, DensityName
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
 from tread.training.settings import OptimizerName
@@ -182,8 +184,34 @@ rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-
 unlearns while it is taught to answer for dropped tokens; from scratch, all is right."""
     loss_type: Literal["l2", "huber"] = "l2"
     """Distance of prediction and target; huber forgives outliers."""
+    loss_weighting: Weighting = "none"
+    """Weight of the loss by time t of a flow model: none, sigma_sqrt (1 / t^2) or cosmap (2 / pi (1 - 2t + 2t^2)). The \
+validation loss has no weights."""
+    snr_gamma: float | None = None
+    """Min-SNR: the highest signal-to-noise ratio in the weights of the loss, usually 5; for models that predict noise \
+or v (PixArt, CogVideoX)."""
+    noise_offset: float = 0.0
+    """Standard deviation of a value added to each channel of a sample's noise, which lets a model learn very dark and \
+very bright images."""
+    noise_offset_probability: float = 1.0
+    """The share of samples whose noise has that offset."""
     flow_schedule_shift: float | None = None
     """Shift of the training times towards noise (1: none); null: as the model's own sampler shifts them."""
+    flow_shift_tokens: int | None = None
+    """Tokens of a sample at which that shift holds, e.g. 4096 for 1024x1024: larger samples are shifted more, by the \
+root of the ratio; null: one shift for all sizes, unless the model's own sampler has one for each."""
+    time_density: DensityName | None = None
+    """Density of the training times before the shift; null: logit-normal for flow models, uniform for others."""
+    logit_mean: float = Density.logit_mean
+    """Mean of logit(t) for time_density logit-normal; above 0 trains more on noise."""
+    logit_std: float = Density.logit_std
+    """Standard deviation of logit(t) for time_density logit-normal."""
+    mode_scale: float = Density.mode_scale
+    """Scale of time_density mode: above 0 prefers the middle, below 0 the ends; 0 is uniform."""
+    beta_alpha: float = Density.beta_alpha
+    """First shape of time_density beta; above the second it prefers noise."""
+    beta_beta: float = Density.beta_beta
+    """Second shape of time_density beta."""
 
     output_dir: str = "runs/finetune"
     """The folder of the run: checkpoints, previews, metrics and the result."""
@@ -252,6 +280,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             raise ConfigError("data is empty; give a folder of images or videos with captions (docs/data.md).")
         if self.validation_size is not None and min(self.validation_size) < 1:
             raise ConfigError(f"validation_resolution is {self.validation_resolution!r}; both sides must be positive.")
+        self.density()
         self.plan()
 
     @property
@@ -284,6 +313,18 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             )
         return int(found[1]), int(found[2] or found[1])
 
+    def density(self) -> Density | None:
+        """The density of training times; None: the model's usual one."""
+        given = {name: getattr(self, name) for name in PARAMETERS}
+        if self.time_density is not None:
+            return Density(name=self.time_density, **given)
+        if changed := [name for name, value in given.items() if value != getattr(Density, name)]:
+            raise ConfigError(
+                f"{changed[0]} is {given[changed[0]]}, but time_density is null: set it to {PARAMETERS[changed[0]]!r}, "
+                f"or leave {changed[0]} out."
+            )
+        return None
+
     def with_steps(self, steps_per_epoch: int) -> "FinetuneConfig":
         """The config with num_train_epochs turned into max_train_steps."""
         if self.num_train_epochs == 0:
@@ -314,6 +355,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             num_eval_images=0, eval_steps_interval=0,
             validation_steps=0, validation_num_inference_steps=1, validation_guidance=0, validation_seed=0,
             validation_num_video_frames=1, framerate=1, logging_steps=1, minimum_image_size=0,
+            noise_offset=0, flow_shift_tokens=1,
         )  # fmt: skip
         for name in ("caption_dropout_probability", "lora_dropout", "adam_beta1", "adam_beta2", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
@@ -323,7 +365,9 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
         for name in ("output_dir", "cache_dir"):
             if not getattr(self, name).strip():
                 raise ConfigError(f"{name} is empty; name a folder, or write '.' for the working directory.")
-        for name in ("flow_schedule_shift", "resolution", "adam_epsilon"):
+        if not 0 <= self.noise_offset_probability <= 1:
+            raise ConfigError(f"noise_offset_probability is {self.noise_offset_probability}; allowed is 0 to 1.")
+        for name in ("flow_schedule_shift", "resolution", "adam_epsilon", "snr_gamma"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
