@@ -73,6 +73,7 @@ def export(arguments: list[str]) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
     add("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
+    add("--best", action="store_true", help="the checkpoint of the lowest dense validation loss")
     add("--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)")
     options = parser.parse_args(arguments)
     no_loading_bars()

@@ -16,7 +16,7 @@ from tread.config.schema import parse, plain
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, masked, shown
-from tread.finetune.data.prepare import check_references, check_sizes
+from tread.finetune.data.prepare import check_flips, check_references, check_sizes
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model import scratch
@@ -24,6 +24,7 @@ from tread.finetune.model.adapters import find_linears
 from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
 from tread.finetune.previews import check_frames, check_image
+from tread.finetune.result.hub import check_hub
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.target import Target
 from tread.routing.risks import warn_once
@@ -163,6 +164,8 @@ def is_here(place: str, revision: str | None) -> bool:
 
 def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> Iterator[Callable[[], object]]:
     yield lambda: target_of(config, family)
+    if config.push_to_hub:
+        yield lambda: check_hub(config)
     yield lambda: check_image(config, family)
     yield lambda: check_frames(config, family)
     yield lambda: check_batch(config, family)
@@ -195,6 +198,7 @@ def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     video = any(one.dataset_type == "video" for one in configs) if family is None else family.video
     collected = collect(configs, video=video, say=lambda _: None)
+    check_flips(collected.samples, configs)
     if family is not None:
         check_references(family, collected.samples)
         check_sizes(family, collected.samples, configs)

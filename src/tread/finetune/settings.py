@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tread.config.schema import at_least
+from tread.data.captioned.captions import triggered
 from tread.data.captioned.entries import LONGEST, data_configs
 from tread.errors import ConfigError, nearest, shown
 from tread.finetune.families import TUNE_FAMILIES
@@ -26,7 +27,7 @@ from tread.training.settings import OptimizerName
 
 Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
-ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
+ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size", "trigger_word")
 """Settings of a config that hold for the data entries without one of their own."""
 
 
@@ -87,6 +88,9 @@ learns image-to-video; image-to-video models are given it anyway."""
     """For data entries that set none: resolution is the shorter side, the square root of the area, or the area."""
     minimum_image_size: float | None = None
     """For data entries that set none: smaller images are skipped, and listed."""
+    trigger_word: str | None = None
+    """For data entries that set none: the word that the training should give a meaning. It takes the place of \
+[trigger] in captions and validation prompts, and is put in front of captions that have neither."""
     caption_dropout_probability: float = 0.1
     """The share of captions replaced by the empty one, which guidance needs."""
     cache_dir: str = "cache"
@@ -185,14 +189,14 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     loss_type: Literal["l2", "huber"] = "l2"
     """Distance of prediction and target; huber forgives outliers."""
     loss_weighting: Weighting = "none"
-    """Weight of the loss by time t of a flow model: none, sigma_sqrt (1 / t^2) or cosmap (2 / pi (1 - 2t + 2t^2)). The \
-validation loss has no weights."""
+    """Weight of the loss by time t of a flow model: none, sigma_sqrt (1 / t^2) or cosmap (2 / pi (1 - 2t + 2t^2)). \
+The validation loss has no weights."""
     snr_gamma: float | None = None
     """Min-SNR: the highest signal-to-noise ratio in the weights of the loss, usually 5; for models that predict noise \
 or v (PixArt, CogVideoX)."""
     noise_offset: float = 0.0
-    """Standard deviation of a value added to each channel of a sample's noise, which lets a model learn very dark and \
-very bright images."""
+    """Standard deviation of a value added to each channel of a sample's noise, which lets a model learn dark and \
+bright images."""
     noise_offset_probability: float = 1.0
     """The share of samples whose noise has that offset."""
     flow_schedule_shift: float | None = None
@@ -218,7 +222,10 @@ root of the ratio; null: one shift for all sizes, unless the model's own sampler
     checkpoint_step_interval: int = 500
     """Steps between checkpoints."""
     checkpoints_total_limit: int = 3
-    """Checkpoints that are kept."""
+    """Checkpoints that are kept, the newest ones."""
+    checkpoints_keep_best: bool = True
+    """Keep the checkpoint of the lowest dense validation loss too; each is validated when it is written, unless \
+eval_steps_interval is 0. `tread export RUN --best` writes its result."""
     resume_from_checkpoint: str | None = None
     """Go on with a run: latest (that of output_dir, if there is one), or the folder of a run."""
     data_changed: Literal["refuse", "accept"] = "refuse"
@@ -229,11 +236,14 @@ root of the ratio; null: one shift for all sizes, unless the model's own sampler
     eval_steps_interval: int = 100
     """Steps between validation losses; 0: none."""
     validation_prompt: str | tuple[str, ...] | None = None
-    """The prompt or prompts that previews are drawn for."""
+    """The prompt or prompts that previews are drawn for, or a file of them: .txt with one in each line, or a list or \
+mapping in .json or .yaml."""
     validation_negative_prompt: str = ""
     """What previews are guided away from."""
     validation_steps: int = 500
     """Steps between previews; 0: none."""
+    validation_on_startup: bool = False
+    """Draw previews and compute the validation loss before the first step too: what the untouched model does."""
     validation_num_inference_steps: int | None = None
     """Solver steps of a preview; null: the family's."""
     validation_guidance: float | None = None
@@ -250,6 +260,13 @@ root of the ratio; null: one shift for all sizes, unless the model's own sampler
     """The image that previews end with, for models of a first and a last frame."""
     framerate: int | None = None
     """Frames per second of clips and of preview videos; null: the family's."""
+
+    push_to_hub: bool = False
+    """Upload the result, its card and their previews to the Hugging Face hub at the end, with the token in HF_TOKEN."""
+    hub_model_id: str | None = None
+    """The repository that push_to_hub writes to, OWNER/NAME; null: one of yours, named like output_dir."""
+    hub_private: bool = True
+    """Whether push_to_hub makes a private repository; one that exists stays as it is."""
 
     logging_steps: int = 10
     """Steps between lines of metrics."""
@@ -290,9 +307,10 @@ root of the ratio; null: one shift for all sizes, unless the model's own sampler
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The validation prompts."""
-        prompts = self.validation_prompt or ()
-        return (prompts,) if isinstance(prompts, str) else prompts
+        """The validation prompts, with the trigger word in its place."""
+        given = self.validation_prompt or ()
+        prompts = (given,) if isinstance(given, str) else given
+        return tuple(triggered(prompt, self.trigger_word) for prompt in prompts)
 
     @property
     def validation_images(self) -> tuple[str, ...]:

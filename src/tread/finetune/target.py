@@ -25,6 +25,7 @@ from tread.objectives.objective import at_least_float32, beside
 
 Distance = Literal["l2", "huber"]
 Weighting = Literal["none", "sigma_sqrt", "cosmap"]
+LOGIT_NORMAL, UNIFORM = Density(name="logit-normal"), Density()
 LEAST_SIGMA = 1e-3
 """The lowest time that sigma_sqrt tells from 0, the first level of the stock schedulers."""
 
@@ -45,7 +46,12 @@ class Target(Protocol):
         ...
 
     def adjusted(
-        self, *, density: Density | None, tokens: int | None, weighting: Weighting, snr_gamma: float | None
+        self,
+        *,
+        density: Density | None = None,
+        tokens: int | None = None,
+        weighting: Weighting = "none",
+        snr_gamma: float | None = None,
     ) -> Self:
         """The target with a density of times (None: its own), a shift by the number of tokens, and weights of the loss
         by time; refuses what it does not have."""
@@ -72,8 +78,8 @@ class FlowTarget:
     dynamic: tuple[float, float, int, int] | None = None
     """(base_shift, max_shift, base_seq_len, max_seq_len): the shift grows with the number of tokens, as in FLUX."""
     tokens: int | None = None
-    """Tokens of a sample at which `shift` holds; others are shifted by the root of the ratio more. None: all by `shift`."""
-    density: Density = Density(name="logit-normal")
+    """Tokens of a sample at which `shift` holds; more are shifted more, by the root of the ratio. None: one shift."""
+    density: Density = LOGIT_NORMAL
     """The density of times before the shift."""
     weighting: Weighting = "none"
     distance: Distance = "l2"
@@ -91,12 +97,17 @@ class FlowTarget:
         return cls(shift=config.get("shift") or config.get("flow_shift") or 1.0, distance=distance)
 
     def adjusted(
-        self, *, density: Density | None, tokens: int | None, weighting: Weighting, snr_gamma: float | None
+        self,
+        *,
+        density: Density | None = None,
+        tokens: int | None = None,
+        weighting: Weighting = "none",
+        snr_gamma: float | None = None,
     ) -> Self:
         if snr_gamma is not None:
             raise ConfigError(
-                f"snr_gamma is {snr_gamma}, but the model is a flow model, and min-SNR is for models that predict noise "
-                "or v: leave it out, or set loss_weighting."
+                f"snr_gamma is {snr_gamma}, but the model is a flow model, and min-SNR is for models that predict "
+                "noise or v: leave it out, or set loss_weighting."
             )
         if tokens is not None and (self.dynamic is not None or type(self) is not FlowTarget):
             raise ConfigError(
@@ -151,7 +162,7 @@ class VelocityTarget:
 
     kept: Tensor
     """(T,) float64: the squared factor of x in the noisy state, the cumulative product of alphas."""
-    density: Density = Density()
+    density: Density = UNIFORM
     snr_gamma: float | None = None
     """The highest signal-to-noise ratio in the weights of the loss (min-SNR); None: all times weigh the same."""
     distance: Distance = "l2"
@@ -170,7 +181,12 @@ class VelocityTarget:
         return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
 
     def adjusted(
-        self, *, density: Density | None, tokens: int | None, weighting: Weighting, snr_gamma: float | None
+        self,
+        *,
+        density: Density | None = None,
+        tokens: int | None = None,
+        weighting: Weighting = "none",
+        snr_gamma: float | None = None,
     ) -> Self:
         _refuse_flow_settings(tokens, weighting)
         return replace(self, density=density or self.density, snr_gamma=snr_gamma)
@@ -228,7 +244,7 @@ class EpsilonTarget:
 
     betas: Tensor
     """(T,) float64: the variances of the forward process."""
-    density: Density = Density()
+    density: Density = UNIFORM
     snr_gamma: float | None = None
     """As that of `VelocityTarget`; the bound of the variance keeps its own weights."""
     distance: Distance = "l2"
@@ -244,7 +260,12 @@ class EpsilonTarget:
         return cls(betas=scheduler.betas.double(), distance=distance)
 
     def adjusted(
-        self, *, density: Density | None, tokens: int | None, weighting: Weighting, snr_gamma: float | None
+        self,
+        *,
+        density: Density | None = None,
+        tokens: int | None = None,
+        weighting: Weighting = "none",
+        snr_gamma: float | None = None,
     ) -> Self:
         _refuse_flow_settings(tokens, weighting)
         return replace(self, density=density or self.density, snr_gamma=snr_gamma)
@@ -304,8 +325,8 @@ def _refuse_flow_settings(tokens: int | None, weighting: Weighting) -> None:
     for name, value, off in (("flow_shift_tokens", tokens, None), ("loss_weighting", weighting, "none")):
         if value != off:
             raise ConfigError(
-                f"{name} is {value!r}, but the model is no flow model: leave it out, or set snr_gamma, which weighs the "
-                "times of models that predict noise or v."
+                f"{name} is {value!r}, but the model is no flow model: leave it out, or set snr_gamma, which weighs "
+                "the times of models that predict noise or v."
             )
 
 

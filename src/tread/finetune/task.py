@@ -264,14 +264,18 @@ class Finetuning:
         return (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
 
     def reviews(self, step: int) -> dict[str, Review]:
-        """The dense validation loss, and previews, each every so many steps."""
-        config = self.config
-        due: dict[str, tuple[Review, int]] = {
-            "validating": (self.validate, config.eval_steps_interval),
-            "drawing": (partial(self.preview, step), config.validation_steps if config.prompts else 0),
+        """The dense validation loss, also of checkpoints that compete for the best, and previews."""
+        config, last = self.config, self.config.max_train_steps
+        all_: dict[str, Review] = {"validating": self.validate, "drawing": partial(self.preview, step)}
+        every = {
+            "validating": [config.eval_steps_interval],
+            "drawing": [config.validation_steps if config.prompts else 0],
         }
-        last = config.max_train_steps
-        return {doing: review for doing, (review, every) in due.items() if is_due(every, step, last)}
+        if config.checkpoints_keep_best and config.eval_steps_interval:
+            every["validating"].append(config.checkpoint_step_interval)
+        if step == 0 and config.validation_on_startup:
+            return {doing: review for doing, review in all_.items() if any(every[doing])}
+        return {doing: all_[doing] for doing in all_ if any(is_due(steps, step, last) for steps in every[doing])}
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

@@ -61,7 +61,7 @@ class Items:
 
     def seen_captions(self) -> Iterator[tuple[str, list[Picture]]]:
         """Every caption, and the empty one of each sample, with the references that the text encoder sees beside it."""
-        for entry in self.readable:
+        for entry in [side for both in self.readable for side in both.sides]:
             keys = zip(entry.seen, entry.references, strict=True)
             pictures = [replace(self.pictures[latents], key=key) for key, latents in keys]
             yield from ((caption, pictures) for caption in (*entry.sample.captions, ""))
@@ -90,22 +90,33 @@ def items_of(
         if unread is not None:
             items.entries.append(Skipped(str(sample.place), f"{unread} cannot be read"))
             continue
-        entry, pictures = _of_sample(sample, configs[sample.dataset], contents, identity, shapes)
-        if seen:
-            crops = [(picture.place, picture.crop) for picture in pictures[1:]]
-            entry = replace(entry, seen=tuple(digest(FORMAT, contents[place], crop) for place, crop in crops))
-        items.entries.append(entry)
-        items.pictures.update((picture.key, picture) for picture in pictures)
+        config = configs[sample.dataset]
+        mirrored = bool(config.horizontal_flip) and not sample.held_out
+        entry, *others = (
+            _of_sample(sample, config, contents, identity, shapes, items.pictures, seen=seen, mirrored=side)
+            for side in ([False, True] if mirrored else [False])
+        )
+        items.entries.append(replace(entry, mirrored=others[0]) if others else entry)
     return items
 
 
 def _of_sample(
-    sample: Sample, config: DataConfig, contents: Mapping[Place, str], identity: str, shapes: Shapes
-) -> tuple[Entry, list[Picture]]:
-    """The entry of a sample, with the pictures to encode for it: its own and its references."""
+    sample: Sample,
+    config: DataConfig,
+    contents: Mapping[Place, str],
+    identity: str,
+    shapes: Shapes,
+    pictures: dict[str, Picture],
+    *,
+    seen: bool,
+    mirrored: bool,
+) -> Entry:
+    """The entry of a sample; the pictures to encode for it, its own and its references, go to `pictures`."""
 
     def picture(place: Place, crop: Crop) -> Picture:
-        return Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
+        crop = replace(crop, mirrored=mirrored)
+        made = Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
+        return pictures.setdefault(made.key, made)
 
     bucket = bucket_of(sample.size, config, shapes.multiple, frames=sample.frames, frame_factor=shapes.frame_factor)
     crop = crop_of(sample.size, bucket, config, contents[sample.place])
@@ -114,15 +125,16 @@ def _of_sample(
         picture(place, _reference_crop(sample, size, crop, contents[place], contents[sample.place], config, shapes))
         for place, size in zip(sample.references, sample.reference_sizes, strict=True)
     ]
-    entry = Entry(
+    return Entry(
         sample=sample,
         bucket=bucket,
         latents=image.key,
         weight=None if sample.mask is None else digest(FORMAT, contents[sample.mask], sample.mask_kind, image.key),
         references=tuple(reference.key for reference in references),
         reference_buckets=tuple(reference.crop.bucket for reference in references),
+        seen=tuple(digest(FORMAT, contents[one.place], one.crop) for one in references) if seen else (),
+        loss_weight=config.loss_weight,
     )
-    return entry, [image, *references]
 
 
 def _reference_crop(
@@ -134,7 +146,7 @@ def _reference_crop(
         return crop_of(size, Bucket(crop.bucket.width, crop.bucket.height), config, content)
     scaled, multiple = _reference_config(config, shapes)
     if aligned and scaled is config:
-        return replace(crop, bucket=Bucket(crop.bucket.width, crop.bucket.height))
+        return replace(crop, bucket=Bucket(crop.bucket.width, crop.bucket.height), frame_rate=None)
     # a random crop of an aligned reference is its sample's, up to the rounding of their buckets
     return crop_of(size, bucket_of(size, scaled, multiple), scaled, target if aligned else content)
 

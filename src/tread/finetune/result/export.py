@@ -23,13 +23,13 @@ from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
 from tread.training.loop import CHECKPOINTS
 
 
-def export(run: Path, *, step: int | None = None, out: Path | None = None) -> list[Path]:
-    """Write the result of the checkpoint of `step`, by default the newest; returns the paths.
+def export(run: Path, *, step: int | None = None, best: bool = False, out: Path | None = None) -> list[Path]:
+    """Write the result of the checkpoint of `step`, by default the newest, or of the best one; returns the paths.
 
     It replaces the result in the run's folder, or goes to the folder `out`, which may hold an earlier result.
     """
     config = _config(run)
-    path, manifest = _checkpoint(run, step)
+    path, manifest = _best(run, step) if best else _checkpoint(run, step)
     if out is not None and out.resolve() != run.resolve():
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / RECORD).is_file():
             raise ConfigError(f"--out {out} holds something else than a result; name a new or an empty folder.")
@@ -59,6 +59,15 @@ def _config(run: Path) -> FinetuneConfig:
             f", or from one checkpoint with `tread sample {run / CHECKPOINTS}/STEP`."
         )
     return read_config(run / CONFIG_FILE)
+
+
+def _best(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
+    if step is not None:
+        raise ConfigError(f"--best and --step {step} name two checkpoints; leave one of them out.")
+    found = checkpoint.best(run / CHECKPOINTS)
+    if found is None:
+        raise ConfigError(f"no checkpoint of {run} was validated, so none is the best: name one with --step.")
+    return found[0], checkpoint.read_whole(found[0])
 
 
 def _checkpoint(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
