@@ -6,6 +6,7 @@ traceback is shown. A run that a signal stopped ends with 128 plus the signal's 
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -65,6 +66,33 @@ def init(arguments: list[str]) -> None:
         "--scratch", action="store_true", help="train a new transformer instead of a LoRA of the model's"
     )
     print(starter_config(**vars(parser.parse_args(arguments))), end="")
+
+
+def data(arguments: list[str]) -> None:
+    """show the data of a fine-tune by bucket: captions, masks, what is left out"""
+    parser = _parser("data", data)
+    parser.usage = "tread data [--html PAGE [--most N]] CONFIG [key=value ...]"
+    add = parser.add_argument
+    add("config", metavar="CONFIG", type=Path, help="a config of `tread finetune`")
+    add("settings", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
+    add(
+        "--html", type=Path, metavar="PAGE", help="write thumbnails with captions and masks as one file for any browser"
+    )
+    add("--most", type=int, default=300, metavar="N", help="samples on the page, about (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.most < 1:
+        parser.error("--most must be at least 1")
+    from tread.finetune.config import read_config
+    from tread.finetune.data.survey import described, survey
+
+    found = survey(read_config(options.config, options.settings))
+    print(described(found))
+    if options.html is not None:
+        from tread.finetune.data.page import write_page
+
+        command = shlex.join(["tread", "data", *arguments])
+        heading = f"The data of {options.config.name}"
+        print(write_page(options.html, found, heading=heading, command=command, most=options.most))
 
 
 def export(arguments: list[str]) -> None:
@@ -279,6 +307,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "finetune": finetune,
     "init": init,
+    "data": data,
     "export": export,
     "sample": sample,
     "eval": evaluate,

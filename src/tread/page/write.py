@@ -2,18 +2,16 @@
 
 import shlex
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from accelerate import Accelerator
 
-from tread import __version__
 from tread.errors import ConfigError, shortened
 from tread.files import atomic_write
-from tread.page.html import Html, escaped, joined, tag
+from tread.page.document import document
+from tread.page.html import Html, tag
 from tread.page.read import Run, read_runs
-from tread.page.sections import Section, sections
+from tread.page.sections import sections
 from tread.page.svg import style
 from tread.training.metrics import FILE as METRICS_FILE
 
@@ -54,24 +52,15 @@ def _is_new(folder: Path) -> bool:
 
 def page(runs: Sequence[Run], command: str) -> str:
     """The HTML of a report."""
-    found = sections(runs)
-    names = ", ".join(run.name for run in runs)
-    return Template(_asset("page.html")).substitute(
-        title=escaped(shortened(names, 120)),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        heading=escaped(_heading(runs)),
+    return document(
+        kicker="tread report",
+        title=shortened(", ".join(run.name for run in runs), 120),
+        heading=_heading(runs),
+        sections=sections(runs),
+        command=command,
         legend=_legend(runs),
         notes=_notes(runs),
-        contents=joined(tag("a", title, href=f"#{_anchor(title)}") for title, _ in found),
-        sections=joined(map(_section, found)),
-        command=escaped(command),
-        version=escaped(__version__),
     )
-
-
-def _asset(name: str) -> str:
-    return files("tread.page").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _heading(runs: Sequence[Run]) -> str:
@@ -95,12 +84,3 @@ def _notes(runs: Sequence[Run]) -> Html:
     several = len(runs) > 1
     notes = [tag("li", f"{run.name}: {note}" if several else note) for run in runs for note in run.notes]
     return tag("ul", *notes, class_="notes") if notes else Html("")
-
-
-def _section(section: Section) -> Html:
-    title, content = section
-    return tag("section", tag("h2", title), content, id=_anchor(title))
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")
