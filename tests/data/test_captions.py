@@ -98,6 +98,14 @@ def test_samples_have_all_variants_of_all_captions(tmp_path: Path) -> None:
     assert {*sample.captions[5:]} <= {"x, c, d", "x, d, c"}
 
 
+def test_a_trigger_without_a_word_is_said(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
+    (tmp_path / "0.txt").write_text("a photo of [trigger]")
+    said: list[str] = []
+    collect([DataConfig(instance_data_dir=str(tmp_path), id="a")], video=False, say=said.append, progress=False)
+    assert said == ["a: captions of 1 sample have [trigger], but there is no trigger_word"]
+
+
 def test_several_columns_are_several_captions(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "0.png")
     (tmp_path / "t.csv").write_text("file,short,long\n0.png,dog,a dog in the rain\n")

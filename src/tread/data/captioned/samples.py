@@ -21,6 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tread.data.captioned.buckets import Size, measure
+from tread.data.captioned.captions import TRIGGER
 from tread.data.captioned.entries import ConditioningType, DataConfig
 from tread.data.captioned.finding import Found, Skipped, files_below, find, root_of
 from tread.data.captioned.masks import MaskKind
@@ -97,6 +98,9 @@ def collect(
         samples += kept
         skipped += left_out
         _say_masks(config, kept, pairs, say)
+        untold = sum(any(TRIGGER in caption for caption in sample.captions) for sample in kept)
+        if untold:
+            say(f"{config.name}: captions of {counted(untold, 'sample')} have {TRIGGER}, but there is no trigger_word")
     if not samples:
         raise ConfigError("data has no entry to train on, only conditioning entries; add one of images or clips.")
     return Collected(samples, skipped)
