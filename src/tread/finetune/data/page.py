@@ -81,11 +81,7 @@ def _entries(found: Survey) -> Html:
         for index, entry in enumerate(found.entries)
         if (some := found.of(index))
     ]
-    lead = (
-        f"{counted(found.count, 'sample')} in {counted(len(found.buckets), 'bucket')}; an epoch is "
-        f"{counted(found.batches, 'batch')} of {found.batch} in one process."
-    )
-    return tag("div", tag("p", lead), tag("div", tag("table", *rows, class_="facts"), class_="wide"))
+    return tag("div", tag("p", f"{found.summary}."), tag("div", tag("table", *rows, class_="facts"), class_="wide"))
 
 
 def _left_out(found: Survey) -> Html:

@@ -68,6 +68,12 @@ class Survey:
         """Batches of an epoch in one process: each has samples of one bucket."""
         return sum(-(-visits(some) // self.batch) for some in self.buckets.values() if visits(some))
 
+    @property
+    def summary(self) -> str:
+        """Samples, buckets and the length of an epoch in one line."""
+        buckets, batches = counted(len(self.buckets), "bucket"), counted(self.batches, "batch")
+        return f"{counted(self.count, 'sample')} in {buckets}; an epoch is {batches} of {self.batch} in one process"
+
 
 def visits(some: Sequence[Seen]) -> int:
     """How many visits an epoch makes to some samples; those of eval entries have none."""
@@ -108,10 +114,7 @@ def survey(config: FinetuneConfig) -> Survey:
 
 def described(found: Survey) -> str:
     """What `tread data` prints."""
-    lines = [
-        f"{counted(found.count, 'sample')} in {counted(len(found.buckets), 'bucket')}; an epoch is "
-        f"{counted(found.batches, 'batch')} of {found.batch} in one process"
-    ]
+    lines = [found.summary]
     width = max(len(str(bucket)) for bucket in found.buckets)
     for bucket, some in found.buckets.items():
         seen = visits(some)
