@@ -112,8 +112,9 @@ def test_folders_files_globs_and_braces(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("pattern", ["{0..99999999999}.tar", "{5..-9999999}.tar", "{a,b}" * 30])
-def test_a_pattern_without_end_is_refused(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="stands for more than 1,000,000 shards: write a shorter range or a glob"):
+def test_a_pattern_without_end_is_refused(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tread.data.index.MOST", 1000)  # listing a million takes seconds
+    with pytest.raises(ConfigError, match="stands for more than 1,000 shards: write a shorter range or a glob"):
         expand_shards(pattern)
 
 
