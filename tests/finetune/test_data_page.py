@@ -125,8 +125,7 @@ def test_bad_arguments_are_one_sentence(config: Path, arguments: list[str], word
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("width", [1280, PHONE])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (PHONE, True)])
 def test_it_fits_every_screen(browser: Browser, config: Path, width: int, dark: bool) -> None:
     page_of(config)
     browser.open(config.with_name("page.html"), width=width, dark=dark)

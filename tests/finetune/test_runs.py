@@ -50,7 +50,7 @@ def config(pipeline_folder: PipelineFolder, tmp_path: Path) -> FinetuneConfig:
 PREVIEWS = {"validation_num_inference_steps": 2, "validation_guidance": 1.0, "validation_resolution": 64}
 
 
-@pytest.mark.parametrize("model_type", ["lora", "full"])
+@pytest.mark.parametrize("model_type", ["lora", pytest.param("full", marks=pytest.mark.contract)])
 def test_the_first_preview_is_the_untouched_model_s(config: FinetuneConfig, model_type: Any) -> None:
     """Its picture is what the stock pipeline draws of the base, and its loss is that of the base."""
     asked = {"validation_prompt": ("picture 1", "[trigger] at sea"), "trigger_word": "a fox", "model_type": model_type}
@@ -79,10 +79,11 @@ def test_the_first_preview_is_the_untouched_model_s(config: FinetuneConfig, mode
     assert losses[0][1] == pytest.approx(task.validate()["val_loss"], rel=1e-6)
 
 
-def test_nothing_is_drawn_before_the_first_step_unless_asked(config: FinetuneConfig) -> None:
+def test_nothing_is_drawn_before_the_first_step_nor_uploaded_unless_asked(config: FinetuneConfig, hub: "Hub") -> None:
     folder = finetune(replace(config, validation_prompt="a fox", **PREVIEWS))
     assert [path.name for path in (folder / "previews").glob("*.png")] == ["step-00000002-0.png"]
     assert [line["step"] for line in read_metrics(folder) if "val_loss" in line] == [1, 2]
+    assert hub.asked == []
 
 
 def test_a_run_that_begins_again_validates_again(config: FinetuneConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,14 +127,6 @@ def test_the_best_checkpoint_outlives_newer_ones(
     assert json.loads((folder / "result.json").read_text())["step"] == 6
     with pytest.raises(ConfigError, match="--best and --step 5 name two checkpoints"):
         export(folder, best=True, step=5)
-    found.clear()
-    other = finetune(
-        replace(again, output_dir=f"{folder}-other", resume_from_checkpoint=None, checkpoints_keep_best=False)
-    )
-    assert [path.name for path in checkpoint.list_checkpoints(other / "checkpoints")] == [
-        "step-00000005",
-        "step-00000006",
-    ]
 
 
 def test_only_the_validation_of_its_own_weights_counts(config: FinetuneConfig) -> None:
@@ -248,11 +241,6 @@ def test_the_result_is_uploaded_with_the_token_of_the_environment(
     assert made.get("private") or made.get("visibility") == "private"
     assert f"uploaded: {hub.address}/me/x/commit/1" in capsys.readouterr().out
     assert not [path for path in folder.rglob("*.*") if path.is_file() and b"hf_secret" in path.read_bytes()]
-
-
-def test_nothing_is_uploaded_unless_asked(config: FinetuneConfig, hub: Hub) -> None:
-    finetune(config)
-    assert hub.asked == []
 
 
 @pytest.mark.parametrize("hub", [True], indirect=True)

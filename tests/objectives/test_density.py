@@ -68,8 +68,8 @@ def test_hashed_times_follow_the_density(density: Density) -> None:
     """The largest distance of two CDFs (Kolmogorov) of 20,000 draws is below 1.95 / sqrt(n) 999 times in 1,000."""
     count = 20_000
     times = density.quantile(noise.uniform(7, torch.arange(count))).double().sort().values
-    below = torch.tensor([density.cdf(t) for t in times[::20].tolist()])
-    assert (below - torch.arange(count)[::20] / count).abs().max() < 1.95 / math.sqrt(count)
+    below = torch.tensor([density.cdf(t) for t in times[::100].tolist()])
+    assert (below - torch.arange(count)[::100] / count).abs().max() < 1.95 / math.sqrt(count)
     assert times[0] >= 0
     assert times[-1] <= 1
 
