@@ -18,7 +18,7 @@ define install
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
   { echo "tread needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 $(PYTHON) -m venv $(1)
-$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[diffusers,quant,lycoris,data,track,demo,dev]'
+$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[diffusers,quant,lycoris,optim,data,track,demo,dev]'
 @touch $@
 endef
 

@@ -35,13 +35,21 @@ PLAN = {
 }
 FAMILIES = (
     *FIRST,
-    *("cogvideox-1.5-i2v", "cosmos-first", "flux-kontext", "flux2-klein", "hunyuanvideo-i2v", "kandinsky5_image-edit"),
-    *("kandinsky5_video-i2v-first", "ltxvideo-first", "qwen_image-edit", "qwen_image-edit-2511", "wan-a14b"),
+    *("cogvideox-1.5-i2v", "cosmos-first", "flux-kontext", "flux2-klein", "hunyuanvideo-i2v", "hunyuanvideo1-i2v"),
+    *(
+        "kandinsky5_image-edit",
+        "kandinsky5_video-i2v-first",
+        "ltxvideo-first",
+        "qwen_image-edit",
+        "qwen_image-edit-2511",
+        "wan-a14b",
+    ),
     *("wan-flf2v", "wan-i2v"),
 )
 RESULTS = [
     *((name, "standard") for name in FAMILIES),
     *(("flux", "lokr"), ("flux", "lycoris"), ("wan-a14b", "lycoris"), ("wan-a14b", "full"), ("pixart_sigma", "full")),
+    *(("flux", "dora"), ("pixart_sigma", "dora")),
 ]
 """Every family, and each kind of file with each kind of loader."""
 FURTHER = [(name, "lokr") for name in FAMILIES if name != "flux"]
@@ -56,7 +64,8 @@ def make_config(place: Path, name: str, kind: str, **changes: Any) -> FinetuneCo
         "data": "images",
         "output_dir": f"runs/{name}-{kind}",
         "model_type": "full" if kind == "full" else "lora",
-        "lora_type": "standard" if kind == "full" else kind,
+        "lora_type": "standard" if kind in ("full", "dora") else kind,
+        "use_dora": kind == "dora",
         "lora_rank": 4,
         "lora_alpha": 6.0,
         "lycoris_config": {"algo": "lokr", "factor": 4} if kind == "lycoris" else None,
@@ -106,6 +115,7 @@ def trained_models(family: TuneFamily, config: FinetuneConfig, call: dict[str, A
                 alpha=config.lora_alpha or 1,
                 targets=family.lora_targets,
                 seed=len(part),
+                dora=config.use_dora,
                 factor=4,
                 lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]
             )

@@ -21,8 +21,9 @@ from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
 from tread.finetune.model import scratch
 from tread.finetune.model.adapters import add_adapter
+from tread.finetune.model.existing import put_in, read_adapter
 from tread.finetune.model.quantize import METHODS, quantize
-from tread.finetune.preflight import check_model, open_model, trained_experts
+from tread.finetune.preflight import check_model, open_model, resumed_checkpoints, trained_experts
 from tread.finetune.result.hub import push
 from tread.finetune.result.write import RECORD
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
@@ -48,7 +49,8 @@ def finetune(config: FinetuneConfig) -> Path:
         data = prepare(config, family, accelerator, folder)
         per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
         config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
-        models = load_models(config, family, accelerator.device)
+        begun = resumed_checkpoints(config)  # they have the adapter's weights, and its first file may be gone
+        models = load_models(replace(config, init_lora=None) if begun else config, family, accelerator.device)
         handles = {part: attach_routes(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         if config.init == "scratch":
@@ -117,6 +119,7 @@ def make_trainable(
         stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
         quantize(model, config.base_model_precision, "cpu" if stays else device)
     if config.adapts:
+        existing = None if config.init_lora is None else read_adapter(config, family, part, model)
         add_adapter(
             model,
             kind=config.lora_type,
@@ -125,9 +128,12 @@ def make_trainable(
             targets=config.lora_targets or family.lora_targets,
             seed=_seed(config, part),
             dropout=config.lora_dropout,
+            dora=config.use_dora,
             factor=config.lokr_factor,
             lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]  (a file is read in by then)
         )
+        if existing is not None:
+            put_in(model, existing, str(config.init_lora))
     else:
         model.requires_grad_(True)
     # compiled layers do it themselves

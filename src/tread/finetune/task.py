@@ -210,7 +210,8 @@ class Finetuning:
             # buckets of as many tokens may have other references: said, it need not be read from the device
             handle.references = self.family.reference_tokens(batch.tensors)
         with _forcing(handle, batch.forced):
-            losses = self._losses(model, span, batch.tensors, u, where, seed, self.target, self._offset(batch.tensors))
+            offset = self._offset(batch.tensors)
+            losses = self._losses(model, span, batch.tensors, u, where, seed, self.target, offset=offset)
         own = batch.tensors.get("loss_weight")  # (B,)
         return (losses if own is None else losses * own).mean()
 
@@ -227,6 +228,27 @@ class Finetuning:
     def _ranges(self, tokens: int) -> list[Range]:
         return ranges(self.family, self.target, list(self.models), tokens)
 
+    @torch.no_grad()
+    def losses_at(self, batch: TuneBatch, u: float, kept: Tensor | None = None) -> Tensor:
+        """The loss of each sample, (B,), at the u-quantile of the training times, with fixed noise.
+
+        `kept` (B, S) are the tokens that a routed forward kept, for a dense one that is compared with it: they carry
+        the loss here too, unless `routed_loss` gives it to all.
+        """
+        tensors, tokens = batch.tensors, self.family.tokens(batch.tensors["mean"])
+        found = self._ranges(tokens)
+        low, high = min(span.low for span in found), max(span.high for span in found)
+        at = low + (high - low) * u
+        span = next(span for span in found if span.low <= at <= span.high)
+        handle, self._last = self.handles[span.expert], span.expert
+        if isinstance(handle, Attachment):
+            handle.references = self.family.reference_tokens(tensors)
+        kept = None if self.config.routed_loss == "all" else kept
+        where = tensors["position"]
+        times = torch.full_like(where, at, dtype=torch.float32)
+        with _forcing(handle, batch.forced), self.accelerator.autocast():
+            return self._losses(self.model, span, tensors, times, where, VALIDATION, self._validated, kept=kept)
+
     def _losses(
         self,
         model: nn.Module,
@@ -236,9 +258,11 @@ class Finetuning:
         where: Tensor,
         seed: int,
         target: Target,
+        *,
         offset: Tensor | None = None,
+        kept: Tensor | None = None,
     ) -> Tensor:
-        """The loss of each sample, (B,); `offset` is added to its noise."""
+        """The loss of each sample, (B,); `offset` is added to its noise, `kept` replaces the tokens that were kept."""
         family = self.family
         x = batch["mean"].float()  # (B, C, [F,] H, W)
         if "std" in batch:
@@ -257,7 +281,8 @@ class Finetuning:
         if own is not None:
             weight = weight * own
         handle = self.handles[span.expert]
-        kept = None if handle is None or self.config.routed_loss == "all" else handle.kept  # (B, S)
+        if handle is not None and kept is None and self.config.routed_loss != "all":
+            kept = handle.kept  # (B, S)
         if kept is not None:  # references come after the target's tokens
             weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
         # a sample whose mask is all black teaches nothing instead of dividing by zero

@@ -8,6 +8,7 @@ from importlib.resources import files
 from string import Template
 
 from tread import __version__
+from tread.errors import shortened
 from tread.page.html import Html, escaped, joined, tag
 
 Section = tuple[str, Html]
@@ -16,25 +17,26 @@ NOTHING = Html("")
 
 
 def document(
+    sections: Sequence[Section],
     *,
     kicker: str,
     title: str,
     heading: str,
-    sections: Sequence[Section],
+    notes: Sequence[str],
     command: str,
     legend: Html = NOTHING,
-    notes: Html = NOTHING,
     style: str = "",
 ) -> str:
-    """The text of a page; `kicker` says what kind of page it is, `style` is added to the common one."""
+    """The text of a page; `kicker` is the command that made it, `style` is added to the common style."""
+    listed = tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else NOTHING
     return Template(asset("page.html")).substitute(
         kicker=escaped(kicker),
-        title=escaped(title),
+        title=escaped(shortened(title, 120)),
         style=asset("page.css") + style,
         script=asset("page.js"),
         heading=escaped(heading),
         legend=legend,
-        notes=notes,
+        notes=listed,
         contents=joined(tag("a", name, href=f"#{_anchor(name)}") for name, _ in sections),
         sections=joined(map(_section, sections)),
         command=escaped(command),

@@ -52,15 +52,12 @@ def _is_new(folder: Path) -> bool:
 
 def page(runs: Sequence[Run], command: str) -> str:
     """The HTML of a report."""
+    names = ", ".join(run.name for run in runs)
+    notes = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
     return document(
-        kicker="tread report",
-        title=shortened(", ".join(run.name for run in runs), 120),
-        heading=_heading(runs),
-        sections=sections(runs),
+        sections(runs), kicker="tread report", title=names, heading=_heading(runs), legend=_legend(runs), notes=notes,
         command=command,
-        legend=_legend(runs),
-        notes=_notes(runs),
-    )
+    )  # fmt: skip
 
 
 def _heading(runs: Sequence[Run]) -> str:
@@ -78,9 +75,3 @@ def _legend(runs: Sequence[Run]) -> Html:
         for index, run in enumerate(runs)
     ]
     return tag("div", *chips, class_="legend")
-
-
-def _notes(runs: Sequence[Run]) -> Html:
-    several = len(runs) > 1
-    notes = [tag("li", f"{run.name}: {note}" if several else note) for run in runs for note in run.notes]
-    return tag("ul", *notes, class_="notes") if notes else Html("")

@@ -36,6 +36,8 @@ from tread.files import fsync, is_safetensors
 MANIFEST = "checkpoint.json"
 VALIDATED = "validated"
 """The key of a manifest with the validation loss of the checkpoint's own weights."""
+GROUP = "group"
+"""Marks state of all parameters together in an optimizer's file."""
 Parts = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -234,10 +236,15 @@ def load_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source:
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """An optimizer's state as flat tensors: "3.exp_avg" belongs to the fourth parameter."""
+    """An optimizer's state as flat tensors: "3.exp_avg" belongs to the fourth parameter, "group.d" to all of them."""
     state = optimizer.state_dict()["state"]
-    return {
+    own = {
         f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items()
+    }
+    shared = {name: optimizer.param_groups[0][name] for name in _group_state(optimizer)}
+    return own | {
+        f"{GROUP}.{name}": torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+        for name, value in shared.items()
     }
 
 
@@ -246,12 +253,25 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], source: 
     if not tensors:
         raise CheckpointError(f"the optimizer's state in {source} is empty: restore the file, or resume from a copy.")
     state: dict[int, dict[str, Tensor]] = {}
+    shared: dict[str, int | float] = {}
     try:
         for key, tensor in tensors.items():
             index, name = key.split(".", 1)
-            state.setdefault(int(index), {})[name] = tensor
+            if index == GROUP:
+                shared[name] = tensor.item()
+            else:
+                state.setdefault(int(index), {})[name] = tensor
+        if set(shared) != set(_group_state(optimizer)):
+            raise KeyError(*sorted(set(shared) ^ set(_group_state(optimizer))))
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"the optimizer's state does not belong to this run ({error!r}); restore its file."
         ) from error
+    for group in optimizer.param_groups:
+        group.update(shared)
+
+
+def _group_state(optimizer: Optimizer) -> tuple[str, ...]:
+    """Names of what an optimizer keeps for all parameters together, such as Prodigy's estimate of the rate."""
+    return getattr(optimizer, "group_state", ())

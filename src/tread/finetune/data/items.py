@@ -3,13 +3,15 @@
 - A key names everything that an item depends on: the content of the file, the crop and the encoder.
 - A reference of its sample's aspect ratio shares the sample's crop, so that the pair stays aligned; any other has a
   bucket of its own. If the stock pipeline scales references by itself, their buckets have its area.
-- The text encoder of some models sees the references too: the same crops, at the size of their buckets.
+- The text encoder of some models sees the references too, or the first frame of a clip: the same crops, at the size of
+  their buckets.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
@@ -21,6 +23,9 @@ from tread.data.captioned.samples import Sample
 from tread.data.captioned.tables import Place
 from tread.finetune.data.cache import FORMAT, Cache, Entry
 from tread.finetune.data.hashes import digest
+
+Sees = Literal["references", "first frame"] | None
+"""What the text encoder sees of a sample beside its caption."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Items:
     entries: list[Entry | Skipped] = field(default_factory=list)
     pictures: dict[str, Picture] = field(default_factory=dict)
     """By the key of their latents."""
+    seen: dict[str, Picture] = field(default_factory=dict)
+    """What the text encoder sees, by its key."""
 
     @property
     def readable(self) -> list[Entry]:
@@ -60,10 +67,9 @@ class Items:
         return [entry for entry in self.entries if isinstance(entry, Entry)]
 
     def seen_captions(self) -> Iterator[tuple[str, list[Picture]]]:
-        """Every caption, and the empty one of each sample, with the references that the text encoder sees beside it."""
+        """Every caption, and the empty one of each sample, with the pictures that the text encoder sees beside it."""
         for entry in [side for both in self.readable for side in both.sides]:
-            keys = zip(entry.seen, entry.references, strict=True)
-            pictures = [replace(self.pictures[latents], key=key) for key, latents in keys]
+            pictures = [self.seen[key] for key in entry.seen]
             yield from ((caption, pictures) for caption in (*entry.sample.captions, ""))
 
 
@@ -74,10 +80,10 @@ def items_of(
     *,
     identity: str,
     shapes: Shapes,
-    seen: bool = False,
+    seen: Sees = None,
     progress: bool = True,
 ) -> Items:
-    """The items of the samples; `identity` names the encoder (`hashes.identity`), `seen`: its text sees references.
+    """The items of the samples; `identity` names the encoder (`hashes.identity`), `seen` what its text encoder sees.
 
     All processes call it together with the same samples and get the same result.
     """
@@ -93,7 +99,7 @@ def items_of(
         config = configs[sample.dataset]
         mirrored = bool(config.horizontal_flip) and not sample.held_out
         entry, *others = (
-            _of_sample(sample, config, contents, identity, shapes, items.pictures, seen=seen, mirrored=side)
+            _of_sample(sample, config, contents, identity, shapes, items, seen=seen, mirrored=side)
             for side in ([False, True] if mirrored else [False])
         )
         items.entries.append(replace(entry, mirrored=others[0]) if others else entry)
@@ -106,17 +112,17 @@ def _of_sample(
     contents: Mapping[Place, str],
     identity: str,
     shapes: Shapes,
-    pictures: dict[str, Picture],
+    items: Items,
     *,
-    seen: bool,
+    seen: Sees,
     mirrored: bool,
 ) -> Entry:
-    """The entry of a sample; the pictures to encode for it, its own and its references, go to `pictures`."""
+    """The entry of a sample; the pictures to encode for it, and those that the text encoder sees, go to `items`."""
 
     def picture(place: Place, crop: Crop) -> Picture:
         crop = replace(crop, mirrored=mirrored)
         made = Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
-        return pictures.setdefault(made.key, made)
+        return items.pictures.setdefault(made.key, made)
 
     bucket = bucket_of(sample.size, config, shapes.multiple, frames=sample.frames, frame_factor=shapes.frame_factor)
     crop = crop_of(sample.size, bucket, config, contents[sample.place])
@@ -125,6 +131,11 @@ def _of_sample(
         picture(place, _reference_crop(sample, size, crop, contents[place], contents[sample.place], config, shapes))
         for place, size in zip(sample.references, sample.reference_sizes, strict=True)
     ]
+    shown: list[Picture] = []
+    if seen is not None:
+        shown = [_still(image)] if seen == "first frame" else references
+        shown = [replace(one, key=digest(FORMAT, contents[one.place], one.crop)) for one in shown]
+        items.seen.update((one.key, one) for one in shown)
     return Entry(
         sample=sample,
         bucket=bucket,
@@ -132,9 +143,15 @@ def _of_sample(
         weight=None if sample.mask is None else digest(FORMAT, contents[sample.mask], sample.mask_kind, image.key),
         references=tuple(reference.key for reference in references),
         reference_buckets=tuple(reference.crop.bucket for reference in references),
-        seen=tuple(digest(FORMAT, contents[one.place], one.crop) for one in references) if seen else (),
+        seen=tuple(one.key for one in shown),
         loss_weight=config.loss_weight,
     )
+
+
+def _still(picture: Picture) -> Picture:
+    """The first frame of a clip."""
+    bucket = picture.crop.bucket
+    return replace(picture, crop=replace(picture.crop, bucket=Bucket(bucket.width, bucket.height), frame_rate=None))
 
 
 def _reference_crop(

@@ -53,14 +53,13 @@ def write_page(path: Path, found: Survey, *, heading: str, command: str, most: i
         sections.append((title, tag("div", tag("p", lead), tag("div", *figures, class_="samples"))))
     if found.skipped:
         sections.append(("Left out", _left_out(found)))
-    notes = tag("ul", *(tag("li", note) for note in found.notes), class_="notes") if found.notes else Html("")
     text = document(
+        sections,
         kicker="tread data",
-        title=shortened(heading, 120),
+        title=heading,
         heading=heading,
-        sections=sections,
+        notes=found.notes,
         command=command,
-        notes=notes,
         style=asset("data.css"),
     )
     try:
