@@ -15,6 +15,7 @@ from tread.autotune.cost import routes_of
 from tread.autotune.goal import Goal
 from tread.autotune.rules import Rules
 from tread.autotune.run import Options, autotune
+from tread.autotune.text import unreached
 from tread.autotune.verify import FALLS_APART, standing
 from tread.cli import main
 from tread.errors import ConfigError
@@ -40,7 +41,7 @@ def plans_by_hand(facts: dict[str, Any], law: Law) -> list[tuple[float, float, s
         for route in routes:
             kept, layers = 1 - route.selection_ratio, route.end_layer_idx - route.start_layer_idx + 1
             seconds -= layers * (law.linear * (1 - kept) + law.square * (1 - kept**2))
-        gap = sum(gap_of(facts["losses"][name]) for name in some)
+        gap = sum(max(0.0, gap_of(facts["losses"][name])) for name in some)
         found.append((dense / seconds, gap, " ".join(sorted(some, key=lambda name: int(name.split("..")[0])))))
     return found
 
@@ -51,11 +52,11 @@ def test_the_choice_is_the_best_of_all_plans(law: Law, capsys: Capture) -> None:
     shown = capsys.readouterr().out
     facts = measurements(OUT)
     plans = plans_by_hand(facts, law)
-    best = min((gap, name) for speedup, gap, name in plans if speedup >= 1.12)
+    gap, slowness = min((gap, -speedup) for speedup, gap, _ in plans if speedup >= 1.12)
     finalists = {one["plan"]: one for one in facts["result"]["finalists"]}
-    assert best[1] in finalists
-    assert finalists[best[1]]["gap"] == pytest.approx(best[0], abs=1e-12)
-    least = min(finalists.values(), key=lambda one: one["whole_gap"])
+    best = min(finalists.values(), key=lambda one: (one["gap"], -one["speedup"]))
+    assert (best["gap"], -best["speedup"]) == pytest.approx((gap, slowness), rel=1e-9, abs=1e-12)
+    least = min(finalists.values(), key=lambda one: max(0.0, one["whole_gap"]))
     assert facts["result"]["chosen"] == least["plan"]
     by_name = {name: (speedup, gap) for speedup, gap, name in plans}
     for one in facts["result"]["front"]:
@@ -70,7 +71,7 @@ def test_the_choice_is_the_best_of_all_plans(law: Law, capsys: Capture) -> None:
     plan = RoutePlan.from_config(str(OUT / "tread_config.json")).resolve(8)
     assert plan.routes == routes_of(facts["result"]["chosen"])
     assert "no GPU here" in shown
-    assert "after a dense start of 3 steps" in shown
+    assert "after a dense start of 6 steps" in shown
     assert "rules: windows start at layer 2 or later" in shown
     command = next(line for line in shown.splitlines() if line.startswith("train with: "))
     assert command.endswith("model.tread_config=autotune/train/tread_config.json")
@@ -87,7 +88,8 @@ def test_the_routes_run(law: Law, tmp_path: Path) -> None:
 def test_a_gap_is_kept_to(law: Law) -> None:
     assert tune_cli(*SCRATCH, "--pareto", "--edges", "3", *FAST) == 0
     plans = plans_by_hand(measurements(OUT), law)
-    most = sorted(gap for _, gap, _ in plans)[len(plans) // 2]
+    most = 0.6 * max(gap for _, gap, _ in plans)
+    assert most > 1e-6
     assert tune_cli(*SCRATCH, "--max-loss-gap", str(most), "--edges", "3", *FAST) == 0
     result = measurements(OUT)["result"]
     within = [speedup for speedup, gap, _ in plans if gap <= most]
@@ -95,6 +97,16 @@ def test_a_gap_is_kept_to(law: Law) -> None:
     assert finalist["speedup"] == pytest.approx(max(within), rel=1e-9)
     chosen = next(one for one in result["finalists"] if one["plan"] == result["chosen"])
     assert chosen["whole_gap"] <= most
+    below = sum(gap_of(losses) < 0 for name, losses in measurements(OUT)["losses"].items() if " " not in name)
+    assert below == 0 or any(f"{below} of 10 windows have a lower loss routed" in note for note in result["notes"])
+
+
+def test_a_gap_that_no_plan_keeps_to() -> None:
+    front = [{"plan": "2..5@0.5", "speedup": 1.5, "gap": 0.04}, {"plan": "4..5@0.25", "speedup": 1.05, "gap": 0.013}]
+    assert unreached(Goal(gap=0.01), front, fastest=False) == (
+        "no plan within the rules reaches a loss gap of at most 1.00%: the gentlest there is, 0.25 over 4..5, has "
+        "steps 1.05 times as fast as dense at a loss gap of 1.30%. Ask for that; all measurements are kept."
+    )
 
 
 def test_a_target_that_no_plan_reaches(law: Law, capsys: Capture) -> None:
@@ -108,8 +120,6 @@ def test_a_target_that_no_plan_reaches(law: Law, capsys: Capture) -> None:
     assert f"has steps {fastest[0]:.2f} times as fast as dense at a loss gap of {fastest[1]:.2%}" in shown.err
     assert not (OUT / "tread_config.json").exists()
     assert "no plan within the rules" in (OUT / "report.html").read_text()
-    assert tune_cli(*SCRATCH, "--max-loss-gap", "1e-9", "--edges", "3", *FAST) == 2
-    assert "the gentlest there is" in capsys.readouterr().err
 
 
 def test_windows_that_save_nothing(law: Law, capsys: Capture) -> None:
@@ -163,7 +173,7 @@ def test_sensitivity_that_was_interrupted_goes_on(law: Law, monkeypatch: pytest.
 
 
 def options(*settings: str, **changes: Any) -> Options:
-    given = {"goal": Goal(speedup=1.05), "ratios": (0.25, 0.5), "start_steps": 3, "edges": 3, "out": Path("out")}
+    given = {"goal": Goal(speedup=1.05), "ratios": (0.25, 0.5), "start_steps": 6, "edges": 3, "out": Path("out")}
     return Options(config=None, settings=[*SCRATCH, *settings], **(given | changes))
 
 
@@ -323,7 +333,8 @@ def test_a_gpu_that_is_too_small(law: Law, tune: Tune, capsys: Capture, monkeypa
 @pytest.mark.parametrize("minutes", [0.4])
 def test_finalists_are_run_beside_dense(law: Law, capsys: Capture, minutes: float) -> None:
     """Equal wall-clock by the law: steps are the share of the time over the time of a step; runs are not repeated."""
-    goal = ["--target-speedup", "1.05", "--edges", "3", "--verify", str(minutes), *FAST]
+    gentle = "optimizer.learning_rate=1e-4"  # a handful of steps in which nothing can fall apart
+    goal = [gentle, "--target-speedup", "1.05", "--edges", "3", "--verify", str(minutes), *FAST]
     assert tune_cli(*SCRATCH, *goal) == 0
     facts = measurements(OUT)
     finalists = [one["plan"] for one in facts["result"]["finalists"]]

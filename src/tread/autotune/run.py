@@ -185,6 +185,8 @@ class _Tuning:
                 f"the budget ended after {len(losses)} of {len(plans)} windows; the same command measures the others."
             )
         check_gaps(losses)
+        if (below := sum(gap(some) < 0 for some in losses.values())) > 0:
+            self.notes.append(text.BELOW.format(below=below, every=len(losses)))
         return losses
 
     def _measured(self, subject: Subject, plans: Sequence[Routes], budget: Budget, what: str) -> dict[str, Any]:
@@ -198,7 +200,8 @@ class _Tuning:
         windows = []
         for key, some in losses.items():
             (route,) = routes_of(key)
-            window = Window(route=route, saving=cost.saving(route), gap=gap(some))
+            # nothing is gained by dropping tokens before training: below 0 is chance, and chances must not add up
+            window = Window(route=route, saving=cost.saving(route), gap=max(0.0, gap(some)))
             if window.saving > 0:
                 windows.append(window)
         rules = subject.rules
@@ -247,7 +250,9 @@ class _Tuning:
                 "gap": plan.gap,
                 "whole_gap": gap(losses[name]) if name in losses else None,
             }
-        gaps = {name: row["gap"] if row["whole_gap"] is None else row["whole_gap"] for name, row in rows.items()}
+        gaps = {
+            name: max(0.0, row["gap"] if row["whole_gap"] is None else row["whole_gap"]) for name, row in rows.items()
+        }
         return [rows[name] for name in self.options.goal.best_gap_first(gaps, list(rows))]
 
     def _tread_config(self, name: str) -> dict[str, Any]:

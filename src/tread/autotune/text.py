@@ -16,6 +16,10 @@ GAP = (
     "between plans of one speed; it does not say which speed gives the best images after hours. No cheap figure is "
     "known to do so: what long runs showed is in the rules."
 )
+BELOW = (
+    "{below} of {every} windows have a lower loss routed than dense, as a model has that is hardly trained; they count "
+    "as 0, and the order of small gaps means little. Raise --start-steps, or measure on more trained weights."
+)
 SUMMED = "The gap of several windows is predicted as the sum of theirs; that of finalists is measured as a whole."
 FRESH = (
     "The weights are new, so the gaps are those after a dense start of {steps} steps; name a trained run with resume \

@@ -10,6 +10,7 @@
 """
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tread.errors import ConfigError, shown
+from tread.errors import ConfigError, TreadWarning, shown
 from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import TuneFamily, has_lora_loader
 from tread.finetune.model.adapters import adapter_scale, adapter_state, find_linears
@@ -70,6 +71,10 @@ def read_adapter(config: FinetuneConfig, family: TuneFamily, part: str, model: n
 def put_in(model: nn.Module, existing: Existing, place: str) -> None:
     """Copy an adapter into that of a model, whose alpha may be another."""
     own, scale = adapter_state(model), adapter_scale(model)
+    linears = {_linear(name) for name in own}
+    if new := linears - {_linear(name) for name in existing.tensors}:
+        told = f"init_lora {shown(place)} has nothing for {len(new)} of {len(linears)} linears, which start as nothing"
+        warnings.warn(f"{told}, {min(new)} among them; name fewer lora_targets to leave them out.", TreadWarning, 2)
     for name, tensor in existing.tensors.items():
         if name not in own or own[name].shape != tensor.shape:
             found = tuple(own[name].shape) if name in own else "absent"

@@ -228,32 +228,40 @@ KREA2: Names = _one(
         }.items()
     }
 )
-LTX: Names = _one(
-    {
-        **{
-            f"transformer_blocks.{{}}.{name}": f"transformer_blocks.{{}}.{name}"
-            for name in (
-                *(f"{attention}.{linear}" for attention in ("attn1", "attn2") for linear in ("to_q", "to_k", "to_v")),
-                *("attn1.to_out.0", "attn2.to_out.0", "ff.net.0.proj", "ff.net.2"),
-            )
-        },
-        "patchify_proj": "proj_in",
-        "proj_out": "proj_out",
-    }
-)
-QWEN_IMAGE: Names = _one(
-    {
-        **{
-            f"transformer_blocks.{{}}.{name}": f"transformer_blocks.{{}}.{name}"
-            for name in (
-                *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", *(f"attn.{name}" for name in _ADDED)),
-                *("attn.to_add_out", "img_mod.1", "txt_mod.1"),
-                *(f"{stream}_mlp.net.{layer}" for stream in ("img", "txt") for layer in ("0.proj", "2")),
-            )
-        },
-        **{name: name for name in ("img_in", "txt_in", "proj_out")},
-    }
-)
+
+
+def _kept(*linears: str) -> Names:
+    """Linears of blocks that diffusers calls as the release does."""
+    return {f"{_JOINT}.{name}": (f"{_JOINT}.{name}",) for name in linears}
+
+
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+LTX: Names = {
+    **_kept(*(f"{attention}.{linear}" for attention in ("attn1", "attn2") for linear in _ATTENTION)),
+    **_kept("ff.net.0.proj", "ff.net.2"),
+    **_one({"patchify_proj": "proj_in", "proj_out": "proj_out"}),
+}
+LTX2: Names = {
+    **LTX,
+    **_kept(
+        *(
+            f"{attention}.{linear}"
+            for attention in ("audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
+            for linear in _ATTENTION
+        )
+    ),
+    **_kept("audio_ff.net.0.proj", "audio_ff.net.2"),
+}
+QWEN_IMAGE: Names = {
+    **_kept(*(f"attn.{linear}" for linear in (*_ATTENTION, *_ADDED, "to_add_out")), "img_mod.1", "txt_mod.1"),
+    **_kept(*(f"{stream}_mlp.net.{layer}" for stream in ("img", "txt") for layer in ("0.proj", "2"))),
+    **_one({name: name for name in ("img_in", "txt_in", "proj_out")}),
+}
+QWEN_IMAGE21: Names = {
+    **_kept(*(f"attn.{linear}" for linear in _ATTENTION), "img_mlp.out"),
+    f"{_JOINT}.img_mlp.gate_up": (f"{_JOINT}.img_mlp.gate_layer", f"{_JOINT}.img_mlp.proj"),
+    **_one({name: name for name in ("img_in", "proj_out")}),
+}
 HIDREAM: Names = _one(
     {
         name: name
@@ -273,7 +281,9 @@ NAMES: dict[str, Names] = {
     "hunyuanvideo1": HUNYUANVIDEO,
     "wan": WAN,
     "ltxvideo": LTX,
+    "ltxvideo2": LTX2,
     "qwen_image": QWEN_IMAGE,
+    "qwen_image21": QWEN_IMAGE21,
     "lumina2": LUMINA2,
     "z_image": Z_IMAGE,
     "cosmos": COSMOS,
