@@ -6,6 +6,7 @@ traceback is shown. A run that a signal stopped ends with 128 plus the signal's 
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,12 +68,40 @@ def init(arguments: list[str]) -> None:
     print(starter_config(**vars(parser.parse_args(arguments))), end="")
 
 
+def data(arguments: list[str]) -> None:
+    """show the data of a fine-tune by bucket: captions, masks, what is left out"""
+    parser = _parser("data", data)
+    parser.usage = "tread data [--html PAGE [--most N]] CONFIG [key=value ...]"
+    add = parser.add_argument
+    add("config", metavar="CONFIG", type=Path, help="a config of `tread finetune`")
+    add("settings", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
+    add(
+        "--html", type=Path, metavar="PAGE", help="write thumbnails with captions and masks as one file for any browser"
+    )
+    add("--most", type=int, default=300, metavar="N", help="samples on the page, about (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.most < 1:
+        parser.error("--most must be at least 1")
+    from tread.finetune.config import read_config
+    from tread.finetune.data.survey import described, survey
+
+    found = survey(read_config(options.config, options.settings))
+    print(described(found))
+    if options.html is not None:
+        from tread.finetune.data.page import write_page
+
+        command = shlex.join(["tread", "data", *arguments])
+        heading = f"The data of {options.config.name}"
+        print(write_page(options.html, found, heading=heading, command=command, most=options.most))
+
+
 def export(arguments: list[str]) -> None:
     """make the result of a fine-tune again, from any of its checkpoints"""
     parser = _parser("export", export)
     add = parser.add_argument
     add("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
     add("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
+    add("--best", action="store_true", help="the checkpoint of the lowest dense validation loss")
     add("--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)")
     add("--layout", choices=("comfyui", "kohya"), help="write the LoRA under the names that these programs read")
     add("--merge", action="store_true", help="write whole transformers, with the adapter merged into their weights")
@@ -336,6 +365,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "finetune": finetune,
     "init": init,
+    "data": data,
     "export": export,
     "sample": sample,
     "eval": evaluate,

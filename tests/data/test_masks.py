@@ -1,6 +1,7 @@
 """Masks: the crop of their picture, the grey value as weight, and no pixel of weight lost on the way to the latents."""
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of
 from tread.data.captioned.entries import DataConfig
-from tread.data.captioned.masks import MaskKind, latent_weight, read_mask
+from tread.data.captioned.masks import MaskKind, latent_weight, looks_like_text, read_mask
 from tread.data.captioned.pixels import read_pixels
 from tread.errors import DataError
 
@@ -22,6 +23,38 @@ WHOLE = Crop(Bucket(16, 16), 0.0, 0.0, 1.0, 1.0)
 def save(path: Path, image: Image.Image) -> Path:
     image.save(path)
     return path
+
+
+def drawn(shape: str) -> torch.Tensor:
+    """A mask of 256 x 256 with one shape."""
+    image = Image.new("L", (256, 256))
+    draw = ImageDraw.Draw(image)
+    if shape == "letters":
+        draw.text((20, 100), "TREAD 2025", fill=255, font_size=40)
+    if shape == "lines":
+        draw.multiline_text((10, 10), "some lines\nof handwriting\nin a letter", fill=255, font_size=32)
+    if shape == "figure":
+        draw.ellipse((60, 30, 190, 240), fill=255)
+    if shape == "box":
+        draw.rectangle((10, 110, 245, 140), fill=255)
+    if shape == "pole":
+        draw.rectangle((120, 0, 123, 255), fill=255)
+    return torch.from_numpy(np.array(image, dtype=np.float32)) / 255
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [("letters", True), ("lines", True), ("figure", False), ("box", False), ("pole", False), ("nothing", False)],
+)
+def test_letters_look_like_text(shape: str, expected: bool) -> None:
+    assert looks_like_text(drawn(shape)) is expected
+    assert looks_like_text(1 - drawn(shape)) is False
+
+
+def test_a_mirrored_crop_mirrors_the_mask(tmp_path: Path) -> None:
+    path = save(tmp_path / "m.png", Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)))
+    straight, mirrored = (read_mask(path, replace(WHOLE, mirrored=side), "mask") for side in (False, True))
+    assert torch.equal(mirrored, straight.flip(1))
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(0, 2**32 - 1))

@@ -4,6 +4,7 @@ import io
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image, ImageOps
 
 from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of
 from tread.data.captioned.entries import DataConfig, VideoConfig
-from tread.data.captioned.pixels import probe, read_pixels
+from tread.data.captioned.pixels import count_frames, probe, read_pixels
 from tread.data.captioned.tables import Cell
 from tread.errors import DataError
 
@@ -90,6 +91,52 @@ def test_clips_give_their_first_frames(tmp_path: Path, write_clip: WriteClip) ->
     np.testing.assert_array_equal(read_pixels(path, whole(32, 16, 5)).numpy(), frames[:5])
     with pytest.raises(DataError, match=r"cannot read \S+a\.mkv \(it ends after 7 of 9 frames\): remove it or"):
         read_pixels(path, whole(32, 16, 9))
+
+
+@pytest.mark.parametrize(
+    ("rate", "indices"),
+    [
+        (5.0, [0, 2, 4, 6]),
+        (20.0, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]),
+        (10.0, [0, 1, 2, 3, 4, 5, 6]),
+        (7.5, [0, 1, 2, 4, 5, 6]),  # at 0, 0.13, 0.27, 0.4, 0.53 and 0.67 s of a clip that ends after 0.7
+        (1.0, [0]),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["mkv", "webp"])
+def test_a_frame_rate_chooses_the_frames_that_are_shown_then(
+    tmp_path: Path, write_clip: WriteClip, rate: float, indices: list[int], suffix: str
+) -> None:
+    """A clip and an animation of 10 frames per second."""
+    frames = RNG.integers(0, 256, (7, 16, 32, 3), dtype=np.uint8)
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "mkv":
+        write_clip(path, frames)
+    else:
+        first, *rest = (Image.fromarray(frame) for frame in frames)
+        first.save(path, save_all=True, append_images=rest, duration=100, lossless=True)
+    assert count_frames(path, rate) == len(indices)
+    crop = replace(whole(32, 16, len(indices)), frame_rate=rate)
+    np.testing.assert_array_equal(read_pixels(path, crop).numpy(), frames[indices])
+    with pytest.raises(DataError, match=f"it ends after {len(indices)} of {len(indices) + 1} frames"):
+        read_pixels(path, replace(crop, bucket=Bucket(32, 16, len(indices) + 1)))
+
+
+def test_frames_of_any_duration_are_shown_when_a_player_shows_them(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 8), (40 * n, 0, 0)) for n in range(4)]
+    durations = [100, 400, 50, 250]  # shown first after 0, 0.1, 0.5 and 0.55 s
+    frames[0].save(tmp_path / "a.png", save_all=True, append_images=frames[1:], duration=durations)
+    assert count_frames(tmp_path / "a.png", 10.0) == 8
+    read = read_pixels(tmp_path / "a.png", replace(whole(8, 8, 8), frame_rate=10.0))
+    assert (read[:, 0, 0, 0] // 40).tolist() == [0, 1, 1, 1, 1, 2, 3, 3]
+
+
+def test_a_mirrored_crop_is_the_crop_mirrored(tmp_path: Path) -> None:
+    noise_image(80, 40).save(tmp_path / "a.png")
+    crop = Crop(Bucket(20, 40), 0.25, 0.0, 0.5, 1.0)
+    straight, mirrored = (read_pixels(tmp_path / "a.png", replace(crop, mirrored=side)) for side in (False, True))
+    assert torch.equal(mirrored, straight.flip(2))
+    assert str(crop) != str(replace(crop, mirrored=True)) != str(replace(crop, frame_rate=8.0))
 
 
 def test_clips_are_turned_as_the_container_says(tmp_path: Path) -> None:

@@ -50,6 +50,25 @@ def test_repeats_of_our_own_data_count_all_visits() -> None:
     assert "repeats" in verdicts({**OURS, "data": [{**ENTRY, "repeats": 0}]})["data[0]"].text
 
 
+@pytest.mark.parametrize(
+    ("given", "became", "kind"),
+    [
+        (
+            {"prepend_instance_prompt": True, "instance_prompt": "minecraft"},
+            {"caption_prefix": "minecraft"},
+            "translated",
+        ),
+        ({"only_instance_prompt": True, "instance_prompt": "x"}, {"caption_strategy": "instanceprompt"}, "translated"),
+        ({"is_regularisation_data": True, "loss_weight": 0.5}, {"loss_weight": 0.5}, "differs"),
+    ],
+)
+def test_captions_and_weights_of_an_entry(given: dict[str, Any], became: dict[str, Any], kind: str) -> None:
+    config = {**THEIRS, "data_backend_config": [{**ENTRY, **given}]}
+    (entry,) = settings(config).data_entries()
+    assert {name: entry[name] for name in became} == became
+    assert verdicts(config)[f"data_backend_config[0].{next(iter(given))}"].verdict == kind
+
+
 def test_a_translated_config_is_read_again_as_ours() -> None:
     first = translate({**THEIRS, "data_backend_config": [{**ENTRY, "repeats": 1}], "max_grad_norm": 0.5})
     again = translate(first.settings)

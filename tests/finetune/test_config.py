@@ -82,6 +82,42 @@ def test_files_that_a_config_names_are_read_into_it(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("prompts.txt", "a cat\n\n  a [trigger] dog \n"),
+        ("prompts.json", ["a cat", "a [trigger] dog"]),
+        ("prompts.yaml", "first: a cat\nsecond: a [trigger] dog\n"),
+    ],
+)
+def test_prompts_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, name, content)
+    config = read_config(write(tmp_path, "c.json", {**BASE, "validation_prompt": name, "trigger_word": "blue"}))
+    assert config.validation_prompt == ("a cat", "a [trigger] dog"), "the config that a run keeps is whole"
+    assert config.prompts == ("a cat", "a blue dog")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.txt", None, "validation_prompt names 'none.txt', which does not exist; write a prompt or a file."),
+        ("p.txt", "\n \n", "validation_prompt names 'p.txt', which has no prompts; write one in each line."),
+        ("p.json", [1, 2], "validation_prompt names 'p.json', which holds no list or mapping of prompts."),
+        ("p.json", "[", "is not valid JSON"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        write(tmp_path, name, content)
+    with pytest.raises(ConfigError) as error:
+        read_config(write(tmp_path, "c.json", {**BASE, "validation_prompt": name}))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("c.json", '{"seed": 1,\n "data": }', "'c.json' is not valid JSON at line 2, column 10: Expecting value."),
@@ -179,21 +215,26 @@ def test_the_config_that_a_run_keeps_is_read_without_a_word(tmp_path: Path) -> N
 
 def test_check_prints_a_table_and_tells_by_its_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"data": str(write_gradients(tmp_path / "photos", masked=False)), "optimizer": "optimi-lion"}
-    path = write(tmp_path, "c.json", {**BASE, **given, "push_to_hub": True, "num_processes": 8})
+    path = write(tmp_path, "c.json", {**BASE, **given, "push_checkpoints_to_hub": True, "num_processes": 8})
     assert check(path) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "not supported: change these (1)"
     assert lines[1].split() == [
-        *("push_to_hub", "true:", "leave", "it", "out,", "and", "upload", "the", "result", "with"),
-        *("`hf", "upload", "NAME", "OUTPUT_DIR`"),
+        *("push_checkpoints_to_hub", "true:", "leave", "it", "out,", "and", "upload", "checkpoints", "with"),
+        *("`hf", "upload`"),
     ]
     assert 'optimizer                      "optimi-lion": optimizer: lion' in lines[3]
     assert lines[-1] == "it does not run: 1 to change"
 
-    assert check(path, as_json=True, overrides=["push_to_hub=false"]) == 0
+    assert check(path, as_json=True, overrides=["push_checkpoints_to_hub=false"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["runs"] is True
     assert {"key": "optimizer", "value": "optimi-lion", "verdict": "translated", "text": "optimizer: lion"} in report[
         "keys"
     ]
-    assert {entry["key"] for entry in report["keys"]} == {*BASE, "optimizer", "push_to_hub", "num_processes"}
+    assert {entry["key"] for entry in report["keys"]} == {
+        *BASE,
+        "optimizer",
+        "push_checkpoints_to_hub",
+        "num_processes",
+    }

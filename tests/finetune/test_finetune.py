@@ -198,6 +198,19 @@ def test_resume_is_exact_with(config: Any, tmp_path: Path, changes: dict[str, An
     assert_same(straight, finetune(again))
 
 
+def test_resume_is_exact_with_everything_that_is_drawn(config: Any, shapes: Path, tmp_path: Path) -> None:
+    """Times, offsets, captions and tags, mirrored samples and weights: none of them has a state of its own."""
+    place = {"instance_data_dir": str(shapes), "resolution": 64}
+    entry = {"shuffle_tags": True, "tag_dropout": 0.3, "tag_separator": " ", "caption_variants": 4}
+    data = [{**place, **entry, "horizontal_flip": True}, {**place, "loss_weight": 0.5, "trigger_word": ""}]
+    changes = {"data": data, "trigger_word": "ohwx", "time_density": "beta", "loss_weighting": "cosmap"}
+    changes |= {"noise_offset": 0.1, "noise_offset_probability": 0.5, "gradient_accumulation_steps": 2}
+    straight = finetune(config("flux", tmp_path / "straight", max_train_steps=4, **changes))
+    finetune(config("flux", tmp_path / "resumed", max_train_steps=2, **changes))
+    again = config("flux", tmp_path / "resumed", max_train_steps=4, resume_from_checkpoint="latest", **changes)
+    assert_same(straight, finetune(again))
+
+
 def test_data_that_changed_needs_a_word(config: Any, shapes: Path, tmp_path: Path) -> None:
     data = shutil.copytree(shapes, tmp_path / "data")
     settings = {"data": {"instance_data_dir": str(data), "resolution": 64}, "max_train_steps": 1}

@@ -42,8 +42,8 @@ def test_a_file_is_read_once_and_again_when_it_changes(
 ) -> None:
     first = ContentHashes(tmp_path, Alone()).of(files, progress=False)
     read: list[Path] = []
-    real = hashes._hash
-    monkeypatch.setattr(hashes, "_hash", lambda path: read.append(path) or real(path))
+    real = hashes.content_hash
+    monkeypatch.setattr(hashes, "content_hash", lambda path: read.append(path) or real(path))
     assert ContentHashes(tmp_path, Alone()).of(files, progress=False) == first
     assert read == []
     changed = tmp_path / "2.bin"

@@ -1,6 +1,8 @@
 """What is predicted and at which times: against the stock samplers and torch's distributions."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
-from tread.finetune.target import EpsilonTarget, FlowTarget
+from tread.errors import ConfigError
+from tread.finetune.target import EpsilonTarget, FlowTarget, Target, VelocityTarget
+from tread.objectives.density import Density
 
 diffusers = pytest.importorskip("diffusers")
 
@@ -56,6 +60,89 @@ def test_times_are_shifted_as_the_stock_sampler_shifts(scheduler, tokens: int) -
     stock.set_timesteps(sigmas=np.array([0.5]), **dynamic)
     assert_close(target.times(torch.tensor([0.5]), tokens), stock.sigmas[:1], rtol=1e-5, atol=0)
     assert FlowTarget.from_scheduler(stock.config, shift=2.0, distance="l2") == FlowTarget(shift=2.0)
+
+
+def velocity() -> VelocityTarget:
+    config = {"_class_name": "CogVideoXDDIMScheduler", "prediction_type": "v_prediction"}
+    return VelocityTarget.from_scheduler(config | {"rescale_betas_zero_snr": True}, distance="l2")
+
+
+@pytest.mark.parametrize("name", ["uniform", "mode", "beta"])
+def test_another_density_is_shifted_and_inverted_too(name: Any) -> None:
+    density = Density(name=name)
+    target = FlowTarget(shift=3.0).adjusted(density=density)
+    u = torch.tensor([0.02, 0.3, 0.5, 0.9], dtype=torch.float64)
+    t = density.quantile(u)
+    assert_close(target.times(u, 64), 3 * t / (1 + 2 * t))
+    assert_close([target.quantile(time, 64) for time in target.times(u, 64).tolist()], u.tolist(), rtol=0, atol=1e-8)
+
+
+def test_discrete_times_follow_a_density_too() -> None:
+    target = epsilon().adjusted(density=Density(name="mode"))
+    u = (torch.arange(4000) + 0.5) / 4000
+    assert torch.equal(target.times(u, 64), (Density(name="mode").quantile(u) * 1000).long())
+
+
+def test_the_shift_grows_with_the_root_of_the_tokens() -> None:
+    """Esser et al. Eq. 23: at four times the tokens, a state is as noisy as at twice the shift."""
+    target = FlowTarget(shift=3.0).adjusted(tokens=1024)
+    u = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    assert_close(target.times(u, 1024), FlowTarget(shift=3.0).times(u, 1024))
+    assert_close(target.times(u, 4096), FlowTarget(shift=6.0).times(u, 1024))
+    assert_close(target.times(u, 256), FlowTarget(shift=1.5).times(u, 1024))
+
+
+@pytest.mark.parametrize(
+    ("weighting", "weights"),
+    [("sigma_sqrt", [100.0, 4.0, 1.2345679]), ("cosmap", [0.7763648, 4 / math.pi, 0.7763648])],
+)
+def test_weights_of_flow_times(weighting: Any, weights: list[float]) -> None:
+    """1 / t^2, and 2 / (pi (1 - 2t + 2t^2)), at 0.1, 0.5 and 0.9."""
+    x, noise = torch.zeros(3, 1, 1, 2), torch.ones(3, 1, 1, 2)
+    time, prediction = torch.tensor([0.1, 0.5, 0.9]), torch.full((3, 1, 1, 2), 3.0)
+    target = FlowTarget().adjusted(weighting=weighting)
+    expected = 4 * torch.tensor(weights)
+    assert_close(target.error(prediction, x, noise, time)[:, 0, 0, 1], expected)
+    assert_close(target.unweighted().error(prediction, x, noise, time)[:, 0, 0, 1], torch.full((3,), 4.0))
+    assert target.weight(torch.zeros(1)).isfinite().all()
+
+
+@pytest.mark.parametrize("gamma", [1.0, 5.0])
+@pytest.mark.parametrize("make", [epsilon, velocity])
+def test_min_snr(make: Callable[[], Any], gamma: float) -> None:
+    """Hang et al.: min(SNR, gamma) weighs the error of x, which is that of the noise times SNR, of v times SNR + 1."""
+    target = make()
+    kept = target.kept if isinstance(target, VelocityTarget) else (1 - target.betas).cumprod(0)
+    x, noise = drawn(1).float(), drawn(2).float()
+    weighted = target.adjusted(snr_gamma=gamma)
+    found = weighted.error(drawn(3).float(), x, noise, TIMES) / target.error(drawn(3).float(), x, noise, TIMES)
+    for i, t in enumerate(TIMES.tolist()):
+        snr = float(kept[t] / (1 - kept[t]))
+        by_hand = min(snr, gamma) / (snr + 1) if isinstance(target, VelocityTarget) else min(1, gamma / snr)
+        assert_close(found[i], torch.full_like(found[i], by_hand), rtol=1e-4, atol=1e-7)
+    assert torch.equal(weighted.unweighted().error(x, x, noise, TIMES), target.error(x, x, noise, TIMES))
+
+
+def test_min_snr_leaves_the_bound_of_the_variance() -> None:
+    x, noise = drawn(1).float(), drawn(2).float()
+    variance = drawn(4).float()
+    weighted = epsilon().adjusted(snr_gamma=0.5)
+    exact = torch.cat([noise, variance], dim=1)  # without an error of the noise the bound is left
+    assert_close(weighted.error(exact, x, noise, TIMES), epsilon().error(exact, x, noise, TIMES))
+
+
+@pytest.mark.parametrize(
+    ("target", "given", "words"),
+    [
+        (FlowTarget(), {"snr_gamma": 5.0}, "snr_gamma is 5.0, but the model is a flow model"),
+        (FlowTarget(dynamic=(0.5, 1.15, 256, 4096)), {"tokens": 64}, "flow_shift_tokens is 64, but .* already shifts"),
+        (epsilon(), {"weighting": "cosmap"}, "loss_weighting is 'cosmap', but the model is no flow model"),
+        (velocity(), {"tokens": 64}, "flow_shift_tokens is 64, but the model is no flow model"),
+    ],
+)
+def test_settings_of_other_models_are_refused(target: Target, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        target.adjusted(**given)
 
 
 def test_huber_grows_slower_far_away() -> None:

@@ -52,7 +52,7 @@ def test_the_positions_of_the_noise_are_those_of_the_picks() -> None:
 
 
 def test_a_pick_is_a_plain_visit_by_default() -> None:
-    assert Pick(3) == (3, False, 0, 0)
+    assert Pick(3) == (3, False, 0, 0, False)
 
 
 def test_batches_that_do_not_fit_the_order_are_refused() -> None:

@@ -84,6 +84,24 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert saved(tmp_path, 5, 10, 15, 20, keep=2) == ["step-00000015", "step-00000020"]
 
 
+def test_the_best_is_kept_too_if_asked(tmp_path: Path) -> None:
+    """By the loss of its own weights: step 4 has none, and a damaged one does not count."""
+
+    def put(step: int, loss: float | None, *, keep_best: bool = True) -> list[str]:
+        meta = {} if loss is None else {checkpoint.VALIDATED: loss}
+        save(tmp_path, step, parts(step), meta, keep=1, keep_best=keep_best)
+        return [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)]
+
+    assert put(1, 0.3) == ["1"]
+    assert put(2, 0.5) == ["1", "2"]
+    assert put(3, 0.2) == ["3"]
+    assert put(4, None) == ["3", "4"]
+    (tmp_path / "step-00000003" / "model.safetensors").write_bytes(b"")
+    assert put(5, 0.4) == ["5"]
+    assert put(6, 0.9) == ["5", "6"]
+    assert put(7, 0.9, keep_best=False) == ["7"]
+
+
 def fail_to_rename(*_: object) -> None:
     raise OSError(28, "No space left on device")
 

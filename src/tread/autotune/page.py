@@ -12,11 +12,10 @@ from tread.autotune.cost import routes_of
 from tread.autotune.sensitivity import HeatMap, gaps_by_level, heat_maps
 from tread.autotune.text import named
 from tread.files import atomic_write
+from tread.page.document import Section, document
 from tread.page.figure import Curves, Line
 from tread.page.html import Html, joined, tag
-from tread.page.sections import Section
 from tread.page.svg import WIDTH, draw, layers
-from tread.page.write import document
 
 FILE = "report.html"
 CELL = 34

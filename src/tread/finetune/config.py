@@ -3,8 +3,8 @@
 - JSON, YAML or TOML, flat; keys may begin with `--`, as flat JSON written for command lines has them. An environment
   file (`.env`) is that of another trainer.
 - `key=value` on the command line replaces what the file says; the type of the key decides how the value is read.
-- Files that a config names (data_backend_config, lycoris_config, user_prompt_library, tread_config) are read into it,
-  so that the config a run keeps is whole. Paths are relative to the working directory, not to the config.
+- Files that a config names (data_backend_config, lycoris_config, validation_prompt, tread_config, ...) are read into
+  it, so that the config a run keeps is whole. Paths are relative to the working directory, not to the config.
 - A config with unsupported keys does not run; what is ignored is said once.
 """
 
@@ -28,8 +28,13 @@ from tread.finetune.compat.translate import KeyVerdict, Translated, translate
 from tread.finetune.settings import SCRATCH, FinetuneConfig
 from tread.routing.plan import PRESETS
 
-FILES = ("data_backend_config", "lycoris_config", "user_prompt_library", "peft_lora_target_modules", "tread_config")
+FILES = (
+    *("data_backend_config", "lycoris_config", "user_prompt_library", "peft_lora_target_modules", "tread_config"),
+    "validation_prompt",
+)
 """Keys that may name a file."""
+PROMPT_FILES = (".txt", ".json", ".yaml", ".yml")
+"""Endings of a `validation_prompt` that names a file."""
 TITLES: dict[Verdict, str] = {
     "unsupported": "not supported: change these",
     "differs": "runs, but trains something else than where it comes from",
@@ -198,6 +203,8 @@ def _read_in(key: str, config: Mapping[str, Any]) -> Any:
         return entries
     if not isinstance(value, str) or not value:
         return value
+    if key == "validation_prompt":
+        return _prompts(value) if value.lower().endswith(PROMPT_FILES) and "\n" not in value else value
     if key == "tread_config":
         if value in PRESETS or value.lstrip().startswith("{"):
             return value
@@ -205,6 +212,26 @@ def _read_in(key: str, config: Mapping[str, Any]) -> Any:
             raise ConfigError(f"tread_config is {shown(value)}: no preset ({', '.join(PRESETS)}) and no such file.")
     unused = key == "lycoris_config" and config.get("lora_type") != "lycoris"
     return value if unused else _content(value, key)
+
+
+def _prompts(path: str) -> list[str]:
+    """The prompts in a file: the lines of a text, or the values of a list or mapping."""
+    if path.lower().endswith(".txt"):
+        if not is_file(path):
+            raise ConfigError(f"validation_prompt names {shown(path)}, which does not exist; write a prompt or a file.")
+        try:
+            found: Any = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"validation_prompt names {shown(path)}, which cannot be read ({error}).") from error
+    else:
+        found = _content(path, "validation_prompt")
+    found = list(found.values()) if isinstance(found, Mapping) else found
+    if not isinstance(found, list) or not all(isinstance(prompt, str) for prompt in found):
+        raise ConfigError(f"validation_prompt names {shown(path)}, which holds no list or mapping of prompts.")
+    prompts = [prompt.strip() for prompt in found if prompt.strip()]
+    if not prompts:
+        raise ConfigError(f"validation_prompt names {shown(path)}, which has no prompts; write one in each line.")
+    return prompts
 
 
 def _content(path: str, setting: str) -> Any:

@@ -61,6 +61,7 @@ class FinetuneJob(JobConfig):
             checkpoint=CheckpointConfig(
                 every=config.checkpoint_step_interval,
                 keep=config.checkpoints_total_limit,
+                keep_best=config.checkpoints_keep_best,
                 data_changed=config.data_changed,
             ),
             log=LogConfig(

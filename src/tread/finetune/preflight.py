@@ -17,7 +17,7 @@ from tread.config.schema import parse, plain
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, masked, shown
-from tread.finetune.data.prepare import check_references, check_sizes
+from tread.finetune.data.prepare import check_flips, check_references, check_sizes
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model import scratch
@@ -26,7 +26,9 @@ from tread.finetune.model.existing import is_local, read_adapter
 from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
 from tread.finetune.previews import check_frames, check_image
+from tread.finetune.result.hub import check_hub
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.target import Target
 from tread.routing.risks import warn_once
 from tread.training.checkpoint import list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
@@ -118,6 +120,16 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
     return family.experts[{"both": slice(None), "high": slice(0, 1), "low": slice(1, 2)}[config.experts]]
 
 
+def target_of(config: FinetuneConfig, family: TuneFamily) -> Target:
+    """The training target of a config's model; refuses settings of the loss that it does not have."""
+    return family.target(shift=config.flow_schedule_shift, distance=config.loss_type).adjusted(
+        density=config.density(),
+        tokens=config.flow_shift_tokens,
+        weighting=config.loss_weighting,
+        snr_gamma=config.snr_gamma,
+    )
+
+
 def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
     """Refuse batches of texts to a model that reads padding."""
     if family.one_length and config.train_batch_size > 1:
@@ -169,7 +181,9 @@ def is_here(place: str, revision: str | None) -> bool:
 
 
 def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> Iterator[Callable[[], object]]:
-    yield lambda: family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
+    yield lambda: target_of(config, family)
+    if config.push_to_hub:
+        yield lambda: check_hub(config)
     yield lambda: check_image(config, family)
     yield lambda: check_frames(config, family)
     yield lambda: check_batch(config, family)
@@ -204,6 +218,7 @@ def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     video = any(one.dataset_type == "video" for one in configs) if family is None else family.video
     collected = collect(configs, video=video, say=lambda _: None)
+    check_flips(collected.samples, configs)
     if family is not None:
         check_references(family, collected.samples)
         check_sizes(family, collected.samples, configs)

@@ -24,6 +24,7 @@ from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.existing import put_in, read_adapter
 from tread.finetune.model.quantize import METHODS, quantize
 from tread.finetune.preflight import check_model, open_model, resumed_checkpoints, trained_experts
+from tread.finetune.result.hub import push
 from tread.finetune.result.write import RECORD
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.task import Finetuning
@@ -33,7 +34,9 @@ from tread.page.write import write_at_end
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
+from tread.training.checkpoint import VALIDATED, best, list_checkpoints
 from tread.training.job import claimed_folder, end, make_accelerator, run
+from tread.training.loop import CHECKPOINTS
 from tread.training.memory import out_of_memory
 
 
@@ -59,6 +62,8 @@ def finetune(config: FinetuneConfig) -> Path:
         kept = replace(config, data_changed="refuse")  # accepted once
         stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(kept))
         write_at_end(folder, accelerator)
+        if config.push_to_hub and not stopped and accelerator.is_main_process:
+            push(folder, config, accelerator.print)
     del task, models, handles
     accelerator.print(made(folder))
     end(accelerator, stopped)
@@ -72,6 +77,10 @@ def made(folder: Path) -> str:
     results = sorted({folder / name.partition("/")[0] for name in files})
     pictures = sorted((folder / "previews").glob("step-*"))
     lines = [f"run: {folder}", *(f"result: {path}" for path in results)]
+    kept, checkpoints = best(folder / CHECKPOINTS), list_checkpoints(folder / CHECKPOINTS)
+    if kept is not None and kept[0] != checkpoints[-1]:
+        step, loss = kept[1]["step"], kept[1][VALIDATED]
+        lines.append(f"lowest validation loss: {loss:.4f} at step {step}; its result: tread export {folder} --best")
     return "\n".join([*lines, *(f"newest preview: {path}" for path in pictures[-1:])])
 
 

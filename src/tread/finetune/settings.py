@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tread.config.schema import at_least
+from tread.data.captioned.captions import triggered
 from tread.data.captioned.entries import LONGEST, data_configs
 from tread.errors import ConfigError, nearest, shown
 from tread.finetune.families import TUNE_FAMILIES
+from tread.finetune.target import Weighting
 from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
+from tread.objectives.density import PARAMETERS, Density, DensityName
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
 from tread.training.settings import OptimizerName, ScheduleName, check_rates
@@ -25,7 +28,7 @@ from tread.training.settings import OptimizerName, ScheduleName, check_rates
 Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
 LoraPrecision = Literal["fp32", "bf16", "fp16"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
-ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
+ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size", "trigger_word")
 """Settings of a config that hold for the data entries without one of their own."""
 
 
@@ -97,6 +100,9 @@ learns image-to-video; image-to-video models are given it anyway."""
     """For data entries that set none: resolution is the shorter side, the square root of the area, or the area."""
     minimum_image_size: float | None = None
     """For data entries that set none: smaller images are skipped, and listed."""
+    trigger_word: str | None = None
+    """For data entries that set none: the word that the training should give a meaning. It takes the place of \
+[trigger] in captions and validation prompts, and is put in front of captions that have neither."""
     caption_dropout_probability: float = 0.1
     """The share of captions replaced by the empty one, which guidance needs."""
     cache_dir: str = "cache"
@@ -210,15 +216,44 @@ lowering the rate; muon takes AdamW's rate and orthogonalises the steps of matri
 unlearns while it is taught to answer for dropped tokens; from scratch, all is right."""
     loss_type: Literal["l2", "huber"] = "l2"
     """Distance of prediction and target; huber forgives outliers."""
+    loss_weighting: Weighting = "none"
+    """Weight of the loss by time t of a flow model: none, sigma_sqrt (1 / t^2) or cosmap (2 / pi (1 - 2t + 2t^2)). \
+The validation loss has no weights."""
+    snr_gamma: float | None = None
+    """Min-SNR: the highest signal-to-noise ratio in the weights of the loss, usually 5; for models that predict noise \
+or v (PixArt, CogVideoX)."""
+    noise_offset: float = 0.0
+    """Standard deviation of a value added to each channel of a sample's noise, which lets a model learn dark and \
+bright images."""
+    noise_offset_probability: float = 1.0
+    """The share of samples whose noise has that offset."""
     flow_schedule_shift: float | None = None
     """Shift of the training times towards noise (1: none); null: as the model's own sampler shifts them."""
+    flow_shift_tokens: int | None = None
+    """Tokens of a sample at which that shift holds, e.g. 4096 for 1024x1024: larger samples are shifted more, by the \
+root of the ratio; null: one shift for all sizes, unless the model's own sampler has one for each."""
+    time_density: DensityName | None = None
+    """Density of the training times before the shift; null: logit-normal for flow models, uniform for others."""
+    logit_mean: float = Density.logit_mean
+    """Mean of logit(t) for time_density logit-normal; above 0 trains more on noise."""
+    logit_std: float = Density.logit_std
+    """Standard deviation of logit(t) for time_density logit-normal."""
+    mode_scale: float = Density.mode_scale
+    """Scale of time_density mode: above 0 prefers the middle, below 0 the ends; 0 is uniform."""
+    beta_alpha: float = Density.beta_alpha
+    """First shape of time_density beta; above the second it prefers noise."""
+    beta_beta: float = Density.beta_beta
+    """Second shape of time_density beta."""
 
     output_dir: str = "runs/finetune"
     """The folder of the run: checkpoints, previews, metrics and the result."""
     checkpoint_step_interval: int = 500
     """Steps between checkpoints."""
     checkpoints_total_limit: int = 3
-    """Checkpoints that are kept."""
+    """Checkpoints that are kept, the newest ones."""
+    checkpoints_keep_best: bool = True
+    """Keep the checkpoint of the lowest dense validation loss too; each is validated when it is written, unless \
+eval_steps_interval is 0. `tread export RUN --best` writes its result."""
     resume_from_checkpoint: str | None = None
     """Go on with a run: latest (that of output_dir, if there is one), or the folder of a run."""
     data_changed: Literal["refuse", "accept"] = "refuse"
@@ -229,11 +264,14 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     eval_steps_interval: int = 100
     """Steps between validation losses; 0: none."""
     validation_prompt: str | tuple[str, ...] | None = None
-    """The prompt or prompts that previews are drawn for."""
+    """The prompt or prompts that previews are drawn for, or a file of them: .txt with one in each line, or a list or \
+mapping in .json or .yaml."""
     validation_negative_prompt: str = ""
     """What previews are guided away from."""
     validation_steps: int = 500
     """Steps between previews; 0: none."""
+    validation_on_startup: bool = False
+    """Draw previews and compute the validation loss before the first step too: what the untouched model does."""
     validation_num_inference_steps: int | None = None
     """Solver steps of a preview; null: the family's."""
     validation_guidance: float | None = None
@@ -250,6 +288,13 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     """The image that previews end with, for models of a first and a last frame."""
     framerate: int | None = None
     """Frames per second of clips and of preview videos; null: the family's."""
+
+    push_to_hub: bool = False
+    """Upload the result, its card and their previews to the Hugging Face hub at the end, with the token in HF_TOKEN."""
+    hub_model_id: str | None = None
+    """The repository that push_to_hub writes to, OWNER/NAME; null: one of yours, named like output_dir."""
+    hub_private: bool = True
+    """Whether push_to_hub makes a private repository; one that exists stays as it is."""
 
     logging_steps: int = 10
     """Steps between lines of metrics."""
@@ -281,6 +326,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             raise ConfigError("data is empty; give a folder of images or videos with captions (docs/data.md).")
         if self.validation_size is not None and min(self.validation_size) < 1:
             raise ConfigError(f"validation_resolution is {self.validation_resolution!r}; both sides must be positive.")
+        self.density()
         self.plan()
 
     @property
@@ -290,9 +336,10 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The validation prompts."""
-        prompts = self.validation_prompt or ()
-        return (prompts,) if isinstance(prompts, str) else prompts
+        """The validation prompts, with the trigger word in its place."""
+        given = self.validation_prompt or ()
+        prompts = (given,) if isinstance(given, str) else given
+        return tuple(triggered(prompt, self.trigger_word) for prompt in prompts)
 
     @property
     def validation_images(self) -> tuple[str, ...]:
@@ -312,6 +359,18 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
                 f"validation_resolution is {value!r}; write WIDTHxHEIGHT, e.g. 1024x768, or one number for a square."
             )
         return int(found[1]), int(found[2] or found[1])
+
+    def density(self) -> Density | None:
+        """The density of training times; None: the model's usual one."""
+        given = {name: getattr(self, name) for name in PARAMETERS}
+        if self.time_density is not None:
+            return Density(name=self.time_density, **given)
+        if changed := [name for name, value in given.items() if value != getattr(Density, name)]:
+            raise ConfigError(
+                f"{changed[0]} is {given[changed[0]]}, but time_density is null: set it to {PARAMETERS[changed[0]]!r}, "
+                f"or leave {changed[0]} out."
+            )
+        return None
 
     def with_steps(self, steps_per_epoch: int) -> "FinetuneConfig":
         """The config with num_train_epochs turned into max_train_steps."""
@@ -343,6 +402,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             num_eval_images=0, eval_steps_interval=0,
             validation_steps=0, validation_num_inference_steps=1, validation_guidance=0, validation_seed=0,
             validation_num_video_frames=1, framerate=1, logging_steps=1, minimum_image_size=0,
+            noise_offset=0, flow_shift_tokens=1,
         )  # fmt: skip
         for name in ("caption_dropout_probability", "lora_dropout", "adam_beta1", "adam_beta2", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
@@ -352,7 +412,9 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
         for name in ("output_dir", "cache_dir"):
             if not getattr(self, name).strip():
                 raise ConfigError(f"{name} is empty; name a folder, or write '.' for the working directory.")
-        for name in ("flow_schedule_shift", "resolution", "adam_epsilon"):
+        if not 0 <= self.noise_offset_probability <= 1:
+            raise ConfigError(f"noise_offset_probability is {self.noise_offset_probability}; allowed is 0 to 1.")
+        for name in ("flow_schedule_shift", "resolution", "adam_epsilon", "snr_gamma"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")

@@ -4,23 +4,30 @@
 - `VelocityTarget`: v of a discrete diffusion, time 0..999; CogVideoX.
 - `EpsilonTarget`: the noise of a discrete diffusion, time 0..999, and the learned variance beside it; PixArt.
 - A time is the quantile function at u in (0, 1): validation visits quantiles evenly, an expert those of its range.
+- `adjusted` gives a target another density of times and weights of the loss by time; validation uses the target without
+  weights, so that its figures do not depend on them.
 - The loss is computed in float32, also under autocast.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from tread.errors import ConfigError
-from tread.objectives.flow import Flow, path_state
-from tread.objectives.objective import beside
+from tread.objectives.density import Density
+from tread.objectives.flow import path_state, shifted
+from tread.objectives.objective import at_least_float32, beside
 
 Distance = Literal["l2", "huber"]
+Weighting = Literal["none", "sigma_sqrt", "cosmap"]
+LOGIT_NORMAL, UNIFORM = Density(name="logit-normal"), Density()
+LEAST_SIGMA = 1e-3
+"""The lowest time that sigma_sqrt tells from 0, the first level of the stock schedulers."""
 
 
 class Target(Protocol):
@@ -38,6 +45,22 @@ class Target(Protocol):
         """The loss of every element, (B, C, ...) float32."""
         ...
 
+    def adjusted(
+        self,
+        *,
+        density: Density | None = None,
+        tokens: int | None = None,
+        weighting: Weighting = "none",
+        snr_gamma: float | None = None,
+    ) -> Self:
+        """The target with a density of times (None: its own), a shift by the number of tokens, and weights of the loss
+        by time; refuses what it does not have."""
+        ...
+
+    def unweighted(self) -> Self:
+        """The target without weights of the loss by time."""
+        ...
+
 
 def distance(a: Tensor, b: Tensor, kind: Distance) -> Tensor:
     """The elementwise loss of two tensors, in float32."""
@@ -48,12 +71,17 @@ def distance(a: Tensor, b: Tensor, kind: Distance) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FlowTarget:
-    """Rectified flow with logit-normal times (Esser et al. 2024)."""
+    """Rectified flow, with logit-normal times unless another density is given (Esser et al. 2024)."""
 
     shift: float = 1.0
     """A shift above 1 moves times towards noise; ignored if `dynamic` is set."""
     dynamic: tuple[float, float, int, int] | None = None
     """(base_shift, max_shift, base_seq_len, max_seq_len): the shift grows with the number of tokens, as in FLUX."""
+    tokens: int | None = None
+    """Tokens of a sample at which `shift` holds; more are shifted more, by the root of the ratio. None: one shift."""
+    density: Density = LOGIT_NORMAL
+    """The density of times before the shift."""
+    weighting: Weighting = "none"
     distance: Distance = "l2"
 
     @classmethod
@@ -68,27 +96,61 @@ class FlowTarget:
             return cls(dynamic=(base, top, few, many), distance=distance)
         return cls(shift=config.get("shift") or config.get("flow_shift") or 1.0, distance=distance)
 
+    def adjusted(
+        self,
+        *,
+        density: Density | None = None,
+        tokens: int | None = None,
+        weighting: Weighting = "none",
+        snr_gamma: float | None = None,
+    ) -> Self:
+        if snr_gamma is not None:
+            raise ConfigError(
+                f"snr_gamma is {snr_gamma}, but the model is a flow model, and min-SNR is for models that predict "
+                "noise or v: leave it out, or set loss_weighting."
+            )
+        if tokens is not None and (self.dynamic is not None or type(self) is not FlowTarget):
+            raise ConfigError(
+                f"flow_shift_tokens is {tokens}, but the model's own sampler already shifts by the number of tokens: "
+                "leave it out, or set flow_schedule_shift to the shift at that number."
+            )
+        return replace(self, density=density or self.density, tokens=tokens, weighting=weighting)
+
+    def unweighted(self) -> Self:
+        return replace(self, weighting="none")
+
     def shift_of(self, tokens: int) -> float:
         """The shift for samples of `tokens` tokens."""
-        if self.dynamic is None:
-            return self.shift
+        if self.dynamic is None:  # Esser et al. Eq. 23
+            return self.shift * (1.0 if self.tokens is None else math.sqrt(tokens / self.tokens))
         base, top, few, many = self.dynamic
         return math.exp(base + (top - base) * (tokens - few) / (many - few))
 
     def times(self, u: Tensor, tokens: int) -> Tensor:
-        return Flow(time="logit-normal", shift=self.shift_of(tokens)).level(u)
+        return shifted(self.density.quantile(at_least_float32(u)), self.shift_of(tokens))
 
     def quantile(self, time: float, tokens: int) -> float:
         """The fraction of training times below `time`: the inverse of `times`."""
         shift = self.shift_of(tokens)
-        unshifted = time / (shift - (shift - 1) * time)
-        return float(torch.special.ndtr(torch.logit(torch.tensor(unshifted, dtype=torch.float64))))
+        return self.density.cdf(time / (shift - (shift - 1) * time))
 
     def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         return path_state(x, noise, time)
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        return distance(prediction, noise - x, self.distance)
+        error = distance(prediction, noise - x, self.distance)
+        if self.weighting == "none":
+            return error
+        return error * beside(self.weight(time), error)
+
+    def weight(self, time: Tensor) -> Tensor:
+        """The weight of the loss at each time, (B,) float32."""
+        time = time.float()
+        if self.weighting == "sigma_sqrt":
+            return time.clamp(min=LEAST_SIGMA) ** -2
+        if self.weighting == "cosmap":  # CosMap of Esser et al., the density of its times as a weight
+            return 2 / (math.pi * (1 - 2 * time + 2 * time.square()))
+        return torch.ones_like(time)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,6 +162,9 @@ class VelocityTarget:
 
     kept: Tensor
     """(T,) float64: the squared factor of x in the noisy state, the cumulative product of alphas."""
+    density: Density = UNIFORM
+    snr_gamma: float | None = None
+    """The highest signal-to-noise ratio in the weights of the loss (min-SNR); None: all times weigh the same."""
     distance: Distance = "l2"
     _factors: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     """Factors of x and of the noise, (T,) float32; one copy on each device: copying them would synchronise."""
@@ -115,8 +180,22 @@ class VelocityTarget:
         scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
         return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
 
+    def adjusted(
+        self,
+        *,
+        density: Density | None = None,
+        tokens: int | None = None,
+        weighting: Weighting = "none",
+        snr_gamma: float | None = None,
+    ) -> Self:
+        _refuse_flow_settings(tokens, weighting)
+        return replace(self, density=density or self.density, snr_gamma=snr_gamma)
+
+    def unweighted(self) -> Self:
+        return replace(self, snr_gamma=None)
+
     def times(self, u: Tensor, tokens: int) -> Tensor:
-        return _evenly(u, len(self.kept))
+        return _evenly(self.density.quantile(u), len(self.kept))
 
     def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         of_x, of_noise = self._at(time, x)
@@ -124,7 +203,11 @@ class VelocityTarget:
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         of_x, of_noise = self._at(time, x)
-        return distance(prediction, of_x * noise - of_noise * x, self.distance)
+        error = distance(prediction, of_x * noise - of_noise * x, self.distance)
+        if self.snr_gamma is None:
+            return error
+        # min(SNR, gamma) / (SNR + 1), where SNR = of_x^2 / of_noise^2 and both squares add up to 1
+        return error * torch.minimum(of_x.square(), self.snr_gamma * of_noise.square())
 
     def _at(self, time: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         if time.device not in self._factors:
@@ -161,6 +244,9 @@ class EpsilonTarget:
 
     betas: Tensor
     """(T,) float64: the variances of the forward process."""
+    density: Density = UNIFORM
+    snr_gamma: float | None = None
+    """As that of `VelocityTarget`; the bound of the variance keeps its own weights."""
     distance: Distance = "l2"
     _tables: dict[torch.device, Tables] = field(default_factory=dict, init=False, repr=False)
     """One copy on each device: copying them in a step would synchronise."""
@@ -173,8 +259,22 @@ class EpsilonTarget:
         scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
         return cls(betas=scheduler.betas.double(), distance=distance)
 
+    def adjusted(
+        self,
+        *,
+        density: Density | None = None,
+        tokens: int | None = None,
+        weighting: Weighting = "none",
+        snr_gamma: float | None = None,
+    ) -> Self:
+        _refuse_flow_settings(tokens, weighting)
+        return replace(self, density=density or self.density, snr_gamma=snr_gamma)
+
+    def unweighted(self) -> Self:
+        return replace(self, snr_gamma=None)
+
     def times(self, u: Tensor, tokens: int) -> Tensor:
-        return _evenly(u, len(self.betas))
+        return _evenly(self.density.quantile(u), len(self.betas))
 
     # Ho et al. Eq. 4
     def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
@@ -185,6 +285,10 @@ class EpsilonTarget:
         channels = x.shape[1]
         epsilon = prediction[:, :channels]  # (B, C, ...)
         error = distance(epsilon, noise, self.distance)
+        if self.snr_gamma is not None:  # Hang et al. 2023 (arXiv 2303.09556): min(SNR, gamma) / SNR
+            tables = self._tables_on(time.device)
+            ratio = _at(tables.noise, time, x).square() / _at(tables.signal, time, x).square()  # 1 / SNR
+            error = error * (self.snr_gamma * ratio).clamp(max=1)
         if prediction.shape[1] == channels:
             return error
         bound = self._bound(epsilon.detach().float() - noise.float(), prediction[:, channels:].float(), time)
@@ -215,6 +319,15 @@ class EpsilonTarget:
             tables = kept.sqrt(), (1 - kept).sqrt(), low, self.betas.log(), apart
             self._tables[device] = Tables(*(table.float().to(device) for table in tables))
         return self._tables[device]
+
+
+def _refuse_flow_settings(tokens: int | None, weighting: Weighting) -> None:
+    for name, value, off in (("flow_shift_tokens", tokens, None), ("loss_weighting", weighting, "none")):
+        if value != off:
+            raise ConfigError(
+                f"{name} is {value!r}, but the model is no flow model: leave it out, or set snr_gamma, which weighs "
+                "the times of models that predict noise or v."
+            )
 
 
 def _evenly(u: Tensor, count: int) -> Tensor:

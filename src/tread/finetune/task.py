@@ -4,8 +4,8 @@
   latent drawn from its moments. A run is the same whatever the number of processes, and resumes exactly.
 - Masked loss: the mean of the error under the weights. Every token that carries any weight is forced, by the very
   weights the loss uses; the count is taken on the host, before the batch moves to the device.
-- The validation loss is dense, on fixed noise and evenly spread times: the routed training loss shows the missing
-  tokens, this one shows the quality.
+- The validation loss is dense, on fixed noise and evenly spread times, without the weights of entries and times and
+  without an offset of the noise: the routed training loss shows the missing tokens, this one shows the quality.
 """
 
 import math
@@ -31,9 +31,11 @@ from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, caller, choose, joined, ranges
 from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.preflight import target_of
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
+from tread.finetune.target import Target
 from tread.kernels.compiling import compiles, lengths
 from tread.kernels.fast import Fast
 from tread.routing import noise
@@ -42,8 +44,8 @@ from tread.training.checkpoint import read_manifest
 from tread.training.task import Review, is_due
 from tread.words import counted
 
-LATENT, NOISE, TIME, EXPERT, VALIDATION = (
-    int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali")
+LATENT, NOISE, TIME, EXPERT, VALIDATION, OFFSET = (
+    int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali", b"offs")
 )
 
 
@@ -82,7 +84,8 @@ class Finetuning:
         self._several = len(models) > 1
         self.model = joined(models)
         self.data, self.train_set, self.held_out = data, data.train, data.held_out
-        self.target = family.target(shift=config.flow_schedule_shift, distance=config.loss_type)
+        self.target = target_of(config, family)
+        self._validated = self.target.unweighted()
         micro_steps, world = config.gradient_accumulation_steps, accelerator.num_processes
         size = config.train_batch_size * world
         self.order = BucketOrder(data.train.groups, data.train.repeats, batch=size, seed=config.seed)
@@ -207,7 +210,20 @@ class Finetuning:
             # buckets of as many tokens may have other references: said, it need not be read from the device
             handle.references = self.family.reference_tokens(batch.tensors)
         with _forcing(handle, batch.forced):
-            return self._losses(model, span, batch.tensors, u, where, seed).mean()
+            offset = self._offset(batch.tensors)
+            losses = self._losses(model, span, batch.tensors, u, where, seed, self.target, offset=offset)
+        own = batch.tensors.get("loss_weight")  # (B,)
+        return (losses if own is None else losses * own).mean()
+
+    def _offset(self, batch: Batch) -> Tensor | None:
+        """What is added to the noise of each channel of each sample, (B, C, 1, ...); None without noise_offset."""
+        config, where, x = self.config, batch["position"], batch["mean"]
+        if config.noise_offset == 0:
+            return None
+        drawn = noise.per_sample_normal(config.seed, where, (x.shape[1],), OFFSET)  # (B, C)
+        chosen = noise.uniform(config.seed, OFFSET, where) < config.noise_offset_probability  # (B,)
+        offset = config.noise_offset * drawn * chosen[:, None]
+        return offset.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 
     def _ranges(self, tokens: int) -> list[Range]:
         return ranges(self.family, self.target, list(self.models), tokens)
@@ -231,7 +247,7 @@ class Finetuning:
         where = tensors["position"]
         times = torch.full_like(where, at, dtype=torch.float32)
         with _forcing(handle, batch.forced), self.accelerator.autocast():
-            return self._losses(self.model, span, tensors, times, where, VALIDATION, kept)
+            return self._losses(self.model, span, tensors, times, where, VALIDATION, self._validated, kept=kept)
 
     def _losses(
         self,
@@ -241,14 +257,19 @@ class Finetuning:
         u: Tensor,
         where: Tensor,
         seed: int,
+        target: Target,
+        *,
+        offset: Tensor | None = None,
         kept: Tensor | None = None,
     ) -> Tensor:
-        """The loss of each sample, (B,); `kept` replaces the tokens that this forward kept."""
-        family, target = self.family, self.target
+        """The loss of each sample, (B,); `offset` is added to its noise, `kept` replaces the tokens that were kept."""
+        family = self.family
         x = batch["mean"].float()  # (B, C, [F,] H, W)
         if "std" in batch:
             x = x + batch["std"].float() * noise.per_sample_normal(seed, where, x.shape[1:], LATENT)
         drawn = noise.per_sample_normal(seed, where, x.shape[1:], NOISE)
+        if offset is not None:
+            drawn = drawn + offset
         time = target.times(u, family.tokens(x))
         noisy = target.mix(x, drawn, time)
         own = family.weight(batch)
@@ -268,14 +289,18 @@ class Finetuning:
         return (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
 
     def reviews(self, step: int) -> dict[str, Review]:
-        """The dense validation loss, and previews, each every so many steps."""
-        config = self.config
-        due: dict[str, tuple[Review, int]] = {
-            "validating": (self.validate, config.eval_steps_interval),
-            "drawing": (partial(self.preview, step), config.validation_steps if config.prompts else 0),
+        """The dense validation loss, also of checkpoints that compete for the best, and previews."""
+        config, last = self.config, self.config.max_train_steps
+        all_: dict[str, Review] = {"validating": self.validate, "drawing": partial(self.preview, step)}
+        every = {
+            "validating": [config.eval_steps_interval],
+            "drawing": [config.validation_steps if config.prompts else 0],
         }
-        last = config.max_train_steps
-        return {doing: review for doing, (review, every) in due.items() if is_due(every, step, last)}
+        if config.checkpoints_keep_best and config.eval_steps_interval:
+            every["validating"].append(config.checkpoint_step_interval)
+        if step == 0 and config.validation_on_startup:
+            return {doing: review for doing, review in all_.items() if any(every[doing])}
+        return {doing: all_[doing] for doing in all_ if any(is_due(steps, step, last) for steps in every[doing])}
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -292,7 +317,8 @@ class Finetuning:
             where = torch.tensor([i for i, _ in chunk], device=device)
             u = torch.tensor([u for _, u in chunk], device=device)
             with self.accelerator.autocast():
-                total += self._losses(self.model, part, batch, u, where, VALIDATION).double().sum()
+                losses = self._losses(self.model, part, batch, u, where, VALIDATION, self._validated)
+            total += losses.double().sum()
         self.facts["val_loss"] = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
         return {"val_loss": self.facts["val_loss"]}
 
@@ -356,7 +382,7 @@ class Finetuning:
         u = torch.full_like(where, 0.5, dtype=torch.float32)
         found = next(one for one in self._ranges(self.family.tokens(batch.tensors["mean"])) if one.expert == part)
         with _forcing(self.handles[part], batch.forced), self.accelerator.autocast():
-            return self._losses(self.model, found, batch.tensors, found.spread(u), where, self.config.seed)
+            return self._losses(self.model, found, batch.tensors, found.spread(u), where, self.config.seed, self.target)
 
 
 def _forcing(handle: Handle | None, forced: Tensor | None) -> AbstractContextManager[None]:

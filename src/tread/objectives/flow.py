@@ -10,10 +10,10 @@ arXiv 2210.02747; time distributions from Esser et al. 2024, arXiv 2403.03206).
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar, get_args
 
-import torch
 from torch import Tensor
 
 from tread.errors import ConfigError
+from tread.objectives.density import logit_normal
 from tread.objectives.objective import Field, Net, ask, at_least_float32, beside, check_number, check_steps, mean_square
 
 Time = Literal["uniform", "logit-normal"]
@@ -25,6 +25,12 @@ def path_state(x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
     """x_t = (1 - t) x + t noise, the state at time t (B,) on the straight path from x to noise, (B, C, ...)."""
     at = beside(t, x)  # (B, 1, ...)
     return (1.0 - at) * x + at * noise
+
+
+# Esser et al. Eq. 23, with shift for sqrt(m / n)
+def shifted(t: T, shift: float) -> T:
+    """A time moved towards the noise by a shift above 1."""
+    return shift * t / (1.0 + (shift - 1.0) * t)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +65,14 @@ class Flow:
                 "objective.time is 'uniform', which uses neither; set objective.time to 'logit-normal'."
             )
 
-    # Esser et al. Eq. 23, with shift for sqrt(m / n)
     def _shifted(self, t: T) -> T:
-        return self.shift * t / (1.0 + (self.shift - 1.0) * t)
+        return shifted(t, self.shift)
 
-    # Esser et al. Eq. 19 (logit-normal)
     def level(self, u: Tensor) -> Tensor:
         """The u-quantile of t, (B,) -> (B,)."""
         t = at_least_float32(u)
         if self.time == "logit-normal":
-            t = torch.sigmoid(self.logit_mean + self.logit_std * torch.special.ndtri(t))
+            t = logit_normal(t, self.logit_mean, self.logit_std)
         return self._shifted(t)
 
     def velocity(self, net: Net, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from tread.page.curves import Clock, better, curves, is_routed, slug
+from tread.page.document import Section
 from tread.page.figure import Bar, Bars, Figure
 from tread.page.html import Html, joined, tag
 from tread.page.kept import Kept, kept_tokens, layer_shares
@@ -16,8 +17,6 @@ from tread.page.speed import lowest_share, memory_bars, speed_bars, speedups
 from tread.page.svg import draw, layers, style
 from tread.words import counted
 
-Section = tuple[str, Html]
-"""A title and what is below it."""
 HEAT = "How often each token of the grid was kept."
 MASKS = (
     "The first samples of the batch at some steps, computed again from seed and step: dropped tokens are amber. The "

@@ -2,18 +2,16 @@
 
 import shlex
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 
 from accelerate import Accelerator
 
-from tread import __version__
 from tread.errors import ConfigError, shortened
 from tread.files import atomic_write
-from tread.page.html import Html, escaped, joined, tag
+from tread.page.document import document
+from tread.page.html import Html, tag
 from tread.page.read import Run, read_runs
-from tread.page.sections import Section, sections
+from tread.page.sections import sections
 from tread.page.svg import style
 from tread.training.metrics import FILE as METRICS_FILE
 
@@ -62,37 +60,6 @@ def page(runs: Sequence[Run], command: str) -> str:
     )  # fmt: skip
 
 
-def document(
-    found: Sequence[Section],
-    *,
-    kicker: str,
-    title: str,
-    heading: str,
-    notes: Sequence[str],
-    command: str,
-    legend: str = "",
-) -> str:
-    """The HTML of a page with these sections; `kicker` is the command that made it, above the heading."""
-    listed = tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else Html("")
-    return Template(_asset("page.html")).substitute(
-        kicker=escaped(kicker),
-        title=escaped(shortened(title, 120)),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        heading=escaped(heading),
-        legend=legend,
-        notes=listed,
-        contents=joined(tag("a", title, href=f"#{_anchor(title)}") for title, _ in found),
-        sections=joined(map(_section, found)),
-        command=escaped(command),
-        version=escaped(__version__),
-    )
-
-
-def _asset(name: str) -> str:
-    return files("tread.page").joinpath("assets", name).read_text(encoding="utf-8")
-
-
 def _heading(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         return runs[0].name
@@ -108,12 +75,3 @@ def _legend(runs: Sequence[Run]) -> Html:
         for index, run in enumerate(runs)
     ]
     return tag("div", *chips, class_="legend")
-
-
-def _section(section: Section) -> Html:
-    title, content = section
-    return tag("section", tag("h2", title), content, id=_anchor(title))
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(" ", "-")

@@ -34,6 +34,8 @@ from tread.errors import CheckpointError, ConfigError
 from tread.files import fsync, is_safetensors
 
 MANIFEST = "checkpoint.json"
+VALIDATED = "validated"
+"""The key of a manifest with the validation loss of the checkpoint's own weights."""
 GROUP = "group"
 """Marks state of all parameters together in an optimizer's file."""
 Parts = Mapping[str, Mapping[str, Tensor]]
@@ -44,8 +46,8 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep: int) -> Path:
-    """Write the checkpoint after `step` steps, then remove all but the newest `keep`."""
+def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep: int, keep_best: bool = False) -> Path:
+    """Write the checkpoint after `step` steps, then remove all but the newest `keep`, and the best one if asked."""
     final = checkpoint_path(folder, step)
     temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
     for left_over in _left_overs(folder):
@@ -78,10 +80,24 @@ def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep
             "are untouched; free space or name another output_dir."
         ) from error
     excess = [path.name for path in list_checkpoints(folder) if _is_whole(path)][:-keep]
+    kept = best(folder) if keep_best else None
     for path in list_checkpoints(folder):
-        if excess and path.name <= excess[-1]:
+        if excess and path.name <= excess[-1] and (kept is None or path != kept[0]):
             shutil.rmtree(path, ignore_errors=True)
     return final
+
+
+def best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint of the lowest validation loss, and its manifest; of equal ones the oldest.
+
+    None if no checkpoint was validated at its own step.
+    """
+    found: list[tuple[Path, dict[str, Any]]] = []
+    for path in list_checkpoints(folder):
+        with suppress(CheckpointError):
+            found.append((path, read_manifest(path)))
+    validated = [(path, manifest) for path, manifest in found if VALIDATED in manifest]
+    return min(validated, key=lambda one: one[1][VALIDATED], default=None)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -62,6 +63,8 @@ class Session:
         """Whether the validation and pictures due after the last whole step are still to be made."""
         self.saved: int | None = None
         """Step of the last checkpoint written by this session."""
+        self.validated: tuple[int, float] = 0, math.nan
+        """Step of the last validation, and its loss."""
 
     @property
     def kept_share(self) -> float:
@@ -134,7 +137,10 @@ class Session:
                 with averaged_weights(self.optimizer):
                     parts["ema"] = checkpoint.trained(self.task.model)
             facts = self.task.facts | ({"due": True} if self.due else {})
-            path = checkpoint.save(folder, step, parts, facts, keep=self.config.checkpoint.keep)
+            if self.validated[0] == step and math.isfinite(self.validated[1]):  # else it is that of other weights
+                facts |= {checkpoint.VALIDATED: self.validated[1]}
+            keep = {"keep": self.config.checkpoint.keep, "keep_best": self.config.checkpoint.keep_best}
+            path = checkpoint.save(folder, step, parts, facts, **keep)
             self.saved = step
             self.make_result(path)
         if together:
@@ -213,6 +219,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
                     with _said(bar, doing):
                         figures |= review()
             if figures:
+                session.validated = done, figures.get("val_loss", math.nan)
                 metrics.write(done, figures)
                 if is_main:
                     bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
@@ -231,6 +238,9 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         if session.due:  # an error was in the way
             finish(start)
             session.save(folder / CHECKPOINTS, start)
+        if start == 0:
+            with clock.paused():
+                finish(0)
         for step in range(start, steps):
             compiling = step == start and any(fast.attempt is not None for fast in session.fast)
             with _said(bar, "compiling") if compiling else nullcontext():

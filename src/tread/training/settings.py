@@ -166,6 +166,8 @@ class CheckpointConfig:
     """steps, and at the last one; 0: never, so the run can be neither resumed nor sampled from"""
     keep: int = 3
     """newest checkpoints kept on disk"""
+    keep_best: bool = False
+    """keep the one of the lowest validation loss too, of those that were validated at their step"""
     data_changed: Literal["refuse", "accept"] = "refuse"
     """accept (data.changed=accept): resume although the data is not what it was; for one resume, not kept"""
 

@@ -48,8 +48,8 @@ class Task(Protocol):
         ...
 
     def reviews(self, step: int) -> Mapping[str, Review]:
-        """What is due after `step` steps, by what the progress bar says meanwhile; the loop runs it with the averaged
-        weights, all tokens in all layers."""
+        """What is due after `step` steps (0: before the first one), by what the progress bar says meanwhile; the loop
+        runs it with the averaged weights, all tokens in all layers."""
         ...
 
     def saved(self, checkpoint: Path) -> None:
@@ -60,5 +60,8 @@ class Task(Protocol):
 
 
 def is_due(every: int, step: int, steps: int) -> bool:
-    """Whether something that happens every so many steps (0: never) and after the last one happens after `step`."""
-    return every > 0 and (step % every == 0 or step == steps)
+    """Whether something that happens every so many steps (0: never) and after the last one happens after `step`.
+
+    Before the first step nothing is due.
+    """
+    return every > 0 < step and (step % every == 0 or step == steps)

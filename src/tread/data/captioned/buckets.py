@@ -6,6 +6,7 @@
 - A sample is scaled to cover its bucket and cropped, in one resampling. A `Crop` is a box in fractions of the picture,
   so that a mask of another size gets the same one.
 - Random crops are a hash of the content: a file has one crop, and its cached latents stay valid.
+- A crop also says whether the picture is mirrored, and at which frame rate a clip is read.
 - The order of batches is a pure function of the batch's index, as in `order.py`. A batch has samples of one group
   only, such as a bucket. Every epoch visits every sample `repeats` times; a group's last batch is filled from the start
   of the group's permutation, so that no sample is dropped, nor repeated in a batch unless the group is too small.
@@ -53,6 +54,10 @@ class Crop:
     top: float
     right: float
     bottom: float
+    mirrored: bool = False
+    """Whether left and right change places, after the crop."""
+    frame_rate: float | None = None
+    """Frames per second that a clip is read at; None: its own."""
 
     def box(self, size: Size) -> tuple[float, float, float, float]:
         """The box in pixels of a picture of this size."""
@@ -60,7 +65,9 @@ class Crop:
         return self.left * width, self.top * height, self.right * width, self.bottom * height
 
     def __str__(self) -> str:
-        return f"{self.bucket} of {self.left:.6f},{self.top:.6f},{self.right:.6f},{self.bottom:.6f}"
+        rate = "" if self.frame_rate is None else f" at {self.frame_rate:g} fps"
+        box = f"{self.left:.6f},{self.top:.6f},{self.right:.6f},{self.bottom:.6f}"
+        return f"{self.bucket} of {box}{rate}{' mirrored' * self.mirrored}"
 
 
 def measure(size: Size, unit: ResolutionType) -> float:
@@ -108,7 +115,8 @@ def crop_of(size: Size, bucket: Bucket, config: DataConfig, content: str) -> Cro
             float(noise.uniform(_CROP_WORD, int(content[:16], 16), axis)) * (1 - share)
             for axis, share in enumerate(shares)
         )
-    return Crop(bucket, left, top, min(1.0, left + shares[0]), min(1.0, top + shares[1]))
+    rate = config.video.frame_rate if bucket.frames > 1 else None
+    return Crop(bucket, left, top, min(1.0, left + shares[0]), min(1.0, top + shares[1]), frame_rate=rate)
 
 
 def enlargement(size: Size, bucket: Bucket) -> float:

@@ -1,11 +1,12 @@
 """Video clips: size and frames, by PyAV.
 
-- A clip is read from its start at its own frame rate: the first F frames, none skipped or repeated.
+- A clip is read from its start, at its own frame rate or at another one (`resampled`).
 - Frames are rotated by the container's rotation tag, as phones write it.
 - The number of frames is the container's, or counted if it has none.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from PIL import Image
 from tread.errors import needs
 from tread.files import regular
 
+_ROUNDING = 1e-3
+"""Frames that a time may be off by rounding: containers store times in units of their own."""
 SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 
 _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
@@ -30,15 +33,65 @@ def probe_clip(path: Path) -> tuple[int, int, int]:
     return *first.size, frames
 
 
+def clip_seconds(path: Path) -> float:
+    """The duration of a clip: its frames at its average rate."""
+    with _open(path) as container:
+        stream = container.streams.video[0]
+        frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
+        if not stream.average_rate:
+            raise ValueError("it has no frame rate")
+        return float(frames / stream.average_rate)
+
+
 def read_clip(path: Path) -> Iterator[Image.Image]:
     """The frames of a clip, RGB and upright, decoded lazily."""
+    for image, _, _ in timed_clip(path):
+        yield image
+
+
+Timed = tuple[Image.Image, float | None, float | None]
+"""A frame, the second at which it is shown first, and for how many seconds; None where the file does not say it."""
+
+
+def timed_clip(path: Path) -> Iterator[Timed]:
+    """The frames of a clip with their times."""
     with _open(path) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")
         for frame in container.decode(container.streams.video[0]):
             image = frame.to_image()
             turn = _TURNS.get(round(frame.rotation) % 360)
-            yield image if turn is None else image.transpose(turn)
+            yield image if turn is None else image.transpose(turn), frame.time, None
+
+
+def resampled(frames: Iterable[Timed], rate: float) -> Iterator[Image.Image]:
+    """Frames at another rate: the k-th is the one that is shown k / rate seconds after the first.
+
+    The last frame is shown as long as the one before it unless its file says otherwise.
+
+    >>> [*resampled([("a", 0.0, None), ("b", 0.5, None)], 4.0)]
+    ['a', 'a', 'b', 'b']
+    """
+    shown: Image.Image | None = None
+    first, start, gap, count = 0.0, 0.0, 1 / rate, 0
+    for image, time, seconds in frames:
+        if time is None:
+            raise ValueError("its frames have no times, so its frame rate cannot be changed")
+        if shown is None:
+            first, shown = time, image
+        while (count + _ROUNDING) / rate < time - first:
+            yield shown
+            count += 1
+        gap = seconds or (time - start if time > start else gap)
+        shown, start = image, time
+    while shown is not None and (count + _ROUNDING) / rate < start - first + gap:
+        yield shown
+        count += 1
+
+
+def resampled_count(seconds: float, rate: float) -> int:
+    """The number of frames that `resampled` makes of a clip of this duration, at least 1."""
+    return max(1, math.ceil(seconds * rate - _ROUNDING))
 
 
 def _open(path: Path) -> Any:

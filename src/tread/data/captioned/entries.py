@@ -22,9 +22,13 @@ TABLES = (".csv", ".jsonl", ".parquet")
 LONGEST = 50_000
 """Characters of a caption: text encoders read some hundred words, and their tokenizers take minutes for megabytes."""
 
+MOST_VARIANTS = 1024
+"""Variants of one caption: their embeddings take megabytes each."""
+
 CaptionStrategy = Literal["textfile", "filename", "instanceprompt", "csv", "jsonl", "parquet", "huggingface"]
 ConditioningType = Literal["mask", "segmentation", "reference"]
 ResolutionType = Literal["pixel", "pixel_area", "area"]
+Flip = bool | Literal["always"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +41,13 @@ class VideoConfig:
     """Clips with fewer frames are left out."""
     max_frames: int | None = None
     """Clips with more frames are left out; null sets no limit."""
+    frame_rate: float | None = None
+    """Frames per second that clips are read at: frames are skipped or repeated; null: each clip at its own rate."""
 
     def __post_init__(self) -> None:
         at_least(self, "video", num_frames=1, min_frames=1, max_frames=1)
+        if self.frame_rate is not None and self.frame_rate <= 0:
+            raise ConfigError(f"video.frame_rate is {self.frame_rate}; it must be above 0, or left out.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +72,9 @@ class DataConfig:
     """The part of a Hugging Face dataset that is read."""
     image_column: str | None = None
     """The column of the files; null looks for file_name, file, filename, path, image or video."""
-    caption_column: str | None = None
-    """The column of the captions; null looks for text, caption, captions or prompt."""
+    caption_column: str | tuple[str, ...] | None = None
+    """The column of the captions, or one column for each of several captions; null looks for text, caption, captions
+    or prompt. A cell may hold a list."""
     mask_column: str | None = None
     """The column of the masks; null looks for mask or mask_file_name."""
     reference_column: str | tuple[str, ...] | None = None
@@ -75,6 +84,31 @@ class DataConfig:
     """The source of captions; null takes the table if there is one, else `.txt` files."""
     instance_prompt: str | None = None
     """The caption of all samples (`instanceprompt`), or of those that have none of their own."""
+    caption_lines: bool = False
+    """Whether each line of a `.txt` file is a caption of its own, of which a visit draws one; otherwise line breaks
+    count as spaces."""
+    trigger_word: str | None = None
+    """The word that the training should give a meaning: it takes the place of `[trigger]` in captions, and is put in
+    front of those that have neither."""
+    caption_prefix: str = ""
+    """Text in front of every caption, after the trigger word."""
+    caption_suffix: str = ""
+    """Text after every caption."""
+    shuffle_tags: bool = False
+    """Whether the tags of a caption are put in another order at each visit, one of `caption_variants`."""
+    tag_dropout: float = 0.0
+    """The probability that a tag is left out of a caption, drawn for each of its `caption_variants`; one tag stays."""
+    keep_tags: int = 0
+    """The first tags of a caption that are neither shuffled nor left out."""
+    tag_separator: str = ","
+    """What stands between the tags of a caption."""
+    caption_variants: int = 16
+    """Orders and choices of the tags of one caption; each is encoded once and kept in the cache."""
+    horizontal_flip: Flip = False
+    """Whether a visit shows the sample mirrored, half of the time; the mirrored image is encoded too. Refused where
+    masks look like text, which cannot be mirrored, unless it is `always`."""
+    loss_weight: float = 1.0
+    """Factor of the loss of these samples, e.g. of regularisation images."""
     repeats: int = 1
     """Number of visits to each sample per epoch."""
     resolution: float = 1024
@@ -124,6 +158,19 @@ class DataConfig:
             raise self._wrong("caption_strategy", "that needs instance_prompt, the caption of all samples")
         if self.instance_prompt is not None and len(self.instance_prompt) > LONGEST:
             raise self._wrong("instance_prompt", f"a caption has at most {LONGEST} characters")
+        for name in ("trigger_word", "caption_prefix", "caption_suffix"):
+            if len(getattr(self, name) or "") > LONGEST:
+                raise self._wrong(name, f"a caption has at most {LONGEST} characters")
+        if not 0 <= self.tag_dropout < 1:
+            raise self._wrong("tag_dropout", "allowed is 0 <= value < 1")
+        if self.keep_tags < 0:
+            raise self._wrong("keep_tags", "it must be at least 0")
+        if not self.tag_separator:
+            raise self._wrong("tag_separator", "it must be a character such as ',' or ' '")
+        if not 1 <= self.caption_variants <= MOST_VARIANTS:
+            raise self._wrong("caption_variants", f"allowed is 1 to {MOST_VARIANTS}; each one is encoded")
+        if not 0 <= self.loss_weight < math.inf:
+            raise self._wrong("loss_weight", "it must be at least 0")
         if self.repeats < 1:
             raise self._wrong("repeats", "it must be at least 1, which is one visit (0 in data_backend_config)")
         for name in ("minimum_image_size", "maximum_image_size", "target_downsample_size"):

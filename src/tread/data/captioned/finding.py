@@ -7,11 +7,12 @@
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tread.data.captioned.captions import variants
 from tread.data.captioned.entries import LONGEST, TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
 from tread.data.captioned.tables import COLUMNS, Place, cell_places, choose_columns, load_dataset, read_table
@@ -78,7 +79,7 @@ def _in_folder(config: DataConfig, folder: Path) -> Iterator[Found]:
 def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
     rows = read_table(table)
     columns = list(dict.fromkeys(name for row in rows for name in row if isinstance(name, str)))
-    file_column, caption_column, mask_column, reference_columns = _choose(config, columns, str(table))
+    file_column, caption_columns, mask_column, reference_columns = _choose(config, columns, str(table))
     for number, row in enumerate(rows, start=1):
         name = row.get(file_column)
         if not name:
@@ -89,7 +90,7 @@ def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
         references = (name for column in reference_columns for name in _listed(row.get(column)))
         yield Found(
             place=path,
-            captions=_captions(config, path, row.get(caption_column, "") if caption_column else None),
+            captions=_captions(config, path, _cells(row, caption_columns) if caption_columns else None),
             mask=folder / str(mask) if mask else None,
             references=tuple(folder / str(reference) for reference in references),
         )
@@ -98,7 +99,7 @@ def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
 def _in_dataset(config: DataConfig) -> Iterator[Found]:
     table = load_dataset(config)
     # an image folder names the file itself `image`, whatever the table called it
-    file_column, caption_column, mask_column, reference_columns = _choose(config, table.column_names, config.place)
+    file_column, caption_columns, mask_column, reference_columns = _choose(config, table.column_names, config.place)
     for number in range(len(table)):
         row = table[number]
 
@@ -116,8 +117,14 @@ def _in_dataset(config: DataConfig) -> Iterator[Found]:
             yield Found(place=Path(name), captions=Skipped(name, f"column {file_column} is empty"))
             continue
         path = place if isinstance(place, Path) else Path(str(place))
-        captions = _captions(config, path, row[caption_column] if caption_column else "")
+        captions = _captions(config, path, _cells(row, caption_columns))
         yield Found(place=place, captions=captions, mask=mask, references=tuple(places(*reference_columns)))
+
+
+def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
+    """The captions in some columns of a row, each of which may hold one or a list."""
+    cells = (row.get(column) for column in columns)
+    return [caption for cell in cells for caption in (cell if isinstance(cell, list | tuple) else [cell])]
 
 
 def _listed(cell: Any) -> list[Any]:
@@ -125,25 +132,27 @@ def _listed(cell: Any) -> list[Any]:
     return [value for value in (cell if isinstance(cell, list | tuple) else [cell]) if value]
 
 
-def _choose(config: DataConfig, columns: list[str], where: str) -> tuple[str, str | None, str | None, tuple[str, ...]]:
+def _choose(
+    config: DataConfig, columns: list[str], where: str
+) -> tuple[str, tuple[str, ...], str | None, tuple[str, ...]]:
     """The columns of files, captions, masks and references."""
     chosen = {setting: choose_columns(columns, config, setting, where) for setting in COLUMNS}
-    references = chosen.pop("reference_column")
-    file_column, caption_column, mask_column = (next(iter(names), None) for names in chosen.values())
+    references, captions = chosen.pop("reference_column"), chosen.pop("caption_column")
+    file_column, mask_column = (next(iter(names), None) for names in chosen.values())
     if file_column is None:
         raise ConfigError(
             f"no column of files in {where}, which has {', '.join(columns) or 'no columns'}; name it in image_column."
         )
     needed = config.caption_strategy in TABLE_STRATEGIES or (config.caption_strategy is None and config.dataset_name)
-    if caption_column is None and needed and not config.instance_prompt:
+    if not captions and needed and not config.instance_prompt:
         raise ConfigError(
             f"no column of captions in {where}, which has {', '.join(columns)}; name it in caption_column."
         )
-    return file_column, caption_column, mask_column, references
+    return file_column, captions, mask_column, references
 
 
-def _captions(config: DataConfig, path: Path, cell: Any) -> tuple[str, ...] | Skipped:
-    """The captions of a sample; `cell` is the table's caption cell, None without a table."""
+def _captions(config: DataConfig, path: Path, cell: Sequence[Any] | None) -> tuple[str, ...] | Skipped:
+    """The captions of a sample; `cell` are those in the table, None without one."""
     strategy = config.caption_strategy or ("textfile" if cell is None else "csv")
     if strategy == "instanceprompt":
         found, lack = [config.instance_prompt], ""
@@ -153,18 +162,19 @@ def _captions(config: DataConfig, path: Path, cell: Any) -> tuple[str, ...] | Sk
         text = path.with_suffix(".txt")
         lack = f"it has no caption: there is no text in {text.name}"
         try:
-            found = [_text(text)] if is_file(text) else []
+            read = _text(text) if is_file(text) else ""
+            found = read.splitlines() if config.caption_lines else [read]
         except (OSError, UnicodeDecodeError) as error:
             return Skipped(str(path), f"its caption {text.name} cannot be read ({error})")
     else:
-        found, lack = (cell if isinstance(cell, list | tuple) else [cell]), "it has no caption in the table"
+        found, lack = cell or (), "it has no caption in the table"
     captions = [" ".join(str(text).split()) for text in found if text is not None]
     captions = [text for text in captions if text]
     if long := [text for text in captions if len(text) > LONGEST]:
         return Skipped(str(path), f"its caption has {len(long[0])} characters; at most {LONGEST} are read")
     if not captions and config.instance_prompt:
-        captions = [config.instance_prompt]
-    return tuple(captions) or Skipped(str(path), lack)
+        captions = [" ".join(config.instance_prompt.split())]
+    return tuple(one for text in captions for one in variants(text, config)) or Skipped(str(path), lack)
 
 
 def _text(path: Path) -> str:

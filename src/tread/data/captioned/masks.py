@@ -30,6 +30,7 @@ def read_mask(place: Place, crop: Crop, kind: MaskKind) -> Tensor:
         # every pixel of the file falls into exactly one box
         size = crop.bucket.width, crop.bucket.height
         fitted = grey.resize(size, Image.Resampling.BOX, box=crop.box(grey.size))
+        fitted = fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else fitted
     return torch.from_numpy(np.array(fitted, dtype=np.float32)).clamp_(0, 1)  # (H, W)
 
 
@@ -41,6 +42,21 @@ def latent_weight(mask: Tensor, factor: int) -> Tensor:
             [0.0000, 0.5000]])
     """
     return F.avg_pool2d(mask.float()[None, None], factor)[0, 0]  # (h, w)
+
+
+def looks_like_text(weights: Tensor) -> bool:
+    """Whether a mask (H, W) is drawn in thin strokes, several beside each other, as letters are.
+
+    A box around text does not look like it, and neither does a figure or a single line.
+    """
+    white = (weights > 0.5)[None, None].float()  # (1, 1, H, W)
+    stroke = max(3, max(white.shape[-2:]) // 32 | 1)
+    inner = 1 - F.max_pool2d(1 - white, stroke, stride=1, padding=stroke // 2)  # white all around
+    rows = white[0, 0][white[0, 0].any(1)]  # (rows with any, W)
+    if len(rows) == 0:
+        return False
+    runs = (F.pad(rows, (1, 0)).diff(dim=1) > 0).sum(1).float().mean()  # white runs in a row
+    return bool(inner.sum() < 0.05 * white.sum()) and float(runs) >= 3
 
 
 def _weights(image: Image.Image, kind: MaskKind) -> np.ndarray:

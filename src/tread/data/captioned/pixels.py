@@ -50,16 +50,27 @@ def probe(place: Place) -> tuple[int, int, int]:
             return width, height, getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
 
 
+def count_frames(place: Place, rate: float) -> int:
+    """The number of frames of a clip or an animation that is read at another rate."""
+    with reading(place):
+        if isinstance(place, Path) and is_clip(place):
+            return clips.resampled_count(clips.clip_seconds(place), rate)
+        with Image.open(opened(place)) as image:
+            return clips.resampled_count(sum(_seconds(frame) for frame in ImageSequence.Iterator(image)), rate)
+
+
 def read_pixels(place: Place, crop: Crop) -> Tensor:
     """The picture in its bucket: uint8 (F, H, W, 3)."""
     bucket = crop.bucket
     frames: list[np.ndarray] = []
     with reading(place):
-        for frame in itertools.islice(_frames(place), bucket.frames):
+        frames_read = _frames(place) if crop.frame_rate is None else clips.resampled(_timed(place), crop.frame_rate)
+        for frame in itertools.islice(frames_read, bucket.frames):
             left, top, right, bottom = box = crop.box(frame.size)
             if not math.isclose((right - left) * bucket.height, (bottom - top) * bucket.width, rel_tol=1e-3):
                 raise ValueError(f"its {frame.width}x{frame.height} pixels have another shape than its header says")
             fitted = frame.resize((bucket.width, bucket.height), Image.Resampling.BICUBIC, box=box)
+            fitted = fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else fitted
             frames.append(np.asarray(fitted))  # (H, W, 3)
         if len(frames) < bucket.frames:
             raise ValueError(f"it ends after {len(frames)} of {bucket.frames} frames")
@@ -67,9 +78,22 @@ def read_pixels(place: Place, crop: Crop) -> Tensor:
 
 
 def _frames(place: Place) -> Iterator[Image.Image]:
+    for frame, _, _ in _timed(place):
+        yield frame
+
+
+def _timed(place: Place) -> Iterator[clips.Timed]:
+    """The frames of a picture with their times."""
     if isinstance(place, Path) and is_clip(place):
-        yield from clips.read_clip(place)
+        yield from clips.timed_clip(place)
         return
+    start = 0.0
     with Image.open(opened(place)) as image:
         for frame in ImageSequence.Iterator(image):
-            yield images.upright_rgb(frame)
+            yield images.upright_rgb(frame), start, _seconds(frame)
+            start += _seconds(frame)
+
+
+def _seconds(frame: Image.Image) -> float:
+    """The seconds that a frame of an animation is shown; browsers show one without a duration for a tenth."""
+    return (frame.info.get("duration") or 100) / 1000

@@ -21,10 +21,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tread.data.captioned.buckets import Size, measure
+from tread.data.captioned.captions import TRIGGER
 from tread.data.captioned.entries import ConditioningType, DataConfig
 from tread.data.captioned.finding import Found, Skipped, files_below, find, root_of
 from tread.data.captioned.masks import MaskKind
-from tread.data.captioned.pixels import is_clip, is_image, probe
+from tread.data.captioned.pixels import count_frames, is_clip, is_image, probe
 from tread.data.captioned.tables import Place
 from tread.errors import ConfigError, DataError, nearest
 from tread.files import atomic_write
@@ -97,6 +98,9 @@ def collect(
         samples += kept
         skipped += left_out
         _say_masks(config, kept, pairs, say)
+        untold = sum(any(TRIGGER in caption for caption in sample.captions) for sample in kept)
+        if untold:
+            say(f"{config.name}: captions of {counted(untold, 'sample')} have {TRIGGER}, but there is no trigger_word")
     if not samples:
         raise ConfigError("data has no entry to train on, only conditioning entries; add one of images or clips.")
     return Collected(samples, skipped)
@@ -173,6 +177,11 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
     except DataError as error:
         return Skipped(name, str(error))
     frames = frames if video and config.dataset_type != "image" else 1
+    if frames > 1 and config.video.frame_rate is not None:
+        try:
+            frames = count_frames(found.place, config.video.frame_rate)
+        except DataError as error:
+            return Skipped(name, str(error))
     if config.dataset_type == "video" and frames == 1:
         return Skipped(name, "it has one frame, and dataset_type is video")
     if (moves or frames > 1) and not config.video.min_frames <= frames <= (config.video.max_frames or frames):

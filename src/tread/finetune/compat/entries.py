@@ -46,3 +46,23 @@ def video(value: Any, entry: Mapping[str, Any]) -> Outcome:
     kept = {key: item for key, item in value.items() if key not in decided}
     text = f"video without {', '.join(left)}: the model decides, and clips have as many frames as it takes"
     return Outcome(verdict="translated", text=text, settings={"video": kept})
+
+
+def regularisation(value: Any, entry: Mapping[str, Any]) -> Outcome:
+    """Regularisation data is data with a weight of its own."""
+    if value in OFF:
+        return Outcome.ignored("off")
+    weight = entry.get("loss_weight", 1)
+    return Outcome.differs({}, f"its samples train like the rest, with a loss_weight of {weight}")
+
+
+def one_prompt(value: Any, entry: Mapping[str, Any]) -> Outcome:
+    """One caption for all samples is a caption strategy."""
+    return Outcome.ignored("off") if value in OFF else Outcome.translated({"caption_strategy": "instanceprompt"})
+
+
+def prompt_first(value: Any, entry: Mapping[str, Any]) -> Outcome:
+    """The instance prompt in front of every caption."""
+    if value in OFF or not entry.get("instance_prompt"):
+        return Outcome.ignored("off")
+    return Outcome.translated({"caption_prefix": entry["instance_prompt"]})

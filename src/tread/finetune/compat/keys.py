@@ -5,7 +5,7 @@
 - No key is ignored that would change what is learned; an unsupported one says what to write instead.
 """
 
-from tread.finetune.compat import entries, models, rules
+from tread.finetune.compat import entries, models, objective, rules
 from tread.finetune.compat.rules import OFF, Outcome, Rule, ignored, lora_shape, renamed, reworded, unless_off
 
 
@@ -14,7 +14,7 @@ def _each(keys: str, rule: Rule) -> dict[str, Rule]:
 
 
 _CACHED = ignored("images and captions are always encoded first, once, and kept in cache_dir")
-_UPLOAD = ignored("nothing is uploaded; `hf upload NAME OUTPUT_DIR` does it")
+_UPLOAD = ignored("the model card is tread's own")
 _MEMORY = (
     "quantize the base instead (base_model_precision: int8 or nf4), with gradient_checkpointing and an 8-bit optimizer"
 )
@@ -106,10 +106,14 @@ RULES: dict[str, Rule] = {
     "strict_epoch_limit": ignored("max_train_steps or num_train_epochs ends the run"),
     "flow_schedule_shift": rules.shift,
     "flow_schedule_auto_shift": rules.auto_shift,
-    **_each("flow_use_uniform_schedule flow_use_beta_schedule", unless_off("leave it out; times are logit-normal")),
-    "flow_sigmoid_scale": unless_off("leave it out; times are logit-normal with scale 1", off=(1, *OFF)),
-    "snr_gamma": unless_off("leave it out; every time weighs the same"),
-    **_each("offset_noise noise_offset input_perturbation", unless_off("leave it out")),
+    "flow_use_uniform_schedule": objective.uniform_times,
+    "flow_use_beta_schedule": objective.beta_times,
+    **_each("flow_beta_schedule_alpha flow_beta_schedule_beta", ignored("an option of flow_use_beta_schedule")),
+    "flow_sigmoid_scale": objective.sigmoid_scale,
+    "snr_gamma": objective.min_snr,
+    "offset_noise": objective.offset_noise,
+    **{name: objective.offset(name) for name in ("noise_offset", "noise_offset_probability")},
+    "input_perturbation": unless_off("leave it out"),
     "masked_loss_probability": unless_off(
         "leave it out: a mask always counts; to train without, take the masks out of the data", off=(1, None)
     ),
@@ -139,7 +143,8 @@ RULES: dict[str, Rule] = {
         {"all": "auto", None: "none"},
         dict.fromkeys(("comet_ml", "trackio", "swanlab", "custom-tracker"), "write tensorboard or wandb"),
     ),
-    "push_to_hub": unless_off("leave it out, and upload the result with `hf upload NAME OUTPUT_DIR`"),
+    "hub_model_id": rules.repository,
+    "push_to_hub_background": ignored("the result is uploaded once, at the end"),
     "push_checkpoints_to_hub": unless_off("leave it out, and upload checkpoints with `hf upload`"),
     "data_backend_config": lambda value, config: Outcome(verdict="translated", text="data: its entries"),
     **_each(
@@ -161,14 +166,14 @@ RULES: dict[str, Rule] = {
     "caption_strategy": entries.captions,
     "instance_data_dir": unless_off("write it as data"),
     "instance_prompt": unless_off("write it in the data entry, with caption_strategy instanceprompt"),
-    "disable_benchmark": ignored("there is no benchmark at the start; previews at step 0 show the base"),
+    "disable_benchmark": ignored("validation_on_startup draws with the untouched model first"),
     "i_know_what_i_am_doing": ignored("nothing asks for it"),
     "webhook_config": ignored("nothing is posted"),
     **_each("crepa_self_flow diff2flow_enabled diff2flow_loss", _LOSS),
     **{f"{name}_enabled": _LOSS for name in _ADDED},
     "scheduled_sampling_probability": unless_off("leave it out; a step sees the noise that its time says"),
     **_each(
-        "validation_external_background validation_external_script validation_on_startup validation_preview "
+        "validation_external_background validation_external_script validation_preview "
         "validation_preview_steps validation_randomize validation_adapter_config validation_adapter_mode "
         "validation_adapter_name validation_adapter_path validation_adapter_strength validation_epoch_interval "
         "validation_guidance_skip_layers validation_guidance_skip_layers_start validation_guidance_skip_layers_stop "
@@ -198,7 +203,7 @@ RULES: dict[str, Rule] = {
 """Key of a config -> its rule; fields of FinetuneConfig that have none run as they stand."""
 
 PREFIXES: dict[str, Rule] = {
-    **_each("hub_ model_card_ push_", _UPLOAD),
+    "model_card_": _UPLOAD,
     "sdnq_": _SDNQ,
     "ramtorch_": _RAMTORCH,
     **_each("ideogram_ cosmos3_ cosmos_ ltx hidream_ minimax", ignored("an option of another family")),
@@ -234,11 +239,10 @@ DATA_RULES: dict[str, Rule] = {
     "conditioning": unless_off("make those images first, and name their folder in conditioning_data_dir"),
     "audio": ignored("no family here has sound; the pictures are used"),
     "probability": unless_off("write repeats", off=(1, *OFF)),
-    "is_regularisation_data": unless_off("leave it out; regularisation data train like the rest"),
-    "is_regularization_data": unless_off("leave it out; regularisation data train like the rest"),
+    **_each("is_regularisation_data is_regularization_data", entries.regularisation),
     "aws_bucket_name": unless_off("copy the data to a local folder"),
-    "only_instance_prompt": unless_off("write caption_strategy: instanceprompt"),
-    "prepend_instance_prompt": unless_off("write it into the caption files"),
+    "only_instance_prompt": entries.one_prompt,
+    "prepend_instance_prompt": entries.prompt_first,
 }
 """Key of a data entry -> its rule; fields of DataConfig that have none run as they stand."""
 

@@ -38,7 +38,8 @@ def left_out(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def left_out_of_entry(entry: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """The caption strategy of an entry that has none: the config's, or file names."""
-    if entry.get("caption_strategy") is not None or entry.get("dataset_type") == "conditioning":
+    named = entry.get("caption_strategy") is not None or entry.get("only_instance_prompt")
+    if named or entry.get("dataset_type") == "conditioning":
         return {}
     if config.get("caption_strategy") is None and (entry.get("type") == "huggingface" or entry.get("metadata_file")):
         return {}

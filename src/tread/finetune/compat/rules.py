@@ -336,6 +336,13 @@ def unless_disabled(rule: Rule) -> Rule:
     return lambda value, config: Outcome.ignored(why) if config.get("validation_disable") else rule(value, config)
 
 
+def repository(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The repository of an upload, if there is one."""
+    if not config.get("push_to_hub"):
+        return Outcome.ignored("nothing is uploaded, as push_to_hub is off")
+    return Outcome.runs(hub_model_id=value)
+
+
 def targets(value: Any, config: Mapping[str, Any]) -> Outcome:
     """The layers of an adapter, by the ends of their names."""
     return renamed("lora_targets")(value, config) if value else Outcome.ignored("off")

@@ -321,6 +321,7 @@ def _together(done: Translated) -> None:
     entries = data_configs(done.settings["data"])
     for place, verdict in enumerate(done.verdicts):
         given = verdict.key in ENTRY_DEFAULTS and verdict.verdict == "runs" and verdict.value is not None
+        given &= verdict.key != "trigger_word"  # prompts have it too
         if given and all(verdict.key in entry for entry in entries):
             done.verdicts[place] = replace(verdict, verdict="ignored", text="every data entry sets its own")
 

@@ -124,6 +124,15 @@ class Entry:
     reference_buckets: tuple[Bucket, ...] = ()
     seen: tuple[str, ...] = ()
     """Keys of the pictures that the text encoder sees beside a caption, where it does."""
+    loss_weight: float = 1.0
+    """Factor of the sample's loss."""
+    mirrored: "Entry | None" = None
+    """The sample with left and right exchanged, which half of the visits take; None: it is never mirrored."""
+
+    @property
+    def sides(self) -> "tuple[Entry, ...]":
+        """The entry, and the mirrored one if there is one."""
+        return (self,) if self.mirrored is None else (self, self.mirrored)
 
     @property
     def group(self) -> tuple[Bucket, ...]:
@@ -171,9 +180,12 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
     def __getitem__(self, pick: Pick | tuple[int, bool]) -> tuple[Tensors, Tensors]:
         pick = pick if isinstance(pick, Pick) else Pick(*pick)
         entry = self.entries[pick.sample]
+        entry = entry.mirrored or entry if pick.mirrored else entry
         captions = entry.sample.captions
         caption = "" if pick.dropped else captions[pick.caption % len(captions)]
         latents = self._latents(entry.latents) | {"position": torch.tensor(pick.position)}
+        if entry.loss_weight != 1:
+            latents["loss_weight"] = torch.tensor(entry.loss_weight)
         if entry.weight is not None:
             weight = self.cache.load("weights", entry.weight)["weight"]  # (h, w)
             latents["weight"] = weight.expand(1, *latents["mean"].shape[1:])  # (1, h, w) or (1, f, h, w)
@@ -184,8 +196,11 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
     def collate(
         self, items: Sequence[tuple[Tensors, Tensors]], collate_text: Callable[[Sequence[Tensors]], Tensors]
     ) -> Tensors:
-        """One batch from samples of one group; it has a `weight` if any of them has a mask."""
+        """One batch from samples of one group; it has a `weight` if any of them has a mask, and a `loss_weight` if that
+        of any is not 1."""
         latents = [latents for latents, _ in items]
+        if any("loss_weight" in one for one in latents):
+            latents = [{"loss_weight": torch.tensor(1.0), **one} for one in latents]
         if any("weight" in one for one in latents):
             latents = [{"weight": torch.ones(1, *one["mean"].shape[1:]), **one} for one in latents]
         batch = {name: torch.stack([one[name] for one in latents]) for name in latents[0]}

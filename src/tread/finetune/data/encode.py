@@ -69,7 +69,8 @@ def encode_samples(
         )
     _encode_pictures(cache, list(items.pictures.values()), encode, batch_size, progress and cache.is_main)
     cache.ranks.wait_for_everyone()
-    masked = {entry.weight: (entry, items.pictures[entry.latents]) for entry in entries if entry.weight is not None}
+    sides = [side for entry in entries for side in entry.sides]
+    masked = {entry.weight: (entry, items.pictures[entry.latents]) for entry in sides if entry.weight is not None}
     _weigh(cache, list(masked.values()), progress and cache.is_main)
     cache.ranks.wait_for_everyone()
     return _present(cache, items.entries)
@@ -200,9 +201,11 @@ def _present(cache: Cache, entries: Sequence[Entry | Skipped]) -> tuple[list[Ent
         if isinstance(entry, Skipped):
             skipped.append(entry)
             continue
-        wanted: dict[str, ItemKind] = dict.fromkeys((entry.latents, *entry.references), "latents")
-        if entry.weight is not None:
-            wanted[entry.weight] = "weights"
+        wanted: dict[str, ItemKind] = {}
+        for side in entry.sides:
+            wanted |= dict.fromkeys((side.latents, *side.references), "latents")
+            if side.weight is not None:
+                wanted[side.weight] = "weights"
         lacking = next((key for key, kind in wanted.items() if not cache.path(kind, key).exists()), None)
         if lacking is not None:
             skipped.append(Skipped(str(entry.sample.place), cache.why_not(wanted[lacking], lacking)))

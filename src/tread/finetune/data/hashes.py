@@ -68,7 +68,7 @@ class ContentHashes:
         share = unique[rank :: self.ranks.num_processes]
         new = [place for place in share if _state(place) not in known]
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            results = pool.map(_hash, new)
+            results = pool.map(content_hash, new)
             shown = tqdm(results, total=len(new), desc="hashing", unit="file", disable=not progress or not new)
             found = {_state(place): value for place, value in zip(new, shown, strict=True) if value is not None}
         if found:
@@ -128,7 +128,8 @@ def _state(place: Place) -> tuple[str, int, int]:
     return str(place.absolute()), stat.st_size, stat.st_mtime_ns
 
 
-def _hash(place: Place) -> str | None:
+def content_hash(place: Place) -> str | None:
+    """The hash of a file or of a cell; None if it cannot be read."""
     if not isinstance(place, Path):
         return hashlib.blake2b(place.read(), digest_size=_DIGEST).hexdigest()
     try:

@@ -68,7 +68,7 @@ class Items:
 
     def seen_captions(self) -> Iterator[tuple[str, list[Picture]]]:
         """Every caption, and the empty one of each sample, with the pictures that the text encoder sees beside it."""
-        for entry in self.readable:
+        for entry in [side for both in self.readable for side in both.sides]:
             pictures = [self.seen[key] for key in entry.seen]
             yield from ((caption, pictures) for caption in (*entry.sample.captions, ""))
 
@@ -96,24 +96,33 @@ def items_of(
         if unread is not None:
             items.entries.append(Skipped(str(sample.place), f"{unread} cannot be read"))
             continue
-        entry, pictures = _of_sample(sample, configs[sample.dataset], contents, identity, shapes)
-        if seen is not None:
-            shown = [_still(pictures[0])] if seen == "first frame" else pictures[1:]
-            shown = [replace(one, key=digest(FORMAT, contents[one.place], one.crop)) for one in shown]
-            entry = replace(entry, seen=tuple(one.key for one in shown))
-            items.seen.update((one.key, one) for one in shown)
-        items.entries.append(entry)
-        items.pictures.update((picture.key, picture) for picture in pictures)
+        config = configs[sample.dataset]
+        mirrored = bool(config.horizontal_flip) and not sample.held_out
+        entry, *others = (
+            _of_sample(sample, config, contents, identity, shapes, items, seen=seen, mirrored=side)
+            for side in ([False, True] if mirrored else [False])
+        )
+        items.entries.append(replace(entry, mirrored=others[0]) if others else entry)
     return items
 
 
 def _of_sample(
-    sample: Sample, config: DataConfig, contents: Mapping[Place, str], identity: str, shapes: Shapes
-) -> tuple[Entry, list[Picture]]:
-    """The entry of a sample, with the pictures to encode for it: its own and its references."""
+    sample: Sample,
+    config: DataConfig,
+    contents: Mapping[Place, str],
+    identity: str,
+    shapes: Shapes,
+    items: Items,
+    *,
+    seen: Sees,
+    mirrored: bool,
+) -> Entry:
+    """The entry of a sample; the pictures to encode for it, and those that the text encoder sees, go to `items`."""
 
     def picture(place: Place, crop: Crop) -> Picture:
-        return Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
+        crop = replace(crop, mirrored=mirrored)
+        made = Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
+        return items.pictures.setdefault(made.key, made)
 
     bucket = bucket_of(sample.size, config, shapes.multiple, frames=sample.frames, frame_factor=shapes.frame_factor)
     crop = crop_of(sample.size, bucket, config, contents[sample.place])
@@ -122,21 +131,27 @@ def _of_sample(
         picture(place, _reference_crop(sample, size, crop, contents[place], contents[sample.place], config, shapes))
         for place, size in zip(sample.references, sample.reference_sizes, strict=True)
     ]
-    entry = Entry(
+    shown: list[Picture] = []
+    if seen is not None:
+        shown = [_still(image)] if seen == "first frame" else references
+        shown = [replace(one, key=digest(FORMAT, contents[one.place], one.crop)) for one in shown]
+        items.seen.update((one.key, one) for one in shown)
+    return Entry(
         sample=sample,
         bucket=bucket,
         latents=image.key,
         weight=None if sample.mask is None else digest(FORMAT, contents[sample.mask], sample.mask_kind, image.key),
         references=tuple(reference.key for reference in references),
         reference_buckets=tuple(reference.crop.bucket for reference in references),
+        seen=tuple(one.key for one in shown),
+        loss_weight=config.loss_weight,
     )
-    return entry, [image, *references]
 
 
 def _still(picture: Picture) -> Picture:
     """The first frame of a clip."""
     bucket = picture.crop.bucket
-    return replace(picture, crop=replace(picture.crop, bucket=Bucket(bucket.width, bucket.height)))
+    return replace(picture, crop=replace(picture.crop, bucket=Bucket(bucket.width, bucket.height), frame_rate=None))
 
 
 def _reference_crop(
@@ -148,7 +163,7 @@ def _reference_crop(
         return crop_of(size, Bucket(crop.bucket.width, crop.bucket.height), config, content)
     scaled, multiple = _reference_config(config, shapes)
     if aligned and scaled is config:
-        return replace(crop, bucket=Bucket(crop.bucket.width, crop.bucket.height))
+        return replace(crop, bucket=Bucket(crop.bucket.width, crop.bucket.height), frame_rate=None)
     # a random crop of an aligned reference is its sample's, up to the rounding of their buckets
     return crop_of(size, bucket_of(size, scaled, multiple), scaled, target if aligned else content)
 

@@ -1,7 +1,8 @@
 """`PickSampler`: the samples and captions of each micro-step.
 
-Whether a caption is dropped, and which of several captions is taken, is a hash of the seed and of the sample's global
-position in the run. So a checkpoint saves no sampler state, and any number of processes sees the same run.
+Whether a caption is dropped, which of several captions (or variants of one) is taken, and whether the sample is
+mirrored, is a hash of the seed and of the sample's global position in the run, which is one for each visit of each
+epoch. So a checkpoint saves no sampler state, and any number of processes sees the same run.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from tread.data.order import MicroSteps
 from tread.errors import ConfigError
 from tread.routing import noise
 
-_DROP_WORD, _CAPTION_WORD = (int.from_bytes(word) for word in (b"drop", b"capt"))
+_DROP_WORD, _CAPTION_WORD, _FLIP_WORD = (int.from_bytes(word) for word in (b"drop", b"capt", b"flip"))
 
 
 class Pick(NamedTuple):
@@ -26,6 +27,8 @@ class Pick(NamedTuple):
     """Index of the caption, modulo the number of the sample's captions."""
     position: int = 0
     """The sample's global position in the run, which its noise is a function of."""
+    mirrored: bool = False
+    """Whether the mirrored sample is taken, if it has one."""
 
 
 class PickSampler(MicroSteps[Pick]):
@@ -45,4 +48,6 @@ class PickSampler(MicroSteps[Pick]):
         samples = self.order.batch(index)[where - index * self.order.size]  # (B,)
         dropped = noise.uniform(self.seed, _DROP_WORD, where) < self.caption_dropout  # (B,)
         captions = noise.bits(self.seed, _CAPTION_WORD, where)  # (B,)
-        return list(map(Pick, samples.tolist(), dropped.tolist(), captions.tolist(), where.tolist()))
+        mirrored = noise.uniform(self.seed, _FLIP_WORD, where) < 0.5  # (B,)
+        drawn = (samples, dropped, captions, where, mirrored)
+        return list(map(Pick, *(values.tolist() for values in drawn)))

@@ -17,11 +17,12 @@ import torch
 from accelerate import Accelerator
 
 from tread.config.schema import parse
-from tread.data.captioned.buckets import Bucket, Size, bucket_of
+from tread.data.captioned.buckets import Bucket, Crop, Size, bucket_of
 from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.masks import looks_like_text, read_mask
 from tread.data.captioned.samples import Sample, collect, tell_skipped
 from tread.data.readable import SKIPPED_FILE
-from tread.errors import ConfigError
+from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, CachedSamples, Entry, Texts
 from tread.finetune.data.encode import encode_samples, encode_seen_texts, encode_texts
 from tread.finetune.data.hashes import identity
@@ -31,6 +32,8 @@ from tread.finetune.settings import FinetuneConfig
 from tread.training.contents import KINDS, fingerprint
 from tread.words import counted
 
+LOOKED_AT = 64
+"""Masks of a data entry that are looked at for text."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -75,6 +78,7 @@ def prepare(
     collected = collect(configs, video=family.video, say=say, progress=show)
     check_references(family, collected.samples)
     check_sizes(family, collected.samples, configs)
+    check_flips(collected.samples, configs)
     samples = collected.samples
     if batches is not None:
         samples = _batch_of(samples, configs, family)[: batches * config.train_batch_size * accelerator.num_processes]
@@ -206,6 +210,25 @@ def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence
         raise ConfigError(
             f"{len(found)} of {len(samples)} samples, the first {first.place}, cannot train a {name}: {reason}."
         )
+
+
+def check_flips(samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
+    """Refuse to mirror samples whose masks look like text, by some of the masks of each entry."""
+    for index, config in enumerate(configs):
+        if config.horizontal_flip is not True:
+            continue
+        masked = [sample for sample in samples if sample.dataset == index and sample.mask is not None]
+        for i in torch.linspace(0, len(masked) - 1, min(LOOKED_AT, len(masked))).round().int().tolist():
+            mask, kind = masked[i].mask, masked[i].mask_kind
+            try:
+                weights = read_mask(mask, Crop(Bucket(256, 256), 0.0, 0.0, 1.0, 1.0), kind)  # pyright: ignore[reportArgumentType]
+            except DataError:  # the sample is skipped, and listed, when it is encoded
+                continue
+            if looks_like_text(weights):
+                raise ConfigError(
+                    f"horizontal_flip of data entry {config.name!r} is true, but the mask {mask} looks like text, "
+                    "which cannot be mirrored: set it to false, or to 'always' if the masks mark no text."
+                )
 
 
 def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:

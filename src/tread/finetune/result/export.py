@@ -33,12 +33,13 @@ def export(
     run: Path,
     *,
     step: int | None = None,
+    best: bool = False,
     out: Path | None = None,
     layout: Layout | None = None,
     merge: bool = False,
     dtype: LoraPrecision | None = None,
 ) -> list[Path]:
-    """Write the result of the checkpoint of `step`, by default the newest; returns the paths.
+    """Write the result of the checkpoint of `step`, by default the newest, or of the best one; returns the paths.
 
     It replaces the result in the run's folder, or goes to the folder `out`, which may hold an earlier result. With
     `layout` a LoRA is written beside it, under other names; with `merge` the transformers with the adapter in their
@@ -46,7 +47,7 @@ def export(
     """
     config = _config(run)
     _check(config, layout, merge, dtype, out)
-    path, manifest = _checkpoint(run, step)
+    path, manifest = _best(run, step) if best else _checkpoint(run, step)
     if dtype is not None:
         config = replace(config, lora_dtype=dtype)
     if layout is not None:
@@ -121,6 +122,15 @@ def _config(run: Path) -> FinetuneConfig:
             f", or from one checkpoint with `tread sample {run / CHECKPOINTS}/STEP`."
         )
     return read_config(run / CONFIG_FILE)
+
+
+def _best(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
+    if step is not None:
+        raise ConfigError(f"--best and --step {step} name two checkpoints; leave one of them out.")
+    found = checkpoint.best(run / CHECKPOINTS)
+    if found is None:
+        raise ConfigError(f"no checkpoint of {run} was validated, so none is the best: name one with --step.")
+    return found[0], checkpoint.read_whole(found[0])
 
 
 def _checkpoint(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:

@@ -1,0 +1,63 @@
+"""Rules for the keys of other trainers about the loss: times, their weights and the noise."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tread.finetune.compat.rules import OFF, Outcome, Rule, is_theirs, there
+
+NO_FLOW = ("cogvideox", "pixart_sigma")
+"""Families that predict noise or v."""
+
+
+def uniform_times(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """Times that are spread evenly."""
+    return Outcome.ignored("off") if value in OFF else Outcome.translated({"time_density": "uniform"})
+
+
+def beta_times(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """Times of a beta density, whose shapes are keys of their own."""
+    if value in OFF:
+        return Outcome.ignored("off")
+    if there(config, "flow_use_uniform_schedule"):
+        return Outcome.ignored("flow_use_uniform_schedule is there too, and is read instead")
+    shapes = {name: there(config, f"flow_beta_schedule_{name.removeprefix('beta_')}") for name in _SHAPES}
+    return Outcome.translated({"time_density": "beta", **shapes})
+
+
+_SHAPES = ("beta_alpha", "beta_beta")
+
+
+def sigmoid_scale(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The spread of logit-normal times."""
+    if value in (1, *OFF) or any(there(config, f"flow_use_{name}_schedule") for name in ("uniform", "beta")):
+        return Outcome.ignored("off")
+    return Outcome.translated({"time_density": "logit-normal", "logit_std": value})
+
+
+def min_snr(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """Min-SNR, which needs a model that predicts noise or v."""
+    if value is None:
+        return Outcome.runs(snr_gamma=None)
+    if value == 0:
+        return Outcome.ignored("off")
+    if config.get("model_family") not in NO_FLOW:
+        return Outcome.unsupported("leave it out, or write loss_weighting: min-SNR is for models of noise or v")
+    return Outcome.runs(snr_gamma=value)
+
+
+def offset_noise(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The switch of the noise offset, which is 0 here where there is none."""
+    if value in OFF:
+        return Outcome.ignored("off")
+    return Outcome.translated({name: there(config, name) for name in ("noise_offset", "noise_offset_probability")})
+
+
+def offset(name: str) -> Rule:
+    """The rule of the offset and of its probability, which wait for the switch in a config of the existing trainer."""
+
+    def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
+        if is_theirs(config) or "offset_noise" in config:
+            return Outcome.ignored("an option of offset_noise")
+        return Outcome.runs(**{name: value})
+
+    return rule

@@ -1,0 +1,152 @@
+"""`tread data CONFIG`: the data as a fine-tune would see it, before anything is encoded.
+
+- Only headers are read, as at the start of a run: which samples there are, in which buckets, what is left out and why.
+- What a run would refuse (sizes, references, mirrored text) is a note here, so that one look shows everything.
+- A model that is not on this disk is not downloaded: buckets then have sides that are multiples of 16.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tread.config.schema import parse
+from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of
+from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.finding import Skipped
+from tread.data.captioned.samples import Sample, collect
+from tread.errors import ConfigError, DataError
+from tread.finetune.data.hashes import content_hash
+from tread.finetune.data.prepare import check_flips, check_references, check_sizes
+from tread.finetune.families import family_class
+from tread.finetune.preflight import is_here, open_model
+from tread.finetune.settings import FinetuneConfig
+from tread.words import counted
+
+MULTIPLE, FRAME_FACTOR = 16, 4
+"""Sides and frames of samples for a model that is not on this disk."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A sample, its data entry and its bucket."""
+
+    sample: Sample
+    config: DataConfig
+    bucket: Bucket
+
+    @property
+    def crop(self) -> Crop:
+        """The crop that a run would encode."""
+        random = self.config.crop_style == "random"
+        content = content_hash(self.sample.place) if random else None
+        return crop_of(self.sample.size, self.bucket, self.config, content or "0" * 16)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The samples of a config's data by bucket, the most frequent bucket first, what is left out, and notes."""
+
+    buckets: dict[Bucket, list[Seen]]
+    entries: list[DataConfig]
+    skipped: list[Skipped]
+    notes: list[str]
+    batch: int
+    """Samples of a batch in one process."""
+
+    def of(self, entry: int) -> list[Seen]:
+        """The samples of one entry."""
+        return [one for some in self.buckets.values() for one in some if one.sample.dataset == entry]
+
+    @property
+    def count(self) -> int:
+        """The number of samples."""
+        return sum(map(len, self.buckets.values()))
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch in one process: each has samples of one bucket."""
+        return sum(-(-visits(some) // self.batch) for some in self.buckets.values() if visits(some))
+
+    @property
+    def summary(self) -> str:
+        """Samples, buckets and the length of an epoch in one line."""
+        buckets, batches = counted(len(self.buckets), "bucket"), counted(self.batches, "batch")
+        return f"{counted(self.count, 'sample')} in {buckets}; an epoch is {batches} of {self.batch} in one process"
+
+
+def visits(some: Sequence[Seen]) -> int:
+    """How many visits an epoch makes to some samples; those of eval entries have none."""
+    return sum(one.sample.repeats for one in some if not one.sample.held_out)
+
+
+def survey(config: FinetuneConfig) -> Survey:
+    """Look at the data of a config."""
+    notes: list[str] = []
+    family, place = None, config.pretrained_model_name_or_path
+    if is_here(place, config.revision):
+        family = open_model(config)
+    else:
+        notes.append(f"The model {place} is not on this disk: buckets are for sides that are multiples of {MULTIPLE}.")
+    video = family_class(config.model_family).video
+    multiple, factor = MULTIPLE, FRAME_FACTOR if video else 1
+    if family is not None:
+        multiple, factor = family.multiple, family.frame_factor
+    configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
+    collected = collect(configs, video=video, say=notes.append)
+    checks: list[Callable[[], None]] = [lambda: check_flips(collected.samples, configs)]
+    if family is not None:
+        checks.append(lambda: check_references(family, collected.samples))
+        checks.append(lambda: check_sizes(family, collected.samples, configs))
+    for check in checks:
+        try:
+            check()
+        except (ConfigError, DataError) as error:
+            notes.append(f"A run refuses this: {error}")
+    buckets: dict[Bucket, list[Seen]] = {}
+    for sample in collected.samples:
+        entry = configs[sample.dataset]
+        bucket = bucket_of(sample.size, entry, multiple, frames=sample.frames, frame_factor=factor)
+        buckets.setdefault(bucket, []).append(Seen(sample, entry, bucket))
+    by_size = dict(sorted(buckets.items(), key=lambda one: (-len(one[1]), one[0])))
+    return Survey(by_size, configs, collected.skipped, notes, config.train_batch_size)
+
+
+def described(found: Survey) -> str:
+    """What `tread data` prints."""
+    lines = [found.summary]
+    width = max(len(str(bucket)) for bucket in found.buckets)
+    for bucket, some in found.buckets.items():
+        seen = visits(some)
+        often = f", {counted(seen, 'visit')} an epoch" if seen != len(some) else ""
+        lines.append(f"  {str(bucket).ljust(width)}  {counted(len(some), 'sample')}{often}")
+    for index, entry in enumerate(found.entries):
+        if some := found.of(index):
+            lines.append(f"{entry.name}: {'; '.join(facts(entry, some))}")
+    if found.skipped:
+        lines.append(f"{counted(len(found.skipped), 'file')} left out:")
+        lines += [f"  {Path(name).name}: {reason}" for name, reason in found.skipped[:5]]
+        more = len(found.skipped) - 5
+        lines += [f"  and {more} more"] if more > 0 else []
+    return "\n".join([*lines, *found.notes])
+
+
+def facts(entry: DataConfig, some: Sequence[Seen]) -> list[str]:
+    """What distinguishes the samples of an entry, in a few words each."""
+    captions = Counter(len(one.sample.captions) for one in some)
+    fewest, most = min(captions), max(captions)
+    masked = sum(one.sample.mask is not None for one in some)
+    references = sum(bool(one.sample.references) for one in some)
+    told = {
+        counted(len(some), "sample"): True,
+        "for the validation loss": some[0].sample.held_out,
+        f"{entry.repeats} visits each": entry.repeats > 1,
+        f"{fewest} captions each" if fewest == most else f"{fewest} to {most} captions each": most > 1,
+        f"trigger word {entry.trigger_word!r}": bool(entry.trigger_word),
+        f"{masked} with a mask": masked > 0,
+        f"{references} with references": references > 0,
+        "half of the visits mirrored": bool(entry.horizontal_flip) and not some[0].sample.held_out,
+        f"loss weight {entry.loss_weight:g}": entry.loss_weight != 1,
+        f"read at {entry.video.frame_rate} frames per second": entry.video.frame_rate is not None,
+    }
+    return [words for words, is_so in told.items() if is_so]
