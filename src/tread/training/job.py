@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, ProjectConfiguration, broadcast_object_list
+from accelerate.utils import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProjectConfiguration,
+    broadcast_object_list,
+)
+from torch import distributed
 
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
@@ -21,6 +29,7 @@ from tread.training.loop import CHECKPOINTS, Session, fit
 from tread.training.metrics import tracker_of
 from tread.training.record import write_start
 from tread.training.settings import JobConfig
+from tread.training.sharding.layout import BACKENDS, check_layout, open_group, shard_size
 from tread.training.task import Task
 
 CONFIG_FILE = "config.yaml"
@@ -29,6 +38,7 @@ LOCK_FILE = ".lock"
 
 def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Accelerator:
     """The accelerator, its attention checked; `find_unused`: some trained parameters may have no gradient."""
+    check_layout(config)
     precision = config.train.precision
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() else "float32"
@@ -36,13 +46,19 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
     autocast = AutocastKwargs(cache_enabled=False)
     # gradients live where they are exchanged: without the view there is a second copy of them
     parallel = DistributedDataParallelKwargs(find_unused_parameters=find_unused, gradient_as_bucket_view=True)
+    handlers: list[KwargsHandler] = [autocast, parallel]
+    if config.train.sharded and torch.cuda.is_available():
+        handlers.append(InitProcessGroupKwargs(backend=BACKENDS["cuda"]))
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
         mixed_precision="bf16" if precision.startswith("bf16") else "no",
         log_with=tracker_of(config),
         project_config=ProjectConfiguration(logging_dir=config.output_dir),
-        kwargs_handlers=[autocast, parallel],
+        kwargs_handlers=handlers,
     )
+    if config.train.sharded:
+        open_group(accelerator.device)
+        shard_size(config, accelerator.num_processes)  # refuses one that does not divide
     check_attention(config.train.attention, accelerator.device, config.called("train.attention"))
     return accelerator
 
@@ -147,6 +163,8 @@ def end(accelerator: Accelerator, stopped: int = 0) -> None:
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
+    if distributed.is_initialized():  # a group of one, which accelerate does not know
+        distributed.destroy_process_group()
     if stopped:
         raise Stopped(stopped)
 
