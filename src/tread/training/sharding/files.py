@@ -105,4 +105,3 @@ def fill(own: Mapping[str, Tensor], files: Mapping[str, Path]) -> None:
                     continue
                 piece = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
                 tensor.to_local().copy_(file.get_slice(name)[piece])
-

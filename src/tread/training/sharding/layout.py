@@ -112,7 +112,8 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], config: JobConfig, acce
     for layer in layers:
         used = low if accelerator.mixed_precision == "bf16" else policy
         fully_shard(layer, mesh=mesh, mp_policy=used, offload_policy=offload)
-    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    # by default the root stays gathered after a forward without a backward: training would go on with averaged weights
+    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
 
 
 def _offload(train: LoopConfig, device: torch.device) -> OffloadPolicy:
