@@ -39,6 +39,7 @@ test-oldest: $(OLDEST)/.installed
 
 contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m '' tests/attach --contract-report docs/contract.md
+	$(BIN)/python -m pytest -m contract tests/training
 
 fuzz: $(STAMP)
 	$(BIN)/python -m fuzz --mutations 200000

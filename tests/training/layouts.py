@@ -1,7 +1,7 @@
 """Run by torchrun on two or four processes: tiny runs in every layout, one after the other, in one process group.
 
-`python -m tests.training.layouts PLAN FOLDER`: `PLAN` is a name in `PLANS`; each rank writes `NAME/rank-N.json` with the
-positions and the selections of every micro-step. In-process, `train_in` does the same alone.
+`python -m tests.training.layouts NAME,NAME FOLDER` trains `RUNS` by name; each rank writes `NAME/rank-N.json` with the
+positions and the selections of every micro-step. Then checkpoints are converted. `train_in` does a run in-process.
 """
 
 import json

@@ -66,7 +66,7 @@ def assert_trains_as_one(folder: Path, layout: str, processes: int, alone: Alone
     for micro_step, expected in enumerate(seen):
         for what in ("positions", "selections"):
             parts = [rank[micro_step][what] for rank in ranks]
-            assert sum(parts, []) == expected[what]
+            assert [row for part in parts for row in part] == expected[what]
         # the load is balanced: as many samples, as many tokens
         assert (
             len({(len(rank[micro_step]["selections"]), len(rank[micro_step]["selections"][0])) for rank in ranks}) == 1

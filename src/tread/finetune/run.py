@@ -16,14 +16,16 @@ from torch import nn
 import tread
 from tread.attach.registry import layers_of
 from tread.config.schema import plain
+from tread.errors import Stopped
 from tread.finetune.data.prepare import DTYPES, prepare
+from tread.finetune.experts import joined
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
 from tread.finetune.model import scratch
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.quantize import METHODS, quantize
 from tread.finetune.preflight import check_model, open_model, trained_experts
-from tread.finetune.result.write import RECORD
+from tread.finetune.result.write import RECORD, has_result, write_result
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.task import Finetuning
 from tread.kernels.checkpointing import checkpoint_layers, recomputing
@@ -32,7 +34,9 @@ from tread.page.write import write_at_end
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
+from tread.training import checkpoint
 from tread.training.job import claimed_folder, end, make_accelerator, run
+from tread.training.loop import CHECKPOINTS
 from tread.training.memory import out_of_memory
 
 
@@ -58,9 +62,33 @@ def finetune(config: FinetuneConfig) -> Path:
         stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(kept))
         write_at_end(folder, accelerator)
     del task, models, handles
+    end(accelerator)
+    if config.sharded and accelerator.is_main_process:  # nobody waits for it any more
+        write_newest(folder, config)
     accelerator.print(made(folder))
-    end(accelerator, stopped)
+    if stopped:
+        raise Stopped(stopped)
     return folder
+
+
+def write_newest(folder: Path, config: FinetuneConfig) -> None:
+    """Write the result of a sharded run's newest checkpoint, unless it is there."""
+    found = checkpoint.newest(folder / CHECKPOINTS)
+    if found is not None and not has_result(folder, found[1]):
+        write_from(folder, config, *found)
+
+
+def write_from(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> list[Path]:
+    """Write the result of the checkpoint `path` to a folder, from the base model; returns the paths."""
+    family = open_model(config)
+    if config.init == "pretrained":
+        family.source.check(*(part for part, _, _ in trained_experts(config, family)))
+    quantized = config.base_model_precision not in UNQUANTIZED
+    plain = replace(config, base_model_precision="no_change") if quantized else config
+    models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))
+    part = "ema" if config.use_ema and checkpoint.has_part(manifest, "ema") else "model"
+    checkpoint.load_into(checkpoint.trained(joined(models)), path, part)
+    return write_result(folder, family, models, config, manifest)
 
 
 def made(folder: Path) -> str:
@@ -127,7 +155,8 @@ def make_trainable(
             model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
         else:
             checkpoint_layers(layers_of(model), config.gradient_checkpointing)
-    return model.to(device).train()
+    # a sharded one moves layer by layer, when it is sharded
+    return model.train() if config.sharded else model.to(device).train()
 
 
 def _seed(config: FinetuneConfig, part: str) -> int:

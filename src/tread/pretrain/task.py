@@ -227,7 +227,7 @@ class Pretraining:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         count, device = len(self.held_out), self.accelerator.device
         for start in range(0, count, world * self._micro_batch):
-            chunk = torch.arange(start + rank, count, world)[: self._micro_batch]  # (B,)
+            chunk = torch.arange(count)[start + rank :: world][: self._micro_batch]  # (B,)
             nothing_left = len(chunk) == 0
             chunk = torch.zeros(1, dtype=torch.long) if nothing_left else chunk
             samples = [self.held_out[int(i)] for i in chunk]

@@ -27,6 +27,7 @@ from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
 from tread.training.metrics import tracker_of
+from tread.training.ranks import rejoin, restarts
 from tread.training.record import write_start
 from tread.training.settings import JobConfig
 from tread.training.sharding.layout import BACKENDS, check_layout, open_group, shard_size
@@ -49,6 +50,7 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
     handlers: list[KwargsHandler] = [autocast, parallel]
     if config.train.sharded and torch.cuda.is_available():
         handlers.append(InitProcessGroupKwargs(backend=BACKENDS["cuda"]))
+    rejoin(BACKENDS["cuda"] if torch.cuda.is_available() else "gloo")
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
         mixed_precision="bf16" if precision.startswith("bf16") else "no",
@@ -191,6 +193,8 @@ def locked(path: Path) -> Iterator[bool]:
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
     """The folder of the run that is resumed; None where one begins."""
+    if restarts() and list_checkpoints(folder / CHECKPOINTS):  # torchrun gave the same command again
+        return folder
     if config.resume is None:
         return None
     return folder if config.resume == "latest" else Path(config.resume)

@@ -34,7 +34,7 @@ from tread.training.memory import lost_workers, out_of_memory, peak_memory
 from tread.training.metrics import FILE as METRICS_FILE
 from tread.training.metrics import Metrics
 from tread.training.optimizers import make_optimizer
-from tread.training.ranks import found_by_main
+from tread.training.ranks import found_by_main, lost_ranks
 from tread.training.settings import JobConfig, OptimizerConfig
 from tread.training.sharding.saver import Saver
 from tread.training.signals import stopping
@@ -159,11 +159,8 @@ class Session:
         return parts if self.ema is None else {**parts, "ema": self.ema.averages}
 
     def make_result(self, path: Path) -> None:
-        """Let the task make the result of the checkpoint that is in place, on rank 0, unless it is there.
-
-        No process has all the weights of a sharded model, so the job makes its result from the last checkpoint.
-        """
-        if self.accelerator.is_main_process and not self.config.train.sharded:
+        """Let the task make the result of the checkpoint that is in place, on rank 0, unless it is there."""
+        if self.accelerator.is_main_process:
             with self.averaged():
                 self.task.saved(path)
 
@@ -240,6 +237,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
 
     explained = attention.explained(config.train.attention, config.called("train.attention"))
     with (
+        lost_ranks(),
         stopping(accelerator) as asked,
         _rescued(session, folder, metrics),
         out_of_memory(config.memory_advice),
@@ -338,6 +336,7 @@ def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
     """Save on rank 0 without the others, which may have failed or wait for something else."""
     step, accelerator = session.whole, session.accelerator
     if session.saver is not None:  # the shards of the others are out of reach
+        session.saver.settle()
         command = session.config.resume_command(folder)
         accelerator.print(f"an error stopped the run; continue from its last checkpoint with: {command}")
         return

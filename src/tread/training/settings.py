@@ -40,7 +40,7 @@ class LoopConfig:
     graphs: bool = False
     """run the network as CUDA graphs, for steps that are bound by the host; needs exactly one GPU"""
     parallel: Parallel = "ddp"
-    """ddp (each process has the whole model) | fsdp (each has a shard of weights, average and moments) | hsdp (groups)"""
+    """ddp (each process has the whole model) | fsdp (a shard of weights, average and moments) | hsdp (in groups)"""
     shard_size: int | None = None
     """hsdp: processes that share one copy of the weights; null: those of one machine"""
     cpu_offload: bool = False

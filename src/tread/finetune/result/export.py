@@ -2,22 +2,18 @@
 
 - It needs the run's folder and the base model: no data, no encoders, no GPU.
 - The base is not quantized: an adapter has the same names and values on any base.
+- Shards, whatever layout wrote them, become one file.
 - The weights are the moving average if the run keeps one, as in the results that training writes.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tread.errors import CheckpointError, ConfigError
 from tread.finetune.config import read_config
-from tread.finetune.experts import joined
-from tread.finetune.preflight import open_model, trained_experts
-from tread.finetune.result.write import RECORD, write_result
-from tread.finetune.run import load_models
-from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.result.write import RECORD
+from tread.finetune.run import write_from
+from tread.finetune.settings import FinetuneConfig
 from tread.training import checkpoint
 from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
 from tread.training.loop import CHECKPOINTS
@@ -33,23 +29,11 @@ def export(run: Path, *, step: int | None = None, out: Path | None = None) -> li
     if out is not None and out.resolve() != run.resolve():
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / RECORD).is_file():
             raise ConfigError(f"--out {out} holds something else than a result; name a new or an empty folder.")
-        return _write(out, config, path, manifest)
+        return write_from(out, config, path, manifest)
     with locked(run / LOCK_FILE) as held:
         if not held:
             raise ConfigError(f"another job is training in {run}: wait for its end, or name another folder with --out.")
-        return _write(run, config, path, manifest)
-
-
-def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> list[Path]:
-    family = open_model(config)
-    if config.init == "pretrained":
-        family.source.check(*(part for part, _, _ in trained_experts(config, family)))
-    quantized = config.base_model_precision not in UNQUANTIZED
-    plain = replace(config, base_model_precision="no_change") if quantized else config
-    models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))
-    part = "ema" if config.use_ema and "ema.safetensors" in manifest["files"] else "model"
-    checkpoint.load_tensors(checkpoint.trained(joined(models)), checkpoint.load_part(path, part), path)
-    return write_result(folder, family, models, config, manifest)
+        return write_from(run, config, path, manifest)
 
 
 def _config(run: Path) -> FinetuneConfig:

@@ -16,9 +16,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -29,7 +30,7 @@ FILE_BYTES = 1 << 32
 def write_shards(folder: Path, state: Mapping[str, Tensor], group: ProcessGroup | None) -> None:
     """Write this process's shards of a flat state into `folder`; all processes of the group call it."""
     writer = HuggingFaceStorageWriter(str(folder), _files(state), save_distributed=True)
-    dcp.save(dict(state), storage_writer=writer, process_group=group)
+    save(dict(state), storage_writer=writer, process_group=group)
 
 
 def _files(state: Mapping[str, Tensor]) -> dict[str, int]:
@@ -56,7 +57,7 @@ def read_part(folder: Path, part: str) -> dict[str, Tensor]:
         if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
     }
     with _alone():
-        dcp.load(found, storage_reader=reader, no_dist=True)  # pyright: ignore[reportArgumentType]
+        load(found, storage_reader=reader, no_dist=True)  # pyright: ignore[reportArgumentType]
     return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
 
 
@@ -75,7 +76,7 @@ def read_shards(folder: Path, part: str, own: Mapping[str, Tensor]) -> None:
     """Read one part into tensors of which this process holds shards; no other process is asked."""
     state = {f"{part}.{name}": tensor for name, tensor in own.items()}
     with _alone():
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # pyright: ignore[reportArgumentType]
+        load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # pyright: ignore[reportArgumentType]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 import torch
 from accelerate import Accelerator
 from torch import distributed, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -68,10 +69,10 @@ def check_layout(config: JobConfig) -> None:
 
 
 def open_group(device: torch.device) -> None:
-    """A process group of one where nothing was launched: sharding needs a group, and offloading is of use on one GPU."""
+    """Open a process group of one where nothing was launched: offloading is of use on one GPU too."""
     if not distributed.is_initialized():
         backend = BACKENDS.get(device.type, "gloo")
-        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def shard_size(config: JobConfig, processes: int) -> int:
@@ -96,10 +97,17 @@ def make_mesh(config: JobConfig, accelerator: Accelerator) -> DeviceMesh:
     return init_device_mesh(kind, (accelerator.num_processes // size, size), mesh_dim_names=("copies", "shards"))
 
 
-def shard(model: nn.Module, layers: Iterable[nn.Module], config: JobConfig, accelerator: Accelerator) -> None:
+def shard(
+    model: nn.Module,
+    layers: Iterable[nn.Module],
+    config: JobConfig,
+    accelerator: Accelerator,
+    *,
+    parts: Iterable[nn.Module] = (),
+) -> None:
     """Shard a model in place, each of its `layers` by itself; the weights move to the device layer by layer.
 
-    `layers` are in the order of their forward; a module among them that holds others comes after these.
+    `parts` are modules that hold layers and run by themselves, such as the experts of a model.
     """
     # it warns of in-place changes to an output that is a view; the losses make none
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
@@ -112,8 +120,9 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], config: JobConfig, acce
     for layer in layers:
         used = low if accelerator.mixed_precision == "bf16" else policy
         fully_shard(layer, mesh=mesh, mp_policy=used, offload_policy=offload)
-    # by default the root stays gathered after a forward without a backward: training would go on with averaged weights
-    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
+    for module in (*parts, model):
+        # by default the root stays gathered after a forward without a backward: training would go on with the average
+        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=True)
 
 
 def _offload(train: LoopConfig, device: torch.device) -> OffloadPolicy:

@@ -23,6 +23,8 @@ from tread.training import checkpoint
 from tread.training.sharding import files
 
 Made = TypeVar("Made")
+LAST_SECONDS = 30.0
+"""How long a process that an error ends waits for its save: the others may have ended already."""
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Saver:
                 use_non_blocking_copy=pinned,
             )
         )
-        self._group = distributed.new_group(backend="gloo")
+        self._group: Any = distributed.new_group(backend="gloo")
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
         self._running: _Save | None = None
         self.saved: int | None = None
@@ -82,6 +84,11 @@ class Saver:
         if save.errors:
             raise save.errors[0]
         self.saved = save.step
+
+    def settle(self) -> None:
+        """Let the save on its way come to its end, for a process that an error ends; nothing is raised."""
+        if self._running is not None:
+            self._running.thread.join(LAST_SECONDS)
 
     def _write(self, folder: Path, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any], keep: int) -> None:
         temporary, is_main = checkpoint.temporary_path(folder, step), self._rank == 0
