@@ -95,6 +95,15 @@ def result(folder: Path) -> dict[str, Tensor]:
     return {f"{file}: {name}": tensor for file in files for name, tensor in load_file(folder / file).items()}
 
 
+@pytest.mark.parametrize("name", ["full", "wan"])
+def test_each_rank_reads_the_weights_that_it_keeps(two: Path, name: str) -> None:
+    """No process has ever held the whole transformer: it is made on the meta device, and pieces of its files are read."""
+    ranks = [json.loads((two / name / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["whole"] for rank in ranks] == [[], []]
+    assert sum(rank["held"] for rank in ranks) == ranks[0]["all"]
+    assert max(rank["held"] for rank in ranks) < 0.6 * ranks[0]["all"]
+
+
 def test_the_result_is_the_average_in_the_shards(two: Path) -> None:
     averaged = load_part(list_checkpoints(two / "full" / "checkpoints")[-1], "ema")
     written = result(two / "full")

@@ -84,7 +84,8 @@ def write_from(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[
     if config.init == "pretrained":
         family.source.check(*(part for part, _, _ in trained_experts(config, family)))
     quantized = config.base_model_precision not in UNQUANTIZED
-    plain = replace(config, base_model_precision="no_change") if quantized else config
+    plain = replace(config, parallel="ddp", shard_size=None, cpu_offload=False)
+    plain = replace(plain, base_model_precision="no_change") if quantized else plain
     models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))
     part = "ema" if config.use_ema and checkpoint.has_part(manifest, "ema") else "model"
     checkpoint.load_into(checkpoint.trained(joined(models)), path, part)
@@ -120,11 +121,15 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
 
 
 def load_stock(config: FinetuneConfig, family: TuneFamily, part: str) -> nn.Module:
-    """One transformer as its library loads or makes it, in the dtype of the job, on the CPU."""
+    """One transformer as its library loads or makes it, in the dtype of the job, on the CPU; on the meta device if each
+    process is to read a shard of all weights."""
     if config.init == "scratch":
         model = scratch.make(family.source, part, seed=_seed(config, part))
         return model if _dtype(config) == torch.float32 else model.to(_dtype(config))
-    return family.source.transformer(part, dtype=_dtype(config))
+    # all weights are float32, and too many for one process: filled when they are sharded
+    lazily = config.sharded and not config.adapts and _dtype(config) == torch.float32
+    empty = family.source.empty(part) if lazily else None
+    return family.source.transformer(part, dtype=_dtype(config)) if empty is None else empty
 
 
 def make_trainable(

@@ -40,6 +40,7 @@ from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
+from tread.training.sharding.files import materialise
 from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted
@@ -111,6 +112,10 @@ class Finetuning:
         layers = [layer for model in self.models.values() for layer in layers_of(model)]
         experts = list(self.models.values()) if self._several else []
         shard(self.model, layers, FinetuneJob.of(self.config), self.accelerator, parts=experts)
+        device = torch.device("cpu") if self.config.cpu_offload else self.accelerator.device
+        for part, model in self.models.items():
+            if any(parameter.is_meta for parameter in model.parameters()):
+                materialise(model, self.family.source.files(part), device)
 
     def _token_grid(self) -> list[int]:
         """Frames, rows and columns of the target tokens of a typical sample."""

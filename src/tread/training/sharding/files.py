@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -84,6 +84,13 @@ def _alone() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is what was asked for
         yield
+
+
+def materialise(model: nn.Module, files: Mapping[str, Path], device: torch.device) -> None:
+    """Give a sharded model that is on the meta device its weights: each process reads the shards that it keeps."""
+    own = {name: torch.empty_like(tensor, device=device) for name, tensor in model.state_dict().items()}
+    fill(own, files)
+    model.load_state_dict(own, assign=True)
 
 
 @torch.no_grad()

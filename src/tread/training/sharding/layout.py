@@ -118,6 +118,7 @@ def shard(
     )
     offload = _offload(config.train, accelerator.device)
     for layer in layers:
+        _check_dtypes(layer, config)
         used = low if accelerator.mixed_precision == "bf16" else policy
         fully_shard(layer, mesh=mesh, mp_policy=used, offload_policy=offload)
     for module in (*parts, model):
@@ -127,3 +128,14 @@ def shard(
 
 def _offload(train: LoopConfig, device: torch.device) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=device.type == "cuda") if train.cpu_offload else OffloadPolicy()
+
+
+def _check_dtypes(layer: nn.Module, config: JobConfig) -> None:
+    """Refuse trained weights of several dtypes, which FSDP2 would: a few models keep some in float32."""
+    found = {str(p.dtype).removeprefix("torch.") for p in layer.parameters() if p.requires_grad}
+    if len(found) > 1:
+        called = config.called("train.parallel")
+        raise ConfigError(
+            f"{called} is {config.train.parallel!r}, but the trained weights of a {type(layer).__name__} are "
+            f"{' and '.join(sorted(found))}, and shards need one dtype: train float32 weights, or set {called} to 'ddp'."
+        )
