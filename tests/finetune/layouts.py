@@ -19,7 +19,6 @@ from tread.finetune.config import read_config
 from tread.finetune.model.source import Source
 from tread.finetune.task import Finetuning
 
-
 WHOLE: list[str] = []
 """Transformers that were loaded whole."""
 own_transformer = Source.transformer

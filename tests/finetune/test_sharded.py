@@ -97,7 +97,7 @@ def result(folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", ["full", "wan"])
 def test_each_rank_reads_the_weights_that_it_keeps(two: Path, name: str) -> None:
-    """No process has ever held the whole transformer: it is made on the meta device, and pieces of its files are read."""
+    """No process ever holds the whole transformer: it is made on the meta device, and pieces of its files are read."""
     ranks = [json.loads((two / name / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [rank["whole"] for rank in ranks] == [[], []]
     assert sum(rank["held"] for rank in ranks) == ranks[0]["all"]

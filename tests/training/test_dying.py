@@ -1,5 +1,6 @@
 """Processes that end in the middle of a run: the others end too, and torchrun's restart goes on from the checkpoint."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,22 @@ from tread.training.checkpoint import list_checkpoints, read_whole
 from tread.training.loop import CHECKPOINTS
 
 SETTINGS = ["train.steps=6", "checkpoint.every=2", "checkpoint.keep=10"]
-CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
 LOST = "tread train: another process of this run has ended, so this one ends too"
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def launched(how: str, folder: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    """`tread train` by torchrun, which restarts it once where `settings` begin with an option that says so."""
+    options = [setting for setting in settings if setting.startswith("--")]
+    given = [*TINY, *SETTINGS, *(setting for setting in settings if setting not in options), f"output_dir={folder}"]
+    program = [*PROCESSES, *options, "-m", "tests.training.dying", how, *given]
+    return finished(*program, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.parametrize("layout", [pytest.param("ddp", marks=pytest.mark.contract), "fsdp"])
 def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path, layout: str) -> None:
     """The processes are given the same command again, and go on instead of refusing the folder."""
     folder = tmp_path / "run"
-    program = ["-m", "tests.training.dying", "killed", *TINY, *SETTINGS, f"train.parallel={layout}"]
-    done = finished(*PROCESSES, "--max-restarts=1", *program, f"output_dir={folder}", **CPU)
+    done = launched("killed", folder, "--max-restarts=1", f"train.parallel={layout}")
     assert done.returncode == 0, done.stderr
     assert "resumed from" in done.stdout
     straight = train(tmp_path / "straight", *SETTINGS)
@@ -33,8 +40,7 @@ def test_torchrun_restarts_from_the_last_checkpoint(tmp_path: Path, layout: str)
 def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path: Path) -> None:
     """Each says one sentence, and the last checkpoint of the shards is whole."""
     folder = tmp_path / "run"
-    program = ["-m", "tests.training.dying", "failed", *TINY, *SETTINGS, "train.parallel=fsdp"]
-    done = finished(*PROCESSES, *program, f"output_dir={folder}", **CPU)
+    done = launched("failed", folder, "train.parallel=fsdp")
     assert done.returncode != 0
     assert "tread train: the disk of rank 1 is gone." in done.stderr
     assert LOST in done.stderr
