@@ -80,7 +80,8 @@ def sharded(model: nn.Module, layers: Any = ()) -> nn.Module:
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    return model
 
 
 def compiled_steps() -> dict[str, tuple[list[Tensor], int]]:
@@ -90,13 +91,12 @@ def compiled_steps() -> dict[str, tuple[list[Tensor], int]]:
         model, handle = network()
         sharded(model, model.blocks)
         counters.clear()
-        if checkpointing is not None:
-            fast = Fast(model, list(model.blocks), [handle], checkpointing=checkpointing, shapes=2, backend="aot_eager")
+        compiled, options = checkpointing is not None, {"shapes": 2, "backend": "aot_eager"}
+        fast = Fast(model, list(model.blocks), [handle], compiled=compiled, checkpointing=checkpointing, **options)
         gradients = steps(model, handle)
         found[mode] = gradients, counters["stats"]["unique_graphs"]
-        if checkpointing is not None:
-            assert not fast.failed
-            fast.remove()
+        assert not fast.failed
+        fast.remove()
         torch._dynamo.reset()
     return found
 
@@ -115,7 +115,7 @@ def averaged() -> tuple[list[Tensor], list[Tensor]]:
 
 
 def saves(folder: Path) -> list[str]:
-    """The errors of three saves, each with weights that change while it is written; rank 1's disk is full at the second."""
+    """The errors of three saves, with weights that change meanwhile; rank 1's disk is full at the second."""
     model = sharded(nn.Linear(64, 64, bias=False))
     saver, errors = Saver(torch.device("cpu")), []
     for step in range(1, 4):

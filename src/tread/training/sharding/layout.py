@@ -137,5 +137,5 @@ def _check_dtypes(layer: nn.Module, config: JobConfig) -> None:
         called = config.called("train.parallel")
         raise ConfigError(
             f"{called} is {config.train.parallel!r}, but the trained weights of a {type(layer).__name__} are "
-            f"{' and '.join(sorted(found))}, and shards need one dtype: train float32 weights, or set {called} to 'ddp'."
+            f"{' and '.join(sorted(found))}, and shards need one dtype: train in float32, or set {called} to 'ddp'."
         )
