@@ -1,8 +1,8 @@
 # `make demo` and `make test` do all the set-up first; a second run reinstalls nothing. `make test-oldest` runs every test
 # with the oldest versions that pyproject.toml promises, in an environment of its own. `make contract` runs the costly
-# tests of attached models on every family too and writes docs/contract.md; `make fuzz` gives 200,000 mutated files to
-# every reader; `make faults` kills every job and fills its disk, 200 times and more, and compares what it comes to;
-# `make docs` writes what docs/ repeats of the code, and the pictures of README.md.
+# tests of attached models and further variants of every family too, and writes docs/contract.md; `make fuzz` gives
+# 200,000 mutated files to every reader; `make faults` kills every job and fills its disk, 200 times and more, and
+# compares what it comes to; `make docs` writes what docs/ repeats of the code, and the pictures of README.md.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -18,7 +18,7 @@ define install
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
   { echo "tread needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 $(PYTHON) -m venv $(1)
-$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[diffusers,quant,lycoris,data,track,demo,dev]'
+$(1)/bin/pip install --quiet --disable-pip-version-check -c $(2) -e '.[diffusers,quant,lycoris,optim,data,track,demo,dev]'
 @touch $@
 endef
 
@@ -39,7 +39,7 @@ test-oldest: $(OLDEST)/.installed
 
 contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m '' tests/attach --contract-report docs/contract.md
-	$(BIN)/python -m pytest -m contract tests/training
+	$(BIN)/python -m pytest -n 2 -m contract tests --ignore=tests/attach
 
 fuzz: $(STAMP)
 	$(BIN)/python -m fuzz --mutations 200000

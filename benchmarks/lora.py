@@ -79,6 +79,8 @@ class Shape:
     """The forward's arguments on a device; where benchmarks.buckets uses it, of so many rows, columns, text tokens."""
     notes: dict[str, Any]
     """Tokens and layers, for the record."""
+    loss: Callable[[nn.Module, Any, int], Tensor] | None = None
+    """The loss of a batch, where the inputs are not the forward's arguments."""
 
 
 def build(shape: Shape, device: torch.device) -> nn.Module:
@@ -140,7 +142,7 @@ def lora_steps(
         model=model,
         handle=handle,
         batch=inputs,
-        loss_of=_loss,
+        loss_of=shape.loss or _loss,
         fast=lambda: Fast(
             model,
             layers_of(model),

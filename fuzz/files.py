@@ -66,6 +66,43 @@ def read_optimizer(path: Path) -> None:
     load_optimizer(trained()[1], load_part(path.parent, "optimizer"), path)
 
 
+class Block(nn.Module):
+    """A transformer of one linear, named as FLUX names its first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        inner = nn.ModuleDict({"attn": nn.ModuleDict({"to_out": nn.ModuleList([nn.Linear(3, 2)])})})
+        self.transformer_blocks = nn.ModuleList([inner])
+
+
+def adapter_file() -> bytes:
+    """A LoRA of rank 1 in diffusers' names, with the alpha of its config in the header."""
+    name, settings = "transformer.transformer_blocks.0.attn.to_out.0", {"transformer.lora_alpha": 2, "transformer.r": 1}
+    tensors = {f"{name}.lora_A.weight": torch.ones(1, 3), f"{name}.lora_B.weight": torch.ones(2, 1)}
+    return save(tensors, metadata={"lora_adapter_metadata": json.dumps(settings)})
+
+
+def kohya_file() -> bytes:
+    """The same in kohya's names."""
+    name = "lora_unet_double_blocks_0_img_attn_proj"
+    factors = {f"{name}.lora_down.weight": torch.ones(1, 3), f"{name}.lora_up.weight": torch.ones(2, 1)}
+    return save({**factors, f"{name}.alpha": torch.tensor(2.0)})
+
+
+def read_adapter(path: Path) -> None:
+    from tread.finetune.model import adapters, existing
+    from tread.finetune.settings import FinetuneConfig
+
+    targets = ("attn.to_out.0",)
+    required: dict[str, Any] = {"model_family": "flux", "pretrained_model_name_or_path": "m", "data": "d"}
+    config = FinetuneConfig(**required, init_lora=str(path), lora_rank=1, lora_targets=targets)
+    family: Any = Namespace(name="flux", lora_targets=targets, source=Namespace(pipeline_name="FluxPipeline"))
+    model = Block()
+    found = existing.read_adapter(config, family, "transformer", model)
+    adapters.add_adapter(model, kind="standard", rank=1, alpha=1, targets=targets, seed=0)
+    existing.put_in(model, found, str(path))
+
+
 def npy(array: np.ndarray) -> bytes:
     out = io.BytesIO()
     np.save(out, array)

@@ -20,6 +20,8 @@ READERS: dict[str, Reader] = {
     ),
     "checkpoint model": Reader("model.safetensors", bytes_of(files.model_file), files.read_model, 6),
     "checkpoint optimizer": Reader("optimizer.safetensors", bytes_of(files.optimizer_file), files.read_optimizer, 6),
+    "adapter": Reader("adapter.safetensors", bytes_of(files.adapter_file), files.read_adapter, 1),
+    "adapter, kohya's": Reader("adapter.safetensors", bytes_of(files.kohya_file), files.read_adapter, 1),
     "shard": Reader("a.tar", bytes_of(lambda: files.tar(files.LATENT)), files.read_shard, 4),
     "shard's arrays": Reader("a.tar", files.members, files.read_shard, 4),
     "shard index": Reader("index.npz", bytes_of(files.index_file), files.read_index, 2),

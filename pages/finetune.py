@@ -8,6 +8,7 @@ from tests.tiny.pipelines import TINY
 from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.models import MODELS
 from tread.finetune.families import TUNE_FAMILIES, family_class
+from tread.finetune.model.original_names import LAYOUTS
 from tread.finetune.result.card import TWO_EXPERTS, loading_lines
 from tread.finetune.settings import FinetuneConfig
 
@@ -19,7 +20,9 @@ MEASURED = {
     "sd3": "h200-loop-models.json",
     "wan": "h200-loop-wan.json",
 }
-"""Families whose shapes ran on a GPU, and the file of the figures."""
+"""Families whose shapes ran on a GPU in a script of their own, and the file of the figures."""
+WAYS = ("call", "graphs", "compiled")
+"""The names of the measurements that are quoted, best first."""
 
 
 def family_table() -> str:
@@ -37,11 +40,12 @@ def family_table() -> str:
 
 def _step(family: str) -> str:
     """The time of a checkpointed LoRA step at ratio 0.5, if one was measured."""
-    if family not in MEASURED:
+    file = MEASURED.get(family, "h200-families.json")
+    row = f"loop-{family.removesuffix('_image')}-checkpointed" if family in MEASURED else f"family-{family}"
+    measured = json.loads((RESULTS / file).read_text(encoding="utf-8"))["measurements"]
+    found = next((x for x in measured if x["row"] == row and x["name"] in WAYS and x["status"] == "ok"), None)
+    if found is None:
         return "not run"
-    row = f"loop-{family.removesuffix('_image')}-checkpointed"
-    measured = json.loads((RESULTS / MEASURED[family]).read_text(encoding="utf-8"))["measurements"]
-    found = next(entry for entry in measured if (entry["row"], entry["name"]) == (row, "call"))
     dense, routed = (found[kind]["median_ms"] for kind in ("dense", "routed"))
     return f"{dense:,.0f} to {routed:,.0f} ms"
 
@@ -77,7 +81,13 @@ def loader_table() -> str:
     return "\n".join(rows)
 
 
+def layout_table() -> str:
+    """The families that have a key layout of another program."""
+    rows = [(f"`--layout {layout}`", ", ".join(f"`{name}`" for name in names)) for layout, names in LAYOUTS.items()]
+    return markdown_table(("layout", "defined for"), rows)
+
+
 def updated(page: str) -> str:
     """docs/finetune.md with its tables written anew."""
     tables = {"families": family_table(), "keys": key_table(), "models": model_table(), "loaders": loader_table()}
-    return with_tables(page, tables)
+    return with_tables(page, {**tables, "layouts": layout_table()})

@@ -43,7 +43,14 @@ ALLOWED: dict[str, set[str]] = {
         *("__init__", "errors", "files", "config", "routing", "kernels", "attach"),
         *("evaluate", "training", "page", "pretrain", "finetune"),
     },
-    "cli": {"__init__", "errors", "terminal", "config", "routing", "data", "page", "pretrain", "finetune", "report"},
+    "autotune": {
+        *("errors", "words", "files", "config", "routing", "kernels", "models", "attach"),
+        *("training", "page", "pretrain", "finetune", "report"),
+    },
+    "cli": {
+        *("__init__", "errors", "terminal", "config", "routing", "data", "page", "pretrain", "finetune", "report"),
+        "autotune",
+    },
     "__main__": {"cli"},
 }
 """What each room may import, from the lowest to the highest; `__init__` is `import tread` itself."""

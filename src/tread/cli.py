@@ -74,6 +74,9 @@ def export(arguments: list[str]) -> None:
     add("run", metavar="RUN", type=Path, help="the folder of a run of `tread finetune`")
     add("--step", type=int, metavar="N", help="the checkpoint after N steps (default: the newest)")
     add("--out", type=Path, metavar="FOLDER", help="where to write it (default: RUN, in place of the result there)")
+    add("--layout", choices=("comfyui", "kohya"), help="write the LoRA under the names that these programs read")
+    add("--merge", action="store_true", help="write whole transformers, with the adapter merged into their weights")
+    add("--dtype", choices=("fp32", "bf16", "fp16"), help="precision of what is written (default: the run's)")
     options = parser.parse_args(arguments)
     no_loading_bars()
     from tread.finetune.result.export import export as run
@@ -162,7 +165,10 @@ def encode(arguments: list[str]) -> None:
         default="float32",
         help="precision of the VAE (default: %(default)s)",
     )
-    add("--seed", type=int, default=0, help="of --kind sample (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of --kind sample and --shuffle (default: %(default)s)")
+    add("--shuffle", action="store_true", help="images in a random order, for training with data.window")
+    add("--rank", type=int, help="of --world processes that share the work (default: torchrun's, else 0 of 1)")
+    add("--world", type=int, help="how many there are, on all machines; they need to share nothing but --out")
     from tread.data.shards import encode as run
 
     print(run(**vars(parser.parse_args(arguments))))
@@ -186,7 +192,7 @@ def plan(arguments: list[str]) -> None:
     )
     add("--full", action="store_true", help="train all weights instead of an adapter")
     add("--precision", help="of the base: bf16, int8, fp8, int4, nf4, ... (default: bf16; fp32 with --full)")
-    add("--optimizer", default="adamw", help="adamw, adamw-8bit, adamw-bf16, lion, lion-8bit or adafactor")
+    add("--optimizer", default="adamw", help="as in a config, e.g. adamw-8bit, lion, prodigy (default: %(default)s)")
     add(
         "--checkpointing",
         nargs="?",
@@ -274,6 +280,46 @@ def doctor(arguments: list[str]) -> None:
         sys.exit(code)
 
 
+def autotune(arguments: list[str]) -> None:
+    """choose routes for a config by measurements on its model, data and device"""
+    parser = _parser("autotune", autotune)
+    goals = "--target-speedup X | --max-loss-gap Y | --pareto"
+    parser.usage = f"tread autotune [CONFIG] [name=value ...] ({goals}) [options]"
+    add = parser.add_argument
+    add("config", nargs="?", metavar="CONFIG", help="a config of `tread train` or `tread finetune`")
+    add("settings", nargs="*", metavar="name=value", help="settings that replace the config's")
+    goal = parser.add_mutually_exclusive_group(required=True)
+    goal.add_argument("--target-speedup", type=float, metavar="X", help="steps X times as fast, at the least loss gap")
+    goal.add_argument("--max-loss-gap", type=float, metavar="Y", help="the fastest with at most this gap, e.g. 0.02")
+    goal.add_argument("--pareto", action="store_true", help="the whole front; the routes written are its knee")
+    add("--out", type=Path, metavar="FOLDER", help="for all files (default: autotune/CONFIG); a stopped tuning goes on")
+    add("--budget-minutes", type=float, default=30.0, metavar="N", help="for measuring (default: %(default)g)")
+    add("--verify", type=float, metavar="N", help="then train finalists and dense, N minutes all together")
+    ratios = "fractions of tokens to try dropping (default: 0.25,0.4,0.5,0.6,0.75 as far as the rules allow)"
+    add("--ratios", metavar="A,B,...", help=ratios)
+    add("--edges", type=int, default=8, metavar="N", help="layers where windows begin and end (default: %(default)s)")
+    add("--windows", type=int, default=2, metavar="N", help="windows of a plan, at most (default: %(default)s)")
+    start = "dense steps before sensitivity is measured, if the weights are new (default: %(default)s)"
+    add("--start-steps", type=int, default=200, metavar="N", help=start)
+    parser.epilog = "docs/autotune.md says how it measures, and what its figures do not tell."
+    options = vars(parser.parse_intermixed_args(arguments))
+    if options["config"] is not None and "=" in options["config"]:  # `tread train` needs no file either
+        options["config"], options["settings"] = None, [options["config"], *options["settings"]]
+    from tread.autotune.goal import Goal
+    from tread.autotune.rules import parse_ratios
+    from tread.report.doctor import is_finetune
+
+    goal = Goal(speedup=options.pop("target_speedup"), gap=options.pop("max_loss_gap"))
+    del options["pareto"]
+    if options["config"] is not None and is_finetune(options["config"]):
+        no_loading_bars()
+    from tread.autotune.run import Options
+    from tread.autotune.run import autotune as run
+
+    ratios, verify = parse_ratios(options.pop("ratios")), options.pop("verify")
+    run(Options(goal=goal, ratios=ratios, verify_minutes=verify, **options))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "finetune": finetune,
@@ -286,6 +332,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "report": report,
     "families": families,
     "doctor": doctor,
+    "autotune": autotune,
 }
 
 

@@ -41,6 +41,10 @@ class DataError(_Told, ValueError):
         super().__init__(message.replace("\n", " "))  # a decoder's reason may have several lines
 
 
+class RemoteError(DataError):
+    """A remote file cannot be had: no fault of a sample, so no other one stands for it."""
+
+
 class CheckpointError(_Told, RuntimeError):
     """A checkpoint cannot be written or used."""
 

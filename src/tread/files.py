@@ -3,6 +3,7 @@
 - `atomic_write` gives a file its name only when it is complete and on the disk: a temporary name beside it, fsync,
   rename. Several processes may write the same file at once; the last to finish wins.
 - `sweep` removes the temporary files of killed processes.
+- `exclusive` lets one process of a machine at a time do a thing; the system gives the lock back where one is killed.
 - `writing` turns the failure of a write, which names no file where the disk is full, into a sentence that does.
 - `is_file` and `is_folder` answer for any text: no file has a name that the file system does not take. `regular` keeps
   readers from a pipe or a device, which may never end.
@@ -10,6 +11,7 @@
 """
 
 import errno
+import hashlib
 import os
 import re
 import uuid
@@ -49,6 +51,39 @@ def sweep(folder: Path) -> None:
         with suppress(OSError):  # what cannot be removed harms nobody
             if TEMPORARY.fullmatch(path.name):
                 path.unlink()
+
+
+LOCKS = 256
+"""Lock files of a folder: names share them by their hash, so that locks of a million names leave no million files."""
+
+
+@contextmanager
+def exclusive(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of `name` in `folder`, alone among threads and processes; False, without `wait`: another has it.
+
+    Two names may share a lock, so nobody holds one while it asks for another and waits. Where the system or the file
+    system has no locks, everybody gets it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    slot = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:4]) % LOCKS
+    with (folder / f".lock-{slot:02x}").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            yield True
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file too
 
 
 @contextmanager

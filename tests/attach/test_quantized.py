@@ -139,7 +139,13 @@ def test_quantized(case: Case, method: str):
     assert reached(model) == has
 
 
-@pytest.mark.parametrize("method", ["torchao-int8", "bitsandbytes-nf4", "bitsandbytes-int8", "int8", "nf4"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("torchao-int8", "bitsandbytes-nf4", "nf4"),
+        *(pytest.param(name, marks=pytest.mark.contract) for name in ("bitsandbytes-int8", "int8")),
+    ],
+)
 def test_the_call_for_speed_changes_no_gradient(method: str, capsys: pytest.CaptureFixture[str]):
     """On quantized layers that torch cannot compile it says so and goes on; ours, by name, it compiles."""
     model = FLUX.model().requires_grad_(False)

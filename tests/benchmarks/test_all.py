@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import all as runner
-from benchmarks import buckets, curve, dit, flux, hooks, loop, plot, sd3, sharded, wan
+from benchmarks import buckets, curve, dit, families, flux, hooks, loop, plot, sd3, sharded, wan
 from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
 from tests.benchmarks.ticks import Ticks
@@ -37,6 +37,25 @@ def test_lora_steps(script, rows, tmp_path):
         assert 1 < one["ideal"] < 2
         assert one["routed"]["median_ms"] > 0
         assert one["routed_tflop"] <= one["dense_tflop"]
+
+
+@pytest.mark.contract
+def test_steps_of_a_family(tmp_path):
+    """By the family's own `predict`, at its real width."""
+    (found,) = measured(families, tmp_path, "--models", "pixart_sigma")
+    assert (found["row"], found["family"]) == ("family-pixart_sigma", "pixart_sigma")
+    assert found["shapes"]["image_tokens"] == 4096
+    assert 1 < found["ideal"] < 2
+
+
+@pytest.mark.parametrize("name", families.MODELS)
+def test_shallow_models_have_few_layers(name):
+    subject, _ = families.shape_of(families.MODELS[name], shallow=True, smoke=False)
+    depths = {stack: len(subject.model.get_submodule(stack)) for stack in subject.stacks}
+    assert families.shallow_config(subject, depths)
+    with torch.device("meta"):
+        shallow = subject.cls(**subject.line.config | families.shallow_config(subject, depths))
+    assert sum(len(shallow.get_submodule(stack)) for stack in subject.stacks) <= 8
 
 
 def test_steps_by_graphs_tell_kinds_of_kernels(tmp_path):

@@ -1,6 +1,7 @@
 """Encoding: what it writes reads back, killed runs resume to the same bytes, bad images shift nothing."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -111,6 +112,76 @@ def test_a_killed_run_resumes_to_the_same_bytes(image_folder: Path, tiny_vae: st
     assert (resumed.written, resumed.skipped) == (result.written, result.skipped) == (5, 1)
     kept = (killed / "shard-000000.tar").stat()
     assert (kept.st_ino, kept.st_mtime_ns) == (finished.st_ino, finished.st_mtime_ns)
+
+
+def encode_on_rank(rank: int, world: int, arguments: tuple[Any, ...], settings: dict[str, Any], answers: Any) -> None:
+    """As under torchrun; the answer says which shards this process gave their names."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    named: list[str] = []
+    replace = os.replace
+
+    def noted(source: Path, target: Path) -> None:
+        named.extend([Path(target).name] if str(target).endswith(".tar") else [])
+        if settings.get("killed_at") == Path(target).name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+
+    os.replace = noted
+    encode(*arguments, **{name: value for name, value in settings.items() if name != "killed_at"})
+    answers.put(named)
+
+
+def on_ranks(world: int, arguments: tuple[Any, ...], settings: dict[str, Any]) -> list[list[str]]:
+    """The shards that each of `world` processes wrote; a killed one says nothing."""
+    context = multiprocessing.get_context("fork")
+    answers: Any = context.Queue()
+    ranks = [
+        context.Process(target=encode_on_rank, args=(rank, world, arguments, settings, answers))
+        for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return [answers.get() for rank in ranks if rank.exitcode == 0]
+
+
+def test_ranks_write_each_shard_once_and_a_killed_one_goes_on(
+    image_folder: Path, tiny_vae: str, tmp_path: Path
+) -> None:
+    """Three ranks, one of which is killed in its second shard; then two finish, to the bytes of one process."""
+    settings = {**SETTINGS, "shard_size": 1, "kind": "sample", "shuffle": True}
+    (image_folder / "cat" / "1.png").write_bytes(b"broken")
+    (image_folder / "dog" / "0.png").write_bytes(b"broken")
+    encode(image_folder, tiny_vae, tmp_path / "alone", **settings)
+    arguments = (image_folder, tiny_vae, tmp_path / "out")
+    first = on_ranks(3, arguments, settings | {"killed_at": "shard-000004.tar"})
+    assert sorted(first) == [["shard-000000.tar", "shard-000003.tar"], ["shard-000002.tar", "shard-000005.tar"]]
+    assert len(list((tmp_path / "out").glob(".*.tmp"))) == 1
+    assert on_ranks(2, arguments, settings) in ([["shard-000004.tar"], []], [[], ["shard-000004.tar"]])
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+    assert len((tmp_path / "out" / "skipped.txt").read_text().splitlines()) == 2
+
+
+def test_a_rank_that_is_done_says_what_is_missing(image_folder: Path, tiny_vae: str, tmp_path: Path) -> None:
+    settings = {**SETTINGS, "shard_size": 2, "world": 2}
+    out = tmp_path / "out"
+    said = str(encode(image_folder, tiny_vae, out, **settings, rank=0))
+    assert said == f"this rank is done; 2 of 3 shards are at {out}, and other ranks write the rest"
+    assert "6 images in 3 shards" in str(encode(image_folder, tiny_vae, out, **settings, rank=1))
+    with pytest.raises(ConfigError, match="rank is 2 of a world of 2; ranks are 0"):
+        encode(image_folder, tiny_vae, out, **settings, rank=2)
+    with pytest.raises(ConfigError, match="rank and world go together"):
+        encode(image_folder, tiny_vae, out, **SETTINGS, rank=1)
+
+
+def test_shuffled_shards_have_the_labels_of_their_files(image_folder: Path, tiny_vae: str, tmp_path: Path) -> None:
+    encode(image_folder, tiny_vae, tmp_path / "out", **SETTINGS, shuffle=True)
+    plain, data = ImageFolder(image_folder, size=16), Latents(tmp_path / "out", vae="sd", num_classes=2)
+    files = (tmp_path / "out" / "files.txt").read_text().splitlines()
+    assert files != plain.files
+    assert sorted(files) == sorted(plain.files)
+    assert [data[i][1] for i in range(6)] == [plain.labels[plain.files.index(file)] for file in files]
 
 
 def test_a_finished_run_is_left_alone(image_folder: Path, tiny_vae: str, tmp_path: Path) -> None:

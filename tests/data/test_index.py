@@ -112,8 +112,9 @@ def test_folders_files_globs_and_braces(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("pattern", ["{0..99999999999}.tar", "{5..-9999999}.tar", "{a,b}" * 30])
-def test_a_pattern_without_end_is_refused(pattern: str) -> None:
-    with pytest.raises(ConfigError, match="stands for more than 1,000,000 shards: write a shorter range or a glob"):
+def test_a_pattern_without_end_is_refused(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tread.data.index.MOST", 1000)  # listing a million takes seconds
+    with pytest.raises(ConfigError, match="stands for more than 1,000 shards: write a shorter range or a glob"):
         expand_shards(pattern)
 
 
@@ -168,7 +169,7 @@ def test_the_cache_is_used_until_the_shard_changes(
 ) -> None:
     shard = write_tar(tmp_path / "a.tar", samples(3))
     first = index_shards(shard)
-    (entry,) = index_cache.iterdir()
+    (entry,) = index_cache.glob("*.npz")
     with np.load(entry) as stored:
         changed = {**stored, "label": stored["label"] + 100}
     np.savez(entry, **changed)
@@ -179,7 +180,7 @@ def test_the_cache_is_used_until_the_shard_changes(
     write_tar(shard, samples(20))
     os.utime(shard, ns=(0, 0))  # another size at the same time
     assert len(index_shards(shard)) == 20
-    assert len(list(index_cache.iterdir())) == 3
+    assert len(list(index_cache.glob("*.npz"))) == 3
 
 
 def test_a_damaged_cache_is_made_again(
@@ -187,7 +188,7 @@ def test_a_damaged_cache_is_made_again(
 ) -> None:
     shard = write_tar(tmp_path / "a.tar", samples(3))
     index_shards(shard)
-    (entry,) = index_cache.iterdir()
+    (entry,) = index_cache.glob("*.npz")
     good = entry.read_bytes()
     for damage in (b"", b"rubbish", good[: len(good) // 2], good[:200] + b"x" + good[201:]):
         entry.write_bytes(damage)

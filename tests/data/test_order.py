@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tread.data.order import Order, StepSampler, Visited, positions, split
+from tread.data.order import Groups, Order, StepSampler, Visited, positions, split
 from tread.errors import ConfigError
 
 
@@ -36,6 +36,44 @@ def test_a_sample_lands_anywhere_with_equal_chance() -> None:
         counts[torch.arange(5), Order(5, seed).indices(torch.arange(5))] += 1
     chi_squared = 4 / 5 * ((counts - 400) ** 2 / 400).sum().item()  # rows and columns both sum to 2000
     assert chi_squared < 39.3  # 16 degrees of freedom, p = 0.001
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.integers(1, 10), st.integers(0, 9))
+def test_windows_hold_so_many_groups_and_every_sample_once(sizes: list[int], window: int, seed: int) -> None:
+    groups = Groups(torch.tensor([group for group, size in enumerate(sizes) for _ in range(size)]), window)
+    n = sum(sizes)
+    order = Order(n, seed, groups)
+    for epoch in range(2):
+        left = order.indices(torch.arange(epoch * n, (epoch + 1) * n)).tolist()
+        assert sorted(left) == list(range(n))
+        position = epoch * n
+        while left:
+            following = order.following(position)
+            met: list[int] = []
+            while len(met) < min(window, len({int(groups.of_sample[i]) for i in left} | set(met))) or (
+                left and int(groups.of_sample[left[0]]) in met
+            ):
+                group = int(groups.of_sample[left.pop(0)])
+                met += [group] * (group not in met)
+                position += 1
+            if left:
+                assert int(groups.of_sample[left[0]]) in following
+            assert len(met) == window or not left
+
+
+def test_one_window_of_everything_is_the_plain_order() -> None:
+    where, groups = torch.arange(200), torch.arange(100) % 7
+    assert torch.equal(Order(100, 3, Groups(groups, 7)).indices(where), Order(100, 3).indices(where))
+    assert not torch.equal(Order(100, 3, Groups(groups, 3)).indices(where), Order(100, 3).indices(where))
+
+
+def test_held_out_samples_lie_in_few_groups() -> None:
+    groups = Groups(torch.arange(100) // 10, 2)
+    train, held_out = split(100, 25, 0, groups)
+    assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(100))
+    assert len({i // 10 for i in held_out.tolist()}) == 3
+    assert not torch.equal(held_out, split(100, 25, 1, groups)[1])
+    assert torch.equal(groups.at(train).of_sample, train // 10)
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:

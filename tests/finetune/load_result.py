@@ -45,9 +45,10 @@ def clean_prompts_without_ftfy() -> None:
 def small_images_without_torchvision() -> None:
     """Cards say that Qwen-Image-Edit needs torchvision, for videos; its references would be scaled to a megapixel."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from tests.tiny.pipelines import qwen_image
+    from tests.tiny.pipelines import qwen_image, qwen_image21
 
     qwen_image.qwen_processor()
+    qwen_image21.processor()
 
 
 def draw_small() -> None:

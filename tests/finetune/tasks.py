@@ -6,6 +6,7 @@ from typing import Any
 from accelerate import Accelerator
 
 import tread
+from tests.tiny.runs import forget
 from tread.finetune.data.prepare import prepare
 from tread.finetune.families import open_family
 from tread.finetune.model.source import Source
@@ -32,7 +33,9 @@ def make_config(place: Path, data: Any, **changes: Any) -> FinetuneConfig:
 
 
 def make_task(config: FinetuneConfig, folder: Path, accelerator: Accelerator | None = None) -> Finetuning:
-    accelerator = accelerator or Accelerator(cpu=True)
+    if accelerator is None:
+        forget()  # one of an earlier test may be on the GPU
+        accelerator = Accelerator(cpu=True)
     family = open_family(config.model_family, Source(config.pretrained_model_name_or_path))
     data = prepare(config, family, accelerator, folder)
     models = load_models(config, family, accelerator.device)

@@ -11,10 +11,12 @@ import tread
 from tests.tiny.transformers import STOCK, TARGETS, call_flux, flux
 from tread.errors import ConfigError
 from tread.finetune.model.adapters import adapter_metadata, adapter_state, add_adapter, find_linears
+from tread.finetune.model.quantize import quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS: dict[str, dict[str, Any]] = {
     "standard": {},
+    "dora": {"dora": True},
     "lokr": {"factor": 4},
     "lycoris": {"lycoris_config": {"algo": "loha"}},
 }
@@ -23,7 +25,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 def adapted(kind: str, model: nn.Module, *, seed: int = 0, **changes: Any) -> nn.Module:
     settings = {"rank": 4, "alpha": 8, "targets": TARGETS, "seed": seed, **KINDS[kind], **changes}
-    add_adapter(model, kind=kind, **settings)  # pyright: ignore[reportArgumentType]
+    add_adapter(model, kind="standard" if kind == "dora" else kind, **settings)  # pyright: ignore[reportArgumentType]
     return model
 
 
@@ -179,3 +181,38 @@ def test_metadata_is_json_and_complete():
         assert set(read.target_modules or ()) == set(TARGETS)
         assert (read.lora_alpha if isinstance(read, LoraConfig) else read.alpha) == 6
     assert adapter_metadata(adapted("lycoris", flux())) == {}
+
+
+def test_dora_follows_its_paper():
+    """Liu et al. 2024, Eq. 5: each row of the sum of weight and update has the length that the magnitude says."""
+    model = adapted("dora", flux(), targets=("attn.to_q",))
+    layer: Any = model.get_submodule("transformer_blocks.0.attn.to_q")
+    generator = torch.Generator().manual_seed(0)
+    base = layer.base_layer
+    weight = base.weight.double()
+    torch.testing.assert_close(layer.lora_magnitude_vector["default"].weight.double(), weight.norm(dim=1))
+    with torch.no_grad():
+        for parameter in trainable(model).values():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    down, up = (layer.lora_A["default"].weight.double(), layer.lora_B["default"].weight.double())
+    direction = weight + 2 * up @ down  # alpha 8, rank 4
+    magnitude = layer.lora_magnitude_vector["default"].weight.double()
+    merged = magnitude[:, None] * direction / direction.norm(dim=1, keepdim=True)
+    x = torch.randn(3, base.in_features, generator=generator)
+    torch.testing.assert_close(layer(x).double(), x.double() @ merged.T + base.bias.double(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "fp8", "nf4"])
+def test_dora_begins_with_the_norms_of_a_quantized_base(precision: str):
+    model = flux().to(torch.bfloat16)
+    quantize(model, precision, "cpu")
+    before = call_flux(model, torch.bfloat16).detach()
+    adapted("dora", model)
+    norms = [parameter for name, parameter in trainable(model).items() if "magnitude" in name]
+    assert norms
+    assert all(norm.isfinite().all() and norm.min() > 0 for norm in norms)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = call_flux(model, torch.bfloat16)
+    torch.testing.assert_close(output, before, rtol=0.05, atol=0.05)
+    output.float().square().sum().backward()
+    assert all(norm.grad is not None for norm in norms)

@@ -30,7 +30,6 @@ LYCORIS = {
 }
 UNSUPPORTED = {
     ("model_family", "cosmos3"),
-    ("model_family", "ltxvideo2"),
     ("model_family", "minimaxh3"),
     ("model_family", "ideogram"),
     ("model_family", "mageflow"),
@@ -41,7 +40,6 @@ UNSUPPORTED = {
     ("controlnet", True),
     ("distillation_method", "h3_drift"),
     ("distillation_method", "anyflow"),
-    ("lora_format", "comfyui"),
     *(("musubi_blocks_to_swap", count) for count in (18, 45, 11, 9, 30, 20)),
 }
 """Of the published values, those that cannot be honoured."""
@@ -213,8 +211,14 @@ def test_a_published_config_runs_with_its_data_list(tmp_path: Path, monkeypatch:
             {"base_model_precision": "no_change", "optimizer": "adamw_bf16", "model_type": "full"},
             {"base_model_precision": "bf16"},
         ),
-        ({"lr_scheduler": "polynomial"}, {"lr_scheduler": "linear"}),
-        ({"lr_scheduler": "cosine_with_restarts", "lr_num_cycles": 1}, {"lr_scheduler": "cosine"}),
+        ({"optimizer": "adamw_schedulefree"}, {"optimizer": "adamw-schedule-free"}),
+        ({"use_dora": True, "init_lora": "a.safetensors"}, {"use_dora": True, "init_lora": "a.safetensors"}),
+        ({"lora_format": "comfyui"}, {"lora_type": "standard"}),
+        ({"lr_scheduler": "polynomial"}, {"lr_scheduler": "polynomial", "lr_power": 1.0, "lr_end": 0.0}),
+        (
+            {"lr_scheduler": "cosine_with_restarts", "lr_num_cycles": 3},
+            {"lr_scheduler": "cosine_with_restarts", "lr_num_cycles": 3},
+        ),
         ({"flow_schedule_auto_shift": True, "flow_schedule_shift": 3}, {"flow_schedule_shift": 3.0}),
         ({"flow_schedule_auto_shift": True, "flow_schedule_shift": 0}, {"flow_schedule_shift": None}),
         ({"flow_schedule_auto_shift": True}, {"flow_schedule_shift": None}),
@@ -249,13 +253,15 @@ def test_values_in_other_words(given: dict[str, Any], became: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("given", "key", "text"),
     [
-        ({"lora_format": "comfyui"}, "lora_format", "written in the diffusers format"),
-        ({"optimizer": "prodigy"}, "optimizer", "write optimizer: adamw"),
+        ({"lora_format": "comfyui", "model_family": "prx"}, "lora_format", "written in the diffusers format"),
+        ({"optimizer": "prodigy"}, "optimizer", "prodigy estimates the rate by itself"),
+        ({"optimizer": "dadaptation"}, "optimizer", "write optimizer: adamw"),
+        ({"optimizer": "adamw_schedulefree+aggressive"}, "optimizer", "adamw-schedule-free"),
         ({"optimizer": "sgd"}, "optimizer", "optimizer is 'sgd'; it must be one of 'adamw', "),
         ({"lr_scheduler": "sine"}, "lr_scheduler", "write lr_scheduler: cosine"),
         ({"mixed_precision": "fp16"}, "mixed_precision", "write bf16"),
         ({"loss_type": "smooth_l1"}, "loss_type", "write huber"),
-        ({"model_family": "ltxvideo2"}, "model_family", "with tread.attach (docs/attach.md"),
+        ({"model_family": "mageflow"}, "model_family", "with tread.attach (docs/attach.md"),
         ({"lora_rank": 1.5}, "lora_rank", "lora_rank is 1.5; it must be a whole number."),
         ({"data": [{"instance_data_dir": "a", "repeats": "x"}]}, "data[0].repeats", "it must be a whole number"),
         ({"data": [{"instance_data_dir": "a", "caption": "x"}]}, "data[0].caption", "Did you mean 'caption_column'?"),

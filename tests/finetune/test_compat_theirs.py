@@ -86,8 +86,6 @@ def test_a_positive_shift_wins_and_it_is_3_by_default() -> None:
     ("given", "key", "text"),
     [
         ({"lr_scheduler": "cosine"}, "lr_scheduler", "there it restarts after as many steps as lr_warmup_steps"),
-        ({"lr_scheduler": "polynomial"}, "lr_scheduler", "lr_scheduler: linear (to 0; there with power 0.8 to 4e-07)"),
-        ({"lr_scheduler": "polynomial", "lr_power": 1}, "lr_scheduler", "there with power 1 to 4e-07"),
         ({"loss_type": "huber"}, "loss_type", "threshold 1; there huber_c 0.1 with huber_schedule snr"),
         ({"use_ema": True, "ema_update_interval": 5}, "ema_update_interval", "there every 5 steps"),
         ({"tread_config": ROUTES}, "tread_config", "tread adds a schedule "),
@@ -104,8 +102,11 @@ def test_what_trains_something_else_is_named(given: dict[str, Any], key: str, te
 
 
 def test_what_means_the_same_is_not_called_different() -> None:
-    exact = {"lr_scheduler": "polynomial", "lr_power": 1, "lr_end": 0}
-    assert verdicts({**THEIRS, **exact})["lr_scheduler"].verdict == "translated"
+    polynomial = {**THEIRS, "learning_rate": 1e-4, "lr_scheduler": "polynomial"}
+    assert verdicts(polynomial)["lr_scheduler"].text == "lr_scheduler: polynomial, lr_power: 0.8, lr_end: 4e-07"
+    config = settings({**polynomial, "lr_power": 2, "lr_end": 0})
+    assert (config.lr_scheduler, config.lr_power, config.lr_end) == ("polynomial", 2.0, 0.0)
+    assert verdicts({**THEIRS, "lr_end": 1e-6})["lr_end"].verdict == "ignored", "the rate is constant there"
     assert verdicts({**OURS, "lr_scheduler": "cosine"})["lr_scheduler"].verdict == "runs"
     for named in ({"lora_targets": ["to_q"]}, {"peft_lora_target_modules": ["to_q"]}, {"model_type": "full"}):
         found = verdicts({**THEIRS, **named}).get("lora_targets")
@@ -189,7 +190,7 @@ def test_the_video_column_holds_the_files(dataset_type: str) -> None:
 
 
 def test_a_family_that_is_not_tuned_is_one_verdict_among_others() -> None:
-    config = {**THEIRS, "model_family": "ltxvideo2", "pretrained_model_name_or_path": None, "model_flavour": "dev"}
+    config = {**THEIRS, "model_family": "ideogram", "pretrained_model_name_or_path": None, "model_flavour": "fp8"}
     assert [one.key for one in translate(config).unsupported] == ["model_family"]
     wrong = {"learning_rate": "fast", "tread_config": {"routes": [{**ROUTES["routes"][0], "selection_ratio": 1.5}]}}
     assert {one.key for one in translate(config | wrong).unsupported} >= {"model_family", "learning_rate"}

@@ -1,4 +1,4 @@
-"""Cosmos Predict 2: the given first frame, times per frame, the guardrail, and what is refused."""
+"""Cosmos Predict 2 and 2.5: the given first frame, times per frame, the guardrail, and what is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +40,38 @@ def test_a_given_first_frame_is_marked_and_almost_clean(pipeline_folder: Folder,
     weight = family.weight(batch)
     assert weight[0, 0].flatten(1).amax(1).tolist() == weight[0, 0].flatten(1).amin(1).tolist() == [0, 1, 1]
     assert "the first frame is given" in family.unfit(96, 64, 1)
+
+
+def test_2_5_is_given_a_frame_as_from_its_pipeline(pipeline_folder: Folder, clip: Tensor) -> None:
+    """Every tensor of the first call; the pipeline takes the last frame of a clip, or an image through torchvision."""
+    source = Source(str(pipeline_folder("cosmos25")))
+    family, pipeline = open_family("cosmos25", source, first_frame=True), source.pipeline(*source.parts)
+    pipeline.set_progress_bar_config(disable=True)
+    with recorded(pipeline.transformer) as stock:
+        pipeline(
+            video=clip[:, :, :1],
+            num_latent_conditional_frames=1,
+            prompt=PROMPTS[0],
+            **{"height": 64, "width": 96, "num_frames": 9, "num_inference_steps": 2, "guidance_scale": 1.0},
+            generator=torch.Generator().manual_seed(0),
+            output_type="latent",
+        )
+    batch = family.encode_pixels(pipeline, clip) | text_of(family, pipeline, PROMPTS[:1])
+    noise = torch.randn(batch["mean"].shape, generator=torch.Generator().manual_seed(0))
+    time = stock[0]["timestep"][:, 0, -1, 0, 0]
+    with torch.no_grad(), recorded(pipeline.transformer) as ours:
+        family.predict(pipeline.transformer, noise, time, batch)
+    assert ours[0].keys() == stock[0].keys()
+    for name, value in ours[0].items():
+        assert_close(value, stock[0][name])
+    assert ours[0]["timestep"].flatten().tolist() == pytest.approx([0.0001, time.item(), time.item()])
+    weight = family.weight(batch)
+    assert weight is not None
+    assert weight[0, 0].flatten(1).mean(1).tolist() == [0, 1, 1]
+    image = family.encode_pixels(pipeline, clip[:, :, :1])
+    assert family.weight(image) is None, "a single image is drawn from text"
+    assert family.takes_image
+    assert not open_family("cosmos25", source).takes_image
 
 
 def test_encoding_needs_no_guardrail(pipeline_folder: Folder, tmp_path: Path) -> None:

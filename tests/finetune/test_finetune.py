@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.finetune.tasks import ROUTES
 from tests.programs import PROCESSES, run
 from tests.tiny.pictures import write_clips, write_shapes
-from tests.tiny.pipelines import FIRST, TINY
+from tests.tiny.pipelines import EVERY, TINY
 from tests.tiny.runs import forget
 from tread.cli import main
 from tread.config.schema import parse
@@ -153,7 +153,7 @@ def test_an_error_within_the_model_leaves_a_checkpoint_and_a_result(
     assert_same(straight, finetune(config("flux", tmp_path / "run", resume_from_checkpoint="latest", **settings)))
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str) -> None:
     """On fixed samples, noise and times; the routed layers saw half of the tokens."""
     folder = finetune(config(name, tmp_path / "run", max_train_steps=9, eval_steps_interval=4, num_eval_images=6))
@@ -170,14 +170,7 @@ def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str
     assert list(folder.glob("*.safetensors"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *FIRST,
-        *("cogvideox-i2v", "cosmos-first", "flux-kontext", "hunyuanvideo-i2v", "kandinsky5_image-edit"),
-        *("kandinsky5_video-i2v-first", "ltxvideo-first", "qwen_image-edit-2511", "wan-a14b"),
-    ],
-)
+@pytest.mark.parametrize("name", EVERY)
 def test_resume_is_exact(config: Any, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     straight = finetune(config(name, tmp_path / "straight", max_train_steps=4, use_ema=True))
     finetune(config(name, tmp_path / "resumed", max_train_steps=2, use_ema=True))

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 
+from tests.finetune.trained import changed
 from tests.tiny.pictures import write_gradients
 from tests.tiny.runs import forget
 from tread.errors import ConfigError, DataError
 from tread.finetune.config import check, read_config
+from tread.finetune.families import TUNE_FAMILIES, UNTUNED, family_class, open_family
+from tread.finetune.model.source import Source
 from tread.finetune.run import finetune
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -151,3 +155,15 @@ def test_a_file_that_is_missing_keeps_no_other_key_from_its_verdict(
     assert len(keys) == 3
     with pytest.raises(ConfigError, match=r"no\.json"):
         read_config(path)
+
+
+@pytest.mark.parametrize("pipeline", UNTUNED)
+def test_a_model_that_is_not_tuned_says_why(pipeline_folder: Folder, tmp_path: Path, pipeline: str) -> None:
+    """And where to train it; the pipeline exists, and no family has it."""
+    assert hasattr(diffusers, pipeline)
+    assert not any(pipeline in family_class(name).pipelines for name in TUNE_FAMILIES)
+    place = changed(pipeline_folder("flux"), tmp_path / "m", "model_index.json", _class_name=pipeline)
+    words = rf"is a {pipeline}: tread finetune does not tune it \({UNTUNED[pipeline]}\); train it .* with tread.attach"
+    with pytest.raises(ConfigError, match=words) as error:
+        open_family("flux", Source(str(place)))
+    assert len(str(error.value)) < 500

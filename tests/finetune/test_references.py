@@ -20,7 +20,7 @@ from tread.errors import ConfigError
 from tread.finetune.data.cache import Cache, CachedSamples, Tensors
 from tread.finetune.data.encode import encode_samples, encode_seen_texts
 from tread.finetune.data.hashes import digest
-from tread.finetune.data.items import Items, Shapes, items_of, whole
+from tread.finetune.data.items import Items, Sees, Shapes, items_of, whole
 from tread.finetune.data.picks import Pick
 from tread.finetune.data.prepare import check_references
 from tread.finetune.families.flux import Flux
@@ -40,7 +40,7 @@ def edits(pictures: Path, tmp_path: Path) -> dict[str, Any]:
     return {"conditioning_data_dir": folders, "conditioning_type": "reference"}
 
 
-def items_in(cache: Cache, folder: Path, *, shapes: Shapes | None = None, seen: bool = False, **changes: Any) -> Items:
+def items_in(cache: Cache, folder: Path, *, shapes: Shapes | None = None, seen: Sees = None, **changes: Any) -> Items:
     given = {"identity": "vae", "shapes": shapes or Shapes(multiple=16), "seen": seen, "progress": False}
     return items_of(cache, *samples_in(folder, **changes), **given)
 
@@ -119,7 +119,9 @@ def test_captions_are_encoded_with_what_the_text_encoder_sees(
 ) -> None:
     """One caption with two pictures is two texts; an empty one has its sample's pictures too."""
     cache = Cache(tmp_path / "cache")
-    items = items_in(cache, pictures, seen=True, caption_strategy="instanceprompt", instance_prompt="ab", **edits)
+    items = items_in(
+        cache, pictures, seen="references", caption_strategy="instanceprompt", instance_prompt="ab", **edits
+    )
     calls: list[str] = []
 
     def encode(caption: str, images: Sequence[Image.Image]) -> Tensors:

@@ -13,7 +13,7 @@ from tread.errors import ConfigError
 from tread.finetune.families import TUNE_FAMILIES
 from tread.finetune.model.quantize import METHODS
 from tread.finetune.settings import SCHEDULE, UNQUANTIZED, FinetuneConfig, Precision
-from tread.training.optimizers import OPTIMIZERS
+from tread.training.optimizers.make import OPTIMIZERS
 from tread.training.settings import OptimizerName
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
@@ -41,7 +41,9 @@ def made(**settings: Any) -> FinetuneConfig:
             "float32 activations: set mixed_precision to 'bf16', or leave base_model_precision out for float32 "
             "weights.",
         ),
-        ({"lr_scheduler": "sine"}, "lr_scheduler is 'sine'; it must be one of 'constant', 'linear', 'cosine'."),
+        ({"lr_scheduler": "sine"}, "lr_scheduler is 'sine'; it must be one of 'constant', 'linear', 'cosine', "),
+        ({"lr_end": 1e-6}, "lr_end is 1e-06, but lr_scheduler is 'constant', which does not fall: choose another"),
+        ({"optimizer": "prodigy"}, "optimizer is 'prodigy' and learning_rate is 0.0001, but prodigy estimates"),
         ({"max_train_steps": 0}, "max_train_steps and num_train_epochs are both 0; set one of them to at least 1."),
         ({"experts": "low"}, "experts is 'low', but only wan has two transformers; leave it out."),
         ({"data": ""}, "data is empty; give a folder of images or videos with captions (docs/data.md)."),

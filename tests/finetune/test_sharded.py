@@ -24,7 +24,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 FLUX: dict[str, Any] = {"model_family": "flux", "tokenizer_max_length": 32}
 RUNS: dict[str, dict[str, Any]] = {
     "full": {**FLUX, "model_type": "full", "parallel": "fsdp", "use_ema": True, "learning_rate": 1e-3},
-    "lora": {**FLUX, "parallel": "hsdp", "shard_size": 2, "learning_rate": 0.02, "validation_prompt": "a cat"},
+    "dora": {
+        **FLUX,
+        "parallel": "hsdp",
+        "shard_size": 2,
+        "learning_rate": 0.02,
+        "validation_prompt": "a cat",
+        "use_dora": True,
+    },
     "int8": {**FLUX, "parallel": "fsdp", "base_model_precision": "int8", "learning_rate": 0.02},
     "bf16": {**FLUX, "parallel": "fsdp", "base_model_precision": "bf16", "mixed_precision": "bf16"},
     "lokr": {**FLUX, "parallel": "fsdp", "lora_type": "lokr", "cpu_offload": True, "learning_rate": 0.02},
@@ -121,13 +128,16 @@ def test_export_makes_one_file_of_the_shards(two: Path, tmp_path: Path) -> None:
 
 
 def test_previews_are_drawn_once(two: Path) -> None:
-    assert [path.name for path in (two / "lora" / "previews").iterdir()] == ["step-00000004-0.png"]
+    assert [path.name for path in (two / "dora" / "previews").iterdir()] == ["step-00000004-0.png"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"optimizer": "adamw-8bit"}, "optimizer is 'adamw-8bit', which keeps its moments in blocks of 256 values"),
+        ({"optimizer": "muon"}, "optimizer is 'muon', which steps along whole matrices"),
+        ({"optimizer": "prodigy", "learning_rate": 1.0}, "optimizer is 'prodigy', which estimates its rate from all"),
+        ({"optimizer": "adamw-schedule-free"}, "optimizer is 'adamw-schedule-free', which swaps the storage"),
         ({"optimizer": "adafactor"}, "optimizer is 'adafactor', which needs whole rows and columns of a weight"),
         ({"graphs": True}, "graphs is true, but a CUDA graph cannot gather the weights of parallel 'fsdp'"),
         ({"shard_size": 2}, "shard_size is 2, but parallel is 'fsdp', where all processes share one copy"),

@@ -113,6 +113,7 @@ def test_flops_hold_at_other_lengths(tiny: Subject) -> None:
         assert fitted == direct[part]
 
 
+@pytest.mark.contract
 def test_saved_bytes_hold_at_other_sizes(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted with other primes, every coefficient is the same."""
     found = counts.saved_bytes(tiny, "attention", "selective")

@@ -182,7 +182,8 @@ def test_what_cannot_be_tried_keeps_the_machine_in_json(capsys: Capture, tune: T
 
 
 def test_configs_are_told_apart() -> None:
-    for path in sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml")):
+    recipes = Path(__file__).parents[2] / "recipes"
+    for path in sorted([*recipes.glob("*.yaml"), *recipes.glob("finetune/*.yaml")]):
         assert is_finetune(str(path)) == (path.parent.name == "finetune"), path
     Path("other.json").write_text('{"--model_family": "flux", "--optimizer": "adamw_bf16"}')
     assert is_finetune("other.json")

@@ -14,6 +14,7 @@ from PIL import Image
 from tests.browser import PHONE, Browser
 from tread.cli import main
 from tread.report.planning.models import Model, documents, find_model
+from tread.report.planning.tables import OPTIMIZERS
 from tread.routing import noise
 from tread.routing.plan import PRESETS
 from tread.routing.selection import l1_rank, mixed_score, select
@@ -45,7 +46,7 @@ def drawn(number: random.Random, model: Model) -> list[str]:
     chosen = number.choice([json.dumps(config), number.choice(list(PRESETS))])
     words = ["--routes", chosen, "--resolution", "x".join(sides), "--batch", str(number.choice([1, 2, 7]))]
     words += ["--checkpointing", number.choice(["none", "selective", "full"])]
-    words += ["--optimizer", number.choice(["adamw", "adamw-8bit", "adamw-bf16", "lion", "lion-8bit", "adafactor"])]
+    words += ["--optimizer", number.choice(list(OPTIMIZERS))]
     words += ["--text", str(number.choice([model.text, 77]))] if model.text else []
     if model.video:
         words += ["--frames", str(1 + model.frame_factor * number.randint(0, 30))]
@@ -147,6 +148,22 @@ def test_a_reader_drags_copies_and_shares(browser: Browser, page: Path, capsys: 
     assert browser.errors() == []
 
 
+def test_a_link_holds_the_schedule(browser: Browser, page: Path, tmp_path: Path) -> None:
+    """Also where the page of the reader opens at a plan without one, and where the link says that there is none."""
+    schedule = {"warmup_steps": 500, "cooldown_fraction": 0.15, "levels": 4, "total_steps": None}
+    routes = [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -4}]
+    scheduled = tmp_path / "scheduled.html"
+    main(["plan", "flux", "--routes", json.dumps({"routes": routes, "schedule": schedule}), "--html", str(scheduled)])
+    browser.open(scheduled)
+    fragment = browser.run("return toHash(state)")
+    browser.open(page, fragment=fragment)
+    assert browser.run("return configOf(state, 57).schedule") == schedule
+    browser.open(page)
+    assert browser.run("return state.schedule") is None
+    browser.open(scheduled, fragment=browser.run("return toHash(state)"))
+    assert browser.run("return state.schedule") is None
+
+
 def test_windows_are_added_and_removed(browser: Browser, page: Path) -> None:
     browser.open(page, fragment="model=flux&routes=0.5_2_20")
     browser.click("#windows button:nth-child(2)")
@@ -174,7 +191,16 @@ def test_every_kind_of_model_can_be_chosen(browser: Browser, page: Path, name: s
 
 
 @pytest.mark.parametrize(
-    "fragment", ["model=nothing", "width=abc&batch=-1", "routes=9_9", "routes=5_500_900", "way=x&precision=y", "%%%"]
+    "fragment",
+    [
+        "model=nothing",
+        "width=abc&batch=-1",
+        "routes=9_9",
+        "routes=5_500_900",
+        "way=x&precision=y",
+        "%%%",
+        "schedule=1_2_x",
+    ],
 )
 def test_a_broken_link_opens_the_nearest_plan(browser: Browser, page: Path, fragment: str) -> None:
     browser.open(page, fragment=fragment)

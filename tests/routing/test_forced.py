@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tread import ConfigError, Handle, RoutePlan
+from tread.routing.budget import kept_count
 from tread.routing.forced import Forced
 
 SCORE = torch.zeros(2, 6, dtype=torch.int64)
@@ -39,3 +40,18 @@ def test_a_forward_keeps_them_and_drops_of_the_rest():
     assert kept.sum(1).tolist() == [64 - (64 - 16 - 8) // 2] * 4
     with handle.force_keep(torch.zeros(4, 64, dtype=torch.bool)), pytest.raises(ConfigError, match="of 48 tokens"):
         handle.begin(training=True, forced=forced).enter(2, torch.randn(4, 64, 8))
+
+
+def test_pinned_tokens_that_a_mask_names_too_are_counted_once():
+    """In every sample; where a mask names fewer of them, only those."""
+    handle = Handle(RoutePlan.from_config("paper"), depth=12)
+    mask = torch.zeros(2, 64, dtype=torch.bool)
+    mask[:, :8] = True
+    mask[1, 20:24] = True
+    for pinned, forced in ((8, 12), (16, 20), (4, 12), (0, 12)):
+        with handle.force_keep(mask):
+            handle.begin(training=True, forced=Forced(pinned=pinned)).enter(2, torch.randn(2, 64, 8))
+        kept = torch.zeros(2, 64, dtype=torch.bool).scatter(1, handle.selections[0], True)
+        assert kept[:, :pinned].all()
+        assert kept[mask].all()
+        assert kept.sum(1).tolist() == [kept_count(64, 0.5, forced)] * 2

@@ -98,6 +98,16 @@ def qwen_autoencoder() -> Any:
     return AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
 
 
+def qwen21_autoencoder() -> Any:
+    """AutoencoderKLQwenImage21: 16 pixels per latent, a channel for transparency."""
+    from diffusers.models.autoencoders.autoencoder_kl_qwenimage21 import AutoencoderKLQwenImage21
+
+    spread = torch.linspace(-1, 1, 8)
+    statistics: Any = {"latents_mean": (spread / 4).tolist(), "latents_std": (1.0 + spread / 2).tolist()}
+    sizes: dict[str, Any] = {"base_dim": 4, "decoder_base_dim": 4, "z_dim": 8, "dim_mult": [1] * 5, "num_res_blocks": 1}
+    return randomised(AutoencoderKLQwenImage21(**sizes, **statistics), scale=1.0)
+
+
 def flux2_autoencoder() -> Any:
     """AutoencoderKLFlux2, with statistics in its batch norm."""
     from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
@@ -121,6 +131,24 @@ def ltx_autoencoder(*, channels: int = 8) -> Any:
     model.latents_std.copy_(torch.linspace(0.5, 1.5, channels))
     almost_certain(model.encoder.conv_out.conv, channels)
     return model
+
+
+def ltx2_autoencoders() -> dict[str, Any]:
+    """AutoencoderKLLTX2Video: 32 pixels and 8 frames per latent; AutoencoderKLLTX2Audio and LTX2Vocoder; by name."""
+    from diffusers.models.autoencoders.autoencoder_kl_ltx2 import AutoencoderKLLTX2Video
+    from diffusers.models.autoencoders.autoencoder_kl_ltx2_audio import AutoencoderKLLTX2Audio
+    from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+
+    sizes: dict[str, Any] = {"block_out_channels": (8,) * 4, "decoder_block_out_channels": (8, 8, 8)}
+    sizes |= {"layers_per_block": (1,) * 5, "decoder_layers_per_block": (1,) * 4, "upsample_factor": (1, 1, 1)}
+    ratios: Any = {"spatial_compression_ratio": 32, "temporal_compression_ratio": 8}
+    model: Any = randomised(AutoencoderKLLTX2Video(latent_channels=8, **sizes, **ratios), scale=1.0)
+    model.latents_mean.copy_(torch.linspace(-0.3, 0.3, 8))
+    model.latents_std.copy_(torch.linspace(0.5, 1.5, 8))
+    audio = AutoencoderKLLTX2Audio(base_channels=4, ch_mult=(1, 1, 1), num_res_blocks=1, latent_channels=2, mel_bins=8)
+    sounds: Any = {"upsample_kernel_sizes": [4], "upsample_factors": [2], "resnet_kernel_sizes": [3]}
+    vocoder = LTX2Vocoder(in_channels=16, hidden_channels=4, **sounds, resnet_dilations=[[1]])
+    return {"vae": model, "audio_vae": randomised(audio), "vocoder": randomised(vocoder)}
 
 
 def cogvideox_autoencoder(**config: Any) -> Any:

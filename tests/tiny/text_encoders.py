@@ -87,6 +87,16 @@ def gemma_text() -> Any:
     return randomised(Gemma2Model(config))
 
 
+def gemma3_text() -> Any:
+    """Gemma3ForConditionalGeneration."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"vocab_size": len(tokenizers.gemma_tokenizer()), **_small(hidden=16, layers=2), "query_pre_attn_scalar": 8}
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8, "image_size": 32}
+    config: Any = Gemma3Config(text_config=text, vision_config={**vision, "patch_size": 16, **ATTENTION})
+    return randomised(Gemma3ForConditionalGeneration(config))
+
+
 def qwen_text(*, alone: bool = False, layers: int = 2) -> Any:
     """Qwen2_5_VLForConditionalGeneration, or its text model `alone`."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLTextModel
@@ -136,16 +146,17 @@ def qwen3_text(*, hidden: int = 8, layers: int = 28) -> Any:
     return randomised(Qwen3ForCausalLM(config))
 
 
-def qwen3_vl_text() -> Any:
-    """Qwen3VLModel."""
-    from transformers import Qwen3VLConfig, Qwen3VLModel
+def qwen3_vl_text(*, whole: bool = False) -> Any:
+    """Qwen3VLModel, or Qwen3VLForConditionalGeneration if `whole`."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration, Qwen3VLModel
 
     rotation = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     text = {"vocab_size": len(tokenizers.qwen3_tokenizer()), **_small(hidden=16, layers=4), "rope_parameters": rotation}
     del text["tie_word_embeddings"]
     sizes = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
     vision = {**sizes, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
-    return randomised(Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision)))
+    config: Any = Qwen3VLConfig(text_config=text, vision_config=vision)
+    return randomised(Qwen3VLForConditionalGeneration(config) if whole else Qwen3VLModel(config))
 
 
 def t5_gemma_text() -> Any:
@@ -183,8 +194,8 @@ def _small(*, hidden: int, layers: int) -> dict[str, Any]:
     }
 
 
-def qwen_processor() -> Any:
-    """Qwen2VLProcessor, without videos: those need torchvision."""
+def qwen_processor(name: str = "Qwen2VLProcessor", **options: Any) -> Any:
+    """Qwen2VLProcessor or another of the same parts, without videos: those need torchvision."""
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.processing_utils import ProcessorMixin
@@ -194,9 +205,9 @@ def qwen_processor() -> Any:
         self.image_token_id, self.video_token_id = tokenizer.convert_tokens_to_ids([self.image_token, self.video_token])
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
-    processor: Any = transformers.Qwen2VLProcessor
+    processor: Any = getattr(transformers, name)
     processor.__init__ = init
-    return processor(Qwen2VLImageProcessorPil(min_pixels=28 * 28), tokenizers.qwen_tokenizer())
+    return processor(Qwen2VLImageProcessorPil(min_pixels=28 * 28), tokenizers.qwen_tokenizer(), **options)
 
 
 def llama_text() -> Any:
@@ -207,3 +218,21 @@ def llama_text() -> Any:
     return randomised(
         LlamaModel(LlamaConfig(vocab_size=len(tokenizers.llama_tokenizer()), num_hidden_layers=4, **sizes))
     )
+
+
+def llava() -> dict[str, Any]:
+    """LlavaForConditionalGeneration, whose Llama has four layers, with its tokenizer and processor, by their names."""
+    from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGeneration
+
+    tokenizer = tokenizers.llava_tokenizer()
+    text = {"model_type": "llama", "vocab_size": len(tokenizer), **_small(hidden=16, layers=4)}
+    vision = {"hidden_size": 8, "intermediate_size": 8, "image_size": 336, "patch_size": 14, **ATTENTION}
+    config: Any = LlavaConfig(
+        text_config=text,
+        vision_config={"model_type": "clip_vision_model", **vision},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    config.pad_token_id = tokenizer.pad_token_id
+    processor = CLIPImageProcessor(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
+    model = randomised(LlavaForConditionalGeneration(config))
+    return {"text_encoder": model, "tokenizer": tokenizer, "image_processor": processor}

@@ -137,6 +137,14 @@ def llama_tokenizer() -> Any:
     return tokenizer
 
 
+def llava_tokenizer() -> Any:
+    """LlamaTokenizer that knows images; that token is the sixth of HunyuanVideo's template, as in the real one."""
+    tokenizer = llama_tokenizer()
+    tokenizer.add_bos_token = True
+    tokenizer.add_tokens(["<image>", "system", "assistant", "\n\n"], special_tokens=True)
+    return tokenizer
+
+
 def llama3_tokenizer() -> Any:
     """Llama 3's: byte pairs, a token before the text, none for padding."""
     from transformers import PreTrainedTokenizerFast

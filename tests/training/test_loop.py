@@ -24,7 +24,8 @@ from tread.pretrain.config import compose
 from tread.pretrain.task import Batch, Pretraining
 from tread.training.checkpoint import list_checkpoints
 from tread.training.job import make_accelerator
-from tread.training.loop import CHECKPOINTS, learning_rate
+from tread.training.loop import CHECKPOINTS
+from tread.training.optimizers.rates import learning_rate
 from tread.training.settings import OptimizerConfig
 
 PLAN = {"routes": [ROUTE], "selector": "l1", "schedule": {"warmup_steps": 3, "cooldown_fraction": 0.25, "levels": 2}}
@@ -34,6 +35,9 @@ VARIANTS = {
     "accumulated": ["train.micro_steps=2"],
     "importance and schedule, edm": ["objective=edm", f"model.tread_config={json.dumps(PLAN)}"],
     "workers": ["train.workers=1"],
+    "prodigy": ["optimizer.name=prodigy", "optimizer.learning_rate=1"],
+    "schedule-free": ["optimizer.name=adamw-schedule-free"],
+    "muon, with restarts": ["optimizer.name=muon", "optimizer.schedule=cosine_with_restarts", "optimizer.cycles=2"],
     "checkpointed, bf16": ["train.checkpointing=true", "train.precision=bf16"],
 }
 EIGHT = ["train.steps=8", "checkpoint.every=2", "log.every=1", "validation.every=4"]
@@ -306,6 +310,12 @@ def test_the_rate_of_every_step(tmp_path: Path) -> None:
     half = math.sqrt(0.5)
     assert rates(schedule="linear") == [2.0, 1.5, 1.0, 0.5]
     assert rates(schedule="cosine") == pytest.approx([2.0, 1 + half, 1.0, 1 - half])
+    assert rates(schedule="linear", end_rate=1.0) == [2.0, 1.75, 1.5, 1.25]
+    assert rates(schedule="cosine", end_rate=1.0) == pytest.approx([2.0, 1.5 + half / 2, 1.5, 1.5 - half / 2])
+    assert rates(schedule="polynomial") == rates(schedule="linear")
+    assert rates(schedule="polynomial", power=2.0, end_rate=1.0) == [2.0, 1 + 9 / 16, 1.25, 1 + 1 / 16]
+    assert rates(schedule="cosine_with_restarts", cycles=2) == pytest.approx([2.0, 1.0, 2.0, 1.0])
+    assert rates(schedule="cosine_with_restarts") == rates(schedule="cosine")
     assert rates(schedule="cosine", warmup_steps=2) == pytest.approx([1.0, 1 + half, 1.0, 1 - half])
 
     folder = train(tmp_path / "run", "train.steps=4", "optimizer.learning_rate=0.01", "optimizer.warmup_steps=2")

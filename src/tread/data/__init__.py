@@ -10,7 +10,7 @@ from tread.data.dataset import Dataset
 from tread.data.digits import Digits
 from tread.data.images import ImageFolder
 from tread.data.latents import Latents
-from tread.data.order import Order, StepSampler, Visited, positions, split
+from tread.data.order import Groups, Order, StepSampler, Visited, positions, split
 from tread.data.readable import Readable
 from tread.errors import DataError
 
@@ -21,6 +21,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Digits",
+    "Groups",
     "ImageFolder",
     "Latents",
     "Order",

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from tread.data.order import Groups
+
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
     """A map from an index to one sample; `prepare` is the random part, batched and stateless."""
@@ -41,6 +43,14 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
     def contents(self) -> Mapping[str, Iterable[object]]:
         """For each class or shard, the names and sizes of its files: what a resume compares. Empty: nothing."""
         return {}
+
+    def groups(self) -> Groups | None:
+        """The groups that are read one window after the other; None: all samples are shuffled together."""
+        return None
+
+    def coming(self, groups: Sequence[int]) -> None:
+        """Called while a window is read, with the groups of the next one."""
+        return
 
     @staticmethod
     @abstractmethod

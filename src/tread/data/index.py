@@ -5,8 +5,10 @@
   sample is `latent.npy` and `cls` under one key; other suffixes are ignored.
 - The index holds the label itself: a bad label is reported before the first step instead of hours into the run, and a
   sample takes one read.
-- One cache file per shard, named by path, size and modification time, so that only added or rewritten shards are
-  indexed again. A cache that cannot be read or written costs time but no error.
+- One cache file per shard, named by path, size and modification time (a remote one by URL, size and tag), so that only
+  added or rewritten shards are indexed again. A cache that cannot be read or written costs time but no error.
+- A shard is indexed once on a machine: under a lock, by processes of which every rank starts its share. Ranks begin at
+  different shards, so each finds the others' in the cache when it comes to them.
 - Python's tarfile treats a damaged header as the end of the archive, so the end mark is checked here: a truncated shard
   is an error, not a smaller dataset.
 """
@@ -19,17 +21,22 @@ import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from braceexpand import braceexpand
 from tqdm import tqdm
 
+from tread.data.cache import RemoteShard, ShardCache
+from tread.data.remote import describe, is_remote, list_remote
 from tread.errors import ConfigError, DataError, TreadWarning
-from tread.files import atomic_write, cache_folder, is_file, is_folder, regular
+from tread.files import atomic_write, cache_folder, exclusive, is_file, is_folder, regular
 from tread.words import counted
 
 _FORMAT = 1
@@ -37,16 +44,24 @@ _BLOCK = 512
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")  # key, suffix
 _META = re.compile(r"__[^/]*__($|/)")
 _RANGE = re.compile(r"(-?\d+)[.][.](-?\d+)")  # within braces
+DEFAULT_CACHE = 100 * 10**9
+"""Bytes of remote shards that are kept."""
 MOST = 1_000_000
 """Shards that a pattern may stand for."""
 _COLUMNS = ("key", "offset", "size", "label")
+_FEW = 8
+"""Shards that one process indexes sooner than another one has started."""
+_ASKED = 32
+"""Remote shards that are asked for their size at once."""
+Shard = Path | RemoteShard
+Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class ShardIndex:
     """One row per sample, in shard order and within a shard in file order; every array is (N,)."""
 
-    shards: tuple[Path, ...]
+    shards: tuple[Shard, ...]
     shard: np.ndarray
     """Index into `shards`."""
     key: np.ndarray
@@ -65,11 +80,13 @@ class ShardIndex:
         return f"{self.key[i].decode()} in {self.shards[self.shard[i]]}"
 
 
-def index_shards(path: str | Path) -> ShardIndex:
-    """Index a folder of tars, one tar, a glob, or a brace pattern such as `data/shard-{000..010}.tar`."""
-    shards = expand_shards(path)
-    bar = tqdm(shards, desc="indexing shards", unit="shard", delay=1, leave=False, disable=None)
-    parts = [_cached(shard) for shard in bar]
+def index_shards(path: str | Path, cache: ShardCache | None = None) -> ShardIndex:
+    """Index a folder of tars, one tar, a glob, or a brace pattern such as `data/shard-{000..010}.tar`.
+
+    A URL such as `s3://bucket/shard-{000..010}.tar` is read through `cache`.
+    """
+    shards = expand_shards(path, cache)
+    parts = _indexed(shards)
     columns = {name: np.concatenate([part[name] for part in parts]) for name in _COLUMNS}  # each (N,)
     if not len(columns["key"]):
         raise DataError(f"there are no samples in the {counted(len(shards), 'shard')} at {path}: write them again")
@@ -77,11 +94,39 @@ def index_shards(path: str | Path) -> ShardIndex:
     return ShardIndex(shards=tuple(shards), shard=np.repeat(np.arange(len(shards)), counts), **columns)
 
 
-def expand_shards(path: str | Path) -> list[Path]:
+def _indexed(shards: Sequence[Shard]) -> list[Columns]:
+    """The columns of each shard; those that no cache has are read by several processes."""
+    found = {i: columns for i, shard in enumerate(shards) if (columns := _stored(shard)) is not None}
+    todo = [i for i in range(len(shards)) if i not in found]
+    ranks, rank = (int(os.environ.get(name, default)) for name, default in (("LOCAL_WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    first = len(todo) * rank // ranks
+    todo = todo[first:] + todo[:first]
+    processes = min((os.cpu_count() or 1) // ranks, len(todo) // _FEW)
+    bar = tqdm(total=len(todo), desc="indexing shards", unit="shard", delay=1, leave=False, disable=None)
+    if processes < 2:
+        for i in todo:
+            found[i] = _cached(shards[i])
+            bar.update()
+    else:
+        try:
+            with ProcessPoolExecutor(processes) as pool:  # forked where a DataLoader's workers are
+                for i, columns in zip(todo, pool.map(_cached, [shards[i] for i in todo]), strict=True):
+                    found[i] = columns
+                    bar.update()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that indexed shards was killed, by too little memory perhaps: start again, and the shards "
+                "that are done are kept"
+            ) from error
+    bar.close()
+    return [found[i] for i in range(len(shards))]
+
+
+def expand_shards(path: str | Path, cache: ShardCache | None = None) -> list[Shard]:
     """The existing tar files that a path setting stands for, in a fixed order."""
-    text = os.path.expanduser(path)
+    text = os.path.expanduser(str(path).removeprefix("file://"))
     if is_folder(text):
-        shards = sorted(Path(text).glob("*.tar"))
+        shards: list[Shard] = [*sorted(Path(text).glob("*.tar"))]
         if not shards:
             raise ConfigError(f"no shards (*.tar) in the folder {path}: set data.path to the folder that has them")
         return shards
@@ -95,6 +140,8 @@ def expand_shards(path: str | Path) -> list[Path]:
         raise ConfigError(f"data.path {path} has an unbalanced brace: write it like shard-{{000..010}}.tar") from error
     if long or len(patterns) > MOST:
         raise ConfigError(f"data.path {path} stands for more than {MOST:,} shards: write a shorter range or a glob")
+    if is_remote(text):
+        return _remote_shards(path, patterns, cache)
     shards = []
     for pattern in patterns:
         found = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern] * os.path.isfile(pattern)
@@ -108,26 +155,48 @@ def expand_shards(path: str | Path) -> list[Path]:
     return shards
 
 
-def open_shard(shard: Path) -> io.BufferedReader:
+def _remote_shards(path: str | Path, urls: list[str], cache: ShardCache | None) -> list[Shard]:
+    cache = cache or ShardCache(cache_folder() / "shards", DEFAULT_CACHE)
+    with ThreadPoolExecutor(_ASKED) as pool:
+        listed = [url for found in pool.map(list_remote, urls) for url in found]
+        if not listed:
+            raise ConfigError(
+                f"no shards (*.tar) at {path}: set data.path to a folder, a glob or a pattern that has them"
+            )
+        facts = list(pool.map(describe, listed))
+    return [RemoteShard(url, *one, cache) for url, one in zip(listed, facts, strict=True)]
+
+
+def open_shard(shard: Shard) -> BinaryIO:
+    """The tar, open for reading; a remote one is fetched into its cache."""
+    if isinstance(shard, RemoteShard):
+        return shard.open()
     try:
         return open(regular(shard), "rb")
     except OSError as error:
         raise DataError(f"cannot open shard {shard} ({error.strerror}): restore it or make it readable") from error
 
 
-def _cached(shard: Path) -> dict[str, np.ndarray]:
+def _stored(shard: Shard) -> Columns | None:
+    """The columns of a shard from the cache; None: they are not there, or damaged."""
     try:
-        cache = _cache_file(shard)
-        with np.load(cache, allow_pickle=False) as stored:
+        with np.load(_cache_file(shard), allow_pickle=False) as stored:
             return {name: stored[name] for name in _COLUMNS}
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # no cache yet, or a damaged one
-    columns = _index_one(shard)
+        return None
+
+
+def _cached(shard: Shard) -> Columns:
+    """The columns of a shard, read once on this machine: whoever comes second waits and finds them in the cache."""
+    columns = None
     try:
         cache = _cache_file(shard)
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(cache) as file:
-            np.savez(file, allow_pickle=False, **columns)
+        with exclusive(cache.parent / "indexing", cache.name):
+            columns = _stored(shard)
+            if columns is None:
+                columns = _index_one(shard)
+                with atomic_write(cache) as file:
+                    np.savez(file, allow_pickle=False, **columns)
     except (OSError, RuntimeError) as error:
         # the same text for every shard, so that Python shows it once
         warnings.warn(
@@ -136,16 +205,19 @@ def _cached(shard: Path) -> dict[str, np.ndarray]:
             TreadWarning,
             stacklevel=2,
         )
-    return columns
+    return _index_one(shard) if columns is None else columns
 
 
-def _cache_file(shard: Path) -> Path:
-    stat = shard.stat()
-    identity = f"{_FORMAT}\0{shard.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+def _cache_file(shard: Shard) -> Path:
+    if isinstance(shard, RemoteShard):
+        identity = f"{_FORMAT}\0{shard.url}\0{shard.size}\0{shard.tag}"
+    else:
+        stat = shard.stat()
+        identity = f"{_FORMAT}\0{shard.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
     return cache_folder() / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npz"
 
 
-def _index_one(shard: Path) -> dict[str, np.ndarray]:
+def _index_one(shard: Shard) -> dict[str, np.ndarray]:
     samples: dict[str, dict[str, tuple[int, int]]] = {}  # key -> suffix -> (offset, size)
     with open_shard(shard) as file:
         for name, offset, size in _members(file, shard):
@@ -175,7 +247,7 @@ def _index_one(shard: Path) -> dict[str, np.ndarray]:
     }
 
 
-def _members(file: io.BufferedReader, shard: Path) -> Iterator[tuple[str, int, int]]:
+def _members(file: BinaryIO, shard: Shard) -> Iterator[tuple[str, int, int]]:
     """(name, offset, size) of the regular files of a tar; a damaged tar raises a DataError."""
     broken = f"shard {shard} is truncated or not a plain tar"
     advice = "copy or write it again"
@@ -194,7 +266,7 @@ def _members(file: io.BufferedReader, shard: Path) -> Iterator[tuple[str, int, i
         raise DataError(f"{broken} (no end mark after byte {end}): {advice}")
 
 
-def _read_label(file: io.BufferedReader, offset: int, size: int, name: str) -> int:
+def _read_label(file: BinaryIO, offset: int, size: int, name: str) -> int:
     file.seek(offset)
     raw = file.read(size)
     try:

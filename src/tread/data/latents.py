@@ -8,14 +8,17 @@
   sample's position.
 - Labels and shapes (by file size) are checked before training; NaN is reported when the sample is read.
 - Each process opens its own files: a DataLoader worker never shares a file offset with its parent.
+- Remote shards are read through a cache of bounded size. Where it cannot hold them all, `window` shards are shuffled
+  together instead of all samples, and the next window is fetched while one is read.
 """
 
 import io
 import math
 import operator
 import os
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tread.data.cache import RemoteShard, ShardCache
 from tread.data.dataset import Dataset
 from tread.data.index import ShardIndex, index_shards, open_shard
+from tread.data.order import Groups
 from tread.errors import ConfigError, DataError
+from tread.files import cache_folder
 from tread.routing import noise
 from tread.words import counted
 
@@ -36,6 +42,9 @@ Kind = Literal["auto", "sample", "moments"]
 
 _MOMENTS_WORD = int.from_bytes(b"mome")
 _OPEN_FILES = 128  # per process, below the usual limit of open files
+_HEADERS = 64  # of .npy files that are remembered
+_FETCHED = 8  # shards of the next window at once
+_GB = 10**9
 _LOOKED_AT, _LOOKED_AT_BYTES = 1000, 2**26
 _CLEARLY = 1.15
 """A reading of the latents fits better if its std is nearer to 1 by this factor."""
@@ -69,26 +78,37 @@ VAES: dict[str, Scaling] = {
 class Latents(Dataset):
     """`Latents(path, vae="sd", num_classes=1000)[i]` is the stored array in float32 and the label.
 
-    `path`: a folder of tars, one tar, a glob, or a brace pattern.
+    `path`: a folder of tars, one tar, a glob, or a brace pattern; or a URL that stands for them.
     """
 
     def __init__(
         self,
-        path: Annotated[str | Path, "a folder of tars, one tar, a glob or shard-{000..127}.tar"],
+        path: Annotated[str | Path, "a folder of tars, one tar, a glob or shard-{000..127}.tar; or a URL of such"],
         *,
         vae: Annotated[str, "sd | sdxl | sd3 | flux | none: fixes channels, scale and shift"] = "sd",
         num_classes: Annotated[int, "labels are 0 .. num_classes - 1"] = 1000,
         kind: Annotated[Kind, "auto | sample | moments (mean and logvar, sampled anew every time)"] = "auto",
         scaled: Annotated[bool, "the latents were scaled before they were stored"] = False,
+        window: Annotated[int | None, "shards whose samples are shuffled together; null: all"] = None,
+        cache: Annotated[str | None, "folder for shards of a URL; null: tread/shards in the user's cache"] = None,
+        cache_gb: Annotated[float, "the most that this folder may hold, in GB"] = 100.0,
     ) -> None:
         if vae not in VAES:
             raise ConfigError(f"data.vae is {vae!r}; known are {', '.join(VAES)}")
         if num_classes < 1:
             raise ConfigError(f"data.num_classes is {num_classes}; it must be at least 1")
+        if window is not None and window < 1:
+            raise ConfigError(f"data.window is {window}; it must be at least 1 shard")
+        if not cache_gb > 0:
+            raise ConfigError(f"data.cache_gb is {cache_gb}; it must be more than 0")
         self.scaling, self.scaled = VAES[vae], scaled
         self.num_classes = num_classes
-        self._index = index_shards(path)
+        folder = cache_folder() / "shards" if cache is None else Path(cache).expanduser()
+        self._index = index_shards(path, ShardCache(folder, round(cache_gb * _GB)))
+        self._window = window
+        _check_cache(self._index, window, cache_gb)
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._headers: dict[bytes, tuple[np.dtype, tuple[int, ...], int]] = {}
         self._pid = os.getpid()
         _check_labels(self._index, num_classes)
         self._stored_shape = self._read(0).shape
@@ -106,7 +126,7 @@ class Latents(Dataset):
         if latent.shape != self._stored_shape:
             raise self._shape_error(i, latent.shape)
         x = torch.from_numpy(latent.astype(np.float32))
-        if not x.isfinite().all():
+        if not x.sum().isfinite() and not x.isfinite().all():  # the sum is quick, and may overflow
             raise DataError(
                 f"sample {self._index.name(i)} has NaN or infinite values: encode it again (a VAE in float16 "
                 "overflows, float32 does not) or remove it"
@@ -144,6 +164,17 @@ class Latents(Dataset):
             groups[index.shards[index.shard[i]].name].append(f"{key!r} {index.size[i]} {index.label[i]}")
         return groups
 
+    def groups(self) -> Groups | None:
+        """The shards, where only `window` of them are shuffled together."""
+        return None if self._window is None else Groups(torch.from_numpy(self._index.shard), self._window)
+
+    def coming(self, groups: Sequence[int]) -> None:
+        """Fetch remote shards that are read next; an error is left to whoever reads them."""
+        shards = (self._index.shards[group] for group in groups)
+        missing = [shard for shard in shards if isinstance(shard, RemoteShard) and not shard.cache.holds(shard)]
+        for some in (missing[first::_FETCHED] for first in range(min(_FETCHED, len(missing)))):
+            threading.Thread(target=_fetch_all, args=(some,), name="tread-fetch", daemon=True).start()
+
     @staticmethod
     def to_images(x: Tensor) -> Tensor:
         """The first three channels (or the first, if there are fewer), each image stretched to 0..255."""
@@ -178,8 +209,7 @@ class Latents(Dataset):
         file = self._file(int(self._index.shard[i]))
         file.seek(int(self._index.offset[i]))
         try:
-            # not np.load, which would open an .npz too
-            latent = np.lib.format.read_array(io.BytesIO(file.read(int(self._index.size[i]))), allow_pickle=False)
+            latent = self._parse(file.read(int(self._index.size[i])))
         except Exception as error:  # numpy passes a damaged header to Python's tokenizer
             raise DataError(
                 f"latent.npy of sample {self._index.name(i)} is not a readable array ({error}): write the shard again"
@@ -187,6 +217,23 @@ class Latents(Dataset):
         if latent.dtype.kind != "f":
             raise DataError(f"latent.npy of sample {self._index.name(i)} is {latent.dtype}: store float16 or float32")
         return latent
+
+    def _parse(self, raw: bytes) -> np.ndarray:
+        """The array of an .npy file. Parsing a header takes longer than reading a latent, and most are the same."""
+        end = 10 + int.from_bytes(raw[8:10], "little")  # of version 1, the only one remembered
+        dtype, shape, size = self._headers.get(raw[:end], (None, (), -1))
+        if len(raw) == size:
+            return np.frombuffer(raw, dtype, offset=end).reshape(shape)
+        # not np.load, which would open an .npz too
+        array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
+        if (
+            raw[6] == 1
+            and array.flags.c_contiguous
+            and len(raw) == end + array.nbytes
+            and len(self._headers) < _HEADERS
+        ):
+            self._headers[raw[:end]] = array.dtype, array.shape, len(raw)
+        return array
 
     def _file(self, shard: int) -> BinaryIO:
         if self._pid != os.getpid():  # forked: an inherited file shares its offset with the parent
@@ -196,6 +243,9 @@ class Latents(Dataset):
             return self._files[shard]
         if len(self._files) >= _OPEN_FILES:
             self._files.popitem(last=False)[1].close()
+        for other, file in [*self._files.items()]:  # an evicted shard takes up space until it is closed
+            if os.fstat(file.fileno()).st_nlink == 0:
+                self._files.pop(other).close()
         self._files[shard] = open_shard(self._index.shards[shard])
         return self._files[shard]
 
@@ -234,6 +284,32 @@ def sample_moments(moments: Tensor, seed: int, word: int, positions: Tensor) -> 
     element = torch.arange(mean[0].numel(), device=mean.device)
     eps = noise.normal(seed, word, positions.to(mean.device)[:, None], element).view_as(mean)  # (B, C, H, W)
     return mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * eps
+
+
+def _fetch_all(shards: Sequence[RemoteShard]) -> None:
+    with suppress(DataError, OSError):
+        for shard in shards:
+            shard.open().close()
+
+
+def _check_cache(index: ShardIndex, window: int | None, cache_gb: float) -> None:
+    """Refuse a cache that would fetch a shard again for every sample of it."""
+    sizes = sorted((shard.size for shard in index.shards if isinstance(shard, RemoteShard)), reverse=True)
+    room = round(cache_gb * _GB)
+    if sum(sizes) <= room:
+        return
+    fits = sum(np.cumsum(sizes) <= room) // 2
+    if window is None:
+        raise ConfigError(
+            f"the shards have {sum(sizes) / _GB:.3g} GB and data.cache_gb is {cache_gb:g}: raise it, or set "
+            f"data.window to at most {max(1, fits)}, so that as many shards are read at a time"
+        )
+    needed = sum(sizes[: 2 * window])
+    if needed > room:
+        raise ConfigError(
+            f"data.window is {window} and data.cache_gb {cache_gb:g}: two windows have up to {needed / _GB:.3g} GB. "
+            f"Raise data.cache_gb, or set data.window to at most {max(1, fits)}."
+        )
 
 
 def _check_labels(index: ShardIndex, num_classes: int) -> None:

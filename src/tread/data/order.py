@@ -5,12 +5,14 @@
   Nothing is saved: a run resumed at step k uses the positions of step k.
 - Every epoch has its own permutation, the stable sort of hashed indices, from the stateless noise of
   `routing.noise`. A batch may span two epochs; nothing is dropped at the end of one.
+- Samples in shards that cannot all be at hand are read in windows of a few shards: every epoch shuffles the shards,
+  takes so many at a time and shuffles their samples. That is a permutation like any other; nothing else changes.
 - Micro-steps and ranks take contiguous slices of the step, so that the union over any number of
   processes is the single-process batch, in order. The sampler already takes the rank's slice: its loader
   must not be split again by accelerate.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -23,7 +25,24 @@ from tread.words import counted
 
 _ORDER_WORD = int.from_bytes(b"orde")
 _SPLIT_WORD = int.from_bytes(b"spli")
+_GROUP_WORD = int.from_bytes(b"grou")
 Item = TypeVar("Item")
+
+
+class Groups(NamedTuple):
+    """Samples that lie together, such as those of a shard; `window` groups are read at a time."""
+
+    of_sample: Tensor
+    """The group of each sample, (N,) int64."""
+    window: int
+
+    def at(self, indices: Tensor) -> "Groups":
+        """Those of some samples alone."""
+        return Groups(self.of_sample[indices], self.window)
+
+    def ranks(self, *words: int) -> Tensor:
+        """The place of each group in a shuffled order, (G,)."""
+        return noise.permutation(int(self.of_sample.max()) + 1, *words).argsort()
 
 
 class Order:
@@ -34,10 +53,10 @@ class Order:
     [0, 1, 2, 3]
     """
 
-    def __init__(self, n: int, seed: int) -> None:
+    def __init__(self, n: int, seed: int, groups: Groups | None = None) -> None:
         if n < 1:
             raise ConfigError(f"the order needs at least 1 sample to train on, there are {n}")
-        self.n, self.seed = n, seed
+        self.n, self.seed, self.groups = n, seed, groups
         self._epochs: dict[int, Tensor] = {}
 
     def indices(self, positions: Tensor) -> Tensor:
@@ -53,8 +72,28 @@ class Order:
         if epoch not in self._epochs:
             while len(self._epochs) > 1:  # two are enough for batches that cross an epoch's end
                 self._epochs.pop(next(iter(self._epochs)))
-            self._epochs[epoch] = noise.permutation(self.n, self.seed, _ORDER_WORD, epoch)
+            shuffled = noise.permutation(self.n, self.seed, _ORDER_WORD, epoch)
+            if self.groups is not None:
+                windows = self._windows(epoch)[self.groups.of_sample[shuffled]]
+                shuffled = shuffled[torch.argsort(windows, stable=True)]
+            self._epochs[epoch] = shuffled
         return self._epochs[epoch]
+
+    def _windows(self, epoch: int) -> Tensor:
+        """The window of each group in an epoch, (G,)."""
+        assert self.groups is not None
+        return self.groups.ranks(self.seed, _GROUP_WORD, epoch) // self.groups.window
+
+    def following(self, position: int) -> list[int]:
+        """The groups of the window after the one that a position is in; empty where all samples are one window."""
+        if self.groups is None:
+            return []
+        epoch, place = divmod(position, self.n)
+        windows = self._windows(epoch)
+        window = int(windows[self.groups.of_sample[self._epoch(epoch)[place]]]) + 1
+        if window > int(windows.max()):
+            windows, window = self._windows(epoch + 1), 0
+        return torch.nonzero(windows == window).flatten().tolist()
 
 
 class Visit(NamedTuple):
@@ -100,13 +139,17 @@ class MicroSteps(Sampler[list[Item]]):
 
 
 class StepSampler(MicroSteps[Visit]):
-    """The visits of `order`."""
+    """The visits of `order`; `coming` is told the groups of the next window where one begins."""
 
-    def __init__(self, order: Order, **slices: int) -> None:
+    def __init__(self, order: Order, coming: Callable[[list[int]], None] | None = None, **slices: int) -> None:
         super().__init__(**slices)
-        self.order = order
+        self.order, self._coming = order, coming
+        self._told: list[int] = []
 
     def items(self, index: int, where: Tensor) -> list[Visit]:
+        if self._coming is not None and (groups := self.order.following(int(where[-1]))) != self._told:
+            self._told = groups
+            self._coming(groups)
         return list(map(Visit, self.order.indices(where).tolist(), where.tolist()))
 
 
@@ -121,14 +164,19 @@ def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank:
     return torch.arange(first, first + size)
 
 
-def split(n: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
-    """A seeded choice of `held_out` of n samples: (train indices, validation indices), each ascending."""
+def split(n: int, held_out: int, seed: int, groups: Groups | None = None) -> tuple[Tensor, Tensor]:
+    """A seeded choice of `held_out` of n samples: (train indices, validation indices), each ascending.
+
+    With groups, samples of as few of them as there have to be, so that validation does not read every shard.
+    """
     if not 0 <= held_out < n:
         raise ConfigError(
             f"cannot hold out {held_out} of {n} samples for validation; allowed is 0..{n - 1}, "
             "which leaves at least one to train on"
         )
     shuffled = noise.permutation(n, seed, _SPLIT_WORD)
+    if groups is not None:
+        shuffled = shuffled[torch.argsort(groups.ranks(seed, _SPLIT_WORD)[groups.of_sample[shuffled]], stable=True)]
     return shuffled[held_out:].sort().values, shuffled[:held_out].sort().values
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tread.data.dataset import Dataset
-from tread.errors import DataError
+from tread.errors import DataError, RemoteError
 from tread.files import writing
 
 SHARE, FEW = 0.01, 10
@@ -37,6 +37,8 @@ class Readable(torch.utils.data.Dataset[tuple[Tensor, int]]):
         while True:
             try:
                 return self.dataset[self.indices[place]]
+            except RemoteError:  # the network fails, not the sample
+                raise
             except DataError as error:
                 self._leave_out(place, error)  # raises before every sample is left out
             place = (place + 1) % len(self)

@@ -9,6 +9,8 @@
 - Latents are stored unscaled in float16; they are scaled when loaded, by VAE name.
 - Sample keys count the files: key N is line N + 1 of `files.txt`. Labels index `classes.json`.
 - Pillow decodes in threads, one batch ahead of the VAE.
+- Rank r of w writes shards r, r + w, r + 2w, ... and needs no word with the others, on this machine or another: they
+  share the folder alone. A killed rank goes on like a killed run, and a resume may have another number of ranks.
 """
 
 import hashlib
@@ -32,10 +34,12 @@ from tread.data.latents import StoredKind, sample_moments
 from tread.data.readable import SKIPPED_FILE
 from tread.data.vae import Autoencoder, Dtype, load_vae
 from tread.errors import ConfigError, DataError
-from tread.files import atomic_write
+from tread.files import atomic_write, exclusive
+from tread.routing import noise
 from tread.words import counted
 
 _ENCODE_WORD = int.from_bytes(b"enco")
+_SHUFFLE_WORD = int.from_bytes(b"shuf")
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,13 @@ class Encoded:
     written: int
     skipped: int
     settings: dict[str, str | int]
+    missing: int = 0
+    """Shards of other ranks that are not there yet."""
 
     def __str__(self) -> str:
+        if self.missing:
+            there = f"{self.shards - self.missing} of {counted(self.shards, 'shard')}"
+            return f"this rank is done; {there} are at {self.out}, and other ranks write the rest"
         skipped = f", {self.skipped} unreadable and listed in {self.out / SKIPPED_FILE}" if self.skipped else ""
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
         written = f"{counted(self.written, 'image')} in {counted(self.shards, 'shard')}"
@@ -67,14 +76,21 @@ def encode(
     dtype: Dtype = "float32",
     device: str | torch.device | None = None,
     seed: int = 0,
+    shuffle: bool = False,
+    rank: int | None = None,
+    world: int | None = None,
 ) -> Encoded:
     """Encode a folder of images (class = subfolder) into tar shards of `latent.npy` and `cls`.
 
     `vae` is a folder or a hub id of an AutoencoderKL or AutoencoderTiny, or of a pipeline that has one.
     `kind="moments"` stores mean and logvar, so that every epoch draws new latents; `"sample"` stores one
     draw, seeded by `seed`, at half the size. An AutoencoderTiny has no moments. `dtype` is the VAE's compute
-    dtype. Called again with the same arguments, it resumes.
+    dtype. `shuffle` puts the images in a random order, seeded by `seed`: training that reads a window of shards at a
+    time then meets all classes in each. Called again with the same arguments, it resumes.
+
+    `rank` of `world` processes write one folder together; by default those of `torchrun`'s environment.
     """
+    rank, world = _ranks(rank, world)
     for name, value in (("size", size), ("batch_size", batch_size), ("shard_size", shard_size)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
@@ -84,6 +100,11 @@ def encode(
     if out.resolve().is_relative_to(images.resolve()):
         raise ConfigError(f"the shards at {out} would lie among the images in {images}: choose another folder")
     files, labels, classes = list_images(images)
+    if shuffle:
+        order = noise.permutation(len(files), seed, _SHUFFLE_WORD).tolist()
+        files, labels = [files[i] for i in order], [labels[i] for i in order]
+    if device is None and torch.cuda.is_available():
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
     model = load_vae(vae, dtype=dtype, device=device)
     if kind == "moments" and not model.has_moments:
         raise ConfigError(f"{vae} is an AutoencoderTiny, which has no moments: use --kind sample")
@@ -99,7 +120,9 @@ def encode(
         "images": len(files),
         "files_sha256": hashlib.sha256("\0".join(files).encode()).hexdigest(),
     }
-    _claim(out, manifest, files, classes)
+    spans = [range(first, min(first + shard_size, len(files))) for first in range(0, len(files), shard_size)]
+    shards = [out / f"shard-{n:06d}.tar" for n in range(len(spans))]
+    _claim(out, manifest, files, classes, None if world == 1 else shards[rank::world])
 
     def read(index: int) -> np.ndarray | DataError:
         try:
@@ -109,15 +132,15 @@ def encode(
                 raise DataError(f"image {images / files[index]} has disappeared: restore it and resume") from error
             return error
 
-    spans = [range(first, min(first + shard_size, len(files))) for first in range(0, len(files), shard_size)]
-    todo = {shard: span for n, span in enumerate(spans) if not (shard := out / f"shard-{n:06d}.tar").exists()}
-    unfinished = {files[i] for span in todo.values() for i in span}
-    skipped = {file: why for file, why in _read_skipped(out).items() if file not in unfinished}
+    own = dict(zip(shards[rank::world], spans[rank::world], strict=True))
+    todo = {shard: span for shard, span in own.items() if not shard.exists()}
+    count, left = (sum(map(len, some.values())) for some in (own, todo))
     with (
         ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool,
-        tqdm(total=len(files), initial=len(files) - len(unfinished), desc="encoding", unit="image") as bar,
+        tqdm(total=count, initial=count - left, desc="encoding", unit="image", disable=rank > 0) as bar,
     ):
         for shard, span in todo.items():
+            skipped: dict[str, str] = {}
             with atomic_write(shard) as file, tarfile.open(fileobj=file, mode="w") as tar:
                 for batch, results in read_ahead(pool, read, span, batch_size):
                     pixels = {p: r for p, r in zip(batch, results, strict=True) if isinstance(r, np.ndarray)}
@@ -131,7 +154,10 @@ def encode(
                         _add(tar, f"{i:08d}.cls", str(labels[i]).encode())
                         _add(tar, f"{i:08d}.latent.npy", _npy(latent))
                     bar.update(len(batch))
-                _write_skipped(out, skipped)  # before the shard is renamed, or a kill here would lose them
+                # before the shard is renamed, or a kill here would lose them
+                _write_skipped(out, {files[i] for i in span}, skipped)
+    missing = sum(not shard.exists() for shard in shards)
+    skipped = _read_skipped(out)
     if len(skipped) == len(files):
         raise DataError(f"none of {counted(len(files), 'image')} in {images} could be read: see {out / SKIPPED_FILE}")
     return Encoded(
@@ -140,11 +166,26 @@ def encode(
         written=len(files) - len(skipped),
         skipped=len(skipped),
         settings={"data.path": str(out), "data.vae": model.name, "data.kind": kind, "data.num_classes": len(classes)},
+        missing=missing,
     )
 
 
-def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[str]) -> None:
-    """Create `out` for this job, or check that it belongs to it."""
+def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
+    """This process among those that encode together: as given, else by the environment, else alone."""
+    if (rank is None) != (world is None):
+        raise ConfigError("rank and world go together: give both, or neither where torchrun sets them")
+    if rank is None or world is None:
+        rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    if not 0 <= rank < world:
+        raise ConfigError(f"rank is {rank} of a world of {world}; ranks are 0 .. world - 1")
+    return rank, world
+
+
+def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[str], own: list[Path] | None) -> None:
+    """Create `out` for this job, or check that it belongs to it.
+
+    What a killed process left is removed; with other ranks about, only what it left of this one's `own` shards.
+    """
     path = out / "manifest.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -155,10 +196,12 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
                 raise ConfigError(
                     f"{out} holds shards of another job ({'; '.join(differ)}): choose another folder or delete it"
                 )
-        elif any(out.glob("*.tar")):
+        elif any(out.glob("*.tar")) and not path.exists():  # another rank may have begun at this moment
             raise ConfigError(f"{out} holds shards that tread encode did not write: choose another folder")
-        for left_over in out.glob(".*.tmp"):  # left by a killed run
-            left_over.unlink()
+        names = None if own is None else {shard.name for shard in own}
+        for left_over in out.glob(".*.tmp"):
+            if names is None or left_over.name[1:].rsplit(".", 2)[0] in names:
+                left_over.unlink(missing_ok=True)
         _write_text(out / "files.txt", "".join(f"{file}\n" for file in files))
         _write_text(out / "classes.json", json.dumps(classes, indent=2, ensure_ascii=False) + "\n")
         _write_text(path, json.dumps(manifest, indent=2) + "\n")
@@ -198,11 +241,17 @@ def _read_skipped(out: Path) -> dict[str, str]:
     return {file: why for file, _, why in (line.partition("\t") for line in lines)}
 
 
-def _write_skipped(out: Path, skipped: dict[str, str]) -> None:
-    if skipped:
-        _write_text(out / SKIPPED_FILE, "".join(f"{file}\t{skipped[file]}\n" for file in sorted(skipped)))
-    else:
-        (out / SKIPPED_FILE).unlink(missing_ok=True)
+def _write_skipped(out: Path, span: set[str], skipped: dict[str, str]) -> None:
+    """List the unreadable files of one shard, in place of what was listed of it before."""
+    with exclusive(out, SKIPPED_FILE):  # other ranks have shards of their own
+        before = _read_skipped(out)
+        now = {file: why for file, why in before.items() if file not in span} | skipped
+        if now == before:
+            return
+        if now:
+            _write_text(out / SKIPPED_FILE, "".join(f"{file}\t{now[file]}\n" for file in sorted(now)))
+        else:
+            (out / SKIPPED_FILE).unlink(missing_ok=True)
 
 
 def _write_text(path: Path, text: str) -> None:

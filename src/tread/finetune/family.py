@@ -17,7 +17,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from PIL.Image import Image
@@ -74,7 +74,7 @@ class TuneFamily(ABC):
     texts_differ: ClassVar[bool] = False
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
     one_length: ClassVar[bool] = False
-    """Whether the texts of a batch must have one length, because the model has no text mask and reads no padding."""
+    """Whether the texts of a batch must have one length, because the model has no text mask or counts padding."""
     pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
     """Parts of the pipeline that `encode_pixels` needs."""
     needed_parts: ClassVar[tuple[str, ...]] = ()
@@ -91,6 +91,8 @@ class TuneFamily(ABC):
     """Packages that the stock pipeline needs beside diffusers and transformers."""
     sees_references: bool = False
     """Whether the text encoder sees the reference images too: `encode_seen` then encodes every caption."""
+    sees_first_frame: bool = False
+    """Whether the text encoder sees the first frame of a clip: `encode_seen` then encodes every caption."""
     guidance: float
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
@@ -188,6 +190,11 @@ class TuneFamily(ABC):
         return 0 if self.reference_fills else sum(map(self.tokens, references(batch)))
 
     @property
+    def sees(self) -> Literal["references", "first frame"] | None:
+        """What the text encoder sees of a sample beside its caption."""
+        return "references" if self.sees_references else "first frame" if self.sees_first_frame else None
+
+    @property
     def reference_shape(self) -> tuple[int, int] | None:
         """(pixels, multiple of the sides) of references if the stock pipeline scales them; None: as the data's."""
         return None
@@ -217,6 +224,11 @@ class TuneFamily(ABC):
         """What `encode_pixels` depends on beside the class of the pipeline and its parts: the cache's key has it."""
         return ()
 
+    @property
+    def text_encoding(self) -> tuple[object, ...]:
+        """What texts depend on beside their length, the class of the pipeline and its parts, likewise."""
+        return ()
+
     def stand_ins(self) -> dict[str, Any]:
         """Objects in place of parts that the stock pipeline insists on, while it only encodes."""
         return {}
@@ -226,7 +238,7 @@ class TuneFamily(ABC):
         """The embeddings of each caption, without padding if the model has a text mask."""
 
     def encode_seen(self, pipeline: Any, caption: str, images: Sequence[Image]) -> Text:
-        """The embeddings of a caption with the reference images that the text encoder sees (`sees_references`)."""
+        """The embeddings of a caption with the images that the text encoder sees (`sees`)."""
         raise NotImplementedError
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
@@ -276,6 +288,10 @@ class TuneFamily(ABC):
     def _grid(self, latents: Tensor) -> tuple[int, int, int]:
         *frames, rows, columns = latents.shape[2:]
         return (frames[0] if frames else 1), rows, columns
+
+    def complete(self, pipeline: Any) -> None:
+        """Replace text parts that the stock pipeline calls for encoded prompts too, before it draws from such."""
+        return
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         """The stock pipeline's arguments for an encoded prompt; `negative` is None without guidance."""

@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +22,7 @@ from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model import scratch
 from tread.finetune.model.adapters import find_linears
+from tread.finetune.model.existing import is_local, read_adapter
 from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
 from tread.finetune.previews import check_frames, check_image
@@ -39,6 +41,7 @@ SHAPES = (
     "lora_targets",
     "lokr_factor",
     "lycoris_config",
+    "use_dora",
     "experts",
 )
 """Settings that decide which weights are trained, and so cannot change on resume."""
@@ -72,6 +75,10 @@ def look(config: FinetuneConfig) -> Findings:
     checks: list[Callable[[], object]] = []
     if family is not None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        adapter = config.init_lora
+        if adapter is not None and not is_local(adapter):
+            found.unseen.append(f"the adapter init_lora {shown(adapter)} is not on this disk: a run downloads it first")
+            config = replace(config, init_lora=None)
         checks += [*_of_model(config, family, device), *_of_encoders(family)]
     for check in (*checks, lambda: check_resumed(config), lambda: _check_data(config, family)):
         attempt(check)
@@ -112,21 +119,18 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
 
 
 def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
-    """Refuse batches of texts that a model without a text mask cannot read."""
+    """Refuse batches of texts to a model that reads padding."""
     if family.one_length and config.train_batch_size > 1:
         raise ConfigError(
-            f"train_batch_size is {config.train_batch_size}, but the model of {family.name} has no text mask, so "
-            "captions of different lengths cannot share a batch: set it to 1 and raise gradient_accumulation_steps."
+            f"train_batch_size is {config.train_batch_size}, but the model of {family.name} would read the padding of "
+            "captions that share a batch: set it to 1 and raise gradient_accumulation_steps."
         )
 
 
 def check_resumed(config: FinetuneConfig) -> None:
     """Refuse to go on with a run whose weights have other shapes."""
-    if config.resume_from_checkpoint is None:
-        return
-    latest = config.resume_from_checkpoint == "latest"
-    folder = Path(config.output_dir if latest else config.resume_from_checkpoint)
-    if not (folder / CONFIG_FILE).is_file() or not list_checkpoints(folder / CHECKPOINTS):
+    folder = resumed_folder(config)
+    if folder is None or not (folder / CONFIG_FILE).is_file() or not resumed_checkpoints(config):
         return
     before, now = saved_settings(folder), masked(plain(config))
     for name in SHAPES:
@@ -135,6 +139,20 @@ def check_resumed(config: FinetuneConfig) -> None:
                 f"{name} is {shown(now[name])}, but the run in {folder} trains with {shown(before[name])}: set it "
                 "back, or name another output_dir and begin anew."
             )
+
+
+def resumed_folder(config: FinetuneConfig) -> Path | None:
+    """The folder of the run that a config goes on with."""
+    if config.resume_from_checkpoint is None:
+        return None
+    latest = config.resume_from_checkpoint == "latest"
+    return Path(config.output_dir if latest else config.resume_from_checkpoint)
+
+
+def resumed_checkpoints(config: FinetuneConfig) -> list[Path]:
+    """The checkpoints of the run that a config goes on with; none where one begins."""
+    folder = resumed_folder(config)
+    return [] if folder is None else list_checkpoints(folder / CHECKPOINTS)
 
 
 def is_here(place: str, revision: str | None) -> bool:
@@ -177,6 +195,8 @@ def _check_transformer(config: FinetuneConfig, family: TuneFamily, part: str, *,
     by_preset = config.lora_type == "lycoris" and "apply_preset" in (config.lycoris_config or {})
     if trained and config.adapts and not by_preset:
         find_linears(model, config.lora_targets or family.lora_targets)
+    if trained and config.init_lora is not None and not resumed_checkpoints(config):
+        read_adapter(config, family, part, model)
 
 
 def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:

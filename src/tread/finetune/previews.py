@@ -60,6 +60,7 @@ class Previews:
         others = [part for part in ("transformer", "transformer_2") if part in self.family.source.parts]
         missing = [part for part in others if part not in models]
         pipeline = self.family.source.pipeline(*parts, *missing, dtype=self.dtype, given=models)
+        self.family.complete(pipeline)
         pipeline.set_progress_bar_config(disable=True)
         for part in parts:
             if isinstance(model := getattr(pipeline, part), nn.Module):  # a processor has no device

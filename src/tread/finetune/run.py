@@ -23,8 +23,9 @@ from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
 from tread.finetune.model import scratch
 from tread.finetune.model.adapters import add_adapter
+from tread.finetune.model.existing import put_in, read_adapter
 from tread.finetune.model.quantize import METHODS, quantize
-from tread.finetune.preflight import check_model, open_model, trained_experts
+from tread.finetune.preflight import check_model, open_model, resumed_checkpoints, trained_experts
 from tread.finetune.result.write import RECORD, has_result, write_result
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.task import Finetuning
@@ -49,7 +50,8 @@ def finetune(config: FinetuneConfig) -> Path:
         data = prepare(config, family, accelerator, folder)
         per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
         config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
-        models = load_models(config, family, accelerator.device)
+        begun = resumed_checkpoints(config)  # they have the adapter's weights, and its first file may be gone
+        models = load_models(replace(config, init_lora=None) if begun else config, family, accelerator.device)
         handles = {part: attach_routes(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         if config.init == "scratch":
@@ -75,21 +77,24 @@ def write_newest(folder: Path, config: FinetuneConfig) -> None:
     """Write the result of a sharded run's newest checkpoint, unless it is there."""
     found = checkpoint.newest(folder / CHECKPOINTS)
     if found is not None and not has_result(folder, found[1]):
-        write_from(folder, config, *found)
+        models, family = load_saved(config, *found)
+        write_result(folder, family, models, config, found[1])
 
 
-def write_from(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> list[Path]:
-    """Write the result of the checkpoint `path` to a folder, from the base model; returns the paths."""
+def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> tuple[dict[str, nn.Module], TuneFamily]:
+    """The transformers with the weights of a checkpoint, on the CPU, and their family."""
     family = open_model(config)
     if config.init == "pretrained":
         family.source.check(*(part for part, _, _ in trained_experts(config, family)))
-    quantized = config.base_model_precision not in UNQUANTIZED
     plain = replace(config, parallel="ddp", shard_size=None, cpu_offload=False)
-    plain = replace(plain, base_model_precision="no_change") if quantized else plain
-    models = load_models(replace(plain, gradient_checkpointing=False), family, torch.device("cpu"))
-    part = "ema" if config.use_ema and checkpoint.has_part(manifest, "ema") else "model"
-    checkpoint.load_into(checkpoint.trained(joined(models)), path, part)
-    return write_result(folder, family, models, config, manifest)
+    plain = replace(plain, gradient_checkpointing=False, init_lora=None)  # the checkpoint has the adapter
+    if config.base_model_precision not in UNQUANTIZED:
+        plain = replace(plain, base_model_precision="no_change")
+    models = load_models(plain, family, torch.device("cpu"))
+    checkpoint.load_into(
+        checkpoint.trained(joined(models)), path, "ema" if checkpoint.has_part(manifest, "ema") else "model"
+    )
+    return models, family
 
 
 def made(folder: Path) -> str:
@@ -141,6 +146,7 @@ def make_trainable(
         stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
         quantize(model, config.base_model_precision, "cpu" if stays else device)
     if config.adapts:
+        existing = None if config.init_lora is None else read_adapter(config, family, part, model)
         add_adapter(
             model,
             kind=config.lora_type,
@@ -149,9 +155,12 @@ def make_trainable(
             targets=config.lora_targets or family.lora_targets,
             seed=_seed(config, part),
             dropout=config.lora_dropout,
+            dora=config.use_dora,
             factor=config.lokr_factor,
             lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]  (a file is read in by then)
         )
+        if existing is not None:
+            put_in(model, existing, str(config.init_lora))
     else:
         model.requires_grad_(True)
     # compiled layers do it themselves

@@ -20,9 +20,10 @@ from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
-from tread.training.settings import OptimizerName, Parallel
+from tread.training.settings import OptimizerName, Parallel, ScheduleName, check_rates
 
 Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
+LoraPrecision = Literal["fp32", "bf16", "fp16"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
 BITSANDBYTES = ("int8-bnb", "nf4")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size")
@@ -50,6 +51,17 @@ SCRATCH: dict[str, Any] = {
     "adam_weight_decay": 0.0,
 }
 """Defaults of a config that says `init: scratch`, as the paper trains."""
+
+RATES = {
+    "name": "optimizer",
+    "learning_rate": "learning_rate",
+    "schedule": "lr_scheduler",
+    "end_rate": "lr_end",
+    "power": "lr_power",
+    "cycles": "lr_num_cycles",
+    "beta1": "adam_beta1",
+}
+"""The settings of the rate as the loop calls them -> as fine-tuners do."""
 
 SCHEDULE = DefaultSchedule(warmup_fraction=0.1, warmup_most=200, cooldown_fraction=0.15)
 
@@ -118,6 +130,14 @@ JSON or YAML file; null trains dense."""
     """The adapter is scaled by lora_alpha / lora_rank; null: as lora_rank."""
     lora_dropout: float = 0.0
     """The share of the adapter's inputs set to 0 in training."""
+    use_dora: bool = False
+    """DoRA: learn the length of each row of an adapted weight beside its direction; a step takes longer, because it \
+computes the norms of the adapted weights. For lora_type standard."""
+    init_lora: str | None = None
+    """Start from an existing adapter of the same rank: a safetensors file, a folder, or an id on the hub, under the \
+names of diffusers, peft, ComfyUI or kohya; null: start as nothing."""
+    lora_dtype: LoraPrecision = "fp32"
+    """Precision of the adapter's file; it is trained in float32."""
     lora_targets: tuple[str, ...] | None = None
     """Names of the linear layers that get an adapter; null: the family's own."""
     lokr_factor: int = -1
@@ -164,19 +184,27 @@ moments on each; hsdp does so in groups of shard_size processes. Sharded runs wr
 
     optimizer: OptimizerName = "adamw"
     """The optimizer; the 8-bit ones keep their moments in a quarter of the memory. Lion wants a tenth of AdamW's \
-rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-bf16 is for all weights in bf16."""
+rate and an adam_beta2 of 0.99, adafactor about a hundred times the rate; adamw-bf16 is for all weights in bf16. \
+prodigy finds the rate by itself and wants a learning_rate of 1; adamw-schedule-free averages the weights instead of \
+lowering the rate; muon takes AdamW's rate and orthogonalises the steps of matrices."""
     learning_rate: float = 1e-4
     """The highest learning rate."""
-    lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate goes on after its warm-up: it stays, or falls to 0 at the last step."""
+    lr_scheduler: ScheduleName = "constant"
+    """How the rate goes on after its warm-up: it stays, or falls to lr_end at the last step."""
     lr_warmup_steps: int = 0
     """Steps over which the rate climbs from 0, with every lr_scheduler."""
+    lr_end: float = 0.0
+    """The rate that lr_scheduler ends at; constant has no end."""
+    lr_power: float = 1.0
+    """lr_scheduler polynomial falls with (1 - step / steps) to this power."""
+    lr_num_cycles: int = 1
+    """How often lr_scheduler cosine_with_restarts falls, each time from learning_rate."""
     adam_beta1: float = 0.9
     """Decay of the optimizer's first moment."""
     adam_beta2: float = 0.999
     """Decay of its second moment."""
     adam_epsilon: float = 1e-8
-    """Added to the denominator of AdamW's updates; lion and adafactor have none."""
+    """Added to the denominator of AdamW's and Prodigy's updates; lion and adafactor have none."""
     adam_weight_decay: float = 0.01
     """Decoupled weight decay."""
     max_grad_norm: float = 1.0
@@ -251,6 +279,7 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
         self._check_init()
         self._check_adapter()
         self._check_sharded()
+        self._check_optimizer()
         if self.max_train_steps == 0 and self.num_train_epochs == 0:
             raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
         if self.experts != "both" and self.model_family != "wan":
@@ -322,8 +351,8 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
     def _check_bounds(self) -> None:
         at_least(
             self, "", lora_rank=1, lora_alpha=0, max_train_steps=0, num_train_epochs=0, train_batch_size=1,
-            gradient_accumulation_steps=1, seed=0, learning_rate=0, lr_warmup_steps=0, adam_weight_decay=0,
-            max_grad_norm=0, vae_batch_size=1, text_encoder_batch_size=1, tokenizer_max_length=1,
+            gradient_accumulation_steps=1, seed=0, learning_rate=0, lr_warmup_steps=0, lr_end=0, lr_num_cycles=1,
+            adam_weight_decay=0, max_grad_norm=0, vae_batch_size=1, text_encoder_batch_size=1, tokenizer_max_length=1,
             dataloader_num_workers=0, checkpoint_step_interval=1, checkpoints_total_limit=1, shard_size=1,
             num_eval_images=0, eval_steps_interval=0,
             validation_steps=0, validation_num_inference_steps=1, validation_guidance=0, validation_seed=0,
@@ -341,6 +370,18 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
+
+    def _check_optimizer(self) -> None:
+        check_rates(
+            name=self.optimizer,
+            learning_rate=self.learning_rate,
+            schedule=self.lr_scheduler,
+            end_rate=self.lr_end,
+            power=self.lr_power,
+            cycles=self.lr_num_cycles,
+            beta1=self.adam_beta1,
+            called=RATES,
+        )
 
     def _check_init(self) -> None:
         if self.transformer is not None and self.init != "scratch":
@@ -390,6 +431,18 @@ unlearns while it is taught to answer for dropped tokens; from scratch, all is r
             raise ConfigError(
                 "base_model_precision is 'nf4' and lora_type is 'lokr', which peft cannot combine: set "
                 "base_model_precision to 'int4', or lora_type to 'standard'."
+            )
+        if self.use_dora and (not self.adapts or self.lora_type != "standard"):
+            kind = f"lora_type is {self.lora_type!r}" if self.adapts else "model_type is 'full'"
+            raise ConfigError(
+                f"use_dora is true, but {kind}, and DoRA is a LoRA: set model_type to 'lora' and lora_type to "
+                "'standard', or leave use_dora out."
+            )
+        if self.init_lora is not None and (not self.adapts or self.lora_type == "lycoris"):
+            kind = f"lora_type is {self.lora_type!r}" if self.adapts else "model_type is 'full'"
+            raise ConfigError(
+                f"init_lora is {shown(self.init_lora)}, but {kind}: only lora_type 'standard' and 'lokr' go on with an "
+                "adapter. To train all weights from it, merge it first (`tread export --merge`)."
             )
         if self.lora_targets == ():
             raise ConfigError("lora_targets is empty, so nothing would be trained; name layers, or leave it out.")

@@ -37,7 +37,8 @@ SCRATCH_RATIO, SCRATCH_STEPS = 0.5, 100_000
 LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
 LARGE_FAMILIES = (
-    *("chroma", "cogvideox", "flux", "flux2", "hidream", "hunyuanvideo", "hunyuanvideo1", "krea2", "qwen_image"),
+    *("chroma", "cogvideox", "flux", "flux2", "hidream", "hunyuanvideo", "hunyuanvideo1", "krea2", "ltxvideo2"),
+    *("qwen_image", "qwen_image21"),
 )
 """Families whose usual model is LARGE, for a model that is not on this disk."""
 

@@ -231,8 +231,38 @@ class Finetuning:
     def _ranges(self, tokens: int) -> list[Range]:
         return ranges(self.family, self.target, list(self.models), tokens)
 
-    def _losses(self, model: nn.Module, span: Range, batch: Batch, u: Tensor, where: Tensor, seed: int) -> Tensor:
-        """The loss of each sample, (B,)."""
+    @torch.no_grad()
+    def losses_at(self, batch: TuneBatch, u: float, kept: Tensor | None = None) -> Tensor:
+        """The loss of each sample, (B,), at the u-quantile of the training times, with fixed noise.
+
+        `kept` (B, S) are the tokens that a routed forward kept, for a dense one that is compared with it: they carry
+        the loss here too, unless `routed_loss` gives it to all.
+        """
+        tensors, tokens = batch.tensors, self.family.tokens(batch.tensors["mean"])
+        found = self._ranges(tokens)
+        low, high = min(span.low for span in found), max(span.high for span in found)
+        at = low + (high - low) * u
+        span = next(span for span in found if span.low <= at <= span.high)
+        handle, self._last = self.handles[span.expert], span.expert
+        if isinstance(handle, Attachment):
+            handle.references = self.family.reference_tokens(tensors)
+        kept = None if self.config.routed_loss == "all" else kept
+        where = tensors["position"]
+        times = torch.full_like(where, at, dtype=torch.float32)
+        with _forcing(handle, batch.forced), self.accelerator.autocast():
+            return self._losses(self.model, span, tensors, times, where, VALIDATION, kept)
+
+    def _losses(
+        self,
+        model: nn.Module,
+        span: Range,
+        batch: Batch,
+        u: Tensor,
+        where: Tensor,
+        seed: int,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of each sample, (B,); `kept` replaces the tokens that this forward kept."""
         family, target = self.family, self.target
         x = batch["mean"].float()  # (B, C, [F,] H, W)
         if "std" in batch:
@@ -249,7 +279,8 @@ class Finetuning:
         if own is not None:
             weight = weight * own
         handle = self.handles[span.expert]
-        kept = None if handle is None or self.config.routed_loss == "all" else handle.kept  # (B, S)
+        if handle is not None and kept is None and self.config.routed_loss != "all":
+            kept = handle.kept  # (B, S)
         if kept is not None:  # references come after the target's tokens
             weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
         # a sample whose mask is all black teaches nothing instead of dividing by zero

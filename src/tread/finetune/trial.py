@@ -58,7 +58,7 @@ def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]
     job = FinetuneJob.of(config)
     with out_of_memory(job.memory_advice), attention.explained(config.attention):
         check_model(config, family, accelerator.device)
-        data = prepare(config, family, accelerator, folder, one_batch=True)
+        data = prepare(config, family, accelerator, folder, batches=1)
         return _Trials(config, accelerator, folder, family, data).run(job)
 
 

@@ -54,15 +54,34 @@ def _is_new(folder: Path) -> bool:
 
 def page(runs: Sequence[Run], command: str) -> str:
     """The HTML of a report."""
-    found = sections(runs)
     names = ", ".join(run.name for run in runs)
+    notes = [f"{run.name}: {note}" if len(runs) > 1 else note for run in runs for note in run.notes]
+    return document(
+        sections(runs), kicker="tread report", title=names, heading=_heading(runs), legend=_legend(runs), notes=notes,
+        command=command,
+    )  # fmt: skip
+
+
+def document(
+    found: Sequence[Section],
+    *,
+    kicker: str,
+    title: str,
+    heading: str,
+    notes: Sequence[str],
+    command: str,
+    legend: str = "",
+) -> str:
+    """The HTML of a page with these sections; `kicker` is the command that made it, above the heading."""
+    listed = tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else Html("")
     return Template(_asset("page.html")).substitute(
-        title=escaped(shortened(names, 120)),
+        kicker=escaped(kicker),
+        title=escaped(shortened(title, 120)),
         style=_asset("page.css"),
         script=_asset("page.js"),
-        heading=escaped(_heading(runs)),
-        legend=_legend(runs),
-        notes=_notes(runs),
+        heading=escaped(heading),
+        legend=legend,
+        notes=listed,
         contents=joined(tag("a", title, href=f"#{_anchor(title)}") for title, _ in found),
         sections=joined(map(_section, found)),
         command=escaped(command),
@@ -89,12 +108,6 @@ def _legend(runs: Sequence[Run]) -> Html:
         for index, run in enumerate(runs)
     ]
     return tag("div", *chips, class_="legend")
-
-
-def _notes(runs: Sequence[Run]) -> Html:
-    several = len(runs) > 1
-    notes = [tag("li", f"{run.name}: {note}" if several else note) for run in runs for note in run.notes]
-    return tag("ul", *notes, class_="notes") if notes else Html("")
 
 
 def _section(section: Section) -> Html:

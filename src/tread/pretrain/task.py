@@ -58,15 +58,16 @@ class Pretraining:
     def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
         self.accelerator, self.folder = accelerator, folder
         seed = config.train.seed
-        with accelerator.main_process_first():  # the others find the index of the shards in the cache
-            self.dataset = build_dataset(config.data)
+        self.dataset = build_dataset(config.data)  # the ranks of a machine share the work of an index
         if accelerator.is_main_process and (doubt := self.dataset.doubt()) is not None:
             accelerator.print(f"warning: {doubt}")
         count = min(config.validation.samples, len(self.dataset) // 2)
         if count < config.validation.samples:
             given = f"validation.samples is {config.validation.samples}"
             accelerator.print(f"{given}, but half of the data is {count}: {count} are held out.")
-        train, held_out = split(len(self.dataset), count, seed)
+        groups = self.dataset.groups()
+        train, held_out = split(len(self.dataset), count, seed, groups)
+        self._groups = None if groups is None else groups.at(train)
         self.train_set, self.held_out = (
             Readable(self.dataset, part.tolist(), folder / SKIPPED_FILE) for part in (train, held_out)
         )
@@ -175,8 +176,9 @@ class Pretraining:
     def batches(self, start_step: int) -> Iterator[Batch]:
         """Samples, labels and positions of each micro-step, on the device."""
         train, device = self.config.train, self.accelerator.device
-        order = Order(len(self.train_set), train.seed)
-        sampler = StepSampler(order, start_step=start_step, steps=train.steps, **self._slices)
+        order = Order(len(self.train_set), train.seed, self._groups)
+        coming = self.dataset.coming if self._groups is not None and self.accelerator.is_local_main_process else None
+        sampler = StepSampler(order, coming, start_step=start_step, steps=train.steps, **self._slices)
         loader = DataLoader(
             Visited(self.train_set), batch_sampler=sampler, num_workers=train.workers, pin_memory=device.type == "cuda"
         )
@@ -197,6 +199,20 @@ class Pretraining:
             noise=noise.per_sample_normal(seed, where, x.shape[1:], NOISE),
             u=noise.uniform(seed, TIME, where),
         ).mean()
+
+    @torch.no_grad()
+    def losses_at(self, batch: Batch, u: float, kept: Tensor | None = None) -> Tensor:
+        """The loss of each sample, (B,), at the u-quantile of the training times, with fixed noise and all labels.
+
+        Every token carries loss in this job, so `kept` (see `Finetuning.losses_at`) changes nothing.
+        """
+        x, labels, where = batch
+        x = self.dataset.prepare(x, VALIDATION, where)
+        drawn = noise.per_sample_normal(VALIDATION, where, x.shape[1:])
+        with self.accelerator.autocast():
+            return self.objective.loss(
+                self.model, x, labels, noise=drawn, u=torch.full_like(where, u, dtype=torch.float32)
+            )
 
     def reviews(self, step: int) -> dict[str, Review]:
         """The validation loss, a grid of samples and the figures of an evaluation, each every so many steps."""

@@ -37,8 +37,8 @@ class _Given(NamedTuple):
 @dataclass(frozen=True)
 class _Mode:
     """Settings of the context managers: routing on or off, a ratio, selections, the step and sample positions to draw
-    for, a force mask, and the largest number of tokens it forces in a sample, whether tokens are permuted. None means
-    not set."""
+    for, a force mask, the largest number of tokens it forces in a sample and how many leading ones it forces in all,
+    whether tokens are permuted. None means not set."""
 
     on: bool | None = None
     ratio: float | None = None
@@ -47,6 +47,7 @@ class _Mode:
     samples: Tensor | None = None
     mask: Tensor | None = None
     masked: int | None = None
+    leading: int = 0
     permuted: bool = False
 
 
@@ -109,13 +110,25 @@ class Handle:
         if self.plan.schedule is not None:
             self._scale = self.plan.schedule.scale(step)
 
+    def reroute(self, plan: RoutePlan) -> None:
+        """Route by another plan from the next forward on, with the seed of this handle.
+
+        CUDA graphs and code compiled for other lengths stay: a loop that reroutes often releases the graphs.
+        """
+        depth = self.plan.depth
+        assert depth is not None
+        self.plan = replace(plan.resolve(depth), seed=self.plan.seed)
+        self._scale = None if plan.schedule else 1.0
+        warn_once(layer_risks(self.plan), self._said)
+
     @contextmanager
     def force_keep(self, mask: Tensor) -> Iterator[None]:
         """Never drop the tokens that are True in mask (B, S). Its counts are read here, outside the forward."""
         check_mask(mask)
         masked = int(mask.sum(dim=1).max())
         warn_once(mask_risks(mask.shape[1], masked), self._said, stacklevel=4)  # one more: contextlib's
-        with self._set(mask=mask, masked=masked):
+        leading = int(mask.int().cumprod(dim=1).sum(dim=1).min())
+        with self._set(mask=mask, masked=masked, leading=leading):
             yield
 
     @contextmanager
@@ -291,7 +304,8 @@ class Handle:
                 return torch.where(token < forced.pinned, token - tokens, score).argsort(dim=1)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
-            kept = kept_count(tokens, ratio, mode.masked, forced.count)
+            always = forced.count - min(forced.pinned, mode.leading)  # those that the mask names are counted there
+            kept = kept_count(tokens, ratio, mode.masked, always)
             return select(score, kept, forced.with_mask(mode.mask, like=score))  # (B, K)
 
         return choose
@@ -326,7 +340,7 @@ class Handle:
     def signature(self, *, training: bool) -> tuple[Hashable, ...]:
         """The host-side decisions about a forward now: repeatable forwards with equal signatures differ only in their
         inputs and the step."""
-        return self.is_on(training=training), *self.ratios(training=training)
+        return self.is_on(training=training), self.plan.routes, *self.ratios(training=training)
 
     @property
     def repeatable(self) -> bool:

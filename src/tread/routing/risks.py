@@ -9,6 +9,8 @@ FIRST_LAYERS = 2
 FEW_TOKENS = 256
 HIGH_RATIO = 0.5
 LITTLE_GAIN = 0.75
+FEWEST_LAYERS = 4
+"""Layers that a dropped token must pass, before, between and after its windows."""
 ADAPTER_RATIO = PRESETS["lora"].selection_ratio
 
 
@@ -27,6 +29,23 @@ def layer_risks(plan: RoutePlan) -> list[str]:
                 "dense layer after the window. Set end_layer_idx to -4 (the paper) or at most -2."
             )
     return risks
+
+
+def passage_risks(plan: RoutePlan) -> list[str]:
+    """Risks of a resolved plan whose windows together leave a dropped token too few layers.
+
+    A token may be dropped in every window, so their lengths add up.
+    """
+    assert plan.depth is not None
+    left = plan.depth - sum(route.end_layer_idx - route.start_layer_idx + 1 for route in plan.routes)
+    if left >= FEWEST_LAYERS:
+        return []
+    routes = " and ".join(str(route) for route in plan.routes)
+    return [
+        f"{routes} leave a dropped token {left} of {plan.depth} layers: from scratch, windows that left it three or "
+        "two of twelve fell apart, in distance and in loss; those that left four or more did not (docs/results.md). "
+        f"Shorten the windows until {FEWEST_LAYERS} layers are left."
+    ]
 
 
 def token_risks(plan: RoutePlan, tokens: int) -> list[str]:

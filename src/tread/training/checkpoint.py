@@ -38,6 +38,8 @@ from tread.files import fsync, is_safetensors
 from tread.training.sharding import files
 
 MANIFEST = "checkpoint.json"
+GROUP = "group"
+"""Marks state of all parameters together in an optimizer's file."""
 Parts = Mapping[str, Mapping[str, Tensor]]
 
 
@@ -302,10 +304,15 @@ def _check_shapes(own: Mapping[str, Tensor], given: Mapping[str, torch.Size], so
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """An optimizer's state as flat tensors: "3.exp_avg" belongs to the fourth parameter."""
+    """An optimizer's state as flat tensors: "3.exp_avg" belongs to the fourth parameter, "group.d" to all of them."""
     state = optimizer.state_dict()["state"]
-    return {
+    own = {
         f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items()
+    }
+    shared = {name: optimizer.param_groups[0][name] for name in _group_state(optimizer)}
+    return own | {
+        f"{GROUP}.{name}": torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+        for name, value in shared.items()
     }
 
 
@@ -314,15 +321,28 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], source: 
     if not tensors:
         raise CheckpointError(f"the optimizer's state in {source} is empty: restore the file, or resume from a copy.")
     state: dict[int, dict[str, Tensor]] = {}
+    shared: dict[str, int | float] = {}
     try:
         for key, tensor in tensors.items():
             index, name = key.split(".", 1)
-            state.setdefault(int(index), {})[name] = tensor
+            if index == GROUP:
+                shared[name] = tensor.item()
+            else:
+                state.setdefault(int(index), {})[name] = tensor
+        if set(shared) != set(_group_state(optimizer)):
+            raise KeyError(*sorted(set(shared) ^ set(_group_state(optimizer))))
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     except (ValueError, KeyError, IndexError, RuntimeError) as error:
         raise CheckpointError(
             f"the optimizer's state does not belong to this run ({error!r}); restore its file."
         ) from error
+    for group in optimizer.param_groups:
+        group.update(shared)
+
+
+def _group_state(optimizer: Optimizer) -> tuple[str, ...]:
+    """Names of what an optimizer keeps for all parameters together, such as Prodigy's estimate of the rate."""
+    return getattr(optimizer, "group_state", ())
 
 
 def load_moments(optimizer: Optimizer, path: Path) -> None:
@@ -333,7 +353,9 @@ def load_moments(optimizer: Optimizer, path: Path) -> None:
     moments: dict[str, Tensor] = {}
     with _readable(path, "optimizer"):
         for name, shape in _shapes(path, "optimizer").items():
-            like = parameters[int(name.partition(".")[0])]
-            moments[name] = torch.empty_like(like) if shape == like.shape else torch.empty(shape)
+            index = name.partition(".")[0]
+            like = None if index == GROUP else parameters[int(index)]
+            same = like is not None and shape == like.shape
+            moments[name] = torch.empty_like(like) if same else torch.empty(shape)  # pyright: ignore[reportArgumentType]
         load_into(moments, path, "optimizer")
     return load_optimizer(optimizer, moments, path)

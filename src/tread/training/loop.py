@@ -11,7 +11,6 @@
 """
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,9 +32,11 @@ from tread.training.ema import EMA
 from tread.training.memory import lost_workers, out_of_memory, peak_memory
 from tread.training.metrics import FILE as METRICS_FILE
 from tread.training.metrics import Metrics
-from tread.training.optimizers import make_optimizer
+from tread.training.optimizers.make import applied_rate, averaged_weights, keeps_average, make_optimizer
+from tread.training.optimizers.muon import embedding_tables
+from tread.training.optimizers.rates import learning_rate
 from tread.training.ranks import found_by_main, lost_ranks
-from tread.training.settings import JobConfig, OptimizerConfig
+from tread.training.settings import JobConfig
 from tread.training.sharding.saver import Saver
 from tread.training.signals import stopping
 from tread.training.task import Task
@@ -46,13 +47,6 @@ SETTLED = 10
 UNSAVED = "nothing is saved, because checkpoint.every is 0"
 
 
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The rate at optimizer step `step`, counted from 0."""
-    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    decays = {"constant": 1.0, "linear": 1 - step / steps, "cosine": 0.5 * (1 + math.cos(math.pi * step / steps))}
-    return config.learning_rate * warmup * decays[config.schedule]
-
-
 class Session:
     """A task with everything that training it changes: weights, their average, optimizer moments."""
 
@@ -60,7 +54,7 @@ class Session:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.model = task.model if config.train.sharded else accelerator.prepare(task.model)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = make_optimizer(self.trained, config.optimizer)
+        self.optimizer = make_optimizer(self.trained, config.optimizer, embedding_tables(self.model))
         # a copy of the weights after all ranks have agreed on them
         self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
         self.fast = list(task.make_fast())
@@ -82,14 +76,14 @@ class Session:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, the task's model has its averaged weights, in eval mode, not compiled: other shapes than training's
-        would fill the compiler's caches."""
+        """Inside, the task's model has its averaged weights (the EMA's, else the optimizer's own), in eval mode, not
+        compiled: other shapes than training's would fill the compiler's caches."""
         training = self.task.model.training
         self.task.model.eval()
         try:
             eager = torch.compiler.set_stance("force_eager")
             kernels = attention.relaxed(self.config.train.attention, self.accelerator.device)
-            with self.ema.applied() if self.ema else nullcontext(), eager, kernels:
+            with self.ema.applied() if self.ema else averaged_weights(self.optimizer), eager, kernels:
                 yield
         finally:
             self.task.model.train(training)
@@ -124,7 +118,8 @@ class Session:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
-            self.ema.update(step)
+            with averaged_weights(self.optimizer):
+                self.ema.update(step)
         self.whole, self.due = step + 1, True
         return {"loss": torch.stack(losses).mean(), "grad_norm": norm}
 
@@ -156,7 +151,12 @@ class Session:
             "model": checkpoint.trained(self.task.model),
             "optimizer": checkpoint.optimizer_tensors(self.optimizer),
         }
-        return parts if self.ema is None else {**parts, "ema": self.ema.averages}
+        if self.ema is not None:
+            parts["ema"] = self.ema.averages
+        elif keeps_average(self.optimizer):  # what results are made of; training goes on from the other weights
+            with averaged_weights(self.optimizer):
+                parts["ema"] = checkpoint.trained(self.task.model)
+        return parts
 
     def make_result(self, path: Path) -> None:
         """Let the task make the result of the checkpoint that is in place, on rank 0, unless it is there."""
@@ -257,7 +257,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
             if done == start + SETTLED:
                 settle()
             kept = session.kept_share
-            metrics.add(done, {"learning_rate": session.optimizer.param_groups[0]["lr"], "tokens_kept": kept}, values)
+            metrics.add(done, {"learning_rate": applied_rate(session.optimizer), "tokens_kept": kept}, values)
             bar.update()
 
             number = asked()

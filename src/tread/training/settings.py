@@ -6,6 +6,7 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,12 @@ from tread.kernels.attention import Attention
 from tread.kernels.compiling import Switch
 
 Parallel = Literal["ddp", "fsdp", "hsdp"]
-OptimizerName = Literal["adamw", "adamw-8bit", "adamw-bf16", "lion", "lion-8bit", "adafactor"]
+OptimizerName = Literal[
+    "adamw", "adamw-8bit", "adamw-bf16", "adamw-schedule-free", "lion", "lion-8bit", "prodigy", "muon", "adafactor"
+]
+ScheduleName = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"]
+LEAST_PRODIGY = 0.01
+"""The smallest factor of Prodigy's estimate; a rate of another optimizer is far below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,30 +66,93 @@ class OptimizerConfig:
     """The optimizer and its learning rate."""
 
     name: OptimizerName = "adamw"
-    """adamw | adamw-8bit | adamw-bf16 | lion | lion-8bit | adafactor"""
+    """adamw | adamw-8bit | adamw-bf16 | adamw-schedule-free | lion | lion-8bit | prodigy | muon | adafactor"""
     learning_rate: float = 3e-3
     """for the tiny model on the digits; the paper has 1e-4 for S/2 to XL/2"""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """constant, or linear or cosine down to 0 at train.steps"""
+    schedule: ScheduleName = "constant"
+    """constant, or down to end_rate at train.steps: linear | cosine | polynomial | cosine_with_restarts"""
+    end_rate: float = 0.0
+    """the rate that a schedule ends at"""
+    power: float = 1.0
+    """polynomial falls with (1 - step / steps) to this power"""
+    cycles: int = 1
+    """how often cosine_with_restarts falls, each time from the full rate"""
     warmup_steps: int = 100
     """steps over which the rate climbs linearly from 0"""
     betas: tuple[float, ...] = (0.9, 0.999)
     """decay of the two moments"""
     eps: float = 1e-8
-    """added to the denominator of adamw's updates; lion and adafactor have none"""
+    """added to the denominator of adamw's and prodigy's updates; lion and adafactor have none"""
     weight_decay: float = 0.0
     """decoupled weight decay"""
     clip: float | None = 1.0
     """largest gradient norm; null: no clipping"""
 
     def __post_init__(self) -> None:
-        at_least(self, "optimizer", learning_rate=0, warmup_steps=0, weight_decay=0)
+        at_least(self, "optimizer", learning_rate=0, warmup_steps=0, weight_decay=0, end_rate=0, cycles=1)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas is {list(self.betas)}; it must be two numbers with 0 <= value < 1.")
+        check_rates(
+            name=self.name,
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,
+            end_rate=self.end_rate,
+            power=self.power,
+            cycles=self.cycles,
+            beta1=self.betas[0],
+            called={**{name: f"optimizer.{name}" for name in vars(self)}, "beta1": "optimizer.betas[0]"},
+        )
         if self.eps <= 0:
             raise ConfigError(f"optimizer.eps is {self.eps}; it must be above 0, or an update divides by 0.")
         if self.clip is not None and self.clip <= 0:
             raise ConfigError(f"optimizer.clip is {self.clip}; it must be above 0, or null for no clipping.")
+
+
+def check_rates(
+    *,
+    name: str,
+    learning_rate: float,
+    schedule: str,
+    end_rate: float,
+    power: float,
+    cycles: int,
+    beta1: float,
+    called: Mapping[str, str],
+) -> None:
+    """Refuse settings of an optimizer's rate that do not go together; `called` has the user's word for each."""
+    optimizer, rate, schedule_name = called["name"], called["learning_rate"], called["schedule"]
+    if name == "prodigy" and learning_rate < LEAST_PRODIGY:
+        raise ConfigError(
+            f"{optimizer} is 'prodigy' and {rate} is {learning_rate}, but prodigy estimates the rate by itself and "
+            f"multiplies it by {rate}: set {rate} to 1 (it must be at least {LEAST_PRODIGY})."
+        )
+    if name == "adamw-schedule-free" and schedule != "constant":
+        raise ConfigError(
+            f"{optimizer} is 'adamw-schedule-free' and {schedule_name} is {schedule!r}, but its average replaces a "
+            f"decay: set {schedule_name} to 'constant'."
+        )
+    if name == "adamw-schedule-free" and beta1 == 0:
+        raise ConfigError(
+            f"{called['beta1']} is 0, but adamw-schedule-free evaluates by dividing by it: set it above 0, e.g. 0.9."
+        )
+    if end_rate and schedule == "constant":
+        raise ConfigError(
+            f"{called['end_rate']} is {end_rate}, but {schedule_name} is 'constant', which does not fall: choose "
+            f"another {schedule_name}, or leave {called['end_rate']} out."
+        )
+    if end_rate > learning_rate:
+        raise ConfigError(
+            f"{called['end_rate']} is {end_rate}, above {rate} {learning_rate}, but schedules fall: set it to at most "
+            f"{rate}."
+        )
+    if power <= 0:
+        raise ConfigError(f"{called['power']} is {power}; it must be above 0.")
+    for setting, value, only in (("power", power, "polynomial"), ("cycles", cycles, "cosine_with_restarts")):
+        if value != 1 and schedule != only:
+            raise ConfigError(
+                f"{called[setting]} is {value}, but {schedule_name} is {schedule!r}, and only {only!r} reads it: leave "
+                f"it out, or set {schedule_name} to {only!r}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

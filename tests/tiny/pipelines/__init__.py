@@ -5,6 +5,8 @@ import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.tiny.pipelines.case import Tiny
 
 TINY: dict[str, Tiny] = {
@@ -16,6 +18,9 @@ TINY: dict[str, Tiny] = {
 
 FIRST = tuple({case.family: case.name for case in reversed(TINY.values())}.values())[::-1]
 """The first pipeline of every family."""
+
+EVERY = [*FIRST, *(pytest.param(name, marks=pytest.mark.contract) for name in TINY if name not in FIRST)]
+"""Every pipeline, for tests that cost seconds each: further ones of a family run in `make contract`."""
 
 PipelineFolder = Callable[[str], Path]
 """The fixture `pipeline_folder`: the folder that a tiny pipeline was written to, by its name."""

@@ -56,6 +56,8 @@ class Tiny:
     """What guidance leads away from."""
     one_time: bool = False
     """The pipeline gives every token a time though all are the same; the family gives each sample one."""
+    whole_steps: bool = False
+    """Timesteps are rounded to whole numbers, and the pipeline tells the model the scheduler's sigmas instead."""
     prepare: Callable[[Any], None] = lambda pipeline: None
     """Changes a loaded pipeline so that it draws the size it is told."""
     reads_values: str = ""
@@ -72,6 +74,12 @@ class Tiny:
     """The pipeline takes as many images as prompts."""
     drawn_before: Callable[[torch.Size], tuple[int, ...]] | None = None
     """What the pipeline draws before the initial noise, by the shape of the latents: an image's posterior, say."""
+    unread: tuple[str, ...] = ()
+    """Arguments of the transformer that its prediction does not depend on, or that it computes from others itself."""
+    begins: Callable[[Tensor, dict[str, Tensor]], Tensor] = lambda noise, batch: noise
+    """The state that the pipeline's loop begins with, from its noise and a batch."""
+    pinned: bool = False
+    """`attach` keeps the first frame's tokens, without being told."""
     pack: Callable[[Any, Tensor], Tensor] = lambda pipeline, latents: latents
     """Latents as the pipeline returns them."""
     stepped: Callable[[Any, Tensor], Tensor] | None = None

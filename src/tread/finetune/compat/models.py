@@ -46,11 +46,19 @@ MODELS: dict[str, dict[str, str]] = {
         "i2v-480p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v",
         "i2v-720p": "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-720p_i2v",
     },
-    "hunyuanvideo1": {"t2v": "hunyuanvideo-community/HunyuanVideo"},
+    "hunyuanvideo1": {
+        "t2v": "hunyuanvideo-community/HunyuanVideo",
+        "i2v": "hunyuanvideo-community/HunyuanVideo-I2V",
+        "i2v-33ch": "hunyuanvideo-community/HunyuanVideo-I2V-33ch",
+    },
     "ltxvideo": {
         "0.9.5": "Lightricks/LTX-Video-0.9.5",
         "0.9.0": "Lightricks/LTX-Video",
         "0.9.7-dev": "Lightricks/LTX-Video-0.9.7-dev",
+    },
+    "ltxvideo2": {
+        "dev": "Lightricks/LTX-2",
+        "2.3-dev": "dg845/LTX-2.3-Diffusers",
     },
     "hidream": {
         "full": "HiDream-ai/HiDream-I1-Full",
@@ -94,6 +102,7 @@ MODELS: dict[str, dict[str, str]] = {
         "edit-v2+": "Qwen/Qwen-Image-Edit-2509",
         "edit-v3": "Qwen/Qwen-Image-Edit-2511",
     },
+    "qwen_image21": {"v2.1": "Qwen/Qwen-Image-2.1"},
     "sd3": {"medium": "stabilityai/stable-diffusion-3.5-medium", "large": "stabilityai/stable-diffusion-3.5-large"},
     "wan": {
         "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",

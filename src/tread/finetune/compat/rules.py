@@ -10,11 +10,13 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from tread.errors import ConfigError
 from tread.finetune.compat.defaults import DEFAULTS
+from tread.finetune.model.original_names import LAYOUTS
 from tread.routing.plan import tread_mapping
+from tread.training.settings import OptimizerName
 
 Verdict = Literal["runs", "translated", "differs", "ignored", "unsupported"]
 OFF = (None, False, 0, "", "none", "no", [], {})
@@ -132,9 +134,11 @@ OPTIMIZERS = _by_word(
         "adafactor": "torch-adafactor",
         "lion": "optimi-lion bnb-lion bnb-lion-paged",
         "lion-8bit": "bnb-lion8bit bnb-lion8bit-paged",
+        "adamw-schedule-free": "adamw_schedulefree",
     }
 )
 """Names of optimizers in other trainers -> `optimizer`."""
+KNOWN = get_args(OptimizerName)
 
 
 def optimizer(value: Any, config: Mapping[str, Any]) -> Outcome:
@@ -146,7 +150,13 @@ def optimizer(value: Any, config: Mapping[str, Any]) -> Outcome:
         if value == "adamw_bf16" and "base_model_precision" not in config:
             settings["base_model_precision"] = "bf16"
         return Outcome.translated(settings)
-    if any(word in str(value) for word in ("prodigy", "dadapt", "schedulefree", "soap", "stable", "came", "muon")):
+    if value in KNOWN:
+        return Outcome.runs(optimizer=value)
+    if any(word in str(value) for word in ("prodigy", "schedulefree", "muon")):
+        return Outcome.unsupported(
+            "write optimizer: prodigy, adamw-schedule-free or muon, whichever it is a variant of"
+        )
+    if any(word in str(value) for word in ("dadapt", "soap", "stable", "came")):
         return Outcome.unsupported("write optimizer: adamw, with learning_rate 1e-4 for a LoRA")
     return Outcome.runs(optimizer=value)
 
@@ -208,33 +218,42 @@ def auto_shift(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def scheduler(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Schedules of the learning rate under their names in diffusers."""
-    same = {"constant_with_warmup": "constant"}
-    power, end = there(config, "lr_power"), there(config, "lr_end")
-    if value == "polynomial" and (power != 1 or end != 0):
-        return Outcome.differs({"lr_scheduler": "linear"}, f"to 0; there with power {power} to {end}")
-    if value == "polynomial":
-        same["polynomial"] = "linear"
-    if config.get("lr_num_cycles", 1) == 1:
-        same["cosine_with_restarts"] = "cosine"
-    if value in same:
-        return Outcome.translated({"lr_scheduler": same[value]}, "lr_warmup_steps works with every one")
-    if value in ("polynomial", "cosine_with_restarts", "sine"):
-        return Outcome.unsupported("write lr_scheduler: cosine, or linear")
+    """Schedules of the learning rate under their names in diffusers; a polynomial has another power and end there."""
+    if value == "constant_with_warmup":
+        return Outcome.translated({"lr_scheduler": "constant"}, "lr_warmup_steps works with every one")
+    if value == "polynomial" and is_theirs(config):
+        shape = {"lr_power": there(config, "lr_power"), "lr_end": there(config, "lr_end")}
+        return Outcome.translated({"lr_scheduler": value, **shape})
+    if value == "sine":
+        return Outcome.unsupported("write lr_scheduler: cosine_with_restarts, or cosine")
     if value == "cosine" and is_theirs(config):
-        why = "one fall to 0 at the last step; there it restarts after as many steps as lr_warmup_steps"
+        why = "one fall at the last step; there it restarts after as many steps as lr_warmup_steps"
         return Outcome.differs({"lr_scheduler": value}, why)
     return Outcome.runs(lr_scheduler=value)
 
 
-def end_of_rate(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The rate that a schedule ends at, which is 0 here."""
-    schedule = str(there(config, "lr_scheduler"))
-    if value in OFF or schedule.startswith("constant"):
+def layout(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """A run writes the diffusers format, and `tread export` the others that the family has."""
+    if value in ("diffusers", None):
         return Outcome.ignored("off")
-    if schedule == "polynomial":
-        return Outcome.ignored("see lr_scheduler")
-    return Outcome.unsupported("leave it out; linear and cosine end at 0")
+    if config.get("model_family") in LAYOUTS.get(value, ()):
+        return Outcome.ignored(
+            f"a run writes the diffusers format; `tread export RUN --layout {value}` writes this one"
+        )
+    return Outcome.unsupported("leave it out: adapters of this family are written in the diffusers format")
+
+
+def only_with(name: str, *schedules: str) -> Rule:
+    """The rule of a setting that some values of lr_scheduler read; the existing trainer's configs often have it with
+    others."""
+
+    def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
+        schedule = str(there(config, "lr_scheduler") if is_theirs(config) else config.get("lr_scheduler"))
+        if schedule not in schedules and (is_theirs(config) or value == DEFAULTS[name]):
+            return Outcome.ignored(f"lr_scheduler {schedule} does not read it")
+        return Outcome.runs(**{name: value})
+
+    return rule
 
 
 def loss(value: Any, config: Mapping[str, Any]) -> Outcome:

@@ -123,7 +123,7 @@ class Entry:
     references: tuple[str, ...] = ()
     reference_buckets: tuple[Bucket, ...] = ()
     seen: tuple[str, ...] = ()
-    """Keys of the references as the text encoder sees them, where it does."""
+    """Keys of the pictures that the text encoder sees beside a caption, where it does."""
 
     @property
     def group(self) -> tuple[Bucket, ...]:

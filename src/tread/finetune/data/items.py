@@ -3,13 +3,15 @@
 - A key names everything that an item depends on: the content of the file, the crop and the encoder.
 - A reference of its sample's aspect ratio shares the sample's crop, so that the pair stays aligned; any other has a
   bucket of its own. If the stock pipeline scales references by itself, their buckets have its area.
-- The text encoder of some models sees the references too: the same crops, at the size of their buckets.
+- The text encoder of some models sees the references too, or the first frame of a clip: the same crops, at the size of
+  their buckets.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from PIL import Image
 
@@ -21,6 +23,9 @@ from tread.data.captioned.samples import Sample
 from tread.data.captioned.tables import Place
 from tread.finetune.data.cache import FORMAT, Cache, Entry
 from tread.finetune.data.hashes import digest
+
+Sees = Literal["references", "first frame"] | None
+"""What the text encoder sees of a sample beside its caption."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Items:
     entries: list[Entry | Skipped] = field(default_factory=list)
     pictures: dict[str, Picture] = field(default_factory=dict)
     """By the key of their latents."""
+    seen: dict[str, Picture] = field(default_factory=dict)
+    """What the text encoder sees, by its key."""
 
     @property
     def readable(self) -> list[Entry]:
@@ -60,10 +67,9 @@ class Items:
         return [entry for entry in self.entries if isinstance(entry, Entry)]
 
     def seen_captions(self) -> Iterator[tuple[str, list[Picture]]]:
-        """Every caption, and the empty one of each sample, with the references that the text encoder sees beside it."""
+        """Every caption, and the empty one of each sample, with the pictures that the text encoder sees beside it."""
         for entry in self.readable:
-            keys = zip(entry.seen, entry.references, strict=True)
-            pictures = [replace(self.pictures[latents], key=key) for key, latents in keys]
+            pictures = [self.seen[key] for key in entry.seen]
             yield from ((caption, pictures) for caption in (*entry.sample.captions, ""))
 
 
@@ -74,10 +80,10 @@ def items_of(
     *,
     identity: str,
     shapes: Shapes,
-    seen: bool = False,
+    seen: Sees = None,
     progress: bool = True,
 ) -> Items:
-    """The items of the samples; `identity` names the encoder (`hashes.identity`), `seen`: its text sees references.
+    """The items of the samples; `identity` names the encoder (`hashes.identity`), `seen` what its text encoder sees.
 
     All processes call it together with the same samples and get the same result.
     """
@@ -91,9 +97,11 @@ def items_of(
             items.entries.append(Skipped(str(sample.place), f"{unread} cannot be read"))
             continue
         entry, pictures = _of_sample(sample, configs[sample.dataset], contents, identity, shapes)
-        if seen:
-            crops = [(picture.place, picture.crop) for picture in pictures[1:]]
-            entry = replace(entry, seen=tuple(digest(FORMAT, contents[place], crop) for place, crop in crops))
+        if seen is not None:
+            shown = [_still(pictures[0])] if seen == "first frame" else pictures[1:]
+            shown = [replace(one, key=digest(FORMAT, contents[one.place], one.crop)) for one in shown]
+            entry = replace(entry, seen=tuple(one.key for one in shown))
+            items.seen.update((one.key, one) for one in shown)
         items.entries.append(entry)
         items.pictures.update((picture.key, picture) for picture in pictures)
     return items
@@ -123,6 +131,12 @@ def _of_sample(
         reference_buckets=tuple(reference.crop.bucket for reference in references),
     )
     return entry, [image, *references]
+
+
+def _still(picture: Picture) -> Picture:
+    """The first frame of a clip."""
+    bucket = picture.crop.bucket
+    return replace(picture, crop=replace(picture.crop, bucket=Bucket(bucket.width, bucket.height)))
 
 
 def _reference_crop(

@@ -64,11 +64,11 @@ class Prepared:
 
 
 def prepare(
-    config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, folder: Path, *, one_batch: bool = False
+    config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, folder: Path, *, batches: int | None = None
 ) -> Prepared:
     """Collect and encode the data of a config; all processes call it together.
 
-    `one_batch`: only as many samples as a batch has are encoded, those of the most frequent bucket.
+    `batches`: only as many samples as these batches have are encoded, those of the most frequent bucket.
     """
     say, show = accelerator.print, accelerator.is_main_process
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
@@ -76,8 +76,8 @@ def prepare(
     check_references(family, collected.samples)
     check_sizes(family, collected.samples, configs)
     samples = collected.samples
-    if one_batch:
-        samples = _batch_of(samples, configs, family)[: config.train_batch_size * accelerator.num_processes]
+    if batches is not None:
+        samples = _batch_of(samples, configs, family)[: batches * config.train_batch_size * accelerator.num_processes]
     cache = Cache(config.cache_dir, accelerator)
 
     shapes = Shapes(
@@ -88,7 +88,7 @@ def prepare(
     )
     encoding = (config.vae_dtype, config.vae_enable_tiling, *family.encoding)
     named = identity(family.source, family.pixel_parts, *encoding)
-    options: dict[str, Any] = {"seen": family.sees_references, "progress": show}
+    options: dict[str, Any] = {"seen": family.sees, "progress": show}
     # by the first stage that needs them: all files are hashed then
     items = once(lambda: items_of(cache, samples, configs, identity=named, shapes=shapes, **options))
     device = accelerator.device
@@ -100,10 +100,10 @@ def prepare(
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
         device,
     )
-    text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length)
+    text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length, *family.text_encoding)
     previews_see: list[Picture] = []
     prompts = [*config.prompts, config.validation_negative_prompt]
-    if family.sees_references:
+    if family.sees is not None:
         previews_see = whole(cache, config.validation_images)
         texts = encode_seen_texts(
             cache,

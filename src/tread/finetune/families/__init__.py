@@ -22,6 +22,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "chroma": "Chroma",
     "cogvideox": "CogVideoX",
     "cosmos": "Cosmos",
+    "cosmos25": "Cosmos25",
     "cosmos_video": "CosmosVideo",
     "flux": "Flux",
     "flux2": "Flux2",
@@ -32,15 +33,28 @@ TUNE_FAMILIES: dict[str, str] = {
     "kandinsky5_video": "Kandinsky5Video",
     "krea2": "Krea2",
     "ltxvideo": "LTXVideo",
+    "ltxvideo2": "LTXVideo2",
     "lumina2": "Lumina2",
     "pixart_sigma": "PixArtSigma",
     "prx": "PRX",
     "qwen_image": "QwenImage",
+    "qwen_image21": "QwenImage21",
     "sd3": "SD3",
     "wan": "Wan",
     "z_image": "ZImage",
 }
 """`model_family`, which is also the name of the module -> the class in it."""
+
+UNTUNED: dict[str, str] = {
+    "Cosmos2_5_TransferPipeline": "it is a ControlNet",
+    "Cosmos3OmniPipeline": "it reads one sample at a time, with its size and length among the caption's tokens",
+    "HunyuanVideoFramepackPipeline": "it draws a clip section by section from its own history",
+    "LTX2ConditionPipeline": "it is given frames at any position",
+    "PRXPixelPipeline": "it has no latents",
+    "QwenImageLayeredPipeline": "its samples are stacks of transparent layers",
+    "ZImageOmniPipeline": "its references reach the model through a third encoder",
+}
+"""Stock pipelines near those of the families -> why they are not tuned."""
 
 
 def family_class(name: str) -> "type[TuneFamily]":
@@ -70,7 +84,7 @@ def open_family(
     cls = family_class(name)
     if source.pipeline_name not in cls.pipelines:
         fits = next((other for other in TUNE_FAMILIES if source.pipeline_name in family_class(other).pipelines), None)
-        advice = f"set model_family to {fits!r}" if fits else "no family of tread finetune fits it (tread.attach may)"
+        advice = f"set model_family to {fits!r}" if fits else _untuned(source.pipeline_name)
         raise ConfigError(
             f"model_family is {name!r}, but {source.place!r} is a {source.pipeline_name}: {advice}, or name a model of "
             f"that family ({', '.join(cls.pipelines)})."
@@ -88,6 +102,15 @@ def open_family(
     family.first_frame = first_frame if both else source.pipeline_name in cls.image_pipelines.values()
     family.frame_rate = frame_rate or family.frame_rate
     return family
+
+
+def _untuned(pipeline: str) -> str:
+    """What to do with a model that no family fits."""
+    why = f" ({UNTUNED[pipeline]})" if pipeline in UNTUNED else ""
+    return (
+        f"tread finetune does not tune it{why}; train it in a script of yours with tread.attach (docs/attach.md), if "
+        "docs/families.md lists its transformer"
+    )
 
 
 def distilled_risks(family: "TuneFamily") -> list[str]:

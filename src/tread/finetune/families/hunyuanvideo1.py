@@ -1,27 +1,38 @@
-"""The family HunyuanVideo 1.0: text to video with Llama and CLIP. 1.5 is the family `hunyuanvideo`.
+"""The family HunyuanVideo 1.0: text to video and image to video with Llama and CLIP. 1.5 is the family `hunyuanvideo`.
 
 - Text is Llama's states of the caption in the pipeline's template, with a mask, and CLIP's pooled vector.
 - Guidance is an input. It is 1 in training, so that the data is what guidance 1 draws; previews have their own.
 - The released model is distilled from guidance. Previews are not guided away from a negative prompt.
-- The encoder of the image-to-video model reads caption and first frame together, so it cannot be cached by caption.
+- Image to video is given its first frame as latents of that frame alone, because the autoencoder's norms mix frames.
+  Its transformer says how: they replace the first latent frame, which the model modulates as clean (`token_replace`),
+  or they are channels beside the noisy latents (`latent_concat`, the model of 33 channels).
+- The text encoder of image to video is LLaVA, which sees the first frame too, so a caption is encoded once per clip.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 
+from tread.errors import ConfigError, shown
 from tread.finetune.families.autoencoders import encode_videos
+from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, with_first
 from tread.finetune.families.ragged_text import cut, masked_prompt, padded
 from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
+from tread.finetune.model.source import Source
+
+IMAGE = "HunyuanVideoImageToVideoPipeline"
+EVERY = {"latent_concat": 2, "token_replace": 4}
+"""How a first frame is given -> the pipeline reads every so manyth of LLaVA's tokens of it."""
 
 
 class HunyuanVideo1(TuneFamily):
     """HunyuanVideo 1.0."""
 
     name = "hunyuanvideo1"
-    pipelines = ("HunyuanVideoPipeline",)
+    pipelines = ("HunyuanVideoPipeline", IMAGE)
     text_parts = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2")
     longest_text = 256
     texts_differ = True
@@ -31,34 +42,94 @@ class HunyuanVideo1(TuneFamily):
     guidance = 6.0
     steps = 50
 
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        super().__init__(source, text_length)
+        if source.pipeline_name == IMAGE:
+            if self._given not in EVERY:
+                raise ConfigError(
+                    f"image_condition_type of the transformer of {source.place!r} is {shown(self._given)}, but a "
+                    f"{IMAGE} needs {' or '.join(EVERY)}: set pretrained_model_name_or_path to an image-to-video model."
+                )
+            self.sees_first_frame = True
+            self.text_parts = (*self.text_parts, "image_processor")
+
     @property
     def patch(self) -> tuple[int, int, int]:
-        config = self.source.config("transformer")
-        return config["patch_size_t"], config["patch_size"], config["patch_size"]
+        return self._config["patch_size_t"], self._config["patch_size"], self._config["patch_size"]
+
+    def unfit(self, width: int, height: int, frames: int) -> str | None:
+        return NEEDS_CLIPS if self._given is not None and frames == 1 else None
+
+    @property
+    def encoding(self) -> tuple[object, ...]:
+        return () if self._given is None else (self._given,)
+
+    @property
+    def text_encoding(self) -> tuple[object, ...]:
+        return self.encoding
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
-        embeds, pooled, mask = pipeline.encode_prompt(list(captions), max_sequence_length=self.text_length)
-        texts = cut(embeds, mask)  # (l, D) each
-        return [{"embeds": text, "pooled": vector} for text, vector in zip(texts, pooled, strict=True)]
+        return self._texts(*pipeline.encode_prompt(list(captions), max_sequence_length=self.text_length))
+
+    @torch.no_grad()
+    def encode_seen(self, pipeline: Any, caption: str, images: Sequence[Image]) -> Text:
+        every = EVERY[str(self._given)]
+        encoded = pipeline.encode_prompt(
+            images[0], caption, max_sequence_length=self.text_length, image_embed_interleave=every
+        )
+        return self._texts(*encoded)[0]
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
         embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
         return {"embeds": embeds, "mask": mask, "pooled": torch.stack([text["pooled"] for text in texts])}
 
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return encode_videos(pipeline.vae, pixels)
+        batch = encode_videos(pipeline.vae, pixels)
+        if self._given is not None:
+            alone = encode_videos(pipeline.vae, pixels[:, :, :1])  # (B, C, 1, h, w)
+            if self._given == "latent_concat":
+                batch["condition"] = alone["mean"]
+            else:
+                batch = {name: with_first(values, alone[name]) for name, values in batch.items()}
+        return batch
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        inputs = noisy
+        if self._given == "token_replace":
+            inputs = with_first(noisy, batch["mean"])
+        elif self._given == "latent_concat":
+            known = with_first(torch.zeros_like(noisy), batch["condition"])
+            inputs = torch.cat([noisy, known, 1 - after_first(noisy)], dim=1)  # (B, 2 C + 1, f, h, w)
         return model(
-            hidden_states=noisy,
+            hidden_states=inputs,
             timestep=time * 1000,
             encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
             encoder_attention_mask=batch["text.mask"],
             pooled_projections=batch["text.pooled"].to(noisy.dtype),
-            guidance=torch.full_like(time, 1000.0),
+            guidance=torch.full_like(time, 1000.0) if self._config.get("guidance_embeds") else None,
             return_dict=False,
         )[0]
 
+    def weight(self, batch: Batch) -> Tensor | None:
+        return after_first(batch["mean"]) if self._given == "token_replace" else None
+
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         return masked_prompt(text["embeds"], None) | {"pooled_prompt_embeds": text["pooled"][None]}
+
+    def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:
+        """The image as it is: the stock pipeline scales it for the autoencoder, and LLaVA saw it so."""
+        return {"image": images[0]}
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        return self.source.config("transformer")
+
+    @property
+    def _given(self) -> str | None:
+        """How the model is given a first frame; None: it draws from text alone."""
+        return self._config.get("image_condition_type") if self.source.pipeline_name == IMAGE else None
+
+    def _texts(self, embeds: Tensor, pooled: Tensor, mask: Tensor) -> list[Text]:
+        """Embeddings (B, L, D) and pooled vectors (B, P) of captions, without the padding that the mask hides."""
+        return [{"embeds": e, "pooled": p} for e, p in zip(cut(embeds, mask), pooled, strict=True)]  # (l, D), (P,)

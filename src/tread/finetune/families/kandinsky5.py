@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.errors import ConfigError
-from tread.finetune.families.ragged_text import cut
+from tread.finetune.families.ragged_text import check_one_length, cut
 from tread.finetune.family import Batch, Text, TuneFamily
 
 
@@ -45,12 +44,7 @@ class Kandinsky5(TuneFamily):
         return [{"embeds": e, "pooled": p} for e, p in zip(cut(embeds, given), pooled, strict=True)]  # (l, D), (P,)
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
-        lengths = {len(text["embeds"]) for text in texts}
-        if len(lengths) > 1:
-            raise ConfigError(
-                f"a batch of {self.name} has texts of {min(lengths)} and {max(lengths)} tokens, but the model has no "
-                "text mask: set train_batch_size to 1 and raise gradient_accumulation_steps."
-            )
+        check_one_length(self.name, [text["embeds"] for text in texts])
         return super().collate_text(texts)
 
     def call(self, model: nn.Module, video: Tensor, time: Tensor, batch: Batch, scale: Sequence[float]) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from tread.errors import ConfigError
+
 
 def cut(embeds: Tensor, mask: Tensor) -> list[Tensor]:
     """Embeddings (B, L, D) and their mask (B, L), whose ones come first -> B texts of (l, D)."""
@@ -24,6 +26,16 @@ def padded(texts: Sequence[Tensor], multiple: int = 1) -> tuple[Tensor, Tensor]:
     embeds, mask = pad_sequence(list(texts), batch_first=True), pad_sequence(masks, batch_first=True)
     more = -mask.shape[1] % multiple
     return F.pad(embeds, (*(0, 0) * (embeds.ndim - 2), 0, more)), F.pad(mask, (0, more))
+
+
+def check_one_length(family: str, texts: Sequence[Tensor]) -> None:
+    """Refuse texts (l, D) of different lengths, for a model that would read their padding."""
+    lengths = {len(text) for text in texts}
+    if len(lengths) > 1:
+        raise ConfigError(
+            f"a batch of {family} has texts of {min(lengths)} and {max(lengths)} tokens, but the model would read "
+            "their padding: set train_batch_size to 1 and raise gradient_accumulation_steps."
+        )
 
 
 def masked_prompt(text: Tensor, negative: Tensor | None) -> dict[str, Tensor]:

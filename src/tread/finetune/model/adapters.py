@@ -1,4 +1,4 @@
-"""Adapters on a frozen transformer: LoRA and LoKr through peft, other algorithms through lycoris.
+"""Adapters on a frozen transformer: LoRA, DoRA and LoKr through peft, other algorithms through lycoris.
 
 - The base is frozen. The adapter is float32 whatever the dtype of the base, because bfloat16 rounds small steps away.
 - A target is the end of a linear's name, as in peft: `to_q` matches every `to_q`, `attn.to_q` fewer. A target that
@@ -11,6 +11,7 @@
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -35,14 +36,16 @@ def add_adapter(
     targets: Sequence[str],
     seed: int,
     dropout: float = 0.0,
+    dora: bool = False,
     factor: int = -1,
     lycoris_config: Mapping[str, Any] | None = None,
 ) -> None:
     """Freeze the model and put a new adapter on its linears.
 
-    `factor` is the size of LoKr's smaller Kronecker factor, -1 for nearly square ones. `dropout` acts on the input of a
-    LoRA and on the rows of a LoKr's update. `lycoris_config` holds arguments of the lycoris library: `algo`,
-    `linear_dim`, `linear_alpha` and others; its `apply_preset` chooses the linears by class, instead of `targets`.
+    `dora` gives a LoRA magnitudes of its own (Liu et al. 2024, arXiv 2402.09353). `factor` is the size of LoKr's
+    smaller Kronecker factor, -1 for nearly square ones. `dropout` acts on the input of a LoRA and on the rows of a
+    LoKr's update. `lycoris_config` holds arguments of the lycoris library: `algo`, `linear_dim`, `linear_alpha` and
+    others; its `apply_preset` chooses the linears by class, instead of `targets`.
     """
     model.requires_grad_(False)
     preset = (lycoris_config or {}).get("apply_preset")
@@ -51,7 +54,7 @@ def add_adapter(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if kind == "standard":
-            _add_lora(model, targets, rank, alpha, dropout)
+            _add_lora(model, targets, rank, alpha, dropout, dora)
         elif kind == "lokr":
             _add_lokr(model, linears, targets, rank, alpha, dropout, factor)
         else:
@@ -95,6 +98,12 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in get_peft_model_state_dict(model).items()}
 
 
+def adapter_scale(model: nn.Module) -> float:
+    """The factor of a peft adapter's update: alpha / rank."""
+    config = getattr(model, "peft_config")[ADAPTER]  # noqa: B009  (no attribute of every module)
+    return float(getattr(config, "lora_alpha", None) or config.alpha) / config.r
+
+
 def adapter_metadata(model: nn.Module) -> dict[str, Any]:
     """Peft's config of the adapter in JSON types; empty for lycoris, whose file needs no config."""
     configs: Any = getattr(model, "peft_config", {})
@@ -104,12 +113,15 @@ def adapter_metadata(model: nn.Module) -> dict[str, Any]:
     return {name: sorted(value) if isinstance(value, set) else value for name, value in values.items()}
 
 
-@not_unpacked()
-def _add_lora(model: nn.Module, targets: Sequence[str], rank: int, alpha: float, dropout: float) -> None:
+def _add_lora(model: nn.Module, targets: Sequence[str], rank: int, alpha: float, dropout: float, dora: bool) -> None:
     peft = _peft()
     # written to the file as it is given, and some loaders need an integer
     whole = int(alpha) if float(alpha).is_integer() else alpha
-    _inject(model, peft.LoraConfig(r=rank, lora_alpha=whole, lora_dropout=dropout, target_modules=list(targets)), peft)
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=whole, lora_dropout=dropout, target_modules=list(targets), use_dora=dora
+    )
+    with nullcontext() if dora else not_unpacked():  # DoRA begins with the norms of the weights
+        _inject(model, config, peft)
 
 
 @not_unpacked()

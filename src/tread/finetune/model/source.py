@@ -192,11 +192,16 @@ class Source:
             raise ConfigError(f"cannot load {what} of {self.place}: {reason}") from error
 
     def class_of(self, part: str) -> Any:
-        """The class of a part; None if it is not from diffusers or transformers."""
+        """The class of a part; None if it is not from diffusers or transformers.
+
+        A part that belongs to one stock pipeline is listed under the name of that pipeline's module.
+        """
         if part not in self.parts:
             raise ConfigError(f"model_index.json of {self.place} has no {part} as [library, class]; get it again.")
         library, name = self.index[part]
-        return getattr(importlib.import_module(library), name, None) if library in STOCK else None
+        if library in STOCK:
+            return getattr(importlib.import_module(library), name, None)
+        return getattr(getattr(importlib.import_module("diffusers.pipelines"), library, None), name, None)
 
     @cached_property
     def _where(self) -> dict[str, Any]:

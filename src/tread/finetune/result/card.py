@@ -15,14 +15,13 @@ from typing import Any, Literal, TypedDict
 import yaml
 
 import tread
-from tread.finetune.families.wan import SECOND_FILE
 from tread.finetune.family import TuneFamily, has_lora_loader
+from tread.finetune.model.existing import LORA_FILES
 from tread.finetune.settings import FinetuneConfig
 
 ResultKind = Literal["standard", "lokr", "lycoris", "full"]
 """The adapter's `lora_type`, or `full` for all weights."""
 KINDS: dict[ResultKind, str] = {"standard": "LoRA", "lokr": "LoKr", "lycoris": "lycoris", "full": "all weights"}
-LORA_FILES = {"transformer": "pytorch_lora_weights.safetensors", "transformer_2": SECOND_FILE}
 LYCORIS_FILES = {"transformer": "lycoris.safetensors", "transformer_2": "lycoris_2.safetensors"}
 TWO_EXPERTS: tuple[str, ...] = ("transformer", "transformer_2")
 DTYPE = "torch_dtype=torch.bfloat16"
@@ -52,6 +51,8 @@ class Facts(TypedDict, total=False):
     """Width, height and frames of a typical sample."""
     references: int
     """The most reference images of a sample, where samples have any."""
+    merged: str
+    """The kind of the adapter that was merged into the weights, where one was."""
     previews: Sequence[tuple[str, str]]
     """Prompts with the paths of their previews, relative to the folder."""
 
@@ -59,6 +60,11 @@ class Facts(TypedDict, total=False):
 def kind_of(config: FinetuneConfig) -> ResultKind:
     """The kind of result that a config trains."""
     return config.lora_type if config.adapts else "full"
+
+
+def called(config: FinetuneConfig) -> str:
+    """What a config trains, in a word or two."""
+    return "DoRA" if config.use_dora else KINDS[kind_of(config)]
 
 
 def loading_lines(pipeline_name: str, kind: ResultKind, parts: Sequence[str] = ("transformer",)) -> list[str]:
@@ -86,7 +92,9 @@ def card(family: TuneFamily, parts: Sequence[str], config: FinetuneConfig, facts
     """The text of a result's README.md: front matter for the hub, how to load it, how it was trained."""
     kind, base = kind_of(config), config.pretrained_model_name_or_path
     front = yaml.safe_dump(_front_matter(family, kind, config, facts), sort_keys=False, allow_unicode=True)
-    what = "Fine-tuned weights" if kind == "full" else f"A {KINDS[kind]}"
+    what = "Fine-tuned weights" if kind == "full" else f"A {called(config)}"
+    if "merged" in facts:
+        what = f"Weights with a {facts['merged']} merged into them,"
     if config.init == "scratch":
         what = "A transformer trained from scratch, with the autoencoder and the text encoders of the pipeline,"
     sections = [
@@ -212,9 +220,12 @@ def _table(config: FinetuneConfig, kind: ResultKind, facts: Facts) -> str:
     """A Markdown table of the training settings, with the dense validation loss."""
     batch = config.train_batch_size * config.gradient_accumulation_steps
     scratch = " from scratch" if config.init == "scratch" else ""
-    rows = {"trained": KINDS[kind] + scratch, "steps": facts.get("step"), "batch size per process": batch}
+    trained = f"{facts['merged']}, merged into the base" if "merged" in facts else called(config) + scratch
+    rows = {"trained": trained, "steps": facts.get("step"), "batch size per process": batch}
     if kind in ("standard", "lokr"):
         rows["rank, alpha"] = f"{config.lora_rank}, {config.lora_alpha or config.lora_rank:g}"
+    if config.init_lora is not None:
+        rows["started from"] = f"`{config.init_lora}`"
     rows |= {
         "optimizer": f"{config.optimizer}, rate {config.learning_rate:g}, {config.lr_scheduler}",
         "precision of the base": config.base_model_precision.replace("no_change", config.mixed_precision),

@@ -3,37 +3,96 @@
 - It needs the run's folder and the base model: no data, no encoders, no GPU.
 - The base is not quantized: an adapter has the same names and values on any base.
 - Shards, whatever layout wrote them, become one file.
-- The weights are the moving average if the run keeps one, as in the results that training writes.
+- The weights are the average if the run keeps one, as in the results that training writes.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tread.errors import CheckpointError, ConfigError
 from tread.finetune.config import read_config
-from tread.finetune.result.write import RECORD
-from tread.finetune.run import write_from
-from tread.finetune.settings import FinetuneConfig
+from tread.finetune.model.merge import merge_adapter
+from tread.finetune.model.original_names import Layout
+from tread.finetune.result.card import called
+from tread.finetune.result.layout import check_kind, write_layout
+from tread.finetune.result.write import RECORD, write_result
+from tread.finetune.run import load_saved
+from tread.finetune.settings import FinetuneConfig, LoraPrecision
 from tread.training import checkpoint
 from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
 from tread.training.loop import CHECKPOINTS
 
 
-def export(run: Path, *, step: int | None = None, out: Path | None = None) -> list[Path]:
+def export(
+    run: Path,
+    *,
+    step: int | None = None,
+    out: Path | None = None,
+    layout: Layout | None = None,
+    merge: bool = False,
+    dtype: LoraPrecision | None = None,
+) -> list[Path]:
     """Write the result of the checkpoint of `step`, by default the newest; returns the paths.
 
-    It replaces the result in the run's folder, or goes to the folder `out`, which may hold an earlier result.
+    It replaces the result in the run's folder, or goes to the folder `out`, which may hold an earlier result. With
+    `layout` a LoRA is written beside it, under other names; with `merge` the transformers with the adapter in their
+    weights. `dtype` is the precision of what is written, by default the run's.
     """
     config = _config(run)
+    _check(config, layout, merge, dtype, out)
     path, manifest = _checkpoint(run, step)
+    if dtype is not None:
+        config = replace(config, lora_dtype=dtype)
+    if layout is not None:
+        models, family = load_saved(config, path, manifest)
+        return write_layout(out or run, layout, family, models, config, manifest)
     if out is not None and out.resolve() != run.resolve():
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / RECORD).is_file():
             raise ConfigError(f"--out {out} holds something else than a result; name a new or an empty folder.")
-        return write_from(out, config, path, manifest)
+        return _merged(out, config, path, manifest, dtype) if merge else _write(out, config, path, manifest)
     with locked(run / LOCK_FILE) as held:
         if not held:
             raise ConfigError(f"another job is training in {run}: wait for its end, or name another folder with --out.")
-        return write_from(run, config, path, manifest)
+        return _write(run, config, path, manifest)
+
+
+def _check(config: FinetuneConfig, layout: str | None, merge: bool, dtype: str | None, out: Path | None) -> None:
+    """Refuse options that do not go together, or not with this run."""
+    if layout is not None and merge:
+        raise ConfigError("--layout and --merge are two results; ask for one after the other.")
+    if layout is not None:
+        check_kind(layout, config)
+    if merge and not config.adapts:
+        raise ConfigError("--merge is for adapters, and this run trained all weights: leave it out.")
+    if merge and (out is None or out.resolve() == Path(config.output_dir).resolve()):
+        raise ConfigError("--merge writes whole weights beside no adapter: name a folder for them with --out.")
+    if dtype is not None and not config.adapts:
+        raise ConfigError("--dtype is for adapters, and this run trained all weights: leave it out.")
+
+
+def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> list[Path]:
+    models, family = load_saved(config, path, manifest)
+    return write_result(folder, family, models, config, manifest)
+
+
+def _merged(
+    folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any], dtype: str | None
+) -> list[Path]:
+    """Write the transformers with their adapters in the weights, as a result of all weights."""
+    if dtype is not None:
+        config = replace(
+            config,
+            base_model_precision="bf16" if dtype == "bf16" else "fp32",
+            mixed_precision="bf16" if dtype == "bf16" else "no",
+        )
+    models, family = load_saved(config, path, manifest)
+    for model in models.values():
+        merge_adapter(model)
+        if dtype == "fp16":
+            model.half()
+    full = replace(config, model_type="full", base_model_precision="no_change", use_dora=False, init_lora=None)
+    return write_result(folder, family, models, full, {**manifest, "merged": called(config)})
 
 
 def _config(run: Path) -> FinetuneConfig:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ RECORD = "result.json"
 """Names the checkpoint of a result and the sizes of its files."""
 CARD = "README.md"
 """The model card."""
+ADAPTER_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""`lora_dtype` -> the dtype of a file."""
 
 
 def write_result(
@@ -105,8 +108,9 @@ def header(config: FinetuneConfig, facts: Facts) -> dict[str, str]:
 def _write_adapters(
     folder: Path, family: TuneFamily, models: Mapping[str, nn.Module], config: FinetuneConfig, facts: Facts
 ) -> None:
+    dtype = ADAPTER_DTYPES[config.lora_dtype]
     states: dict[str, dict[str, Tensor]] = {
-        part: {name: tensor.cpu().contiguous() for name, tensor in adapter_state(model).items()}
+        part: {name: tensor.cpu().to(dtype).contiguous() for name, tensor in adapter_state(model).items()}
         for part, model in models.items()
     }
     if config.lora_type == "lycoris":

@@ -2,6 +2,7 @@
 "use strict";
 
 const NUMBERS = ["width", "height", "frames", "references", "batch", "text", "rank"];
+const SCHEDULE = ["warmup_steps", "cooldown_fraction", "levels", "total_steps"];
 const NAMES = ["way", "precision", "optimizer", "checkpointing", "selector", "reference_tokens"];
 
 function startState() {
@@ -16,6 +17,7 @@ function toHash(s) {
   fields.graphs = Number(s.graphs);
   fields.ema = Number(s.ema);
   fields.routes = s.routes.map((r) => [r.selection_ratio, r.start_layer_idx, r.end_layer_idx].join("_")).join("~");
+  fields.schedule = s.schedule ? SCHEDULE.map((name) => s.schedule[name] ?? "").join("_") : "";
   return new URLSearchParams(fields).toString();
 }
 
@@ -34,7 +36,19 @@ function fromHash(text) {
     const whole = routes.every((route) => route.length === 3 && route.every(Number.isFinite));
     if (whole) next.routes = routes.map(([ratio, start, end]) => routeOf(ratio, start, end));
   }
+  if (given.has("schedule")) next.schedule = scheduleOf(given.get("schedule"));
   return fitted(next);
+}
+
+// null where the link has none, or one that the command would refuse
+function scheduleOf(text) {
+  const values = text.split("_").map((part) => (part === "" ? null : Number(part)));
+  const [warmup, cooldown, levels, total] = values;
+  const whole = (value, least) => Number.isInteger(value) && value >= least;
+  const share = cooldown !== null && cooldown >= 0 && cooldown <= 1;
+  const counts = whole(warmup, 0) && whole(levels, 1) && (total === null || whole(total, 1));
+  if (values.length !== SCHEDULE.length || !share || !counts) return null;
+  return Object.fromEntries(SCHEDULE.map((name, index) => [name, values[index]]));
 }
 
 function routeOf(selection_ratio, start_layer_idx, end_layer_idx) {

@@ -25,12 +25,16 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
     "adamw": {"moments": 2},
     "adamw-bf16": {"moments": 2},
     "adamw-8bit": {"bytes": 2 + 2 * 4 / 256},
+    "adamw-schedule-free": {"moments": 2},
     "lion": {"moments": 1},
     "lion-8bit": {"bytes": 1 + 4 / 256},
+    "prodigy": {"moments": 4},
+    "muon": {"moments": 1},
     "adafactor": {"bytes": 0.1},
 }
 """State per trained weight: `moments` in the weight's precision, or `bytes`; 8-bit ones have a scale per 256 weights,
-and adafactor's rows and columns are a few percent of the weights."""
+adafactor's rows and columns are a few percent of the weights, and nearly all weights are matrices, of which muon keeps
+one momentum."""
 
 CARDS = (12, 16, 24, 48, 80)
 """Memory of common GPUs in GB."""

@@ -28,6 +28,9 @@ from tread.training.settings import JobConfig, LoopConfig
 UNSHARDED_OPTIMIZERS = {
     "adamw-8bit": "keeps its moments in blocks of 256 values that no other number of processes could cut",
     "lion-8bit": "keeps its moments in blocks of 256 values that no other number of processes could cut",
+    "adamw-schedule-free": "swaps the storage of weights for that of its average, which shards do not allow",
+    "prodigy": "estimates its rate from all weights together, and its library knows no shards",
+    "muon": "steps along whole matrices, and torch's takes other steps on shards",
     "adafactor": "needs whole rows and columns of a weight, and torch's has no form for shards",
 }
 """The optimizers that cannot be sharded, with the reason."""

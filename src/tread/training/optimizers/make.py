@@ -1,7 +1,8 @@
 """The optimizers by their config names.
 
 - `adamw` and `adafactor` are torch's; `adamw-8bit` and `lion-8bit` are bitsandbytes', which run on CPUs and GPUs alike;
-  `lion` and `adamw-bf16` are small enough to be written here.
+  `lion` and `adamw-bf16` are small enough to be written here. `muon` joins torch's Muon and AdamW (`muon.py`);
+  `prodigy` and `adamw-schedule-free` are their authors' (`self_tuned.py`).
 - Every state is a flat mapping of plain tensors, so that a checkpoint is safetensors and a resumed run is bit-equal.
   Bitsandbytes' code books are the same for every parameter: they are not saved, and restored on loading.
 - `adamw-bf16` rounds by a hash of (step, parameter, element): unbiased, and the same on every rank and however the
@@ -12,6 +13,7 @@
 import importlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -23,22 +25,44 @@ from torch.optim import Optimizer
 
 from tread.errors import check_choice, needs
 from tread.routing import noise
+from tread.training.optimizers.muon import MuonWithAdamW
+from tread.training.optimizers.self_tuned import prodigy, schedule_free
 from tread.training.settings import OptimizerConfig
 
 ROUNDING = int.from_bytes(b"roun")
 
 
-def make_optimizer(parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> Optimizer:
-    """The optimizer that `config.name` names, over all of `parameters`."""
+def make_optimizer(
+    parameters: Sequence[nn.Parameter], config: OptimizerConfig, embeddings: Sequence[Tensor] = ()
+) -> Optimizer:
+    """The optimizer that `config.name` names, over all of `parameters`; Muon leaves `embeddings` to AdamW."""
     make = OPTIMIZERS[check_choice(config.name, "optimizer.name", OPTIMIZERS)]
     arguments: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.name != "adafactor":  # it has no betas
         arguments["betas"] = tuple(config.betas)
-    if config.name.startswith("adamw"):
+    if config.name.startswith(("adamw", "muon", "prodigy")):
         arguments["eps"] = config.eps
+    if config.name == "muon":
+        arguments["embeddings"] = embeddings
     if config.name == "adamw":
         arguments["fused"] = all(parameter.is_cuda for parameter in parameters)
     return make(list(parameters), **arguments)
+
+
+def keeps_average(optimizer: Optimizer) -> bool:
+    """Whether an optimizer averages the weights by itself, as the schedule-free one does."""
+    return hasattr(optimizer, "averaged")
+
+
+def averaged_weights(optimizer: Optimizer) -> AbstractContextManager[object]:
+    """Inside, the parameters hold the average that the optimizer keeps; without one they stay as they are."""
+    return getattr(optimizer, "averaged", nullcontext)()
+
+
+def applied_rate(optimizer: Optimizer) -> float:
+    """The learning rate of the last step; Prodigy's is its estimate times the configured factor."""
+    group = optimizer.param_groups[0]
+    return group["lr"] * group.get("d", 1.0)
 
 
 # Chen et al. 2023 (arXiv 2302.06675), Algorithm 2
@@ -189,5 +213,8 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw-bf16": AdamWBF16,
     "lion": Lion,
     "lion-8bit": lambda *given, **settings: _bitsandbytes()["lion"](*given, **settings),
+    "adamw-schedule-free": schedule_free,
+    "prodigy": prodigy,
+    "muon": MuonWithAdamW,
     "adafactor": torch.optim.Adafactor,  # scales its steps by each weight: needs about a hundred times AdamW's rate
 }

@@ -1,0 +1,116 @@
+"""LoRA steps on the released shapes of every fine-tunable family, dense and routed: `python -m benchmarks.families`.
+
+    python -m benchmarks.families --warm --models chroma prx        # compile for the caches with few layers
+    python -m benchmarks.families --models chroma prx
+
+- The models are those that `tread plan` knows (`pages/model_lines.py`), made on the device with random weights; what
+  runs is the family's own `predict` with the family's own LoRA layers, in the step of `tread finetune`.
+- An image has 1024 x 1024 pixels, a clip 480 x 832 and its usual frames, or as many as make at most 16,384 tokens.
+- Layers are compiled and checkpointed, with CUDA graphs; `compiled` is the same without graphs, measured where
+  capturing fails because the stock forward waits for the device.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.lora import NOTES, RANK, Shape, Variant, build, lora_steps
+from benchmarks.record import Facts, Record, options
+from pages.model_lines import MODELS, Line
+from pages.subjects import Subject
+from tread.attach.registry import family_of
+from tread.finetune.model.adapters import add_adapter
+
+IMAGE, CLIP = (1024, 1024), (480, 832)
+MOST_TOKENS = 16384
+SHALLOW = 4
+"""Layers of each stack where few are enough: to fill the compiler's caches, and on a CPU."""
+
+
+def shape_of(line: Line, *, shallow: bool, smoke: bool) -> tuple[Subject, Shape]:
+    """A model of the released sizes and a batch of one sample."""
+    subject = Subject(line)
+    family = subject.family
+    frames, rows, columns = grid_of(subject)
+    if smoke:
+        frames, rows, columns = min(frames, 2), 4, 6
+    tokens, text = frames * rows * columns, line.reads or family.longest_text
+    depths = {stack: len(subject.model.get_submodule(stack)) for stack in subject.stacks}
+    config = {**line.config, **(shallow_config(subject, depths) if shallow else {})}
+
+    def inputs(device: torch.device) -> dict[str, Any]:
+        steps = zip(family.patch, (frames, rows, columns), strict=True)
+        sizes = [patch * count for patch, count in steps][0 if family.video else 1 :]
+        with torch.device(device):
+            noisy = torch.randn(1, line.channels, *sizes)
+            _, batch = subject.batch(1, 1, 16 if smoke else text)
+        return batch | {"mean": noisy, "noisy": noisy}
+
+    def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
+        noisy = batch["noisy"]
+        prediction = family.predict(model, noisy, torch.full((1,), 0.5, device=noisy.device), batch)
+        return (prediction.float() - 1).square().mean()
+
+    notes = {"batch": 1, "image_tokens": tokens, "text_tokens": text, "layers": depths, "title": line.title}
+    return subject, Shape(model=partial(subject.cls, **config), inputs=inputs, notes=notes, loss=loss)
+
+
+def grid_of(subject: Subject) -> tuple[int, int, int]:
+    """Tokens of a sample by frames, rows and columns."""
+    family, line = subject.family, subject.line
+    height, width = CLIP if family.video else IMAGE
+    step, rows_step, columns_step = family.patch
+    rows, columns = height // family.factor // rows_step, width // family.factor // columns_step
+    latent_frames = 1 + (line.frames - 1) // family.frame_factor
+    return max(1, min(latent_frames // step, MOST_TOKENS // (rows * columns))), rows, columns
+
+
+def shallow_config(subject: Subject, depths: dict[str, int]) -> dict[str, int]:
+    """The settings of a model's config that are the lengths of its stacks, each at most SHALLOW."""
+    counts = set(depths.values())
+    named = {
+        name: value
+        for name, value in subject.settings.items()
+        if type(value) is int and value in counts and any(word in name for word in ("layers", "blocks", "depth"))
+    }
+    return {name: min(value, math.ceil(SHALLOW / len(depths)) + 2) for name, value in named.items()}
+
+
+def run(record: Record, line: Line, *, graphs: bool) -> Facts:
+    """Compare dense and routed steps of one model."""
+    subject, shape = shape_of(line, shallow=record.warm or record.smoke, smoke=record.smoke)
+    model = build(shape, record.device)
+    add_adapter(model, kind="standard", rank=RANK, alpha=RANK, targets=subject.family.lora_targets, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.01)
+    variant = Variant(name="steps", graphs=graphs and record.device.type == "cuda")
+    with lora_steps(model, shape, variant, record.device, checkpointed=True) as steps:
+        facts = steps.warm_up(1) if record.warm else steps.compare(seconds=record.seconds, rounds=2)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": weights, "stacks": [stack.name for stack in family_of(model).stacks]} | facts
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the chosen models."""
+    parser = options(__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
+    given = parser.parse_args(arguments)
+    record = Record("families", given)
+    for name in given.models:
+        subject, shape = shape_of(MODELS[name], shallow=False, smoke=False)
+        facts = {"row": f"family-{name}", "checkpointed": True, "shapes": shape.notes | NOTES}
+        facts["family"] = subject.family.name
+        for kind in ("graphs", "compiled"):
+            found = record.measure(kind, partial(run, record, MODELS[name], graphs=kind == "graphs"), **facts)
+            if found["status"] == "ok":
+                break
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,8 @@
+"""`tread autotune`: the routes for one model, its data and one device, chosen by measurements.
+
+`cost.py` predicts the time of a step, `sensitivity.py` measures what dropping tokens costs without training,
+`rules.py` says which routes may be proposed, `search.py` chooses among them, `verify.py` runs finalists beside dense
+training. `subject.py` is the job that is measured; `measure.py` and `store.py` keep each measurement as it is made. It
+may import both jobs, `page` and `report`; only the command line imports it. What a number means on the user's screen is
+said in `text.py` and `page.py`, and nowhere else.
+"""

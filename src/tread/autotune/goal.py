@@ -1,0 +1,41 @@
+"""What the user asks for: a speed-up, a limit on the loss gap, or the whole front."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tread.autotune.search import Plan, at_speed, from_knee, within_gap
+from tread.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """One of the three; without a number the choice is the knee of the front."""
+
+    speedup: float | None = None
+    """Dense over routed seconds of a step, at least."""
+    gap: float | None = None
+    """Loss gap, at most."""
+
+    def __post_init__(self) -> None:
+        if self.speedup is not None and not self.speedup > 1:
+            raise ConfigError(f"--target-speedup is {self.speedup}; it must be above 1, which dense training has.")
+        if self.gap is not None and not self.gap > 0:
+            raise ConfigError(f"--max-loss-gap is {self.gap}; it must be above 0: 0.02 allows 2 % more loss.")
+
+    def ordered(self, plans: Sequence[Plan], dense: float) -> list[Plan]:
+        """The plans of a front that reach the goal, the best first; `dense` are the seconds of a dense step."""
+        if self.speedup is not None:
+            return at_speed(plans, dense, self.speedup)
+        return from_knee(plans) if self.gap is None else within_gap(plans, self.gap)
+
+    def best_gap_first(self, gaps: dict[str, float], names: Sequence[str]) -> list[str]:
+        """The finalists, once the gap of each is measured as a whole: their order may change, none is added."""
+        if self.speedup is not None:
+            return sorted(names, key=lambda name: gaps[name])
+        within = [name for name in names if self.gap is None or gaps[name] <= self.gap]
+        return within or list(names)
+
+    def __str__(self) -> str:
+        if self.speedup is not None:
+            return f"steps {self.speedup:g} times as fast as dense ones"
+        return "the knee of the front" if self.gap is None else f"a loss gap of at most {self.gap:.2%}"

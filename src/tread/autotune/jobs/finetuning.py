@@ -1,0 +1,159 @@
+"""`tread autotune` on a config of `tread finetune`.
+
+Samples for a few batches are encoded, of the most frequent bucket, into the config's cache, where a run finds them.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tread.attach.attach import Attachment
+from tread.attach.registry import family_of, layers_of
+from tread.autotune.cost import Stack
+from tread.autotune.jobs.job import batches_of, check_alone, routing_beside
+from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
+from tread.config.schema import plain
+from tread.errors import ConfigError
+from tread.finetune.data.prepare import prepare
+from tread.finetune.job import FinetuneJob
+from tread.finetune.preflight import check_model
+from tread.finetune.run import attach_routes, finetune, load_models, open_job
+from tread.finetune.settings import FinetuneConfig
+from tread.finetune.task import Finetuning, TuneBatch
+from tread.finetune.trial import STEPS
+from tread.kernels import attention
+from tread.training.checkpoint import list_checkpoints
+from tread.training.loop import CHECKPOINTS, Session
+from tread.training.memory import out_of_memory
+
+LEFT_OUT = (
+    *("output_dir", "cache_dir", "report_to", "tread_config", "max_train_steps", "num_train_epochs", "num_eval_images"),
+    *("eval_steps_interval", "checkpoint_step_interval", "checkpoints_total_limit", "logging_steps", "data_changed"),
+    *("validation_prompt", "validation_steps", "dataloader_num_workers"),
+)
+"""Settings that no measurement depends on."""
+
+
+class FinetuneTuning:
+    """The job of a `FinetuneConfig`."""
+
+    setting = "tread_config"
+
+    def __init__(self, config: FinetuneConfig) -> None:
+        self.config = config
+
+    @property
+    def routing(self) -> dict[str, Any]:
+        """See `Job.routing`."""
+        return routing_beside(self.config.tread_config)
+
+    def identity(self) -> dict[str, Any]:
+        """See `Job.identity`."""
+        settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
+        return {"job": "finetune", **settings, "tread_config": self.routing}
+
+    def dense_share(self, tread_config: Mapping[str, Any]) -> float:
+        """See `Job.dense_share`."""
+        plan = replace(self.config, tread_config=dict(tread_config)).plan()
+        return 0.0 if plan is None or plan.schedule is None else plan.schedule.cooldown_fraction
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """See `Job.explained`."""
+        advice = FinetuneJob.of(self.config).memory_advice
+        with out_of_memory(advice), attention.explained(self.config.attention):
+            yield
+
+    def check_verify(self) -> None:
+        """See `Job.check_verify`."""
+        if self.config.num_eval_images == 0:
+            raise ConfigError(
+                "--verify compares validation losses, and num_eval_images is 0: set it, or leave --verify out."
+            )
+
+    def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
+        """See `Job.open`."""
+        beside = {name: value for name, value in self.routing.items() if name != "schedule"}
+        config = replace(
+            self.config,
+            output_dir=str(folder),
+            tread_config=None,
+            validation_prompt=None,
+            num_eval_images=0,
+            max_train_steps=self.config.max_train_steps if self.config.num_train_epochs == 0 else STEPS,
+            num_train_epochs=0,
+            dataloader_num_workers=0,
+            report_to="none",
+        )
+        config, family, accelerator = open_job(config)
+        device = check_alone(accelerator)
+        check_model(config, family, device)
+        data = prepare(config, family, accelerator, folder, batches=batches_of(config.train_batch_size))
+        count = check_samples(len(data.train), config.train_batch_size, "train_batch_size")
+        models = load_models(config, family, device)
+        for model in models.values():
+            check_depth(len(layers_of(model)), ratios)
+        config = replace(config, tread_config={**beside, "routes": wide_routes(ratios), "schedule": None})
+        handles = {part: attach_routes(config, model) for part, model in models.items()}
+        task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
+        session = Session(task, FinetuneJob.of(config), accelerator)
+        if (source := config.resume_from_checkpoint) is not None:
+            session.load(Path(self.config.output_dir if source == "latest" else source) / CHECKPOINTS)
+        batches = list(islice(task.batches(0), count))
+        first, handle = batches[0], task.routing[0]
+        references = family.reference_tokens(first.tensors) if handle.plan.reference_tokens == "keep" else 0
+        return Opened(
+            task=task,
+            session=session,
+            batches=batches,
+            stacks=stacks_of(next(iter(models.values()))),
+            tokens=family.tokens(first.tensors["mean"]),
+            forced=_forced(first),
+            always=references if isinstance(handle, Attachment) else 0,
+            adapts=config.adapts,
+            fresh=config.init == "scratch" and config.resume_from_checkpoint is None,
+        )
+
+    def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
+        """See `Job.train`."""
+        finetune(
+            replace(
+                self.config,
+                output_dir=str(folder),
+                resume_from_checkpoint="latest" if list_checkpoints(folder / CHECKPOINTS) else None,
+                tread_config=None if tread_config is None else dict(tread_config),
+                max_train_steps=steps,
+                num_train_epochs=0,
+                eval_steps_interval=steps,
+                validation_prompt=None,
+                checkpoint_step_interval=steps,
+                checkpoints_total_limit=1,
+                report_to="none",
+            )
+        )
+
+    def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
+        """See `Job.command`."""
+        kept = [text for text in settings if not text.startswith(f"{self.setting}=")]
+        return shlex.join(["tread", "finetune", config or "", *kept, f"{self.setting}={path}"])
+
+
+def stacks_of(model: nn.Module) -> tuple[Stack, ...]:
+    """The stacks of a stock model with their layers, as routes count them."""
+    found, first = [], 0
+    for stack in family_of(model).stacks:
+        count = len(model.get_submodule(stack.name))  # pyright: ignore[reportArgumentType]
+        if count:
+            found.append(Stack(name=stack.name, first=first, last=first + count - 1))
+        first += count
+    return tuple(found)
+
+
+def _forced(batch: TuneBatch) -> int | None:
+    return None if batch.forced is None else int(batch.forced.sum(1).max())

@@ -1,0 +1,125 @@
+"""`tread autotune` on a config of `tread train`."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tread.autotune.cost import Stack
+from tread.autotune.jobs.job import batches_of, check_alone, routing_beside
+from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
+from tread.config.schema import plain
+from tread.errors import ConfigError
+from tread.kernels import attention
+from tread.models import model_size
+from tread.pretrain.run import pretrain
+from tread.pretrain.settings import PretrainConfig
+from tread.pretrain.task import Pretraining
+from tread.routing.plan import RoutePlan
+from tread.training.checkpoint import list_checkpoints
+from tread.training.job import make_accelerator
+from tread.training.loop import CHECKPOINTS, Session
+from tread.training.memory import out_of_memory
+
+LEFT_OUT = ("output_dir", "log", "checkpoint", "sample", "evaluate", "validation")
+"""Settings that no measurement depends on."""
+
+
+class PretrainTuning:
+    """The job of a `PretrainConfig`."""
+
+    setting = "model.tread_config"
+
+    def __init__(self, config: PretrainConfig) -> None:
+        self.config = config
+
+    @property
+    def routing(self) -> dict[str, Any]:
+        """See `Job.routing`."""
+        return routing_beside(self.config.model.tread_config)
+
+    def identity(self) -> dict[str, Any]:
+        """See `Job.identity`."""
+        settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
+        settings["model"] = {**settings["model"], "tread_config": self.routing, "name": None}
+        return {"job": "train", **settings}
+
+    def dense_share(self, tread_config: Mapping[str, Any]) -> float:
+        """See `Job.dense_share`."""
+        schedule = RoutePlan.from_config(tread_config).schedule
+        return 0.0 if schedule is None else schedule.cooldown_fraction
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """See `Job.explained`."""
+        config = self.config
+        with out_of_memory(config.memory_advice), attention.explained(config.train.attention, "train.attention"):
+            yield
+
+    def check_verify(self) -> None:
+        """See `Job.check_verify`."""
+        if self.config.validation.samples == 0:
+            raise ConfigError(
+                "--verify compares validation losses, and validation.samples is 0: set it, or leave --verify out."
+            )
+
+    def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
+        """See `Job.open`."""
+        depth = int((model_size(self.config.model.size) | self.config.model.overrides())["depth"])
+        check_depth(depth, ratios)
+        beside = {name: value for name, value in self.routing.items() if name != "schedule"}
+        config = replace(
+            self.config,
+            output_dir=str(folder),
+            model=replace(self.config.model, tread_config={**beside, "routes": wide_routes(ratios)}),
+            train=replace(self.config.train, workers=0),
+            validation=replace(self.config.validation, every=0, samples=0),
+            sample=replace(self.config.sample, vae=None),  # nothing is drawn
+            evaluate=replace(self.config.evaluate, every=0),
+            log=replace(self.config.log, trackers="none"),
+        )
+        accelerator = make_accelerator(config)
+        check_alone(accelerator)
+        task = Pretraining(config, accelerator, folder)
+        size = config.train.batch_size // config.train.micro_steps
+        count = min(batches_of(size), check_samples(len(task.train_set), size, "train.batch_size"))
+        session = Session(task, task.config, accelerator)
+        if config.resume is not None:
+            source = Path(self.config.output_dir if config.resume == "latest" else config.resume)
+            session.load(source / CHECKPOINTS)
+        return Opened(
+            task=task,
+            session=session,
+            batches=list(islice(task.batches(0), count)),
+            stacks=(Stack(name="blocks", first=0, last=depth - 1),),
+            tokens=task.model.grid[0] * task.model.grid[1],
+            forced=None,
+            always=0,
+            adapts=False,
+            fresh=config.model.weights is None and config.resume is None,
+        )
+
+    def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
+        """See `Job.train`."""
+        pretrain(
+            replace(
+                self.config,
+                output_dir=str(folder),
+                resume="latest" if list_checkpoints(folder / CHECKPOINTS) else None,
+                model=replace(self.config.model, tread_config=None if tread_config is None else dict(tread_config)),
+                train=replace(self.config.train, steps=steps, epochs=None),
+                validation=replace(self.config.validation, every=steps),
+                sample=replace(self.config.sample, every=0),
+                evaluate=replace(self.config.evaluate, every=0),
+                checkpoint=replace(self.config.checkpoint, every=steps, keep=1),
+                log=replace(self.config.log, trackers="none"),
+            )
+        )
+
+    def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
+        """See `Job.command`."""
+        kept = [text for text in settings if not text.startswith(f"{self.setting}=")]
+        return shlex.join(["tread", "train", *([] if config is None else [config]), *kept, f"{self.setting}={path}"])

@@ -1,0 +1,120 @@
+"""Which routes may be proposed: those that carry none of the risks that tread warns about.
+
+Measured sensitivity does not tell what long runs tell: a ratio that won after 30 seconds lost after 430
+(docs/results.md). What did hold in every run is in `tread.routing.risks`, as limits, and the tuner keeps to them: first
+and last layers, layers left to a dropped token, the ratio on few tokens and that of an adapter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tread.errors import ConfigError
+from tread.routing.plan import RoutePlan
+from tread.routing.risks import (
+    ADAPTER_RATIO,
+    FEW_TOKENS,
+    FEWEST_LAYERS,
+    FIRST_LAYERS,
+    HIGH_RATIO,
+    adapter_risks,
+    layer_risks,
+    passage_risks,
+    token_risks,
+)
+from tread.routing.route import Route
+
+RATIOS = (0.25, 0.4, 0.5, 0.6, 0.75)
+"""Ratios that are tried; each is a length of the stream, to be compiled once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The limits for one model on one kind of sample."""
+
+    depth: int
+    tokens: int
+    """Image tokens of a sample, without references."""
+    adapts: bool
+    """Whether only an adapter is trained."""
+
+    def broken(self, routes: Sequence[Route]) -> list[str]:
+        """The risks of a plan with these routes, in the words of their warnings; empty if it may be proposed."""
+        plan = RoutePlan(routes=tuple(routes)).resolve(self.depth)
+        risks = layer_risks(plan) + passage_risks(plan) + token_risks(plan, self.tokens)
+        return risks + (adapter_risks(plan) if self.adapts else [])
+
+    @property
+    def ceiling(self) -> float | None:
+        """The highest ratio allowed; None: no rule limits it."""
+        limits = [ADAPTER_RATIO] * self.adapts + [HIGH_RATIO] * (self.tokens <= FEW_TOKENS)
+        return min(limits, default=None)
+
+    @property
+    def first(self) -> int:
+        """The first layer that a window may have."""
+        return FIRST_LAYERS
+
+    @property
+    def last(self) -> int:
+        """The last layer that a window may have."""
+        return self.depth - 2
+
+    @property
+    def longest(self) -> int:
+        """Layers that all windows of a plan may have together."""
+        return self.depth - FEWEST_LAYERS
+
+    def ratios(self, asked: Sequence[float] = RATIOS) -> tuple[float, ...]:
+        """Those of the ratios that are allowed, ascending."""
+        return tuple(sorted({ratio for ratio in asked if self.ceiling is None or ratio <= self.ceiling}))
+
+    def windows(self, edges: int) -> list[tuple[int, int]]:
+        """Windows (start, end) between evenly spread edges, at most so many of them; coarse ones come first.
+
+        >>> Rules(depth=12, tokens=1024, adapts=False).windows(3)
+        [(2, 6), (7, 10)]
+        """
+        first, after = self.first, self.last + 1
+        if after <= first:
+            return []
+        count = min(edges, after - first + 1) - 1
+        found = [first + round((after - first) * index / max(count, 1)) for index in range(count + 1)]
+        index = {edge: place for place, edge in enumerate(found)}
+        windows = [(start, end - 1) for start in found for end in found if start < end]
+        allowed = [(start, end) for start, end in windows if end - start + 1 <= self.longest]
+        # an interrupted measurement has covered the layers evenly: every second edge before the others
+        return sorted(allowed, key=lambda w: (index[w[0]] % 2 + index[w[1] + 1] % 2, w[0] - w[1], w))
+
+    def sentences(self) -> list[str]:
+        """The limits in words, for the report."""
+        said = [
+            f"windows start at layer {self.first} or later and end at layer {self.last} at the latest",
+            f"a dropped token passes at least {FEWEST_LAYERS} of the {self.depth} layers: windows that left it three "
+            "or two of twelve fell apart",
+        ]
+        if self.tokens <= FEW_TOKENS:
+            lost = "0.75 won after 30 seconds and lost after 430"
+            said.append(f"at most {HIGH_RATIO:g} is dropped of {self.tokens} tokens: {lost}")
+        if self.adapts:
+            said.append(f"at most {ADAPTER_RATIO:g} is dropped while an adapter is trained")
+        return said
+
+    def to_config(self) -> dict[str, Any]:
+        """What the report reads: the limits as numbers and in words."""
+        return {"first": self.first, "last": self.last, "longest": self.longest, "ceiling": self.ceiling,
+                "sentences": self.sentences()}  # fmt: skip
+
+
+def parse_ratios(text: str | None) -> tuple[float, ...]:
+    """The ratios of a command line, ascending.
+
+    >>> parse_ratios("0.5,0.25")
+    (0.25, 0.5)
+    """
+    if text is None:
+        return RATIOS
+    try:
+        return tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        raise ConfigError(f"--ratios is {text!r}; give numbers such as 0.25,0.5.") from None

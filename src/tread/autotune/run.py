@@ -1,0 +1,297 @@
+"""`tread autotune CONFIG`: measure, search, verify, write.
+
+The folder of a tuning has `measurements.json` (every figure, kept as it is made), `tread_config.json` (the routes,
+ready for a config), `report.html`, and with --verify the runs. The same command again goes on where it was stopped.
+"""
+
+import gc
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from tread.autotune import text
+from tread.autotune.cost import Cost, Routes, fit, key_of, probes, routes_of
+from tread.autotune.goal import Goal
+from tread.autotune.jobs.job import Job, read_job, stem
+from tread.autotune.measure import Budget, Timer, measure_kept, measure_losses, measure_seconds, steady
+from tread.autotune.page import write_page
+from tread.autotune.rules import RATIOS
+from tread.autotune.search import Plan, Window, front
+from tread.autotune.sensitivity import check_gaps, gap
+from tread.autotune.store import FILE, Store, claimed
+from tread.autotune.subject import LEVELS, Subject
+from tread.autotune.verify import Arm, standing, verify
+from tread.errors import ConfigError, RiskWarning
+from tread.files import atomic_write
+from tread.routing.route import Route
+from tread.training.record import origin
+
+FINALISTS = 3
+CONFIG_FILE = "tread_config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line."""
+
+    config: str | None
+    settings: Sequence[str]
+    goal: Goal
+    out: Path | None = None
+    budget_minutes: float = 30.0
+    verify_minutes: float | None = None
+    ratios: Sequence[float] = RATIOS
+    edges: int = 8
+    """Layers at which windows may begin and end: every pair of them is a window."""
+    windows: int = 2
+    """Windows of a plan, at most."""
+    start_steps: int = 200
+    """Dense steps before sensitivity is measured, where the weights are new."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("--budget-minutes", self.budget_minutes), ("--verify", self.verify_minutes)):
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value}; it must be a number of minutes above 0.")
+        counts = ("--edges", self.edges, 2), ("--windows", self.windows, 1), ("--start-steps", self.start_steps, 0)
+        for name, value, low in counts:
+            if value < low:
+                raise ConfigError(f"{name} is {value}; it must be at least {low}.")
+        if not 1 <= len(self.ratios) <= len(RATIOS) or not all(0 < ratio < 1 for ratio in self.ratios):
+            raise ConfigError(
+                f"--ratios is {list(self.ratios)}; give one to {len(RATIOS)} fractions of tokens to drop, each between "
+                "0 and 1: each is compiled for."
+            )
+
+
+def autotune(options: Options, *, timer: Timer | None = None, clock: Callable[[], float] | None = None) -> Path:
+    """Tune the routes of a config; returns the folder. `timer` and `clock` replace the device's and the system's."""
+    job = read_job(options.config, options.settings)
+    if options.verify_minutes is not None:
+        job.check_verify()
+    out = options.out or Path("autotune") / stem(options.config)
+    with claimed(out) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RiskWarning)  # the rules keep to them
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        tuning = _Tuning(options, job, folder, device)
+        with _kept(folder), job.explained():
+            tuning.run(timer or steady(device), Budget(60 * options.budget_minutes, *([clock] if clock else [])))
+    return folder
+
+
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """Say what an interruption leaves."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"interrupted; what was measured is kept in {folder / FILE}: the same command goes on from there")
+        raise
+
+
+class _Tuning:
+    """What the stages of a tuning share."""
+
+    def __init__(self, options: Options, job: Job, folder: Path, device: torch.device) -> None:
+        self.options, self.job, self.folder, self.device = options, job, folder, device
+        start = origin(device)
+        identity = job.identity() | {"device": start["device"], "torch": start["versions"].get("torch")}
+        self.store = Store(folder, identity | {"levels": list(LEVELS)}, start)
+        self.store.write()
+        self.notes: list[str] = [] if device.type == "cuda" else [text.ON_A_CPU]
+
+    def run(self, timer: Timer, budget: Budget) -> None:
+        """See `autotune`."""
+        subject = Subject(self.job.open(self.folder, self.options.ratios))
+        print(self._opening(subject))
+        ratios = self._ratios(subject)
+        cost = self._cost(subject, ratios, timer, budget)
+        losses = self._losses(subject, ratios, budget)
+        plans = self._search(subject, cost, losses)
+        ordered = self.options.goal.ordered(plans, cost.seconds(()))
+        result = self._result(subject, cost, losses, plans)
+        if not ordered:
+            reason = text.unreached(self.options.goal, result["front"], fastest=self.options.goal.speedup is not None)
+            self._write(result | {"notes": [reason, *self.notes]})
+            raise ConfigError(reason)
+        finalists = ordered[:FINALISTS]
+        result["finalists"] = self._finalists(subject, cost, finalists, timer, budget)
+        subject.close()
+        del subject
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._conclude(result, cost)
+
+    def _opening(self, subject: Subject) -> str:
+        """What is measured, within which rules, and what the device makes of it."""
+        lines = [f"measuring {subject.summary()}", "rules: " + "; ".join(subject.rules.sentences())]
+        return "\n".join(lines if self.device.type == "cuda" else [*lines, text.ON_A_CPU])
+
+    def _ratios(self, subject: Subject) -> tuple[float, ...]:
+        asked, ceiling = self.options.ratios, subject.rules.ceiling
+        ratios = subject.rules.ratios(asked)
+        if not ratios:
+            raise ConfigError(
+                f"--ratios has none of at most {ceiling:g}, the highest that the rules allow here: add a lower one."
+            )
+        if set(asked) != set(RATIOS) and len(ratios) < len(set(asked)):
+            left = ", ".join(f"{ratio:g}" for ratio in asked if ratio not in ratios)
+            self.notes.append(f"--ratios {left} left out: the rules allow at most {ceiling:g} here.")
+        return ratios
+
+    def _cost(self, subject: Subject, ratios: Sequence[float], timer: Timer, budget: Budget) -> Cost:
+        tokens = subject.tokens(measure_kept(subject, self.store, ratios))
+        plans = probes(subject.stacks, ratios)
+        seconds = measure_seconds(subject, self.store, plans, timer, budget)
+        if len(seconds) < len(plans):
+            raise ConfigError(
+                f"--budget-minutes {self.options.budget_minutes:g} ended after {len(seconds)} of {len(plans)} plans "
+                "were timed: what was measured is kept, give the same command again to go on."
+            )
+        return fit(seconds, subject.stacks, tokens)
+
+    def _losses(self, subject: Subject, ratios: Sequence[float], budget: Budget) -> dict[str, Any]:
+        plans: list[Routes] = [
+            (Route(selection_ratio=ratio, start_layer_idx=start, end_layer_idx=end),)
+            for start, end in subject.rules.windows(self.options.edges)
+            for ratio in ratios
+        ]
+        plans = [routes for routes in plans if not subject.rules.broken(routes)]
+        if subject.opened.fresh:
+            self.notes.append(text.FRESH.format(steps=self.options.start_steps))
+            self.store.since_start(self.options.start_steps)
+        losses = self._measured(subject, plans, budget, "sensitivity")
+        if not losses:
+            raise ConfigError(
+                f"--budget-minutes {self.options.budget_minutes:g} ended before a window was measured: what was "
+                "measured is kept, give the same command again to go on."
+            )
+        if len(losses) < len(plans):
+            self.notes.append(
+                f"the budget ended after {len(losses)} of {len(plans)} windows; the same command measures the others."
+            )
+        check_gaps(losses)
+        return losses
+
+    def _measured(self, subject: Subject, plans: Sequence[Routes], budget: Budget, what: str) -> dict[str, Any]:
+        """The losses of some plans; a new model is trained before the first one, dense."""
+        due = any(self.store.get("losses", key_of(routes)) is None for routes in plans)
+        if due and subject.opened.fresh and not subject.started:
+            subject.start(self.options.start_steps, lambda steps: tqdm(steps, desc="dense start", unit="step"))
+        return measure_losses(subject, self.store, plans, budget, what)
+
+    def _search(self, subject: Subject, cost: Cost, losses: Mapping[str, Any]) -> list[Plan]:
+        windows = []
+        for key, some in losses.items():
+            (route,) = routes_of(key)
+            window = Window(route=route, saving=cost.saving(route), gap=gap(some))
+            if window.saving > 0:
+                windows.append(window)
+        rules = subject.rules
+        found = front(windows, depth=rules.depth, longest=rules.longest, most=self.options.windows)
+        return [plan for plan in found if plan.routes]
+
+    def _result(self, subject: Subject, cost: Cost, losses: Mapping[str, Any], plans: Sequence[Plan]) -> dict[str, Any]:
+        return {
+            "goal": str(self.options.goal),
+            "summary": subject.summary(),
+            "dense_seconds": cost.seconds(()),
+            "cost": cost.to_config(),
+            "timed": {
+                key_of(routes): {"predicted": cost.seconds(routes), "rounds": self.store.get("seconds", key_of(routes))}
+                for routes in probes(subject.stacks, subject.rules.ratios(self.options.ratios))
+            },
+            "measured": len(losses),
+            "windows": sorted(losses),
+            "levels": len(LEVELS),
+            "rules": subject.rules.to_config() | {"depth": subject.rules.depth},
+            "front": [
+                {"plan": key_of(r), "seconds": cost.seconds(r), "speedup": cost.speedup(r), "gap": plan.gap}
+                for plan in plans
+                for r in (plan.routes,)
+            ],
+            "finalists": [],
+            "verified": {},
+        }  # fmt: skip
+
+    def _finalists(
+        self, subject: Subject, cost: Cost, plans: Sequence[Plan], timer: Timer, budget: Budget
+    ) -> list[dict[str, Any]]:
+        """The finalists with what was measured of them as wholes, the best first."""
+        every = [plan.routes for plan in plans]
+        losses = self._measured(subject, every, budget, "finalists")
+        seconds = measure_seconds(subject, self.store, every, timer, budget, rounds=1)
+        timed = self.store.get("seconds", key_of(()))
+        dense = sum(timed) / len(timed)
+        rows: dict[str, dict[str, Any]] = {}
+        for plan in plans:
+            name, took = key_of(plan.routes), seconds.get(plan.routes)
+            rows[name] = {
+                "plan": name,
+                "seconds": cost.seconds(plan.routes),
+                "speedup": cost.speedup(plan.routes),
+                "timed_speedup": None if took is None else dense / took,
+                "gap": plan.gap,
+                "whole_gap": gap(losses[name]) if name in losses else None,
+            }
+        gaps = {name: row["gap"] if row["whole_gap"] is None else row["whole_gap"] for name, row in rows.items()}
+        return [rows[name] for name in self.options.goal.best_gap_first(gaps, list(rows))]
+
+    def _tread_config(self, name: str) -> dict[str, Any]:
+        return {**self.job.routing, "routes": [route.to_config() for route in routes_of(name)]}
+
+    def _conclude(self, result: dict[str, Any], cost: Cost) -> None:
+        names = [one["plan"] for one in result["finalists"]]
+        share = self.job.dense_share(self._tread_config(names[0]))
+        if self.options.verify_minutes is not None:
+            result["verified"] = self._verify(result["finalists"], cost, share)
+            self.notes.append(text.VERIFIED)
+        left = standing(names, result["verified"])
+        for one in result["finalists"]:
+            one["rejected"] = one["plan"] not in left
+        self.notes.append(text.GAP)
+        if any(" " in one["plan"] for one in result["front"]):
+            self.notes.append(text.SUMMED)
+        if not left:
+            reason = (
+                "every finalist fell apart in its verifying run, so no routes are proposed: train dense, or ask for "
+                f"less. All figures are in {self.folder / FILE}."
+            )
+            self._write(result | {"notes": [reason, *self.notes]})
+            raise ConfigError(reason)
+        chosen = next(one for one in result["finalists"] if one["plan"] == left[0])
+        if share:
+            whole = 1 / ((1 - share) / chosen["speedup"] + share)
+            self.notes.append(
+                f"the schedule runs the last {share:.0%} of the steps dense: a whole run is {whole:.2f} times as fast."
+            )
+        result |= {"chosen": chosen["plan"], "tread_config": self._tread_config(chosen["plan"])}
+        path = self.folder / CONFIG_FILE
+        with atomic_write(path) as file:
+            file.write((json.dumps({"tread_config": result["tread_config"]}, indent=1) + "\n").encode())
+        result["command"] = self.job.command(self.options.config, self.options.settings, path)
+        self._write(result | {"notes": self.notes})
+        print(text.summary(result | {"notes": self.notes}))
+        print(f"\nroutes: {path}\ntrain with: {result['command']}")
+
+    def _verify(self, finalists: Sequence[Mapping[str, Any]], cost: Cost, share: float) -> dict[str, Any]:
+        dense = cost.seconds(())
+        arms = [Arm(routes=(), tread_config=None, seconds=dense)]
+        for one in finalists:
+            seconds = (1 - share) * one["seconds"] + share * dense
+            arms.append(
+                Arm(routes=routes_of(one["plan"]), tread_config=self._tread_config(one["plan"]), seconds=seconds)
+            )
+        assert self.options.verify_minutes is not None
+        return verify(self.job, self.store, arms, self.options.verify_minutes, self.folder)
+
+    def _write(self, result: Mapping[str, Any]) -> None:
+        self.store.conclude(result)
+        print(f"report: {write_page(self.folder, self.store.facts)}")

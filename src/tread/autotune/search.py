@@ -1,0 +1,110 @@
+"""The plans that nothing measured beats: exact search over windows and ratios, with their Pareto front.
+
+- Both costs of a plan are sums over its windows: seconds saved (`cost.py`), and the loss gap of each window as it was
+  measured alone (`sensitivity.py`). So the plans that end before a layer and are beaten by none of the others stay
+  unbeaten whatever follows, and going through the layers once finds every unbeaten plan: no heuristic, and no list of
+  all combinations.
+- How many layers the windows have together is a third coordinate, because the rules limit it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tread.autotune.cost import Routes
+from tread.routing.route import Route
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A measured window."""
+
+    route: Route
+    saving: float
+    """Seconds of a step that it saves."""
+    gap: float
+    """Its loss gap alone: routed over dense loss, less 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A plan that no other beats; without routes it is dense."""
+
+    routes: Routes
+    saving: float
+    gap: float
+
+    @property
+    def layers(self) -> int:
+        """Layers of its windows."""
+        return sum(route.end_layer_idx - route.start_layer_idx + 1 for route in self.routes)
+
+
+DENSE = Plan(routes=(), saving=0.0, gap=0.0)
+
+
+def front(windows: Sequence[Window], *, depth: int, longest: int, most: int) -> list[Plan]:
+    """The unbeaten plans of at most `most` disjoint windows with at most `longest` layers, the fastest first.
+
+    A plan is beaten by one that saves as much or more at a gap as small or smaller, and is not equal to it.
+    """
+    ending: dict[int, list[Window]] = {}
+    for window in windows:
+        ending.setdefault(window.route.end_layer_idx, []).append(window)
+    # fronts[n][layer]: plans of n windows within the layers before it
+    fronts: list[list[list[Plan]]] = [[[DENSE] for _ in range(depth + 1)]]
+    for count in range(1, most + 1):
+        here: list[list[Plan]] = [[]]
+        for layer in range(1, depth + 1):
+            found = list(here[layer - 1])
+            for window in ending.get(layer - 1, ()):
+                found += [
+                    joined
+                    for before in fronts[count - 1][window.route.start_layer_idx]
+                    if (joined := _with(before, window)).layers <= longest
+                ]
+            here.append(_unbeaten(found, by_layers=True))
+        fronts.append(here)
+    return _unbeaten([plan for some in fronts for plan in some[depth]], by_layers=False)
+
+
+def _with(plan: Plan, window: Window) -> Plan:
+    return Plan(routes=(*plan.routes, window.route), saving=plan.saving + window.saving, gap=plan.gap + window.gap)
+
+
+def _unbeaten(plans: list[Plan], *, by_layers: bool) -> list[Plan]:
+    """Those that no other equals or beats in saving, gap and, if asked, layers; of equal ones that of fewest routes."""
+    kept: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (-plan.saving, plan.gap, plan.layers, len(plan.routes))):
+        if not any(other.gap <= plan.gap and (not by_layers or other.layers <= plan.layers) for other in kept):
+            kept.append(plan)  # those in `kept` save as much or more
+    return kept
+
+
+def at_speed(plans: Sequence[Plan], dense: float, target: float) -> list[Plan]:
+    """The plans that are `target` times as fast as dense steps of so many seconds, the smallest gap first."""
+    return sorted(
+        (plan for plan in plans if plan.routes and dense / (dense - plan.saving) >= target),
+        key=lambda plan: (plan.gap, -plan.saving),
+    )
+
+
+def within_gap(plans: Sequence[Plan], most: float) -> list[Plan]:
+    """The plans whose gap is at most `most`, the fastest first."""
+    return sorted(
+        (plan for plan in plans if plan.routes and plan.gap <= most), key=lambda plan: (-plan.saving, plan.gap)
+    )
+
+
+def from_knee(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans of a front from its knee on: the one farthest below the line between its ends, then its neighbours."""
+    if not plans:
+        return []
+    ends = sorted(plans, key=lambda plan: plan.saving)
+    low, high = ends[0], ends[-1]
+    across, up = high.saving - low.saving, high.gap - low.gap
+
+    def below(plan: Plan) -> float:
+        share = (plan.saving - low.saving) / across if across else 0.0
+        return share - ((plan.gap - low.gap) / up if up else 0.0)
+
+    return sorted((plan for plan in plans if plan.routes), key=lambda plan: (-below(plan), plan.gap))

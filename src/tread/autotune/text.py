@@ -1,0 +1,87 @@
+"""What the tuner says: sentences about its figures, for the terminal and for the page."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tread.autotune.cost import routes_of
+from tread.autotune.verify import FALLS_APART
+from tread.words import counted
+
+ON_A_CPU = (
+    "There is no GPU here: times and speed-ups are those of this CPU, and a GPU's will differ, most for small models. "
+    "Loss gaps do not depend on the device. Tune again on the machine that trains."
+)
+GAP = (
+    "A loss gap is the routed over the dense loss on fixed samples and noise, less 1, before any training. It chooses "
+    "between plans of one speed; it does not say which speed gives the best images after hours. No cheap figure is "
+    "known to do so: what long runs showed is in the rules."
+)
+SUMMED = "The gap of several windows is predicted as the sum of theirs; that of finalists is measured as a whole."
+FRESH = (
+    "The weights are new, so the gaps are those after a dense start of {steps} steps; name a trained run with resume \
+for others."
+)
+VERIFIED = (
+    f"A verifying run rejects a plan whose dense validation loss ends more than {FALLS_APART:.0%} above that of dense "
+    "training at equal wall-clock. It never promotes one: in our own runs the winner of 30 seconds lost after 430."
+)
+
+
+def named(key: str) -> str:
+    """A plan as people write it.
+
+    >>> named("2..8@0.5 10..12@0.25"), named("dense")
+    ('0.5 over 2..8, 0.25 over 10..12', 'dense')
+    """
+    routes = routes_of(key)
+    return ", ".join(f"{r.selection_ratio:g} over {r.start_layer_idx}..{r.end_layer_idx}" for r in routes) or "dense"
+
+
+def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool) -> str:
+    """The sentence about a goal that no plan reaches, with the best there is."""
+    if not front:
+        return f"no window within the rules saves time on this machine, so nothing reaches {goal}: train dense."
+    best = front[0] if fastest else front[-1]
+    word = "fastest" if fastest else "gentlest"
+    return (
+        f"no plan within the rules reaches {goal}: the {word} there is, {named(best['plan'])}, has steps "
+        f"{best['speedup']:.2f} times as fast as dense at a loss gap of {best['gap']:.2%}. Ask for that; all "
+        "measurements are kept."
+    )
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """What came out, for the terminal."""
+    cost = result["cost"]
+    lines = [
+        f"dense step {_time(result['dense_seconds'])}; the fit is within {cost['error']:.1%} of every timed plan",
+        f"{counted(result['measured'], 'window')} measured at {counted(result['levels'], 'noise level')}, "
+        f"{counted(len(result['front']), 'plan')} that no other beats",
+        "",
+        f"{'plan':<34} {'speed-up':>8} {'timed':>7} {'loss gap':>9} {'whole':>8}",
+    ]
+    for one in result["finalists"]:
+        mark = " <- chosen" if one["plan"] == result.get("chosen") else " rejected" if one.get("rejected") else ""
+        lines.append(
+            f"{named(one['plan']):<34} {one['speedup']:>7.2f}x {_times(one['timed_speedup']):>7} {one['gap']:>9.2%} "
+            f"{_percent(one['whole_gap']):>8}{mark}"
+        )
+    for name, one in result["verified"].items():
+        lines.append(
+            f"verified {named(name)}: {one['steps']:,} steps in {one['seconds'] / 60:.1f} min, validation loss "
+            f"{one['val_loss']:.4f} ({one['against_dense']:+.2%})"
+        )
+    notes = [f"note: {note}" for note in result["notes"] if note != ON_A_CPU]  # it was the first thing said
+    return "\n".join([*lines, "", *notes])
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"

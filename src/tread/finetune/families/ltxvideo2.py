@@ -1,0 +1,145 @@
+"""The family LTX-2 (2.0, 2.3): text to video, and image to video by a given first frame; sound is kept as it is.
+
+- The model draws video and sound in two streams that attend to each other. Clips are trained without their sound, as in
+  the pipeline's own call for one modality (`isolate_modalities`): the video's prediction then depends on no audio, and
+  the audio's weights and the attention between the streams stay as they are. One token of silence fills the other
+  stream.
+- Text is Gemma's states of all layers, which the pipeline's connectors turn into two sequences, for video and for
+  audio; padding becomes registers that the model reads. The connectors' output is cached at full length, and in
+  previews stands in for the connectors, which the stock pipeline calls for encoded prompts too.
+- Positions are in seconds and pixels: they depend on the frame rate. A given first frame has time 0.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tread.errors import ConfigError
+from tread.finetune.families.first_frame import after_first, with_first
+from tread.finetune.families.ltxvideo import LTXVideo
+from tread.finetune.family import Batch, Text
+from tread.finetune.model.source import Source
+
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+
+
+class LTXVideo2(LTXVideo):
+    """LTX-2."""
+
+    name = "ltxvideo2"
+    pipelines = ("LTX2Pipeline", "LTX2ImageToVideoPipeline")
+    image_pipelines: ClassVar[dict[str, str]] = {"LTX2Pipeline": "LTX2ImageToVideoPipeline"}
+    text_parts = ("tokenizer", "text_encoder", "connectors")
+    drawing_parts = ("audio_vae", "vocoder")
+    longest_text = 1024
+    texts_differ = False
+    lora_targets = tuple(f"{name}.{linear}" for name in ("attn1", "attn2") for linear in _ATTENTION)
+    frame_rate = 24
+    steps = 30
+
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        super().__init__(source, text_length)
+        registers = source.config("connectors").get("video_connector_num_learnable_registers") or 1
+        if self.text_length % registers:
+            raise ConfigError(
+                f"tokenizer_max_length is {self.text_length}, but the connectors of {source.place!r} fill captions up "
+                f"with {registers} registers: set it to a multiple of {registers}, or leave it out."
+            )
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        states, mask, _, _ = pipeline.encode_prompt(
+            list(captions), do_classifier_free_guidance=False, max_sequence_length=self.text_length
+        )  # (B, L, layers D), (B, L)
+        encoded = pipeline.connectors(states, mask, padding_side=pipeline.tokenizer.padding_side)
+        return [{"embeds": e, "audio": a, "mask": m} for e, a, m in zip(*encoded, strict=True)]  # (L, D), (L, A), (L,)
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        return {name: torch.stack([text[name] for text in texts]) for name in ("embeds", "mask")}
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        from diffusers.pipelines.ltx2.pipeline_ltx2 import LTX2Pipeline as stock
+
+        config, sigma = self.source.config("transformer"), time * 1000
+        timestep = sigma
+        if self._starts_clean(noisy):
+            noisy = with_first(noisy, batch["mean"])
+            timestep = sigma[:, None] * self.any_in_token(after_first(noisy))  # (B, S)
+        frames, rows, columns = noisy.shape[2:]
+        patch_t, patch, _ = self.patch
+        text_width = "caption_channels" if config.get("use_prompt_embeddings", True) else "audio_cross_attention_dim"
+        velocity, _ = model(
+            hidden_states=stock._pack_latents(noisy, patch, patch_t),  # (B, S, D)
+            audio_hidden_states=noisy.new_zeros(len(noisy), 1, config["audio_in_channels"]),
+            encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
+            audio_encoder_hidden_states=noisy.new_zeros(len(noisy), 1, config[text_width]),
+            timestep=timestep,
+            audio_timestep=sigma,
+            sigma=sigma,
+            encoder_attention_mask=batch["text.mask"],
+            num_frames=frames,
+            height=rows,
+            width=columns,
+            fps=float(self.frame_rate),
+            video_coords=self._coords((frames, rows, columns), noisy.device).expand(len(noisy), -1, -1, -1),
+            audio_num_frames=1,
+            isolate_modalities=True,
+            return_dict=False,
+        )
+        return stock._unpack_latents(velocity, frames, rows, columns, patch, patch_t)  # (B, C, f, h, w)
+
+    def complete(self, pipeline: Any) -> None:
+        config = self.source.config("connectors")
+        heads, size = (config[f"video_connector_{name}"] for name in ("num_attention_heads", "attention_head_dim"))
+        pipeline.connectors = _Encoded(heads * size)
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        for prefix, one in (("", text), ("negative_", negative)):
+            if one is not None:
+                arguments[f"{prefix}prompt_embeds"] = torch.cat([one["embeds"], one["audio"]], dim=-1)[None]
+                arguments[f"{prefix}prompt_attention_mask"] = one["mask"][None]
+        return arguments
+
+    def guide(self, pipeline: Any, scale: float) -> dict[str, float]:
+        """The scale of the video; that of the audio is the pipeline's, unless neither is guided."""
+        return super().guide(pipeline, scale) | ({"audio_guidance_scale": 1.0} if scale <= self.unguided else {})
+
+    def _coords(self, grid: tuple[int, int, int], device: torch.device) -> Tensor:
+        config = self.source.config("transformer")
+        patch_t, patch, _ = self.patch
+        shape = (patch, patch_t, tuple(config["vae_scale_factors"]), config["causal_offset"])
+        return _video_coords(grid, *shape, float(self.frame_rate), device)
+
+
+@lru_cache
+def _video_coords(
+    grid: tuple[int, int, int],
+    patch: int,
+    patch_t: int,
+    factors: tuple[int, ...],
+    offset: int,
+    frame_rate: float,
+    device: torch.device,
+) -> Tensor:
+    """First and last second, row and column of each token, (1, 3, S, 2); cached, so never written to.
+
+    The stock model would copy numbers to the device for them in every forward, which synchronises.
+    """
+    from diffusers.models.transformers.transformer_ltx2 import LTX2AudioVideoRotaryPosEmbed as Stock
+
+    rope = Stock(dim=0, patch_size=patch, patch_size_t=patch_t, scale_factors=factors, causal_offset=offset)
+    return rope.prepare_video_coords(1, *grid, device, fps=frame_rate)
+
+
+class _Encoded:
+    """Stands for the connectors of a pipeline whose prompts are the connectors' two outputs side by side."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def __call__(self, both: Tensor, mask: Tensor, padding_side: str) -> tuple[Tensor, Tensor, Tensor]:
+        return both[..., : self._width], both[..., self._width :], mask

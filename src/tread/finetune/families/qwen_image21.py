@@ -1,0 +1,98 @@
+"""The family Qwen-Image 2.1: text to image with Qwen3-VL.
+
+- Latents are read unpatched, after the text in one sequence; each slot of the text encoder's mask stands for four.
+- The autoencoder has a channel for transparency; images are opaque.
+- Texts have no limit. The image's positions follow the longest text of a batch, padding included, so the texts of a
+  batch must have one length: a caption alone has no padding in the pipeline.
+- The stock pipeline draws from condition images too, but takes no encoded prompts beside them: those are not tuned.
+- The model is meant to be drawn without guidance. It counts the target's tokens on the device in every forward, a
+  synchronisation that callers cannot avoid.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.errors import ConfigError
+from tread.finetune.families.autoencoders import encode_stills
+from tread.finetune.families.ragged_text import check_one_length, cut
+from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.model.source import Source
+
+SLOT = 4
+"""Target tokens of one slot of `img_mask`."""
+
+
+class QwenImage21(TuneFamily):
+    """Qwen-Image 2.1."""
+
+    name = "qwen_image21"
+    pipelines = ("QwenImage21Pipeline",)
+    text_parts = ("text_encoder",)
+    needed_parts = ("processor",)
+    pixel_parts = ("vae", "processor")  # without which the stock pipeline cannot be made
+    packages = ("torchvision",)
+    longest_text = 1024
+    texts_differ = True
+    one_length = True
+    lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    guidance = 1.0
+    guidance_argument = "true_cfg_scale"
+    steps = 40
+
+    def __init__(self, source: Source, text_length: int | None = None) -> None:
+        super().__init__(source, text_length)
+        if text_length is not None:
+            raise ConfigError(
+                f"tokenizer_max_length is {text_length}, but a {source.pipeline_name} reads captions whole: leave it "
+                "out."
+            )
+
+    @property
+    def factor(self) -> int:
+        return self.source.config("vae").get("scale_factor_spatial") or 16
+
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        return 1, 1, 1
+
+    @property
+    def multiple(self) -> int:
+        return 2 * self.factor  # a slot is a square of four
+
+    @property
+    def takes_image(self) -> bool:
+        return False
+
+    @torch.no_grad()
+    def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
+        embeds, mask, _ = pipeline._get_qwen_prompt_embeds(list(captions))  # (B, L, D), (B, L)
+        return [{"embeds": text} for text in cut(embeds, mask)]
+
+    def collate_text(self, texts: Sequence[Text]) -> Batch:
+        check_one_length(self.name, [text["embeds"] for text in texts])
+        return super().collate_text(texts)
+
+    def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
+        opaque = torch.ones_like(pixels[:, :1])
+        return encode_stills(pipeline.vae, torch.cat([pixels, opaque], dim=1))
+
+    def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        text, tokens = batch["text.embeds"].to(noisy.dtype), self.tokens(noisy)
+        slots = torch.zeros(len(noisy), text.shape[1] + tokens // SLOT, dtype=torch.bool, device=noisy.device)
+        slots[:, text.shape[1] :] = True
+        velocity = model(
+            hidden_states=noisy.flatten(2).transpose(1, 2),  # (B, S, C)
+            timestep=time,
+            encoder_hidden_states=text,
+            img_shapes=[[(1, *noisy.shape[2:])]] * len(noisy),
+            img_mask=slots,
+            return_dict=False,
+        )[0]
+        return velocity[:, -tokens:].transpose(1, 2).reshape(noisy.shape)  # (B, C, h, w)
+
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        arguments = {"prompt_embeds": text["embeds"][None]}
+        return arguments if negative is None else arguments | {"negative_prompt_embeds": negative["embeds"][None]}

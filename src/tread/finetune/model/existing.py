@@ -1,0 +1,217 @@
+"""`init_lora`: start a fine-tune from an existing adapter, of this package or another trainer.
+
+- It is a safetensors file, a folder with one, or an id on the hub; for a model with two transformers, a folder as a
+  result has it. Names may be those of diffusers, of peft, of ComfyUI or kohya (`layouts`), or of any other trainer that
+  the stock pipeline's loader converts.
+- The rank must be `lora_rank`, and every linear of the file one that `lora_targets` names. Linears that the file lacks
+  start as nothing. The run's own alpha may differ: `lora_B` is rescaled, so that the first step computes what the
+  adapter computed.
+- Files are read before anything is encoded, and again on the loaded model.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tread.errors import ConfigError, shown
+from tread.finetune.families.wan import SECOND_FILE
+from tread.finetune.family import TuneFamily, has_lora_loader
+from tread.finetune.model.adapters import adapter_scale, adapter_state, find_linears
+from tread.finetune.model.layouts import from_layout, has_layout
+from tread.finetune.model.original_names import NAMES
+from tread.finetune.settings import FinetuneConfig
+
+PEFT_FILE, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
+MAGNITUDE = "lora_magnitude_vector"
+SCALED = (".lora_B.weight", ".lokr_w1", ".lokr_w1_b")
+"""The factor of an update that takes the ratio of two scales."""
+LORA_FILES = {"transformer": "pytorch_lora_weights.safetensors", "transformer_2": SECOND_FILE}
+"""The file of each transformer in a result."""
+
+
+def is_local(place: str) -> bool:
+    """Whether an adapter is on this disk; else it is an id on the hub."""
+    return Path(place).exists()
+
+
+@dataclass(frozen=True)
+class Existing:
+    """An adapter that was read from a file."""
+
+    tensors: dict[str, Tensor]
+    """Its tensors under peft's names."""
+    scales: dict[str, float]
+    """The factor of each linear's update."""
+
+
+def read_adapter(config: FinetuneConfig, family: TuneFamily, part: str, model: nn.Module) -> Existing:
+    """The adapter that `init_lora` names, for the transformer `part`; `model` has none yet and may be on the meta
+    device."""
+    path = _find(str(config.init_lora), part)
+    try:
+        found = _load(path, family, model, config.lora_rank)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
+        raise ConfigError(f"init_lora: {path} is no adapter that can be read ({error}); get it again.") from error
+    if config.lora_type == "standard":
+        _check(found.tensors, find_linears(model, config.lora_targets or family.lora_targets), config)
+    return found
+
+
+@torch.no_grad()
+def put_in(model: nn.Module, existing: Existing, place: str) -> None:
+    """Copy an adapter into that of a model, whose alpha may be another."""
+    own, scale = adapter_state(model), adapter_scale(model)
+    for name, tensor in existing.tensors.items():
+        if name not in own or own[name].shape != tensor.shape:
+            found = tuple(own[name].shape) if name in own else "absent"
+            raise ConfigError(
+                f"init_lora {shown(place)} has {name} as {tuple(tensor.shape)}, which is {found} here: set lora_type, "
+                "lora_rank, lokr_factor and lora_targets as that adapter was trained."
+            )
+        ratio = existing.scales[_linear(name)] / scale if name.endswith(SCALED) else 1.0
+        own[name].copy_(tensor.float() * ratio)
+
+
+def _find(place: str, part: str) -> Path:
+    """The file of an adapter for one transformer."""
+    path, file = Path(place), LORA_FILES[part]
+    if not path.exists():
+        path = _download(place)
+    if path.is_file():
+        if part != "transformer":
+            raise ConfigError(
+                f"init_lora is the file {shown(place)}, but two transformers are trained: name a folder with {file} "
+                "beside pytorch_lora_weights.safetensors, or train one of the experts."
+            )
+        return path
+    for name in (file, PEFT_FILE):
+        if (path / name).is_file():
+            return path / name
+    found = sorted(path.glob("*.safetensors"))
+    if part == "transformer" and len(found) == 1:
+        return found[0]
+    names = ", ".join(one.name for one in found) or "none"
+    raise ConfigError(
+        f"init_lora {shown(place)} has no {file}; its safetensors files are: {names}. Name the file itself."
+    )
+
+
+def _download(place: str) -> Path:
+    """The folder of an adapter on the hub, or one file of it: OWNER/NAME or OWNER/NAME/FILE.safetensors."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    words = place.split("/")
+    try:
+        if len(words) > 2:
+            return Path(hf_hub_download("/".join(words[:2]), "/".join(words[2:])))
+        return Path(snapshot_download(place, allow_patterns=["*.safetensors", PEFT_CONFIG]))
+    except (OSError, ValueError, HFValidationError) as error:
+        raise ConfigError(
+            f"init_lora is {shown(place)}, which is neither a file nor a folder here, nor an adapter on the hub that "
+            f"this machine can reach ({type(error).__name__}). Give the path of a safetensors file or of a run."
+        ) from error
+
+
+def _load(path: Path, family: TuneFamily, model: nn.Module, rank: int) -> Existing:
+    try:
+        tensors = load_file(path)
+        with safe_open(path, framework="pt") as opened:
+            header: dict[str, str] = opened.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"init_lora: {path} is no safetensors file ({error}); get it again.") from None
+    modules = dict(model.named_modules())
+    if has_layout(list(tensors)) and family.name in NAMES:
+        sizes = {name: one.out_features for name, one in modules.items() if isinstance(one, nn.Linear)}
+        found = from_layout(tensors, family.name, sizes, rank)
+        named = {f"{name}.lora_A.weight": linear.down for name, linear in found.items()}
+        named |= {f"{name}.lora_B.weight": linear.up for name, linear in found.items()}
+        return Existing(named, {name: linear.scale for name, linear in found.items()})
+    if any(name.startswith(PEFT_PREFIX) for name in tensors):
+        named = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+        return Existing(named, _scales(named, _peft_config(path)))
+    named = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    if not any(_linear(name) in modules for name in named) and has_lora_loader(family.source.pipeline_name):
+        named = _converted(tensors, family, path)
+    metadata = json.loads(header.get("lora_adapter_metadata", "{}"))
+    scales = _scales(named, {key.removeprefix("transformer."): value for key, value in metadata.items()})
+    return Existing({name: tensor for name, tensor in named.items() if not name.endswith(".alpha")}, scales)
+
+
+def _converted(tensors: dict[str, Tensor], family: TuneFamily, path: Path) -> dict[str, Tensor]:
+    """The tensors after the stock pipeline's loader has renamed them."""
+    import diffusers
+
+    cls: Any = getattr(diffusers, family.source.pipeline_name)
+    try:
+        found = cls.lora_state_dict(dict(tensors))
+    except Exception as error:  # converters raise whatever the names make them raise
+        raise ConfigError(f"init_lora: {path} has names that no known trainer gives to {family.name}.") from error
+    state: dict[str, Tensor] = found[0] if isinstance(found, tuple) else found
+    return {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
+
+
+def _scales(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, float]:
+    """The scale of each linear: by an alpha in the file, else by the config that peft and diffusers write."""
+    alpha, rank = settings.get("lora_alpha", settings.get("alpha")), settings.get("r")
+    common = 1.0 if alpha is None or not rank else alpha / (rank**0.5 if settings.get("use_rslora") else rank)
+    ranks = {_linear(name): len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
+    alphas = {_linear(name): float(tensor) for name, tensor in tensors.items() if name.endswith(".alpha")}
+    linears = {_linear(name) for name in tensors}
+    return {name: alphas[name] / ranks[name] if name in alphas and name in ranks else common for name in linears}
+
+
+def _linear(name: str) -> str:
+    """The linear that a tensor of an adapter belongs to."""
+    for mark in (".lora_", ".lokr_", ".alpha"):
+        name = name.partition(mark)[0]
+    return name
+
+
+def _peft_config(path: Path) -> dict[str, Any]:
+    beside = path.with_name(PEFT_CONFIG)
+    if not beside.is_file():
+        raise ConfigError(f"init_lora: {path} has peft's names, but {PEFT_CONFIG} with its alpha is not beside it.")
+    try:
+        return dict(json.loads(beside.read_bytes()))
+    except ValueError as error:
+        raise ConfigError(f"init_lora: {beside} is no JSON ({error}); get it again.") from None
+
+
+def _check(tensors: Mapping[str, Tensor], linears: Mapping[str, nn.Linear], config: FinetuneConfig) -> None:
+    """Refuse a LoRA of another rank, of other linears, or with magnitudes that nobody would train."""
+    place = shown(config.init_lora)
+    ranks = sorted({len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight")})
+    if not ranks:
+        raise ConfigError(f"init_lora {place} holds no LoRA; set lora_type as it was trained, or name another file.")
+    if ranks != [config.lora_rank]:
+        told = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        fix = f"set lora_rank to {ranks[0]}" if len(ranks) == 1 else "only one rank can be gone on with"
+        raise ConfigError(f"init_lora {place} has {told}, but lora_rank is {config.lora_rank}: {fix}.")
+    if others := sorted({_linear(name) for name in tensors} - set(linears)):
+        raise ConfigError(
+            f"init_lora {place} has {len(others)} linears that are not trained here, {others[0]} among them: name them "
+            "in lora_targets too, or name another adapter."
+        )
+    has_magnitudes = any(MAGNITUDE in name for name in tensors)
+    if has_magnitudes != config.use_dora:
+        kind = "a DoRA" if has_magnitudes else "a LoRA without magnitudes"
+        raise ConfigError(f"init_lora {place} is {kind}: set use_dora to {str(has_magnitudes).lower()}.")
+    for name, tensor in tensors.items():
+        linear, rank = linears[_linear(name)], config.lora_rank
+        shapes = {"lora_A": (rank, linear.in_features), "lora_B": (linear.out_features, rank)}
+        expected = next((shape for mark, shape in shapes.items() if f".{mark}." in name), (linear.out_features,))
+        if tuple(tensor.shape) != expected:
+            raise ConfigError(
+                f"init_lora {place} has {name} as {tuple(tensor.shape)}, but it is {expected} in this model: it is an "
+                "adapter of another model."
+            )

@@ -1,0 +1,90 @@
+"""Measurements on disk, and the time that they may take."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tread.autotune.measure import Budget
+from tread.autotune.store import Store, claimed
+from tread.errors import ConfigError
+
+
+def test_a_measurement_is_on_disk_when_it_is_made(tmp_path: Path) -> None:
+    store = Store(tmp_path, {"width": 16, "levels": (1, 2)}, {"command": "a"})
+    store.add("seconds", "dense", [1.5])
+    store.add("losses", "2..3@0.5", [(1.0, 1.5)])
+    again = Store(tmp_path, {"width": 16, "levels": (1, 2)}, {"command": "b"})
+    assert again.get("seconds", "dense") == [1.5]
+    assert again.get("losses", "2..3@0.5") == [[1.0, 1.5]]
+    assert again.get("losses", "2..3@0.25") is None
+    assert [start["command"] for start in again.facts["starts"]] == ["a", "b"]
+
+
+def test_measurements_of_something_else_are_refused(tmp_path: Path) -> None:
+    Store(tmp_path, {"model": {"width": 16}, "device": "NVIDIA H200"}, {}).write()
+    with pytest.raises(ConfigError, match=r"has measurements of something else \(device: NVIDIA H200 -> cpu\)"):
+        Store(tmp_path, {"model": {"width": 16}, "device": "cpu"}, {})
+    with pytest.raises(ConfigError, match=r"model.width: 16 -> 32\): name another --out"):
+        Store(tmp_path, {"model": {"width": 32}, "device": "NVIDIA H200"}, {})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": 2}', '{"format": 1, "subject": {}}'])
+def test_a_damaged_file_is_not_written_over(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "measurements.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="cannot be read as measurements of this version: remove it"):
+        Store(tmp_path, {}, {})
+    assert path.read_text() == content
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sentence = r"cannot write to '.*file/out': .*Name another folder with --out"
+    with pytest.raises(ConfigError, match=sentence), claimed(tmp_path / "file" / "out"):
+        pass
+
+
+def test_a_folder_that_another_tuning_holds(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out"):
+        sentence = "another `tread autotune` works in"
+        with pytest.raises(ConfigError, match=sentence), claimed(tmp_path / "out"):
+            pass
+    with claimed(tmp_path / "out"):
+        pass
+
+
+def test_a_write_that_fails_leaves_the_last_whole_file(tmp_path: Path) -> None:
+    store = Store(tmp_path, {}, {})
+    store.add("seconds", "dense", [1.0])
+    with pytest.raises(TypeError):
+        store.add("seconds", "2..3@0.5", object())
+    assert json.loads((tmp_path / "measurements.json").read_text())["seconds"] == {"dense": [1.0]}
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_nothing_begins_that_would_not_fit() -> None:
+    clock = Clock()
+    budget = Budget(10.0, clock)
+    done = []
+    for item in budget.fitting(range(9), "x"):
+        clock.now += 3.0
+        done.append(item)
+    assert done == [0, 1, 2]
+    assert budget.left == 1.0
+
+
+def test_a_budget_that_is_over_begins_nothing() -> None:
+    clock = Clock()
+    budget = Budget(10.0, clock)
+    clock.now += 10.0
+    assert list(budget.fitting([1], "x")) == []

@@ -1,0 +1,81 @@
+"""A known cost of a step, plans by brute force, and tiny jobs that are tuned."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.tiny.runs import TINY, forget
+from tread.autotune.subject import Subject
+from tread.cli import main
+
+SCRATCH = [*TINY, "model.depth=8", "validation.samples=4"]
+"""A `tread train` job of eight layers and 64 tokens."""
+FAST = ["--start-steps", "3", "--ratios", "0.25,0.5"]
+
+
+@dataclass
+class Law:
+    """Seconds of a step: a fixed part, one for each window, and per layer what the tokens that it saw cost."""
+
+    fixed: float = 0.25
+    window: float = 0.01
+    linear: float = 0.1
+    square: float = 0.05
+    calls: int = 0
+    """Plans that were timed."""
+    asked: int = 0
+    """Plans whose losses were measured."""
+    interrupt: int | None = None
+    """The call at which the user presses Ctrl-C."""
+    subject: Subject | None = None
+
+    def clock(self) -> float:
+        """A clock by which each measurement takes a second, and nothing else any time."""
+        return float(self.calls + self.asked)
+
+    def seconds(self) -> float:
+        """What the last forward cost, by what its handle says that it dropped."""
+        assert self.subject is not None
+        handle = self.subject.handles[0]
+        selections = handle.selections
+        tokens, depth = handle.seen.tokens, handle.plan.depth or 0
+        shares = [1.0] * depth
+        if selections:
+            for route, kept in zip(handle.plan.routes, selections, strict=True):
+                for layer in range(route.start_layer_idx, route.end_layer_idx + 1):
+                    shares[layer] = kept.shape[1] / tokens
+        layers = sum(self.linear * share + self.square * share**2 for share in shares)
+        return self.fixed + self.window * len(selections) + layers
+
+
+def tune_cli(*arguments: str) -> int:
+    """The exit status of `tread autotune`."""
+    forget()
+    try:
+        main(["autotune", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def measurements(folder: Path) -> dict[str, Any]:
+    """What a tuning has kept."""
+    return json.loads((folder / "measurements.json").read_text())
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    """The routes that a tuning has written."""
+    return json.loads((folder / "tread_config.json").read_text())["tread_config"]["routes"]
+
+
+def config_file(config: dict[str, Any], name: str = "c.json") -> str:
+    """A config of `tread finetune` as a file."""
+    Path(name).write_text(json.dumps(config))
+    return name
+
+
+def gap_of(losses: Sequence[Sequence[float]]) -> float:
+    """Routed over dense loss, less 1."""
+    return sum(routed for _, routed in losses) / sum(dense for dense, _ in losses) - 1
