@@ -13,6 +13,7 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import distributed
 
+from tests.pretrain.corner import register
 from tests.tiny.runs import TINY
 from tread.config.schema import plain
 from tread.pretrain.config import compose
@@ -26,6 +27,8 @@ SETTINGS = [
     *["optimizer.warmup_steps=0", "optimizer.clip=0.5"],
 ]
 BF16 = ["train.precision=bf16"]
+# two processes draw two batches and one of nine samples
+EVALUATE = ["evaluate.every=4", "evaluate.samples=9", "evaluate.batch_size=4", "evaluate.features=corner"]
 FSDP, HSDP = "train.parallel=fsdp", "train.parallel=hsdp"
 RUNS: dict[str, list[str]] = {
     "ddp": [],
@@ -36,9 +39,10 @@ RUNS: dict[str, list[str]] = {
     "lion": [FSDP, "optimizer.name=lion", "optimizer.learning_rate=1e-4"],
     "offload": [FSDP, "train.cpu_offload=true"],
     "bf16": [FSDP, *BF16],
+    "evaluated": [FSDP, *EVALUATE],
 }
 """Layouts by name, with their settings."""
-ALONE = {"micro": ["train.micro_steps=2"], "lion": RUNS["lion"][1:], "bf16": BF16}
+ALONE = {"micro": ["train.micro_steps=2"], "lion": RUNS["lion"][1:], "bf16": BF16, "evaluated": EVALUATE}
 """What one process needs to train as a layout does, where the settings matter."""
 CONVERTED = [(source, layout) for source in ("alone", "fsdp") for layout in ("ddp", "fsdp", "hsdp-2", "hsdp-1")]
 """Checkpoints that are loaded in one layout and saved again from it."""
@@ -88,6 +92,7 @@ def convert(source: Path, target: Path, *settings: str) -> None:
 
 def main(names: str, folder: Path) -> None:
     torch.set_num_threads(1)
+    register()
     for name in names.split(","):
         seen = train_in(folder / name, *RUNS[name])
         (folder / name / f"rank-{distributed.get_rank()}.json").write_text(json.dumps(seen))

@@ -27,7 +27,7 @@ from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
 from tread.training.metrics import tracker_of
-from tread.training.ranks import rejoin, restarts
+from tread.training.ranks import found_by_main, rejoin, restarts
 from tread.training.record import write_start
 from tread.training.settings import JobConfig
 from tread.training.sharding.layout import BACKENDS, check_layout, open_group, shard_size
@@ -78,7 +78,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
-        newest(source / CHECKPOINTS, lambda _: None)  # refuses broken ones; they are named when one is loaded
+        # refuses broken ones; they are named when one is loaded
+        found_by_main(accelerator, lambda: newest(source / CHECKPOINTS, lambda _: None))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
@@ -95,7 +96,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
             sweep(folder)  # the lock is held: nobody else writes here
         accelerator.wait_for_everyone()
         if goes_on:
-            newest(folder / CHECKPOINTS, lambda _: None)  # refuses broken ones before anything is encoded or loaded
+            # refuses broken ones before anything is encoded or loaded
+            found_by_main(accelerator, lambda: newest(folder / CHECKPOINTS, lambda _: None))
         taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
         accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
         if taken:

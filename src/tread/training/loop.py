@@ -121,7 +121,8 @@ class Session:
             with averaged_weights(self.optimizer):
                 self.ema.update(step)
         self.whole, self.due = step + 1, True
-        return {"loss": torch.stack(losses).mean(), "grad_norm": norm}
+        # the norm of offloaded gradients is on the host
+        return {"loss": torch.stack(losses).mean(), "grad_norm": norm.to(accelerator.device, non_blocking=True)}
 
     def save(self, folder: Path, step: int, *, together: bool = True, wait: bool = True) -> None:
         """Write the checkpoint after `step` steps, on rank 0; `together`: all ranks call it and wait for it.
