@@ -2,7 +2,8 @@
 # with the oldest versions that pyproject.toml promises, in an environment of its own. `make contract` runs the costly
 # tests of attached models and further variants of every family too, and writes docs/contract.md; `make fuzz` gives
 # 200,000 mutated files to every reader; `make faults` kills every job and fills its disk, 200 times and more, and
-# compares what it comes to; `make docs` writes what docs/ repeats of the code, and the pictures of README.md.
+# compares what it comes to, and cuts off, slows down and fills one of two hosts; `make docs` writes what docs/ repeats
+# of the code, and the pictures of README.md.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -46,6 +47,7 @@ fuzz: $(STAMP)
 
 faults: $(STAMP)
 	$(BIN)/python -m faults --kills 200
+	$(BIN)/python -m pytest -m '' tests/hosts
 
 docs: $(STAMP)
 	$(BIN)/python -m pages.docs

@@ -7,7 +7,7 @@ with that text and writes nothing.
 from collections.abc import Callable
 from pathlib import Path
 
-from pages import families, finetune
+from pages import families, finetune, scale
 from pages.settings import settings_page
 from pages.tables import markdown_table, with_tables
 from pages.tree import file_tree
@@ -29,6 +29,7 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "families.md": lambda page: families.updated(page.read_text()),
     "finetune.md": lambda page: finetune.updated(page.read_text()),
     "routes.md": lambda page: with_tables(page.read_text(), {"presets": preset_table()}),
+    "scale.md": lambda page: scale.updated(page.read_text()),
     "settings.md": lambda _: settings_page(),
 }
 """For each page in `docs`, its current text from the page as it is."""

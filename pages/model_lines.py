@@ -10,6 +10,8 @@ COSMOS_VAE = {"temperal_downsample": (False, True, True)}
 COSMOS = {"num_attention_heads": 16, "extra_pos_embed_type": None, "concat_padding_mask": False}
 """Cosmos resizes a padding mask with torchvision and appends it; here it is one more channel of the latents."""
 COSMOS_14B = {**COSMOS, "num_attention_heads": 40, "num_layers": 36}
+COSMOS_TEXT = {"use_crossattn_projection": True, "crossattn_proj_in_channels": 28 * 3584}
+"""Cosmos Predict 2.5 projects the states of all layers of Qwen2.5-VL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class Line:
     """Token counts that the model pads to."""
     registers: int = 0
     """Learned tokens that the model adds to the text."""
+    idle: tuple[str, ...] = ()
+    """Modules of a layer that do not run in training."""
 
 
 MODELS: dict[str, Line] = {
@@ -96,6 +100,26 @@ MODELS: dict[str, Line] = {
         text={"embeds": ("T", "text_embed_dim")},
         vae=COSMOS_VAE,
         config={**COSMOS_14B, "in_channels": 18},
+        frames=93,
+    ),
+    "cosmos25": Line(
+        family="cosmos25",
+        model="CosmosTransformer3DModel",
+        title="Cosmos Predict 2.5, 2B",
+        channels=17,
+        text={"embeds": ("T", "crossattn_proj_in_channels")},
+        vae=COSMOS_VAE,
+        config={**COSMOS, **COSMOS_TEXT, "in_channels": 18},
+        frames=93,
+    ),
+    "cosmos25/14b": Line(
+        family="cosmos25",
+        model="CosmosTransformer3DModel",
+        title="Cosmos Predict 2.5, 14B",
+        channels=17,
+        text={"embeds": ("T", "crossattn_proj_in_channels")},
+        vae=COSMOS_VAE,
+        config={**COSMOS_14B, **COSMOS_TEXT, "in_channels": 18},
         frames=93,
     ),
     "flux": Line(
@@ -169,6 +193,16 @@ MODELS: dict[str, Line] = {
         text={"embeds": ("T", "caption_channels")},
         vae={"spatial_compression_ratio": 32, "temporal_compression_ratio": 8},
         frames=161,
+    ),
+    "ltxvideo2": Line(
+        family="ltxvideo2",
+        model="LTX2VideoTransformer3DModel",
+        title="LTX-2 19B",
+        channels=128,
+        text={"embeds": ("T", "caption_channels"), "mask": ("T",)},
+        vae={"spatial_compression_ratio": 32, "temporal_compression_ratio": 8},
+        frames=121,
+        idle=("audio_to_video_attn", "video_to_audio_attn"),
     ),
     "lumina2": Line(
         family="lumina2",

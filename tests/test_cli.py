@@ -93,6 +93,7 @@ WORDS = {
     "finetune": ["--check", "--json", "key=value"],
     "init": ["--model", "--data"],
     "doctor": ["[--json] [CONFIG] [name=value ...]", "what this machine has", "Exit status: 0"],
+    "autotune": ["--target-speedup", "--max-loss-gap", "--pareto", "--budget-minutes", "--verify", "name=value"],
     "eval": ["with a reference: FID and", "--ref", "--features", "--weights", "--json"],
 }
 

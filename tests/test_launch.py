@@ -1,4 +1,4 @@
-"""`recipes/launch/`: the scripts with stub commands on PATH, what these were given as its readers see it, and one run."""
+"""`recipes/launch/`: the scripts with stub commands on PATH, what these are given as its readers see it, a real run."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
@@ -158,7 +159,7 @@ def test_a_run_that_slurm_preempts_saves_requeues_and_goes_on(stubs: dict[str, s
 
 @pytest.mark.parametrize("path", sorted((LAUNCH / "accelerate").glob("*.yaml")), ids=lambda path: path.stem)
 def test_accelerate_reads_its_configs(path: Path) -> None:
-    config = load_config_from_file(str(path))
+    config: Any = load_config_from_file(str(path))
     processes = {"one-gpu": 1, "one-node": 8, "several-nodes": 64}[path.stem]
     assert config.num_processes == processes
     assert config.distributed_type == ("NO" if processes == 1 else "MULTI_GPU")

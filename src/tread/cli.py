@@ -203,6 +203,18 @@ def plan(arguments: list[str]) -> None:
     )
     add("--graphs", action="store_true", help="with CUDA graphs, which hold memory of their own")
     add("--ema", action=argparse.BooleanOptionalAction, help="a moving average (default: for models from scratch)")
+    add("--gpus", type=int, metavar="N", help="also the memory and time of a step on each of N GPUs")
+    add("--per-node", type=int, default=8, metavar="N", help="of them in one machine (default: %(default)s)")
+    add("--parallel", choices=("ddp", "fsdp", "hsdp"), help="how they share the model (default: ddp)")
+    add("--shard-size", type=int, metavar="N", help="with hsdp: GPUs that share one copy (default: a machine's)")
+    add(
+        "--collectives",
+        type=Path,
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="tables of benchmarks.collectives (default: links of H200 machines, assumed)",
+    )
     add("--json", action="store_true", help="print everything as JSON")
     add("--html", type=Path, metavar="PAGE", help="write a page to try other settings, in one file, for any browser")
     add("--depth", type=int, help="with routes alone: layers of the model")

@@ -106,7 +106,7 @@ def test_the_page_fits_its_window_and_loads_nothing(browser: Browser, tmp_path: 
 
 def test_the_page_of_a_tuning(law: Law, browser: Browser, tmp_path: Path) -> None:
     """Without scripts too."""
-    assert tune_cli(*SCRATCH, "--target-speedup", "1.1", *FAST) == 0
+    assert tune_cli(*SCRATCH, "--target-speedup", "1.1", "--edges", "3", *FAST) == 0
     folder = Path("autotune/train").resolve()
     browser.open(folder / "report.html", scripts=False)
     shown = browser.run("return document.body.innerText")

@@ -125,7 +125,9 @@ def test_a_window_that_drops_nothing_has_no_gap(tune: Tune, tmp_path: Path) -> N
     with subject.evaluating():
         for dense, routed in subject.losses(routes_of("2..2@0.05")):  # int(16 * 0.05) is 0
             assert routed == pytest.approx(dense, rel=1e-6)
-        assert any(dense != routed for dense, routed in subject.losses(routes_of("2..2@0.5")))
+        half, some = (subject.losses(routes_of(f"2..2@{ratio}")) for ratio in (0.5, 0.25))
+    assert any(dense != routed for dense, routed in half)
+    assert [dense for dense, _ in half] == [dense for dense, _ in some], "dense is judged on all tokens"
 
 
 def test_more_tokens_of_the_same_ones_are_dropped_at_higher_ratios(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.tiny.runs import TINY, forget
 from tread.autotune.subject import Subject
 from tread.cli import main
 
-SCRATCH = [*TINY, "model.depth=8", "validation.samples=4"]
+SCRATCH = [*TINY, "model.depth=8", "train.batch_size=4", "validation.samples=4"]
 """A `tread train` job of eight layers and 64 tokens."""
 FAST = ["--start-steps", "3", "--ratios", "0.25,0.5"]
 
@@ -23,6 +23,8 @@ class Law:
     window: float = 0.01
     linear: float = 0.1
     square: float = 0.05
+    steps: int = 1
+    """Steps that are run for each timing; a CUDA graph is captured after some."""
     calls: int = 0
     """Plans that were timed."""
     asked: int = 0

@@ -54,7 +54,7 @@ def test_shallow_models_have_few_layers(name):
     depths = {stack: len(subject.model.get_submodule(stack)) for stack in subject.stacks}
     assert families.shallow_config(subject, depths)
     with torch.device("meta"):
-        shallow = subject.cls(**subject.line.config | families.shallow_config(subject, depths))
+        shallow = subject.cls(**{**subject.line.config, **families.shallow_config(subject, depths)})
     assert sum(len(shallow.get_submodule(stack)) for stack in subject.stacks) <= 8
 
 

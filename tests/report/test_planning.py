@@ -63,11 +63,8 @@ def read(file: str, one: dict[str, Any]) -> Row | None:
         model = find_model(one["row"].removeprefix("family-"))
         latent_frames = shapes["image_tokens"] // (480 // model.multiple * (832 // model.multiple)) * model.patch[0]
         settings = {"text": shapes["text_tokens"], "checkpointing": "full", "graphs": one["name"] == "graphs"}
-        settings |= (
-            {"resolution": "832x480", "frames": 1 + (latent_frames - 1) * model.frame_factor}
-            if model.video
-            else {"resolution": "1024"}
-        )
+        clip = {"resolution": "832x480", "frames": 1 + (latent_frames - 1) * model.frame_factor}
+        settings |= clip if model.video else {"resolution": "1024"}
         return Row(name, one["row"].removeprefix("family-"), settings, (0.5, 2, -2), one)
     base = variant.get("base", "bf16")
     if base not in PRECISIONS:

@@ -74,15 +74,16 @@ class Tokens:
 
 
 def probes(stacks: Sequence[Stack], ratios: Sequence[float]) -> list[Routes]:
-    """The plans to time: dense, each stack as a whole at up to three ratios, and half of it at the middle one."""
+    """The plans to time: dense, each stack as a whole at up to three ratios, and its halves at the middle one."""
     ratios = sorted(ratios)
     chosen = sorted({ratios[0], ratios[len(ratios) // 2], ratios[-1]})
     found: list[Routes] = [()]
     for stack in stacks:
         found += [_window(ratio, stack.first, stack.last) for ratio in chosen]
-        half = stack.first + (stack.last - stack.first + 1) // 2 - 1
-        if half >= stack.first:
-            found.append(_window(ratios[len(ratios) // 2], stack.first, half))
+        half = stack.first + (stack.last - stack.first + 1) // 2
+        if half > stack.first:
+            middle = ratios[len(ratios) // 2]
+            found += [_window(middle, stack.first, half - 1), _window(middle, half, stack.last)]
     return found
 
 

@@ -1,8 +1,8 @@
 """The measurements, one after the other: each is kept before the next begins, and none begins that has no time left.
 
 - Steps are timed as they run in training: several between two synchronisations, after others of their kind, so that
-  nothing is compiled or captured in them. All plans are gone through twice, the second time backwards, so that a device
-  that slows down slows all of them.
+  nothing is compiled or captured in them. All plans are gone through three times, the second time backwards, so that a
+  device that slows down slows all of them; the least of the three counts, because what disturbs a step only adds to it.
 - The time that a measurement takes is that of the last one of its kind; what does not fit into the budget is left out,
   and the search goes over what there is.
 """
@@ -21,7 +21,7 @@ from tread.autotune.store import Store
 from tread.autotune.subject import Subject
 from tread.training.trial import WARM_UPS
 
-ROUNDS = 2
+ROUNDS = 3
 BLOCKS = 3
 BLOCK_SECONDS, LONGEST_BLOCK = 0.3, 20
 """A block of steps between two synchronisations takes about so long, and has at most so many."""
@@ -33,16 +33,16 @@ class Timer(Protocol):
     def __call__(self, step: Callable[[], Any]) -> float: ...
 
 
-def steady(device: torch.device) -> Timer:
+def steady(device: torch.device, clock: Callable[[], float] = time.perf_counter) -> Timer:
     """A timer of steps on a device: the median of some blocks after warm-ups."""
 
     def block(step: Callable[[], Any], count: int) -> float:
         _wait(device)
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(count):
             step()
         _wait(device)
-        return (time.perf_counter() - begin) / count
+        return (clock() - begin) / count
 
     def timer(step: Callable[[], Any]) -> float:
         for _ in range(WARM_UPS.get(device.type, 1)):
@@ -54,8 +54,8 @@ def steady(device: torch.device) -> Timer:
 
 
 def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 @dataclass
@@ -102,7 +102,7 @@ def measure_kept(subject: Subject, store: Store, ratios: Iterable[float]) -> dic
 def measure_seconds(
     subject: Subject, store: Store, plans: Sequence[Routes], timer: Timer, budget: Budget, *, rounds: int = ROUNDS
 ) -> dict[Routes, float]:
-    """The time of a step under each plan: the median over the rounds; plans that no time was left for are missing."""
+    """The time of a step under each plan: the least of the rounds; plans that no time was left for are missing."""
     orders = [list(plans) if number % 2 == 0 else list(plans)[::-1] for number in range(rounds)]
     visits = [(number, routes) for number, order in enumerate(orders) for routes in order]
     due = [(number, routes) for number, routes in visits if len(store.get("seconds", key_of(routes)) or ()) <= number]
@@ -114,7 +114,7 @@ def measure_seconds(
         store.add("seconds", key_of(routes), [*(store.get("seconds", key_of(routes)) or ()), seconds])
     subject.release()
     times = {routes: store.get("seconds", key_of(routes)) for routes in plans}
-    return {routes: statistics.median(some) for routes, some in times.items() if some}
+    return {routes: min(some) for routes, some in times.items() if some}
 
 
 def measure_losses(

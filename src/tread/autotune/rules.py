@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tread.errors import ConfigError
-from tread.routing.plan import RoutePlan
+from tread.routing.plan import PRESETS, RoutePlan
 from tread.routing.risks import (
     ADAPTER_RATIO,
     FEW_TOKENS,
@@ -70,21 +70,26 @@ class Rules:
         return tuple(sorted({ratio for ratio in asked if self.ceiling is None or ratio <= self.ceiling}))
 
     def windows(self, edges: int) -> list[tuple[int, int]]:
-        """Windows (start, end) between evenly spread edges, at most so many of them; coarse ones come first.
+        """Windows (start, end): those of the presets, and between evenly spread edges, at most so many of them.
 
         >>> Rules(depth=12, tokens=1024, adapts=False).windows(3)
-        [(2, 6), (7, 10)]
+        [(2, 8), (2, 9), (3, 8), (6, 10), (2, 5)]
         """
         first, after = self.first, self.last + 1
         if after <= first:
             return []
+        known = {(route.start_layer_idx, route.end_layer_idx + self.depth) for route in PRESETS.values()}
         count = min(edges, after - first + 1) - 1
         found = [first + round((after - first) * index / max(count, 1)) for index in range(count + 1)]
         index = {edge: place for place, edge in enumerate(found)}
         windows = [(start, end - 1) for start in found for end in found if start < end]
-        allowed = [(start, end) for start, end in windows if end - start + 1 <= self.longest]
         # an interrupted measurement has covered the layers evenly: every second edge before the others
-        return sorted(allowed, key=lambda w: (index[w[0]] % 2 + index[w[1] + 1] % 2, w[0] - w[1], w))
+        windows.sort(key=lambda w: (index[w[0]] % 2 + index[w[1] + 1] % 2, w[0] - w[1], w))
+        return [
+            (start, end)
+            for start, end in dict.fromkeys([*sorted(known), *windows])
+            if first <= start <= end <= self.last and end - start + 1 <= self.longest
+        ]
 
     def sentences(self) -> list[str]:
         """The limits in words, for the report."""

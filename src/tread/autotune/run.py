@@ -28,7 +28,7 @@ from tread.autotune.sensitivity import check_gaps, gap
 from tread.autotune.store import FILE, Store, claimed
 from tread.autotune.subject import LEVELS, Subject
 from tread.autotune.verify import Arm, standing, verify
-from tread.errors import ConfigError, RiskWarning
+from tread.errors import ConfigError, RiskWarning, Stopped
 from tread.files import atomic_write
 from tread.routing.route import Route
 from tread.training.record import origin
@@ -78,11 +78,18 @@ def autotune(options: Options, *, timer: Timer | None = None, clock: Callable[[]
     out = options.out or Path("autotune") / stem(options.config)
     with claimed(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RiskWarning)  # the rules keep to them
-        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        device = measured_device()
         tuning = _Tuning(options, job, folder, device)
         with _kept(folder), job.explained():
             tuning.run(timer or steady(device), Budget(60 * options.budget_minutes, *([clock] if clock else [])))
     return folder
+
+
+def measured_device() -> torch.device:
+    """The device that a job trains on."""
+    found = torch.accelerator.current_accelerator()
+    hidden = found is not None and found.type == "cuda" and not torch.cuda.is_available()
+    return torch.device("cpu") if found is None or hidden else found
 
 
 @contextmanager
@@ -90,7 +97,7 @@ def _kept(folder: Path) -> Iterator[None]:
     """Say what an interruption leaves."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):  # a verifying run says itself how far it is
         print(f"interrupted; what was measured is kept in {folder / FILE}: the same command goes on from there")
         raise
 
@@ -104,7 +111,7 @@ class _Tuning:
         identity = job.identity() | {"device": start["device"], "torch": start["versions"].get("torch")}
         self.store = Store(folder, identity | {"levels": list(LEVELS)}, start)
         self.store.write()
-        self.notes: list[str] = [] if device.type == "cuda" else [text.ON_A_CPU]
+        self.notes: list[str] = [text.ON_A_CPU] if device.type == "cpu" else []
 
     def run(self, timer: Timer, budget: Budget) -> None:
         """See `autotune`."""
@@ -132,7 +139,7 @@ class _Tuning:
     def _opening(self, subject: Subject) -> str:
         """What is measured, within which rules, and what the device makes of it."""
         lines = [f"measuring {subject.summary()}", "rules: " + "; ".join(subject.rules.sentences())]
-        return "\n".join(lines if self.device.type == "cuda" else [*lines, text.ON_A_CPU])
+        return "\n".join([*lines, *self.notes])
 
     def _ratios(self, subject: Subject) -> tuple[float, ...]:
         asked, ceiling = self.options.ratios, subject.rules.ceiling
@@ -228,8 +235,7 @@ class _Tuning:
         every = [plan.routes for plan in plans]
         losses = self._measured(subject, every, budget, "finalists")
         seconds = measure_seconds(subject, self.store, every, timer, budget, rounds=1)
-        timed = self.store.get("seconds", key_of(()))
-        dense = sum(timed) / len(timed)
+        dense = min(self.store.get("seconds", key_of(())))
         rows: dict[str, dict[str, Any]] = {}
         for plan in plans:
             name, took = key_of(plan.routes), seconds.get(plan.routes)

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from tread.data.remote import download
-from tread.errors import RemoteError
+from tread.errors import OutputError, RemoteError
 from tread.files import TEMPORARY, atomic_write, exclusive, writing
 
 _TRIES = 10
@@ -42,7 +42,11 @@ class ShardCache:
                         os.utime(path)
                     return file
                 file.close()
-            if (file := self._fetch(shard, path)) is not None:
+            try:
+                file = self._fetch(shard, path)
+            except OutputError as error:  # of which a data worker could not tell the trainer
+                raise RemoteError(str(error)) from error
+            if file is not None:
                 return file
         raise RemoteError(
             f"shard {shard} was removed from {self.folder} as often as it was fetched: raise data.cache_gb, which is "

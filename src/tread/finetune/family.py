@@ -140,8 +140,13 @@ class TuneFamily(ABC):
 
     @property
     def patch(self) -> tuple[int, int, int]:
-        """Latent frames, rows and columns of one token."""
-        return 1, 2, 2
+        """Latent frames, rows and columns of one token, by the transformer's config."""
+        config = self.source.config("transformer")
+        size = config.get("patch_size", 2)
+        if isinstance(size, int):
+            return config.get("patch_size_t") or 1, size, size
+        frames, rows, columns = size
+        return frames, rows, columns
 
     @property
     def multiple(self) -> int:

@@ -4,16 +4,19 @@ Routes alone need the model's depth, width and tokens. A model by name has them,
 """
 
 import warnings
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import Any
 
 from tread.config.documents import settled
 from tread.errors import ConfigError, RiskWarning, check_int
+from tread.report.planning.cluster import make_cluster
+from tread.report.planning.links import read_links
 from tread.report.planning.models import find_model
 from tread.report.planning.page import write_page
 from tread.report.planning.settings import make_run
-from tread.report.planning.text import describe, report
+from tread.report.planning.text import describe, describe_cluster, report, report_cluster
 from tread.routing.budget import kept_count
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.plan import PRESETS, RoutePlan, read_mapping
@@ -57,9 +60,21 @@ def plan_model(
     full: bool,
     json: bool,
     html: Path | None,
+    gpus: int | None = None,
+    per_node: int = 8,
+    parallel: str | None = None,
+    shard_size: int | None = None,
+    collectives: Sequence[Path] = (),
     **settings: Any,
 ) -> str:
-    """The text of `tread plan MODEL`; `settings` are those of `make_run`. With `html` the page is written too."""
+    """The text of `tread plan MODEL`; `settings` are those of `make_run`. With `html` the page is written too.
+
+    With `gpus` it says what a step takes on so many; the other three settings say how they share the model.
+    """
+    if gpus is None and (parallel is not None or shard_size is not None or collectives):
+        raise ConfigError("--parallel, --shard-size and --collectives are of several GPUs: give --gpus too.")
+    cluster = None if gpus is None else make_cluster(gpus, per_node, parallel, shard_size)
+    links = read_links(collectives)
     model = find_model(name)
     way = "full" if full else None if targets == "own" else "attention" if "attention" in model.lora else "lora"
     run = make_run(model, rank=lora, way=way, **settings)
@@ -71,8 +86,11 @@ def plan_model(
     if html is not None:
         write_page(html, model, run, resolved)
     if json:
-        return dumps(report(model, run, resolved), indent=2)
+        more = {} if cluster is None else {"cluster": report_cluster(model, run, resolved, cluster, links)}
+        return dumps(report(model, run, resolved) | more, indent=2)
     text = describe(model, run, resolved)
+    if cluster is not None:
+        text += "\n\n" + describe_cluster(model, run, resolved, cluster, links)
     return text if html is None else f"{text}\n\npage: {html}"
 
 

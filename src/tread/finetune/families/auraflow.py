@@ -25,11 +25,6 @@ class AuraFlow(TuneFamily):
     guidance = 3.5
     steps = 50
 
-    @property
-    def patch(self) -> tuple[int, int, int]:
-        size = self.source.config("transformer")["patch_size"]
-        return 1, size, size
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds, mask, *_ = pipeline.encode_prompt(

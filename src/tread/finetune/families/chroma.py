@@ -35,6 +35,10 @@ class Chroma(TuneFamily):
         width = source.config("text_encoder").get("d_model")
         self.check_text_width("text_encoder", width, source.config("transformer")["joint_attention_dim"])
 
+    @property
+    def patch(self) -> tuple[int, int, int]:
+        return 1, 2, 2  # of latents that are folded before the transformer, whose own patch is one
+
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds, mask = pipeline._get_t5_prompt_embeds(list(captions), max_sequence_length=self.text_length)

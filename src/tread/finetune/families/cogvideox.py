@@ -50,11 +50,6 @@ class CogVideoX(TuneFamily):
         self.frame_rate = 8 if self._config.get("patch_size_t") is None else 16
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        size = self._config["patch_size"]
-        return self._config.get("patch_size_t") or 1, size, size
-
-    @property
     def encoding(self) -> tuple[object, ...]:
         return (self.patch[0],)
 

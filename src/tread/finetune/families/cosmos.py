@@ -43,11 +43,6 @@ class Cosmos(TuneFamily):
                 "installed: run pip install torchvision."
             )
 
-    @property
-    def patch(self) -> tuple[int, int, int]:
-        frames, rows, columns = self._config["patch_size"]
-        return frames, rows, columns
-
     def stand_ins(self) -> dict[str, Any]:
         from diffusers.models.modeling_utils import ModelMixin
 

@@ -28,6 +28,10 @@ class Flux(TuneFamily):
     steps = 28
 
     @property
+    def patch(self) -> tuple[int, int, int]:
+        return 1, 2, 2  # of latents that are folded before the transformer, whose own patch is one
+
+    @property
     def reference_counts(self) -> range:
         return range(1, 2) if self.source.pipeline_name == "FluxKontextPipeline" else range(1)
 

@@ -48,11 +48,6 @@ class HiDream(TuneFamily):
         self.check_text_width("text_encoder_4", self._llama.get("hidden_size"), llama)
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        size = self._transformer["patch_size"]
-        return 1, size, size
-
-    @property
     def distilled(self) -> bool:
         """Dev and fast are sampled by the scheduler of distilled models."""
         return super().distilled or self.source.config("scheduler").get("_class_name") == "FlowMatchLCMScheduler"

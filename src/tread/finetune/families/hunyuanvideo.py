@@ -55,11 +55,6 @@ class HunyuanVideo(TuneFamily):
                 "is told the end of each step: set pretrained_model_name_or_path to a model that is not distilled."
             )
 
-    @property
-    def patch(self) -> tuple[int, int, int]:
-        config = self.source.config("transformer")
-        return config["patch_size_t"], config["patch_size"], config["patch_size"]
-
     def unfit(self, width: int, height: int, frames: int) -> str | None:
         return NEEDS_CLIPS if self._conditioned and frames == 1 else None
 

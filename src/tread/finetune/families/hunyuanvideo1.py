@@ -53,10 +53,6 @@ class HunyuanVideo1(TuneFamily):
             self.sees_first_frame = True
             self.text_parts = (*self.text_parts, "image_processor")
 
-    @property
-    def patch(self) -> tuple[int, int, int]:
-        return self._config["patch_size_t"], self._config["patch_size"], self._config["patch_size"]
-
     def unfit(self, width: int, height: int, frames: int) -> str | None:
         return NEEDS_CLIPS if self._given is not None and frames == 1 else None
 

@@ -32,11 +32,6 @@ class Kandinsky5(TuneFamily):
     guidance = 5.0
     steps = 50
 
-    @property
-    def patch(self) -> tuple[int, int, int]:
-        frames, rows, columns = self.source.config("transformer")["patch_size"]
-        return frames, rows, columns
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds, pooled, ends = pipeline.encode_prompt(list(captions), max_sequence_length=self.text_length)

@@ -60,11 +60,6 @@ class LTXVideo(TuneFamily):
         return config.get("temporal_compression_ratio") or config["patch_size_t"] * self._halvings
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        config = self.source.config("transformer")
-        return config["patch_size_t"], config["patch_size"], config["patch_size"]
-
-    @property
     def multiple(self) -> int:
         return max(32, super().multiple)  # pipelines refuse sides that 32 does not divide
 

@@ -49,11 +49,6 @@ class PRX(TuneFamily):
         width = encoder.get("encoder", encoder).get("hidden_size")
         self.check_text_width("text_encoder", width, source.config("transformer")["context_in_dim"])
 
-    @property
-    def patch(self) -> tuple[int, int, int]:
-        size = self.source.config("transformer")["patch_size"]
-        return 1, size, size
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds, mask, *_ = pipeline.encode_prompt(

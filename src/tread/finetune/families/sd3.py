@@ -27,11 +27,6 @@ class SD3(TuneFamily):
     guidance = 7.0
     steps = 28
 
-    @property
-    def patch(self) -> tuple[int, int, int]:
-        size = self.source.config("transformer")["patch_size"]
-        return 1, size, size
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         captions = list(captions)

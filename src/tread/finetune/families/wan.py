@@ -60,11 +60,6 @@ class Wan(TuneFamily):
         return self.source.config("vae").get("scale_factor_temporal") or 4
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        frames, rows, columns = self._transformer["patch_size"]
-        return frames, rows, columns
-
-    @property
     def experts(self) -> tuple[tuple[str, float, float], ...]:
         boundary = self.source.index.get("boundary_ratio")
         if boundary is None:

@@ -144,6 +144,12 @@ def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, 
     return saved, WORKING["bytes"] + largest
 
 
+def passed(model: Model, run: Run, counts: Sequence[int]) -> float:
+    """Bytes that the layers make and read again in one forward, whether they are kept or not."""
+    kinds = [stack for stack in model.stacks for _ in range(stack.count)]
+    return sum(_saved(kind.saved[run.way]["none"], run, count) for kind, count in zip(kinds, counts, strict=True))
+
+
 def _saved(counts: Saved, run: Run, image: int) -> float:
     return counts["constant"] + run.batch * (counts["sample"] + counts["image"] * image + counts["text"] * run.text)
 

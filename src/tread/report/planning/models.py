@@ -15,6 +15,7 @@ Saved = Mapping[str, int]
 UNCOUNTED: dict[str, str] = {
     "hidream": "how many tokens each of its experts takes is known in a run alone, and their memory with it",
     "hunyuanvideo": "its layers keep an attention mask of tokens x tokens, and memory is counted per token",
+    "qwen_image21": "its forward reads from its inputs where the image begins, and is counted without values",
 }
 """Families of fine-tuning that have no counts -> why."""
 

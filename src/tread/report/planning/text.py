@@ -1,18 +1,22 @@
 """What `tread plan MODEL` prints: tokens by layer, FLOPs, memory, warnings and what fits which GPU."""
 
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
 from tread.errors import RiskWarning
+from tread.report.planning.cluster import Cluster, Step, calls, steps
 from tread.report.planning.estimate import PARTS, Choice, Estimate, choices, estimate
+from tread.report.planning.links import Links
 from tread.report.planning.models import Model
 from tread.report.planning.settings import Run
 from tread.report.planning.tables import CARDS, GIB, RESERVED
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import adapter_risks, layer_risks, token_risks
+from tread.words import counted
 
 HOW = {"none": "not checkpointed", "selective": "selective checkpointing", "full": "checkpointed"}
 
@@ -64,6 +68,45 @@ def describe(model: Model, run: Run, plan: RoutePlan) -> str:
     for risk in risks(run, plan, found):
         warnings.warn(risk, RiskWarning, stacklevel=2)
     return "\n".join(lines)
+
+
+def describe_cluster(model: Model, run: Run, plan: RoutePlan, cluster: Cluster, links: Links) -> str:
+    """The part of the report about several GPUs."""
+    both = steps(model, run, plan, cluster, links)
+    how = f", shards over {cluster.shard_size}" if cluster.shard_size > 1 else ""
+    samples = run.batch * cluster.gpus
+    lines = [
+        f"{counted(cluster.gpus, 'GPU')} on {counted(cluster.nodes, 'node')}, {cluster.parallel}{how}; "
+        f"{counted(samples, 'sample')} a step",
+        "                             dense     routed",
+    ]
+    rows: list[tuple[str, Callable[[Step], float], str]] = [
+        ("GiB on each", lambda step: step.gib, ".1f"),
+        ("ms of work", lambda step: 1e3 * step.compute, ",.0f"),
+        ("ms of collectives", lambda step: 1e3 * step.collectives, ",.1f"),
+        ("  not hidden", lambda step: 1e3 * step.exposed, ",.1f"),
+        ("ms of the update", lambda step: 1e3 * step.update, ",.1f"),
+        ("ms of a step", lambda step: 1e3 * step.seconds, ",.0f"),
+        ("samples a second", lambda step: samples / step.seconds, ",.2f"),
+    ]
+    for name, value, form in rows:
+        lines.append(f"  {name:<21} {value(both[0]):>10{form}} {value(both[1]):>10{form}}")
+    for call, times in Counter(calls(model, run, cluster)).items():
+        among = f"{counted(call.ranks, 'GPU')} on {counted(call.nodes, 'node')}"
+        often = f"{times} x " if times > 1 else ""
+        name = call.collective.replace("_", "-")
+        lines.append(f"  {name}: {often}{call.size / 1e9:.2f} GB among {among} ({links.of(call.nodes).source})")
+    return "\n".join(lines)
+
+
+def report_cluster(model: Model, run: Run, plan: RoutePlan, cluster: Cluster, links: Links) -> dict[str, Any]:
+    """The same in JSON types."""
+    dense, routed = (
+        asdict(step) | {"seconds": step.seconds, "gib": step.gib} for step in steps(model, run, plan, cluster, links)
+    )
+    sources = {"node": links.node.source, "network": links.network.source}
+    moved = [asdict(call) | {"seconds": call.seconds(links)} for call in calls(model, run, cluster)]
+    return asdict(cluster) | {"links": sources, "collectives": moved, "dense": dense, "routed": routed}
 
 
 def _heading(model: Model, run: Run, found: Estimate) -> str:
