@@ -73,6 +73,10 @@ class OutOfMemory(RuntimeError):
     """The device's memory is too small for these settings."""
 
 
+class RankLost(RuntimeError):
+    """Another process of the run has ended."""
+
+
 class TreadWarning(UserWarning):
     """A warning of this package, for the user; each has this category or one below it."""
 
@@ -81,7 +85,7 @@ class RiskWarning(TreadWarning):
     """A setting that runs, but that is known to cost quality or to gain no speed."""
 
 
-USER_ERRORS = (ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfMemory, ImportError, OSError)
+USER_ERRORS = (ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfMemory, RankLost, ImportError, OSError)
 """What the command line reports as a sentence."""
 
 

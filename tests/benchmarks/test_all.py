@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import all as runner
-from benchmarks import buckets, curve, dit, families, flux, hooks, loop, plot, sd3, wan
+from benchmarks import buckets, curve, dit, families, flux, hooks, loop, plot, sd3, sharded, wan
 from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
 from tests.benchmarks.ticks import Ticks
@@ -72,6 +72,15 @@ def test_anyones_loop(tmp_path):
         ("loop-qwen-plain", "eager"),
     ]
     assert all(1 < one["ideal"] < 2 for one in found[1:])
+
+
+def test_sharded_layouts_and_their_saves(tmp_path):
+    none, fsdp, offload = measured(sharded, tmp_path)
+    assert none["routed"]["loss"] == pytest.approx(fsdp["routed"]["loss"], rel=2e-2)
+    assert fsdp["routed"]["loss"] == pytest.approx(offload["routed"]["loss"], rel=1e-4)
+    for one in (fsdp, offload):
+        assert all(0 < save["stall_ms"] < save["written_ms"] for save in one["saves"])
+        assert {save["gib"] for save in one["saves"]} == {none["saves"][0]["gib"]}
 
 
 def test_buckets_settle(tmp_path):

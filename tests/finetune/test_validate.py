@@ -37,7 +37,8 @@ def task_of(name: str, pipeline_folder: PipelineFolder, folder: Path, **changes:
 
 def placed(previews: Previews, device: str) -> Previews:
     """The same previews, drawn on a device."""
-    return replace(previews, accelerator=SimpleNamespace(device=torch.device(device), trackers=[]))  # pyright: ignore[reportArgumentType]
+    there: Any = SimpleNamespace(is_main_process=True, device=torch.device(device), trackers=[])
+    return replace(previews, accelerator=there)
 
 
 class Stopped(Exception):

@@ -126,12 +126,15 @@ def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: 
     assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002"]
 
 
-def test_a_signal_to_one_rank_saves_and_ends_both_with_its_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_a_signal_to_one_rank_saves_and_ends_both_with_its_number(tmp_path: Path, layout: str) -> None:
+    """They agree after every step, not only where they write metrics."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
-    settings = [*TINY, "train.steps=1000000", "checkpoint.every=5", "log.every=5", f"output_dir={tmp_path / 'run'}"]
+    settings = [*TINY, "train.steps=1000000", "checkpoint.every=5", "log.every=1000000", f"train.parallel={layout}"]
+    settings.append(f"output_dir={tmp_path / 'run'}")
     ranks = [
         subprocess.Popen(
             [sys.executable, str(ROOT / "train.py"), *settings],

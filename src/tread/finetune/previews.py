@@ -50,7 +50,10 @@ class Previews:
 
     @torch.no_grad()
     def draw(self, models: Mapping[str, nn.Module], step: int) -> list[tuple[str, str]]:
-        """Draw one preview per prompt; returns the prompts with the paths of their previews, relative to the folder."""
+        """Draw one preview per prompt; returns the prompts with the paths of their previews, relative to the folder.
+
+        On several ranks rank 0 writes them, and the others return nothing.
+        """
         device = self.accelerator.device
         wanted = (*self.family.pixel_parts, *self.family.drawing_parts)
         parts = [part for part in wanted if part in self.family.source.parts]
@@ -72,10 +75,11 @@ class Previews:
         for index, (prompt, text) in enumerate(self.prompts):
             picture = self._call(pipeline, text, device)
             stem = self.folder / "previews" / f"step-{step:08d}-{index}"
-            with writing(stem):
-                path = _save(picture, stem, self.family.frame_rate)
-            drawn.append((prompt, path.relative_to(self.folder).as_posix()))
-            self._track(f"preview {index}: {prompt[:60]}", path, step)
+            if self.accelerator.is_main_process:
+                with writing(stem):
+                    path = _save(picture, stem, self.family.frame_rate)
+                drawn.append((prompt, path.relative_to(self.folder).as_posix()))
+                self._track(f"preview {index}: {prompt[:60]}", path, step)
         del pipeline
         if missing:
             gc.collect()  # the expert and its hooks form a cycle: it would still be in memory at the next previews

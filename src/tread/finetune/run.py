@@ -16,7 +16,9 @@ from torch import nn
 import tread
 from tread.attach.registry import layers_of
 from tread.config.schema import plain
+from tread.errors import Stopped
 from tread.finetune.data.prepare import DTYPES, prepare
+from tread.finetune.experts import joined
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
 from tread.finetune.model import scratch
@@ -25,7 +27,7 @@ from tread.finetune.model.existing import put_in, read_adapter
 from tread.finetune.model.quantize import METHODS, quantize
 from tread.finetune.preflight import check_model, open_model, resumed_checkpoints, trained_experts
 from tread.finetune.result.hub import push
-from tread.finetune.result.write import RECORD
+from tread.finetune.result.write import RECORD, has_result, write_result
 from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
 from tread.finetune.task import Finetuning
 from tread.kernels.checkpointing import checkpoint_layers, recomputing
@@ -34,7 +36,7 @@ from tread.page.write import write_at_end
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
-from tread.training.checkpoint import VALIDATED, best, list_checkpoints
+from tread.training import checkpoint
 from tread.training.job import claimed_folder, end, make_accelerator, run
 from tread.training.loop import CHECKPOINTS
 from tread.training.memory import out_of_memory
@@ -65,9 +67,37 @@ def finetune(config: FinetuneConfig) -> Path:
         if config.push_to_hub and not stopped and accelerator.is_main_process:
             push(folder, config, accelerator.print)
     del task, models, handles
+    end(accelerator)
+    if config.sharded and accelerator.is_main_process:  # nobody waits for it any more
+        write_newest(folder, config)
     accelerator.print(made(folder))
-    end(accelerator, stopped)
+    if stopped:
+        raise Stopped(stopped)
     return folder
+
+
+def write_newest(folder: Path, config: FinetuneConfig) -> None:
+    """Write the result of a sharded run's newest checkpoint, unless it is there."""
+    found = checkpoint.newest(folder / CHECKPOINTS)
+    if found is not None and not has_result(folder, found[1]):
+        models, family = load_saved(config, *found)
+        write_result(folder, family, models, config, found[1])
+
+
+def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> tuple[dict[str, nn.Module], TuneFamily]:
+    """The transformers with the weights of a checkpoint, on the CPU, and their family."""
+    family = open_model(config)
+    if config.init == "pretrained":
+        family.source.check(*(part for part, _, _ in trained_experts(config, family)))
+    plain = replace(config, parallel="ddp", shard_size=None, cpu_offload=False)
+    plain = replace(plain, gradient_checkpointing=False, init_lora=None)  # the checkpoint has the adapter
+    if config.base_model_precision not in UNQUANTIZED:
+        plain = replace(plain, base_model_precision="no_change")
+    models = load_models(plain, family, torch.device("cpu"))
+    checkpoint.load_into(
+        checkpoint.trained(joined(models)), path, "ema" if checkpoint.has_part(manifest, "ema") else "model"
+    )
+    return models, family
 
 
 def made(folder: Path) -> str:
@@ -77,9 +107,9 @@ def made(folder: Path) -> str:
     results = sorted({folder / name.partition("/")[0] for name in files})
     pictures = sorted((folder / "previews").glob("step-*"))
     lines = [f"run: {folder}", *(f"result: {path}" for path in results)]
-    kept, checkpoints = best(folder / CHECKPOINTS), list_checkpoints(folder / CHECKPOINTS)
+    kept, checkpoints = checkpoint.best(folder / CHECKPOINTS), checkpoint.list_checkpoints(folder / CHECKPOINTS)
     if kept is not None and kept[0] != checkpoints[-1]:
-        step, loss = kept[1]["step"], kept[1][VALIDATED]
+        step, loss = kept[1]["step"], kept[1][checkpoint.VALIDATED]
         lines.append(f"lowest validation loss: {loss:.4f} at step {step}; its result: tread export {folder} --best")
     return "\n".join([*lines, *(f"newest preview: {path}" for path in pictures[-1:])])
 
@@ -103,11 +133,15 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
 
 
 def load_stock(config: FinetuneConfig, family: TuneFamily, part: str) -> nn.Module:
-    """One transformer as its library loads or makes it, in the dtype of the job, on the CPU."""
+    """One transformer as its library loads or makes it, in the dtype of the job, on the CPU; on the meta device if each
+    process is to read a shard of all weights."""
     if config.init == "scratch":
         model = scratch.make(family.source, part, seed=_seed(config, part))
         return model if _dtype(config) == torch.float32 else model.to(_dtype(config))
-    return family.source.transformer(part, dtype=_dtype(config))
+    # all weights are float32, and too many for one process: filled when they are sharded
+    lazily = config.sharded and not config.adapts and _dtype(config) == torch.float32
+    empty = family.source.empty(part) if lazily else None
+    return family.source.transformer(part, dtype=_dtype(config)) if empty is None else empty
 
 
 def make_trainable(
@@ -142,7 +176,8 @@ def make_trainable(
             model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
         else:
             checkpoint_layers(layers_of(model), config.gradient_checkpointing)
-    return model.to(device).train()
+    # a sharded one moves layer by layer, when it is sharded
+    return model.train() if config.sharded else model.to(device).train()
 
 
 def _seed(config: FinetuneConfig, part: str) -> int:

@@ -23,11 +23,12 @@ from tread.kernels.compiling import Switch
 from tread.objectives.density import PARAMETERS, Density, DensityName
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
-from tread.training.settings import OptimizerName, ScheduleName, check_rates
+from tread.training.settings import OptimizerName, Parallel, ScheduleName, check_rates
 
 Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
 LoraPrecision = Literal["fp32", "bf16", "fp16"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
+BITSANDBYTES = ("int8-bnb", "nf4")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size", "trigger_word")
 """Settings of a config that hold for the data entries without one of their own."""
 
@@ -177,6 +178,13 @@ bf16 is far slower on a CPU."""
 where they do not; flash, efficient and math are that one alone; default leaves it to torch."""
     graphs: bool = False
     """Run the network as CUDA graphs, on one GPU: for steps that wait for the host."""
+    parallel: Parallel = "ddp"
+    """How processes share the model: ddp keeps it whole on each GPU; fsdp keeps a shard of weights, average and \
+moments on each; hsdp does so in groups of shard_size processes. Sharded runs write their result at the end."""
+    shard_size: int | None = None
+    """Processes that share one copy of the weights with hsdp; null: those of one machine."""
+    cpu_offload: bool = False
+    """Keep the shards of fsdp and hsdp in host memory and copy them to the GPU layer by layer: much slower."""
     seed: int = 42
     """The same seed gives the same run."""
 
@@ -315,6 +323,7 @@ mapping in .json or .yaml."""
         self._check_bounds()
         self._check_init()
         self._check_adapter()
+        self._check_sharded()
         self._check_optimizer()
         if self.max_train_steps == 0 and self.num_train_epochs == 0:
             raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
@@ -328,6 +337,11 @@ mapping in .json or .yaml."""
             raise ConfigError(f"validation_resolution is {self.validation_resolution!r}; both sides must be positive.")
         self.density()
         self.plan()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a shard of the weights alone."""
+        return self.parallel != "ddp"
 
     @property
     def adapts(self) -> bool:
@@ -398,7 +412,7 @@ mapping in .json or .yaml."""
             self, "", lora_rank=1, lora_alpha=0, max_train_steps=0, num_train_epochs=0, train_batch_size=1,
             gradient_accumulation_steps=1, seed=0, learning_rate=0, lr_warmup_steps=0, lr_end=0, lr_num_cycles=1,
             adam_weight_decay=0, max_grad_norm=0, vae_batch_size=1, text_encoder_batch_size=1, tokenizer_max_length=1,
-            dataloader_num_workers=0, checkpoint_step_interval=1, checkpoints_total_limit=1,
+            dataloader_num_workers=0, checkpoint_step_interval=1, checkpoints_total_limit=1, shard_size=1,
             num_eval_images=0, eval_steps_interval=0,
             validation_steps=0, validation_num_inference_steps=1, validation_guidance=0, validation_seed=0,
             validation_num_video_frames=1, framerate=1, logging_steps=1, minimum_image_size=0,
@@ -441,6 +455,21 @@ mapping in .json or .yaml."""
             raise ConfigError(
                 "init is 'scratch' and model_type 'lora', but an adapter needs a trained base: set model_type to "
                 "'full'."
+            )
+
+    def _check_sharded(self) -> None:
+        if not self.sharded:
+            return
+        if self.base_model_precision in BITSANDBYTES:
+            raise ConfigError(
+                f"base_model_precision is {self.base_model_precision!r}, whose packed weights torch cannot shard: with "
+                f"parallel {self.parallel!r} use 'int8', 'int4' or 'fp8', which stay whole on each GPU, or set "
+                "parallel to 'ddp'."
+            )
+        if self.lora_type == "lycoris" and self.adapts:
+            raise ConfigError(
+                f"lora_type is 'lycoris', whose network reads weights outside of the layer that gathers them: with "
+                f"parallel {self.parallel!r} use 'standard' or 'lokr', or set parallel to 'ddp'."
             )
 
     def _check_adapter(self) -> None:

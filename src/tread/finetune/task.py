@@ -31,6 +31,7 @@ from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, caller, choose, joined, ranges
 from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.job import FinetuneJob
 from tread.finetune.preflight import target_of
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
@@ -41,6 +42,8 @@ from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
+from tread.training.sharding.files import materialise
+from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted
 
@@ -49,6 +52,9 @@ LATENT, NOISE, TIME, EXPERT, VALIDATION, OFFSET = (
 )
 
 
+Chunk = list[tuple[int, float]]
+"""Samples of a batch, each with the quantile of its time."""
+Validation = list[tuple[Range, Chunk]]
 COMPILED_TEXT = 64
 """Compiled layers see texts whose length is a multiple of this."""
 
@@ -83,6 +89,8 @@ class Finetuning:
         self.models, self.handles = models, handles
         self._several = len(models) > 1
         self.model = joined(models)
+        if config.sharded:
+            self._shard()
         self.data, self.train_set, self.held_out = data, data.train, data.held_out
         self.target = target_of(config, family)
         self._validated = self.target.unweighted()
@@ -101,6 +109,16 @@ class Finetuning:
             self.facts["references"] = references
         self.facts |= {"depth": depth, "grid": self._token_grid(), **data.fingerprints()}
         self.unit = "clip" if data.bucket.frames > 1 else "img"
+
+    def _shard(self) -> None:
+        """Shard each layer, each expert if there are several, and what is left."""
+        layers = [layer for model in self.models.values() for layer in layers_of(model)]
+        experts = list(self.models.values()) if self._several else []
+        shard(self.model, layers, FinetuneJob.of(self.config), self.accelerator, parts=experts)
+        device = torch.device("cpu") if self.config.cpu_offload else self.accelerator.device
+        for part, model in self.models.items():
+            if any(parameter.is_meta for parameter in model.parameters()):
+                materialise(model, self.family.source.files(part), device)
 
     def _token_grid(self) -> list[int]:
         """Frames, rows and columns of the target tokens of a typical sample."""
@@ -151,6 +169,7 @@ class Finetuning:
                 attention=config.attention,
                 shapes=len(set(self.train_set.groups)) * texts * lengths(plan, masked=masked),
                 say=self.accelerator.print,
+                device=device,
             )
             for part, model in self.models.items()
         ]
@@ -310,7 +329,7 @@ class Finetuning:
         if count == 0:
             return {}
         total = torch.zeros((), device=device, dtype=torch.float64)
-        for part, chunk in self._validation_batches()[rank::world]:
+        for part, chunk, counts in self._shared(self._validation_batches(), rank, world):
             items = [self.held_out[i, False] for i, _ in chunk]
             batch = self.held_out.collate(items, self.family.collate_text)
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
@@ -318,11 +337,24 @@ class Finetuning:
             u = torch.tensor([u for _, u in chunk], device=device)
             with self.accelerator.autocast():
                 losses = self._losses(self.model, part, batch, u, where, VALIDATION, self._validated)
-            total += losses.double().sum()
+            total += losses.double().sum() * counts
         self.facts["val_loss"] = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
         return {"val_loss": self.facts["val_loss"]}
 
-    def _validation_batches(self) -> list[tuple[Range, list[tuple[int, float]]]]:
+    @staticmethod
+    def _shared(batches: Validation, rank: int, world: int) -> Iterator[tuple[Range, Chunk, bool]]:
+        """A rank's share of batches, and whether each counts.
+
+        All ranks run the same expert as often, because a sharded model gathers its weights from all of them: where the
+        batches of an expert do not divide, the first of them is run once more and does not count.
+        """
+        for span in dict.fromkeys(span for span, _ in batches):
+            chunks = [chunk for other, chunk in batches if other == span]
+            for first in range(0, len(chunks), world):
+                counts = first + rank < len(chunks)
+                yield span, chunks[first + rank if counts else 0], counts
+
+    def _validation_batches(self) -> Validation:
         """Batches of (sample, quantile of its time) of one bucket and one expert; the quantiles are evenly spread."""
         groups: dict[tuple[Any, Range], list[tuple[int, float]]] = {}
         count, size = len(self.held_out), self.config.train_batch_size
@@ -335,8 +367,8 @@ class Finetuning:
         return [(part, all_[i : i + size]) for (_, part), all_ in groups.items() for i in range(0, len(all_), size)]
 
     def preview(self, step: int) -> dict[str, float]:
-        """Draw the validation prompts by the stock pipeline, on rank 0."""
-        if self.accelerator.is_main_process:
+        """Draw the validation prompts by the stock pipeline, on rank 0; on every rank if they share the weights."""
+        if self.accelerator.is_main_process or self.config.sharded:
             with self.accelerator.autocast():
                 self.facts["previews"] = self._previews.draw(self.models, step)
         self.accelerator.wait_for_everyone()
@@ -348,7 +380,7 @@ class Finetuning:
         for name in ("val_loss", "previews"):  # known to the run before it was resumed
             if name in manifest:
                 self.facts.setdefault(name, manifest[name])
-        if has_result(self.folder, manifest):
+        if self.config.sharded or has_result(self.folder, manifest):  # a sharded run's is written at its end
             return
         write_result(self.folder, self.family, self.models, self.config, manifest)
         if manifest["step"] == self.config.max_train_steps and "speedup" in manifest:

@@ -49,6 +49,9 @@ def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]
         max_train_steps=config.max_train_steps if config.num_train_epochs == 0 else STEPS,
         num_train_epochs=0,
         dataloader_num_workers=0,
+        parallel="ddp",  # of one process
+        shard_size=None,
+        cpu_offload=False,
         report_to="none",
     )
     config, family, accelerator = open_job(config)

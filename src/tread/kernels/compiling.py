@@ -7,7 +7,8 @@
   so. The backward is compiled together with the forward, so that no step fails halfway.
 - Checkpointing is compiled with the layer (`checkpointing.py`). Torch's checkpointing around compiled code would cost
   the host more time than routing saves the device (docs/performance.md).
-- A layer keeps its parameter names and its hooks.
+- A layer keeps its parameter names and its hooks. A sharded layer (FSDP2) is checkpointed around its compiled code,
+  where `selective` recomputes everything.
 """
 
 from collections.abc import Callable, Sequence
@@ -168,9 +169,19 @@ class CompiledLayer:
         if key not in self._code:
             call = self.layer._call_impl
             own = partial(recomputing(checkpointed, compiled=True), call) if checkpointed else call
-            compiled = torch.compile(own, dynamic=any_shape, **self._options)
+            compiled: Any = torch.compile(own, dynamic=any_shape, **self._options)
+            if checkpointed and _is_sharded(self.layer):
+                own = partial(recomputing(checkpointed), call)
+                compiled = partial(recomputing(checkpointed), torch.compile(call, dynamic=any_shape, **self._options))
             self._code[key] = Compiled(own, compiled, self.attempt)
         return self._code[key]
+
+
+def _is_sharded(layer: nn.Module) -> bool:
+    """Whether FSDP2 has hooks on the layer: torch 2.13 compiles nothing of a checkpointed function that runs them."""
+    from torch.distributed.fsdp import FSDPModule  # takes half a second to import
+
+    return isinstance(layer, FSDPModule)
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import distributed, nn
 
 from tread.around import Around, around
@@ -29,7 +30,8 @@ class Fast:
     """A model with compiled layers, CUDA graphs and fast kernels; `remove` makes it as it was.
 
     `compiled`: compile the layers. `checkpointing` is theirs, within compiled code. `graphs`: True says why if they
-    cannot be used, "auto" does not; `graphs_setting` is its name in that message. `options` are torch.compile's.
+    cannot be used, "auto" does not; `graphs_setting` is its name in that message. `device` computes, by default the
+    parameters' own, which may be offloaded. `options` are torch.compile's.
     """
 
     def __init__(
@@ -46,10 +48,11 @@ class Fast:
         training_only: bool = False,
         say: Callable[[str], None] | None = None,
         graphs_setting: str = "graphs",
+        device: torch.device | None = None,
         **options: Any,
     ) -> None:
         say = say or print_once_per_job
-        self.model, self.layers, device = model, list(layers), next(model.parameters()).device
+        self.model, self.layers, device = model, list(layers), device or next(model.parameters()).device
         self._before = [layer.__dict__.get("_compiled_call_impl") for layer in self.layers]
         SETTINGS.enter(self)
         use_attention(attention, device)

@@ -166,6 +166,8 @@ class Evaluation:
     def run(self, images: ModelImages, step: int) -> dict[str, float]:
         """Measure on every process; rank 0 compares, writes `evaluation/step-00001000.json` and returns figures."""
         several, scale = len(self.evaluate.scales) > 1, f"guidance {images.guidance:g}"
+        if self.config.train.sharded:
+            self._draw_as_often(images)
         samples = measure(images, self.extractor, "samples", **self._options())
         figures = {}
         if self.accelerator.is_main_process:
@@ -180,6 +182,14 @@ class Evaluation:
                 file.write((json.dumps(found, indent=2) + "\n").encode())
         self.accelerator.wait_for_everyone()
         return figures
+
+    def _draw_as_often(self, images: ModelImages) -> None:
+        """Draw one batch for nothing where others draw one more: a sharded model gathers its weights from all."""
+        rank, world, size = self.accelerator.process_index, self.accelerator.num_processes, self.evaluate.batch_size
+        shares = [len(images) * (part + 1) // world - len(images) * part // world for part in range(world)]
+        batches = [-(-share // size) for share in shares]
+        for _ in range(max(batches) - batches[rank]):
+            images.read(0, 1)
 
     def _sampling(self, guidance: float) -> dict[str, Any]:
         names = ("steps", "solver", "churn", "churn_interval", "churn_noise", "interval", "guidance_kind")

@@ -36,6 +36,7 @@ from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.training.contents import fingerprint
+from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted
 
@@ -77,7 +78,7 @@ class Pretraining:
         compiled = compiles(config.train.compile, accelerator.device)
         checkpointing = False if compiled else config.train.checkpointing  # compiled layers do it themselves
         model = build_model(config.model, shape, num_classes, checkpointing=checkpointing)
-        self.model: DiT = model.to(accelerator.device)
+        self.model: DiT = model if config.train.sharded else model.to(accelerator.device)
         if config.train.precision == "bf16-stream":
             self.model.stream = torch.bfloat16
         if config.model.weights is not None:
@@ -88,6 +89,8 @@ class Pretraining:
         if config.model.tread_config is not None:
             plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
             self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, seed)))
+        if config.train.sharded:
+            shard(self.model, self.model.blocks, config, accelerator)
         plan = None if self.handle is None else self.handle.plan.to_config()
         self.facts: dict[str, Any] = {"shape": list(shape), "num_classes": num_classes, "tread_config": plan}
         self.facts |= {"grid": [1, *self.model.grid], "depth": self.model.depth}
@@ -112,6 +115,11 @@ class Pretraining:
             )
 
     def _use_float8(self, way: Float8) -> None:
+        if self.config.train.sharded:
+            raise ConfigError(
+                f"train.float8 is {way!r}, but the float8 linears are not proven on the gathered weights of "
+                f"train.parallel={self.config.train.parallel}: set train.float8 to null, or train.parallel=ddp."
+            )
         check_float8(self.accelerator.device, "train.float8", self.accelerator.mixed_precision)
         if train_in_float8(self.model.blocks, way) == 0:
             raise ConfigError(
@@ -161,6 +169,7 @@ class Pretraining:
             shapes=shapes,
             say=self.accelerator.print,
             graphs_setting=self.config.called("train.graphs"),
+            device=device,
         )
         return [fast]
 
@@ -227,11 +236,16 @@ class Pretraining:
 
     @torch.no_grad()
     def validation_losses(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's batches of it: the quantiles of their times, and their losses; (B,) each."""
+        """This rank's batches of it: the quantiles of their times, and their losses; (B,) each.
+
+        All ranks run as many forwards, because a sharded model gathers its weights from all of them.
+        """
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         count, device = len(self.held_out), self.accelerator.device
-        for first in range(rank, count, world * self._micro_batch):
-            chunk = torch.arange(first, count, world)[: self._micro_batch]  # (B,)
+        for start in range(0, count, world * self._micro_batch):
+            chunk = torch.arange(count)[start + rank :: world][: self._micro_batch]  # (B,)
+            nothing_left = len(chunk) == 0
+            chunk = torch.zeros(1, dtype=torch.long) if nothing_left else chunk
             samples = [self.held_out[int(i)] for i in chunk]
             x = torch.stack([sample for sample, _ in samples]).to(device)
             labels = torch.tensor([label for _, label in samples], device=device)
@@ -242,11 +256,12 @@ class Pretraining:
             drawn = noise.per_sample_normal(VALIDATION, where, x.shape[1:])
             with self.accelerator.autocast():
                 losses = self.objective.loss(self.model, x, labels, noise=drawn, u=u)
-            yield u, losses
+            if not nothing_left:
+                yield u, losses
 
     def preview(self, step: int) -> dict[str, float]:
-        """A grid of samples, one row per class, drawn on rank 0."""
-        if self.accelerator.is_main_process:
+        """A grid of samples, one row per class, drawn on rank 0; on every rank if they share the weights."""
+        if self.accelerator.is_main_process or self.config.train.sharded:
             sample, classes = self.config.sample, self.dataset.num_classes
             labels = torch.arange(min(sample.classes, classes)).repeat_interleave(sample.per_class)
             with self.accelerator.autocast():
@@ -261,11 +276,12 @@ class Pretraining:
                     device=self.accelerator.device,
                     progress=False,
                 )
-            path = self.folder / "samples" / f"step-{step:08d}.png"
-            grid = make_grid(self._decode(samples), columns=sample.per_class, rows=self.dataset.classes)
-            with writing(path):
-                path.parent.mkdir(exist_ok=True)
-                grid.save(path)
+            if self.accelerator.is_main_process:
+                path = self.folder / "samples" / f"step-{step:08d}.png"
+                grid = make_grid(self._decode(samples), columns=sample.per_class, rows=self.dataset.classes)
+                with writing(path):
+                    path.parent.mkdir(exist_ok=True)
+                    grid.save(path)
         self.accelerator.wait_for_everyone()
         return {}
 

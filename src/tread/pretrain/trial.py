@@ -23,7 +23,7 @@ def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]
         config,
         output_dir=str(folder),
         resume=None,
-        train=replace(config.train, workers=0),
+        train=replace(config.train, workers=0, parallel="ddp", shard_size=None, cpu_offload=False),  # one process
         sample=replace(config.sample, vae=None),  # nothing is drawn
         evaluate=replace(config.evaluate, every=0),
         log=replace(config.log, trackers="none"),

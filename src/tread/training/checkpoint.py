@@ -8,6 +8,8 @@
   all are broken, an error is raised: starting again would replace files that could be repaired.
 - Checksums are compared before anything is loaded: a changed byte makes a checkpoint a broken one. Checkpoints of
   earlier versions have none and load without.
+- A sharded run's processes write `shard-0000N-...safetensors` each, with the names of all parts in one file
+  (`sharding/files.py`); the manifest then lists the `parts`. Every layout reads the checkpoints of every other.
 - Each save has its own id, which a result records.
 - There is no random state to save: noise, data order and selections are functions of the step.
 """
@@ -18,8 +20,8 @@ import re
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,10 +30,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tread.errors import CheckpointError, ConfigError
 from tread.files import fsync, is_safetensors
+from tread.training.sharding import files
 
 MANIFEST = "checkpoint.json"
 VALIDATED = "validated"
@@ -46,39 +50,61 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
+def temporary_path(folder: Path, step: int) -> Path:
+    """The folder that the checkpoint after `step` steps is written to before it gets its name."""
+    return folder / f".{checkpoint_path(folder, step).name}.tmp"
+
+
 def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep: int, keep_best: bool = False) -> Path:
     """Write the checkpoint after `step` steps, then remove all but the newest `keep`, and the best one if asked."""
-    final = checkpoint_path(folder, step)
-    temporary, replaced = folder / f".{final.name}.tmp", folder / f".{final.name}.old"
-    for left_over in _left_overs(folder):
-        shutil.rmtree(left_over, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        sizes, checksums = {}, {}
+    with told(folder, step):
+        temporary, signatures = begin(folder, step), {}
         for name, tensors in parts.items():
             path = temporary / f"{name}.safetensors"
             save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path)
-            fsync(path)
-            sizes[path.name] = path.stat().st_size
-            checksums[path.name] = _checksum(path)
-        manifest = temporary / MANIFEST
-        known = {"step": step, "id": uuid.uuid4().hex, "files": sizes, "checksums": checksums, **meta}
-        manifest.write_text(json.dumps(known, indent=2) + "\n")
-        fsync(manifest)
-        fsync(temporary)
-        if final.exists():
-            final.rename(replaced)
-        os.replace(temporary, final)
-        fsync(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):  # the first error is the one to report, and a resume recovers too
-            recover(folder)
-        raise CheckpointError(
-            f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}. Earlier checkpoints "
-            "are untouched; free space or name another output_dir."
-        ) from error
+            signatures[path.name] = sign(path)
+        return finish(folder, step, signatures, meta, keep=keep, keep_best=keep_best)
+
+
+def begin(folder: Path, step: int) -> Path:
+    """The empty folder that the files of a checkpoint are written to."""
+    for left_over in _left_overs(folder):
+        shutil.rmtree(left_over, ignore_errors=True)
+    temporary = temporary_path(folder, step)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def sign(path: Path) -> tuple[int, str]:
+    """The size and the checksum of a file, which is on the disk afterwards."""
+    fsync(path)
+    return path.stat().st_size, _checksum(path)
+
+
+def finish(
+    folder: Path,
+    step: int,
+    signatures: Mapping[str, tuple[int, str]],
+    meta: Mapping[str, Any],
+    *,
+    keep: int,
+    keep_best: bool = False,
+) -> Path:
+    """Give a written checkpoint its manifest and its name, then remove all but the newest `keep`, and the best one."""
+    temporary, final = temporary_path(folder, step), checkpoint_path(folder, step)
+    replaced, manifest = folder / f".{final.name}.old", temporary / MANIFEST
+    lists = {
+        "files": {name: size for name, (size, _) in signatures.items()},
+        "checksums": {name: checksum for name, (_, checksum) in signatures.items()},
+    }
+    manifest.write_text(json.dumps({"step": step, "id": uuid.uuid4().hex, **lists, **meta}, indent=2) + "\n")
+    fsync(manifest)
+    fsync(temporary)
+    if final.exists():
+        final.rename(replaced)
+    os.replace(temporary, final)
+    fsync(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
     excess = [path.name for path in list_checkpoints(folder) if _is_whole(path)][:-keep]
     kept = best(folder) if keep_best else None
     for path in list_checkpoints(folder):
@@ -98,6 +124,31 @@ def best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             found.append((path, read_manifest(path)))
     validated = [(path, manifest) for path, manifest in found if VALIDATED in manifest]
     return min(validated, key=lambda one: one[1][VALIDATED], default=None)
+
+
+@contextmanager
+def told(folder: Path, step: int) -> Iterator[None]:
+    """Turn the failure of a write inside into a CheckpointError; what was written is removed."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        give_up(folder, step)
+        raise unwritten(folder, step, getattr(error, "strerror", None) or str(error)) from error
+
+
+def give_up(folder: Path, step: int) -> None:
+    """Remove what a failed save wrote."""
+    shutil.rmtree(temporary_path(folder, step), ignore_errors=True)
+    with suppress(OSError):  # the first error is the one to report, and a resume recovers too
+        recover(folder)
+
+
+def unwritten(folder: Path, step: int, reason: str) -> CheckpointError:
+    """The error of a checkpoint that cannot be written."""
+    return CheckpointError(
+        f"cannot write the checkpoint {checkpoint_path(folder, step)}: {reason}. Earlier checkpoints are untouched; "
+        "free space or name another output_dir."
+    )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -206,10 +257,25 @@ def _may_be_whole(path: Path) -> str:
     return f"{', '.join(opened)} may be whole" if opened else "no other file of it is whole"
 
 
+def has_part(manifest: Mapping[str, Any], name: str) -> bool:
+    """Whether a checkpoint has the part `name`: `model`, `ema` or `optimizer`."""
+    return name in manifest["parts"] if "parts" in manifest else f"{name}.safetensors" in manifest["files"]
+
+
 def load_part(path: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of one part of a checkpoint."""
+    """The tensors of one part of a checkpoint, whole, also if it is sharded."""
+    with _readable(path, name):
+        return files.read_part(path, name) if _is_sharded(path) else load_file(path / f"{name}.safetensors")
+
+
+def _is_sharded(path: Path) -> bool:
+    return any(path.glob("shard-*.safetensors"))
+
+
+@contextmanager
+def _readable(path: Path, name: str) -> Iterator[None]:
     try:
-        return load_file(path / f"{name}.safetensors")
+        yield
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot read {path / name}.safetensors: {error}") from error
 
@@ -222,8 +288,34 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: Path) -> None:
     """Copy a checkpoint's weights into a model's; refused if names or shapes differ."""
+    _check_shapes(own, {name: tensor.shape for name, tensor in given.items()}, source)
+    for name, tensor in own.items():
+        tensor.copy_(given[name])
+
+
+def load_into(own: Mapping[str, Tensor], path: Path, part: str) -> None:
+    """Read one part of a checkpoint into tensors, of which this process may hold shards; refused as by `load_tensors`.
+
+    Only what this process holds is read, whatever layout wrote the checkpoint.
+    """
+    with _readable(path, part):
+        _check_shapes(own, _shapes(path, part), path)
+        if _is_sharded(path):
+            files.read_shards(path, part, own)
+        else:
+            files.fill(own, dict.fromkeys(own, path / f"{part}.safetensors"))
+
+
+def _shapes(path: Path, part: str) -> dict[str, torch.Size]:
+    if _is_sharded(path):
+        return files.shapes_of(path, part)
+    with safe_open(path / f"{part}.safetensors", framework="pt") as file:
+        return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+def _check_shapes(own: Mapping[str, Tensor], given: Mapping[str, torch.Size], source: Path) -> None:
     here = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    there = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    there = {name: tuple(shape) for name, shape in given.items()}
     if here != there:
         name = next(name for name in [*here, *there] if here.get(name) != there.get(name))
         raise ConfigError(
@@ -231,8 +323,6 @@ def load_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source:
             f"{here.get(name, 'absent')} here. Set the model and the data as in that run's config.yaml, "
             "or begin a run in another output_dir."
         )
-    for name, tensor in own.items():
-        tensor.copy_(given[name])
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -264,7 +354,7 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], source: 
         if set(shared) != set(_group_state(optimizer)):
             raise KeyError(*sorted(set(shared) ^ set(_group_state(optimizer))))
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    except (ValueError, KeyError, RuntimeError) as error:
+    except (ValueError, KeyError, IndexError, RuntimeError) as error:
         raise CheckpointError(
             f"the optimizer's state does not belong to this run ({error!r}); restore its file."
         ) from error
@@ -275,3 +365,19 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], source: 
 def _group_state(optimizer: Optimizer) -> tuple[str, ...]:
     """Names of what an optimizer keeps for all parameters together, such as Prodigy's estimate of the rate."""
     return getattr(optimizer, "group_state", ())
+
+
+def load_moments(optimizer: Optimizer, path: Path) -> None:
+    """Restore the optimizer's state from a checkpoint; of sharded weights, each process reads its own shards."""
+    parameters = [parameter.detach() for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(isinstance(parameter, DTensor) for parameter in parameters):
+        return load_optimizer(optimizer, load_part(path, "optimizer"), path)
+    moments: dict[str, Tensor] = {}
+    with _readable(path, "optimizer"):
+        for name, shape in _shapes(path, "optimizer").items():
+            index = name.partition(".")[0]
+            like = None if index == GROUP else parameters[int(index)]
+            same = like is not None and shape == like.shape
+            moments[name] = torch.empty_like(like) if same else torch.empty(shape)  # pyright: ignore[reportArgumentType]
+        load_into(moments, path, "optimizer")
+    return load_optimizer(optimizer, moments, path)

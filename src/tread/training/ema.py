@@ -3,7 +3,7 @@
 With a fixed decay of 0.9999 the random initial weights persist for tens of thousands of updates; with the warm-up the
 average covers a constant share of the run so far until the decay is reached. Only trainable parameters are averaged, so
 an adapter on a large frozen model costs little. An update depends only on the weights and the step, so it is identical
-on every rank.
+on every rank; the average of sharded weights is sharded like them.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 class EMA:
@@ -34,13 +35,20 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the model has the averaged weights; storage is swapped, not copied."""
+        """Inside, the model has the averaged weights; storage is swapped, not copied, unless it is sharded."""
         self._swap()
         try:
             yield
         finally:
             self._swap()
 
+    @torch.no_grad()
     def _swap(self) -> None:
         for parameter, average in zip(self._parameters, self.averages.values(), strict=True):
-            parameter.data, average.data = average.data, parameter.data
+            if isinstance(parameter, DTensor) and isinstance(average, DTensor):  # FSDP2 gathers from its own storage
+                shard, other = parameter.to_local(), average.to_local()
+                held = shard.clone()
+                shard.copy_(other)
+                other.copy_(held)
+            else:
+                parameter.data, average.data = average.data, parameter.data

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, ProjectConfiguration, broadcast_object_list
+from accelerate.utils import (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProjectConfiguration,
+    broadcast_object_list,
+)
+from torch import distributed
 
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
@@ -19,8 +27,10 @@ from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
 from tread.training.metrics import tracker_of
+from tread.training.ranks import found_by_main, rejoin, restarts
 from tread.training.record import write_start
 from tread.training.settings import JobConfig
+from tread.training.sharding.layout import BACKENDS, check_layout, open_group, shard_size
 from tread.training.task import Task
 
 CONFIG_FILE = "config.yaml"
@@ -29,6 +39,7 @@ LOCK_FILE = ".lock"
 
 def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Accelerator:
     """The accelerator, its attention checked; `find_unused`: some trained parameters may have no gradient."""
+    check_layout(config)
     precision = config.train.precision
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() else "float32"
@@ -36,13 +47,20 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
     autocast = AutocastKwargs(cache_enabled=False)
     # gradients live where they are exchanged: without the view there is a second copy of them
     parallel = DistributedDataParallelKwargs(find_unused_parameters=find_unused, gradient_as_bucket_view=True)
+    handlers: list[KwargsHandler] = [autocast, parallel]
+    if config.train.sharded and torch.cuda.is_available():
+        handlers.append(InitProcessGroupKwargs(backend=BACKENDS["cuda"]))
+    rejoin(BACKENDS["cuda"] if torch.cuda.is_available() else "gloo")
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
         mixed_precision="bf16" if precision.startswith("bf16") else "no",
         log_with=tracker_of(config),
         project_config=ProjectConfiguration(logging_dir=config.output_dir),
-        kwargs_handlers=[autocast, parallel],
+        kwargs_handlers=handlers,
     )
+    if config.train.sharded:
+        open_group(accelerator.device)
+        shard_size(config, accelerator.num_processes)  # refuses one that does not divide
     check_attention(config.train.attention, accelerator.device, config.called("train.attention"))
     return accelerator
 
@@ -60,7 +78,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
-        newest(source / CHECKPOINTS, lambda _: None)  # refuses broken ones; they are named when one is loaded
+        # refuses broken ones; they are named when one is loaded
+        found_by_main(accelerator, lambda: newest(source / CHECKPOINTS, lambda _: None))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
@@ -77,7 +96,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
             sweep(folder)  # the lock is held: nobody else writes here
         accelerator.wait_for_everyone()
         if goes_on:
-            newest(folder / CHECKPOINTS, lambda _: None)  # refuses broken ones before anything is encoded or loaded
+            # refuses broken ones before anything is encoded or loaded
+            found_by_main(accelerator, lambda: newest(folder / CHECKPOINTS, lambda _: None))
         taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
         accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
         if taken:
@@ -147,6 +167,8 @@ def end(accelerator: Accelerator, stopped: int = 0) -> None:
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
+    if distributed.is_initialized():  # a group of one, which accelerate does not know
+        distributed.destroy_process_group()
     if stopped:
         raise Stopped(stopped)
 
@@ -173,6 +195,8 @@ def locked(path: Path) -> Iterator[bool]:
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
     """The folder of the run that is resumed; None where one begins."""
+    if restarts() and list_checkpoints(folder / CHECKPOINTS):  # torchrun gave the same command again
+        return folder
     if config.resume is None:
         return None
     return folder if config.resume == "latest" else Path(config.resume)

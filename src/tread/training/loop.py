@@ -7,7 +7,7 @@
   killed goes on bit for bit.
 - Nothing in a step waits for the device; numbers are read every `log.every` steps.
 - Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and say how to go on. An error does so too, with the last
-  step that is whole.
+  step that is whole; sharded weights, which no process has whole, are as the last checkpoint has them.
 """
 
 import gc
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from tread.errors import ConfigError, TrainingDiverged
@@ -35,7 +36,9 @@ from tread.training.metrics import Metrics
 from tread.training.optimizers.make import applied_rate, averaged_weights, keeps_average, make_optimizer
 from tread.training.optimizers.muon import embedding_tables
 from tread.training.optimizers.rates import learning_rate
+from tread.training.ranks import found_by_main, lost_ranks
 from tread.training.settings import JobConfig
+from tread.training.sharding.saver import Saver
 from tread.training.signals import stopping
 from tread.training.task import Task
 
@@ -50,7 +53,7 @@ class Session:
 
     def __init__(self, task: Task, config: JobConfig, accelerator: Accelerator) -> None:
         self.task, self.config, self.accelerator = task, config, accelerator
-        self.model = accelerator.prepare(task.model)
+        self.model = task.model if config.train.sharded else accelerator.prepare(task.model)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = make_optimizer(self.trained, config.optimizer, embedding_tables(self.model))
         # a copy of the weights after all ranks have agreed on them
@@ -65,6 +68,8 @@ class Session:
         """Step of the last checkpoint written by this session."""
         self.validated: tuple[int, float] = 0, math.nan
         """Step of the last validation, and its loss."""
+        self.saver = Saver(accelerator.device) if config.train.sharded and config.checkpoint.every else None
+        """Writes the checkpoints of sharded weights."""
 
     @property
     def kept_share(self) -> float:
@@ -101,13 +106,15 @@ class Session:
             # after the batch, because a loader that starts draws from it
             torch.manual_seed(int(noise.bits(config.train.seed, step, micro_step, accelerator.process_index)))
             last = micro_step == micro_steps - 1
-            with nullcontext() if last else accelerator.no_sync(self.model):
+            # sharded gradients are reduced in every micro-step, or each process would hold them whole
+            with nullcontext() if last or config.train.sharded else accelerator.no_sync(self.model):
                 with accelerator.autocast():
                     loss = self.task.loss(self.model, batch)
                 accelerator.backward(loss / micro_steps)
             losses.append(loss.detach())
             del loss  # and what autograd holds for it: no CUDA graph can be captured beside that
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if config.optimizer.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.trained, config.optimizer.clip, norm)
         self.whole = None
@@ -117,34 +124,46 @@ class Session:
             with averaged_weights(self.optimizer):
                 self.ema.update(step)
         self.whole, self.due = step + 1, True
-        return {"loss": torch.stack(losses).mean(), "grad_norm": norm}
+        # the norm of offloaded gradients is on the host
+        return {"loss": torch.stack(losses).mean(), "grad_norm": norm.to(accelerator.device, non_blocking=True)}
 
-    def save(self, folder: Path, step: int, *, together: bool = True) -> None:
+    def save(self, folder: Path, step: int, *, together: bool = True, wait: bool = True) -> None:
         """Write the checkpoint after `step` steps, on rank 0; `together`: all ranks call it and wait for it.
 
-        Nothing is written where `checkpoint.every` is 0.
+        Shards are written by every rank; unless they `wait`, in the background. Nothing is written where
+        `checkpoint.every` is 0.
         """
         if self.config.checkpoint.every == 0:
             return
+        facts = self.task.facts | ({"due": True} if self.due else {})
+        if self.validated[0] == step and math.isfinite(self.validated[1]):  # else it is that of other weights
+            facts |= {checkpoint.VALIDATED: self.validated[1]}
+        keep = {"keep": self.config.checkpoint.keep, "keep_best": self.config.checkpoint.keep_best}
+        if self.saver is not None:
+            self.saver.start(folder, step, self._parts(), facts, **keep)
+            if wait:
+                self.saver.wait()
+            self.saved = self.saver.saved
+            return
         if self.accelerator.is_main_process:
-            parts: dict[str, dict[str, Tensor]] = {
-                "model": checkpoint.trained(self.task.model),
-                "optimizer": checkpoint.optimizer_tensors(self.optimizer),
-            }
-            if self.ema is not None:
-                parts["ema"] = self.ema.averages
-            elif keeps_average(self.optimizer):  # what results are made of; training goes on from the other weights
-                with averaged_weights(self.optimizer):
-                    parts["ema"] = checkpoint.trained(self.task.model)
-            facts = self.task.facts | ({"due": True} if self.due else {})
-            if self.validated[0] == step and math.isfinite(self.validated[1]):  # else it is that of other weights
-                facts |= {checkpoint.VALIDATED: self.validated[1]}
-            keep = {"keep": self.config.checkpoint.keep, "keep_best": self.config.checkpoint.keep_best}
-            path = checkpoint.save(folder, step, parts, facts, **keep)
+            path = checkpoint.save(folder, step, self._parts(), facts, **keep)
             self.saved = step
             self.make_result(path)
         if together:
             self.accelerator.wait_for_everyone()
+
+    def _parts(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of a checkpoint, by part."""
+        parts = {
+            "model": checkpoint.trained(self.task.model),
+            "optimizer": checkpoint.optimizer_tensors(self.optimizer),
+        }
+        if self.ema is not None:
+            parts["ema"] = self.ema.averages
+        elif keeps_average(self.optimizer):  # what results are made of; training goes on from the other weights
+            with averaged_weights(self.optimizer):
+                parts["ema"] = checkpoint.trained(self.task.model)
+        return parts
 
     def make_result(self, path: Path) -> None:
         """Let the task make the result of the checkpoint that is in place, on rank 0, unless it is there."""
@@ -154,19 +173,18 @@ class Session:
 
     def load(self, folder: Path) -> int:
         """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
-        found = checkpoint.newest(folder, self.accelerator.print)
+        found = found_by_main(self.accelerator, lambda: checkpoint.newest(folder, self.accelerator.print))
         if found is None:
             if (folder.parent / METRICS_FILE).exists():  # it was stopped before its first one
                 self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
             return 0
         path, manifest = found
         self._check_data(path, manifest)
-        checkpoint.load_tensors(checkpoint.trained(self.task.model), checkpoint.load_part(path, "model"), path)
+        checkpoint.load_into(checkpoint.trained(self.task.model), path, "model")
         if self.ema is not None:
             # a run that had no average so far starts it from its weights
-            part = "ema" if "ema.safetensors" in manifest["files"] else "model"
-            checkpoint.load_tensors(self.ema.averages, checkpoint.load_part(path, part), path)
-        checkpoint.load_optimizer(self.optimizer, checkpoint.load_part(path, "optimizer"), path)
+            checkpoint.load_into(self.ema.averages, path, "ema" if checkpoint.has_part(manifest, "ema") else "model")
+        checkpoint.load_moments(self.optimizer, path)
         self.due = manifest.get("due", False)
         self.accelerator.print(f"resumed from {path}")
         return manifest["step"]
@@ -227,6 +245,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
 
     explained = attention.explained(config.train.attention, config.called("train.attention"))
     with (
+        lost_ranks(),
         stopping(accelerator) as asked,
         _rescued(session, folder, metrics),
         out_of_memory(config.memory_advice),
@@ -252,7 +271,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
             metrics.add(done, {"learning_rate": applied_rate(session.optimizer), "tokens_kept": kept}, values)
             bar.update()
 
-            number = asked(at_log=done % log == 0)
+            number = asked()
             stop = done == steps or number > 0
             if stop or done % log == 0:
                 loss = metrics.flush()["loss"]
@@ -268,7 +287,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
                 finish(done)  # before the save: a run killed in between goes on from an earlier step and misses nothing
                 if saving:
                     with _said(bar, "saving"):
-                        session.save(folder / CHECKPOINTS, done)
+                        session.save(folder / CHECKPOINTS, done, wait=stop)
             if stop:
                 break
     if done == steps:
@@ -327,6 +346,11 @@ def _rescued(session: Session, folder: Path, metrics: Metrics) -> Iterator[None]
 def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
     """Save on rank 0 without the others, which may have failed or wait for something else."""
     step, accelerator = session.whole, session.accelerator
+    if session.saver is not None:  # the shards of the others are out of reach
+        session.saver.settle()
+        command = session.config.resume_command(folder)
+        accelerator.print(f"an error stopped the run; continue from its last checkpoint with: {command}")
+        return
     if step is None or not accelerator.is_main_process or not metrics.are_finite:
         return
     if session.config.checkpoint.every == 0:

@@ -16,6 +16,7 @@ from tread.errors import ConfigError
 from tread.kernels.attention import Attention
 from tread.kernels.compiling import Switch
 
+Parallel = Literal["ddp", "fsdp", "hsdp"]
 OptimizerName = Literal[
     "adamw", "adamw-8bit", "adamw-bf16", "adamw-schedule-free", "lion", "lion-8bit", "prodigy", "muon", "adafactor"
 ]
@@ -44,9 +45,20 @@ class LoopConfig:
     """the kernel: auto (the fastest that fits) | flash | cudnn | efficient | math | default (torch's choice)"""
     graphs: bool = False
     """run the network as CUDA graphs, for steps that are bound by the host; needs exactly one GPU"""
+    parallel: Parallel = "ddp"
+    """ddp (each process has the whole model) | fsdp (a shard of weights, average and moments) | hsdp (in groups)"""
+    shard_size: int | None = None
+    """hsdp: processes that share one copy of the weights; null: those of one machine"""
+    cpu_offload: bool = False
+    """fsdp, hsdp: shards live in host memory and are copied to the GPU layer by layer, much slower"""
 
     def __post_init__(self) -> None:
-        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0)
+        at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0, shard_size=1)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds a shard of the weights alone."""
+        return self.parallel != "ddp"
 
 
 @dataclass(frozen=True, kw_only=True)

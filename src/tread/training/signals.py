@@ -6,16 +6,20 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import torch
 from accelerate import Accelerator
+
+from tread.training.ranks import Largest
 
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 """Signals that save and stop a run; Windows lacks the last two, and Slurm sends the last one where it is asked to."""
 
 
 @contextmanager
-def stopping(accelerator: Accelerator) -> Iterator[Callable[..., int]]:
-    """Yields a function that tells which of `STOPPING` came, 0 for none; a second signal acts at once."""
+def stopping(accelerator: Accelerator) -> Iterator[Callable[[], int]]:
+    """Yields a function to call after every step; it tells which of `STOPPING` came, 0 for none.
+
+    Of several processes, all stop one step after the one in which a signal came. A second signal acts at once.
+    """
     received: list[int] = []
 
     def note(number: int, _frame: object) -> None:
@@ -24,13 +28,10 @@ def stopping(accelerator: Accelerator) -> Iterator[Callable[..., int]]:
             leave_terminal()
         signal.signal(number, before[signal.Signals(number)])
 
-    def asked(*, at_log: bool) -> int:
-        own = received[0] if received else 0
-        if accelerator.num_processes == 1:
-            return own
-        if not at_log:  # the ranks must stop at the same step, so they agree where they meet anyway
-            return 0
-        return int(accelerator.gather(torch.tensor([own], device=accelerator.device)).max())  # pyright: ignore[reportAttributeAccessIssue]
+    largest = Largest(accelerator)  # the ranks must stop at the same step
+
+    def asked() -> int:
+        return largest(received[0] if received else 0)
 
     hangup = getattr(signal, "SIGHUP", None)
     numbers = [signal.Signals[name] for name in STOPPING if hasattr(signal, name)]
@@ -39,6 +40,7 @@ def stopping(accelerator: Accelerator) -> Iterator[Callable[..., int]]:
     before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield asked
+        largest.settle()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

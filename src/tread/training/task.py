@@ -55,7 +55,8 @@ class Task(Protocol):
     def saved(self, checkpoint: Path) -> None:
         """Make what others load of a checkpoint, unless it is there.
 
-        Called on rank 0 after every save and every resume, with the checkpoint's averaged weights in place.
+        Called on rank 0 after every save and every resume, with the checkpoint's averaged weights in place. Of a
+        sharded model, whose weights no process has whole, it is called after a resume alone.
         """
 
 

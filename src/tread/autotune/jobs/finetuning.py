@@ -89,6 +89,9 @@ class FinetuneTuning:
             max_train_steps=self.config.max_train_steps if self.config.num_train_epochs == 0 else STEPS,
             num_train_epochs=0,
             dataloader_num_workers=0,
+            parallel="ddp",
+            shard_size=None,
+            cpu_offload=False,
             report_to="none",
         )
         config, family, accelerator = open_job(config)

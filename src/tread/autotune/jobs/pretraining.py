@@ -75,7 +75,7 @@ class PretrainTuning:
             self.config,
             output_dir=str(folder),
             model=replace(self.config.model, tread_config={**beside, "routes": wide_routes(ratios)}),
-            train=replace(self.config.train, workers=0),
+            train=replace(self.config.train, workers=0, parallel="ddp", shard_size=None, cpu_offload=False),
             validation=replace(self.config.validation, every=0, samples=0),
             sample=replace(self.config.sample, vae=None),  # nothing is drawn
             evaluate=replace(self.config.evaluate, every=0),

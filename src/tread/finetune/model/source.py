@@ -3,17 +3,21 @@
 - `model_index.json` names the class of the pipeline; nothing is guessed from the name of the model.
 - A part is loaded when it is needed: text encoders first, then the autoencoder, then the transformer. Parts that are
   not requested are None in the pipeline, as diffusers allows.
+- `empty` and `files` are for a transformer of which each process reads the shard that it keeps.
 - `check` refuses parts with missing tensors, which stock loaders would fill with random numbers (`data/stock.py`).
 """
 
 import copy
 import importlib
 import importlib.util
+import json
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from tread.data.stock import check_tokenizer, check_weights
@@ -37,6 +41,7 @@ CONFIG_FILES = {
 }
 """File of the config of a part, None for the pipeline itself, where it is not config.json."""
 
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 STOCK = ("diffusers", "transformers")
 """Libraries whose classes may be loaded as parts."""
 
@@ -142,6 +147,32 @@ class Source:
     def transformer(self, part: str, *, dtype: torch.dtype) -> nn.Module:
         """One transformer without the rest of the pipeline, on the CPU."""
         return self._load(self.class_of(part), part, dtype=dtype, subfolder=part)
+
+    def empty(self, part: str) -> nn.Module | None:
+        """One transformer in float32 on the meta device, its buffers aside; None if `files` cannot fill it."""
+        from accelerate import init_empty_weights
+
+        with init_empty_weights(include_buffers=False):
+            model = self.class_of(part).from_config(self.config(part))
+        return model if self.files(part).keys() == model.state_dict().keys() else None
+
+    def files(self, part: str) -> dict[str, Path]:
+        """The safetensors file of each tensor of a part, on this machine; empty if there are others, or variants."""
+        if self.variant is not None:
+            return {}
+        folder = Path(self.place)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download
+
+            where = {"allow_patterns": f"{part}/*", "local_files_only": True}  # they were checked, so they are there
+            folder = Path(snapshot_download(self.place, revision=self.revision, **where))
+        index, single = (folder / part / f"{WEIGHTS}{ending}" for ending in (".index.json", ""))
+        if index.is_file():
+            return {name: folder / part / file for name, file in json.loads(index.read_bytes())["weight_map"].items()}
+        if not single.is_file():
+            return {}
+        with safe_open(single, framework="pt") as file:
+            return dict.fromkeys(file.keys(), single)
 
     def _check_processor(self, cls: Any, part: str) -> None:
         """Load a processor, which is small: without torchvision its parts for videos are missing."""

@@ -2,6 +2,7 @@
 
 - It needs the run's folder and the base model: no data, no encoders, no GPU.
 - The base is not quantized: an adapter has the same names and values on any base.
+- Shards, whatever layout wrote them, become one file.
 - The weights are the average if the run keeps one, as in the results that training writes.
 """
 
@@ -9,21 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from tread.errors import CheckpointError, ConfigError
 from tread.finetune.config import read_config
-from tread.finetune.experts import joined
-from tread.finetune.family import TuneFamily
 from tread.finetune.model.merge import merge_adapter
 from tread.finetune.model.original_names import Layout
-from tread.finetune.preflight import open_model, trained_experts
 from tread.finetune.result.card import called
 from tread.finetune.result.layout import check_kind, write_layout
 from tread.finetune.result.write import RECORD, write_result
-from tread.finetune.run import load_models
-from tread.finetune.settings import UNQUANTIZED, FinetuneConfig, LoraPrecision
+from tread.finetune.run import load_saved
+from tread.finetune.settings import FinetuneConfig, LoraPrecision
 from tread.training import checkpoint
 from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
 from tread.training.loop import CHECKPOINTS
@@ -51,7 +46,7 @@ def export(
     if dtype is not None:
         config = replace(config, lora_dtype=dtype)
     if layout is not None:
-        models, family = _load(config, path, manifest)
+        models, family = load_saved(config, path, manifest)
         return write_layout(out or run, layout, family, models, config, manifest)
     if out is not None and out.resolve() != run.resolve():
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / RECORD).is_file():
@@ -78,7 +73,7 @@ def _check(config: FinetuneConfig, layout: str | None, merge: bool, dtype: str |
 
 
 def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> list[Path]:
-    models, family = _load(config, path, manifest)
+    models, family = load_saved(config, path, manifest)
     return write_result(folder, family, models, config, manifest)
 
 
@@ -92,27 +87,13 @@ def _merged(
             base_model_precision="bf16" if dtype == "bf16" else "fp32",
             mixed_precision="bf16" if dtype == "bf16" else "no",
         )
-    models, family = _load(config, path, manifest)
+    models, family = load_saved(config, path, manifest)
     for model in models.values():
         merge_adapter(model)
         if dtype == "fp16":
             model.half()
     full = replace(config, model_type="full", base_model_precision="no_change", use_dora=False, init_lora=None)
     return write_result(folder, family, models, full, {**manifest, "merged": called(config)})
-
-
-def _load(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> tuple[dict[str, nn.Module], TuneFamily]:
-    """The transformers with the weights of a checkpoint, on the CPU, and their family."""
-    family = open_model(config)
-    if config.init == "pretrained":
-        family.source.check(*(part for part, _, _ in trained_experts(config, family)))
-    quantized = config.base_model_precision not in UNQUANTIZED
-    plain = replace(config, base_model_precision="no_change") if quantized else config
-    plain = replace(plain, gradient_checkpointing=False, init_lora=None)  # the checkpoint has the adapter
-    models = load_models(plain, family, torch.device("cpu"))
-    part = "ema" if "ema.safetensors" in manifest["files"] else "model"
-    checkpoint.load_tensors(checkpoint.trained(joined(models)), checkpoint.load_part(path, part), path)
-    return models, family
 
 
 def _config(run: Path) -> FinetuneConfig:

@@ -5,11 +5,13 @@
   `prodigy` and `adamw-schedule-free` are their authors' (`self_tuned.py`).
 - Every state is a flat mapping of plain tensors, so that a checkpoint is safetensors and a resumed run is bit-equal.
   Bitsandbytes' code books are the same for every parameter: they are not saved, and restored on loading.
-- `adamw-bf16` rounds by a hash of (step, parameter, element): unbiased, and the same on every rank, which torch's
-  generator would not be.
+- `adamw-bf16` rounds by a hash of (step, parameter, element): unbiased, and the same on every rank and however the
+  weights are sharded, which torch's generator would not be.
+- Sharded weights are DTensors: adamw, adamw-bf16 and lion work on them (`sharding/layout.py` refuses the others).
 """
 
 import importlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -17,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
 from tread.errors import check_choice, needs
@@ -120,14 +124,15 @@ class AdamWBF16(Optimizer):
     def _update(parameter: nn.Parameter, state: dict[str, Any], group: dict[str, Any], index: int) -> None:
         step = int(state["step"])  # a CPU tensor: no synchronisation
         beta1, beta2 = group["betas"]
-        gradient = parameter.grad.float()  # pyright: ignore[reportOptionalMemberAccess]
-        mean = state["exp_avg"].float().lerp(gradient, 1 - beta1)
-        square = state["exp_avg_sq"].float().lerp(gradient.square(), 1 - beta2)
+        own, mean_kept, square_kept = map(_local, (parameter, state["exp_avg"], state["exp_avg_sq"]))
+        gradient = _local(parameter.grad).float()  # pyright: ignore[reportArgumentType]
+        mean = mean_kept.float().lerp(gradient, 1 - beta1)
+        square = square_kept.float().lerp(gradient.square(), 1 - beta2)
         scale = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
-        weight = parameter.float() * (1 - group["lr"] * group["weight_decay"])
+        weight = own.float() * (1 - group["lr"] * group["weight_decay"])
         weight.addcdiv_(mean, scale, value=-group["lr"] / (1 - beta1**step))
         chance = _chance(parameter, step, index) if parameter.dtype == torch.bfloat16 else None
-        for kept, value in ((parameter, weight), (state["exp_avg"], mean), (state["exp_avg_sq"], square)):
+        for kept, value in ((own, weight), (mean_kept, mean), (square_kept, square)):
             kept.copy_(value if chance is None else round_to_bf16(value, chance))
 
 
@@ -138,12 +143,24 @@ def round_to_bf16(x: Tensor, chance: Tensor) -> Tensor:
     return bits.view(torch.float32).bfloat16()
 
 
+def _local(tensor: Tensor) -> Tensor:
+    """The shard that this process holds; the tensor itself if it is whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def _chance(parameter: Tensor, step: int, index: int) -> Tensor:
-    """16 random bits for every element, two from each hash."""
-    count = parameter.numel()
-    element = torch.arange((count + 1) // 2, device=parameter.device)
-    both = noise.bits(ROUNDING, step, index, element)
-    halves = torch.cat([both & 0xFFFF, both >> 16])[:count]
+    """16 random bits for every element that this process holds, two from each hash; the same however it is sharded."""
+    half = (parameter.numel() + 1) // 2
+    if isinstance(parameter, DTensor):  # by rows
+        shape, offset = compute_local_shape_and_global_offset(
+            parameter.shape, parameter.device_mesh, parameter.placements
+        )
+        first = offset[0] * math.prod(parameter.shape[1:])
+        element = torch.arange(first, first + math.prod(shape), device=parameter.to_local().device)
+        both = noise.bits(ROUNDING, step, index, element % half)
+        return torch.where(element < half, both & 0xFFFF, both >> 16).to(torch.int32).view(*shape)
+    both = noise.bits(ROUNDING, step, index, torch.arange(half, device=parameter.device))
+    halves = torch.cat([both & 0xFFFF, both >> 16])[: parameter.numel()]
     return halves.to(torch.int32).view(parameter.shape)
 
 

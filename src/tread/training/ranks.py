@@ -1,0 +1,98 @@
+"""What the processes of a run agree on: what rank 0 found, the largest number that any has, and that one has ended."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from torch import Tensor, distributed
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from tread.errors import CheckpointError, RankLost
+
+Found = TypeVar("Found")
+
+
+def restarts() -> int:
+    """How often torchrun has given this command again, because a process of the run ended."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def rejoin(backend: str) -> None:
+    """Open the process group of a run that torchrun has restarted, under keys of its own.
+
+    Torchrun's store still has the addresses of the processes that ended, and gloo would call them (torch 2.13).
+    """
+    if restarts() and not distributed.is_initialized():
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = PrefixStore(f"restart-{restarts()}", TCPStore(*place, world, is_master=is_master))
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+
+
+def found_by_main(accelerator: Accelerator, find: Callable[[], Found]) -> Found:
+    """What `find` returns on rank 0, or the CheckpointError that it raises there, on every rank."""
+    outcome: list[Any] = [None]
+    if accelerator.is_main_process:
+        try:
+            outcome = [find()]
+        except CheckpointError as error:
+            outcome = [error]
+    (found,) = broadcast_object_list(outcome)
+    if isinstance(found, CheckpointError):
+        raise found
+    return found
+
+
+@contextmanager
+def lost_ranks() -> Iterator[None]:
+    """Turn the failure of a collective inside, which says nothing of the process that ended, into a RankLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost_rank(error):
+            raise
+        raise RankLost(
+            "another process of this run has ended, so this one ends too: the error is in that process's own output."
+        ) from error
+
+
+def _is_lost_rank(error: RuntimeError) -> bool:
+    """Whether gloo or NCCL found the connection to a process closed, or waited in vain."""
+    known = isinstance(error, distributed.DistBackendError | distributed.DistNetworkError)
+    return known or "gloo/transport" in str(error) or "Connection closed by peer" in str(error)
+
+
+class Largest:
+    """The largest of the processes' numbers, one exchange behind: a step never waits for the network.
+
+    Each call gives this process's number to an exchange that runs in the background, over gloo, and returns the result
+    of the call before, which is the same on every process.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._alone = accelerator.num_processes == 1
+        self._group = None if self._alone else distributed.new_group(backend="gloo")
+        self._sent: Tensor | None = None
+        self._work: Any = None
+
+    def __call__(self, number: int) -> int:
+        if self._alone:
+            return number
+        result = self.settle()
+        self._sent = torch.tensor([number])
+        self._work = distributed.all_reduce(self._sent, distributed.ReduceOp.MAX, self._group, async_op=True)
+        return result
+
+    def settle(self) -> int:
+        """The result of the exchange that is still out; 0 if there is none."""
+        if self._work is None or self._sent is None:
+            return 0
+        self._work.wait()
+        result = int(self._sent)
+        self._work = self._sent = None
+        return result

@@ -1,0 +1,115 @@
+"""Shards on disk: safetensors written and read by torch's distributed checkpoints (DCP).
+
+- Every process writes the shards it holds, and reads the pieces it needs, whatever layout wrote them: another number of
+  processes, groups, or one process that reads all (`read_part`).
+- The state is flat: `model.NAME`, `ema.NAME`, `optimizer.INDEX.NAME`.
+- Files with whole tensors (checkpoints of `ddp`, released weights) are read piece by piece too: `fill`.
+- DCP's own format keeps its index in a pickle; its safetensors carry the offsets in their headers.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+FILE_BYTES = 1 << 32
+"""Size of the tensors that go to one file, over all shards: a file is put together in memory."""
+
+
+def write_shards(folder: Path, state: Mapping[str, Tensor], group: ProcessGroup | None) -> None:
+    """Write this process's shards of a flat state into `folder`; all processes of the group call it."""
+    writer = HuggingFaceStorageWriter(str(folder), _files(state), save_distributed=True)
+    save(dict(state), storage_writer=writer, process_group=group)
+
+
+def _files(state: Mapping[str, Tensor]) -> dict[str, int]:
+    """The number of the file, from 1, of each tensor; the same on every process."""
+    numbers, filled = {}, 0
+    for name, tensor in state.items():
+        numbers[name] = 1 + filled // FILE_BYTES
+        filled += tensor.numel() * tensor.element_size()
+    return numbers
+
+
+def own_files(folder: Path, rank: int) -> list[Path]:
+    """The files that the process `rank` of `write_shards` wrote."""
+    return sorted(folder.glob(f"shard-{rank + 1:05d}-*.safetensors"))
+
+
+def read_part(folder: Path, part: str) -> dict[str, Tensor]:
+    """The whole tensors of one part, such as `model`, by name; read by this process alone."""
+    reader = HuggingFaceStorageReader(str(folder))
+    prefix = f"{part}."
+    found = {
+        name: torch.empty(stored.size, dtype=stored.properties.dtype)
+        for name, stored in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
+    }
+    with _alone():
+        load(found, storage_reader=reader, no_dist=True)  # pyright: ignore[reportArgumentType]
+    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+
+
+def shapes_of(folder: Path, part: str) -> dict[str, torch.Size]:
+    """The shapes of one part's whole tensors, by name."""
+    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    prefix = f"{part}."
+    return {
+        name.removeprefix(prefix): entry.size
+        for name, entry in stored.items()
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def read_shards(folder: Path, part: str, own: Mapping[str, Tensor]) -> None:
+    """Read one part into tensors of which this process holds shards; no other process is asked."""
+    state = {f"{part}.{name}": tensor for name, tensor in own.items()}
+    with _alone():
+        load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # pyright: ignore[reportArgumentType]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is what was asked for
+        yield
+
+
+def materialise(model: nn.Module, files: Mapping[str, Path], device: torch.device) -> None:
+    """Give a sharded model that is on the meta device its weights: each process reads the shards that it keeps."""
+    own = {name: torch.empty_like(tensor, device=device) for name, tensor in model.state_dict().items()}
+    fill(own, files)
+    model.load_state_dict(own, assign=True)
+
+
+@torch.no_grad()
+def fill(own: Mapping[str, Tensor], files: Mapping[str, Path]) -> None:
+    """Read the pieces that this process holds from files of whole tensors; `files` maps each name to its file."""
+    by_file: dict[Path, list[str]] = {}
+    for name in own:
+        by_file.setdefault(files[name], []).append(name)
+    for path, names in by_file.items():
+        with safe_open(path, framework="pt") as file:
+            for name in names:
+                tensor = own[name]
+                if not isinstance(tensor, DTensor):
+                    tensor.copy_(file.get_tensor(name))
+                    continue
+                sizes, offsets = compute_local_shape_and_global_offset(
+                    tensor.shape, tensor.device_mesh, tensor.placements
+                )
+                if 0 in sizes:  # more processes than rows
+                    continue
+                piece = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+                tensor.to_local().copy_(file.get_slice(name)[piece])

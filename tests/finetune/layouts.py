@@ -1,0 +1,56 @@
+"""Run by torchrun: `tread finetune` for each config given, one run after the other in one process group.
+
+Each rank writes `rank-N.json` into the folder of a run: the weights it holds, and how many were loaded whole.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
+
+from tread.finetune import run
+from tread.finetune.config import read_config
+from tread.finetune.model.source import Source
+from tread.finetune.task import Finetuning
+
+WHOLE: list[str] = []
+"""Transformers that were loaded whole."""
+own_transformer = Source.transformer
+
+
+def transformer(self: Source, part: str, **arguments: Any) -> nn.Module:
+    WHOLE.append(part)
+    return own_transformer(self, part, **arguments)
+
+
+class Recorded(Finetuning):
+    """The task, which writes down what its rank holds when it is made."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        parameters = list(self.model.parameters())
+        held = sum(p.to_local().numel() for p in parameters if isinstance(p, DTensor))
+        facts = {"whole": WHOLE.copy(), "held": held, "all": sum(p.numel() for p in parameters)}
+        (self.folder / f"rank-{self.accelerator.process_index}.json").write_text(json.dumps(facts))
+
+
+def keep_group(accelerator: Accelerator) -> None:
+    """`job.end` for a run after which another begins: torchrun's processes can meet only once."""
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
+    AcceleratorState._reset_state(reset_partial_state=False)  # the next precision may differ
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run.end, run.Finetuning, Source.transformer = keep_group, Recorded, transformer
+    for config in sys.argv[1:]:
+        WHOLE.clear()
+        run.finetune(read_config(Path(config)))
+    distributed.destroy_process_group()

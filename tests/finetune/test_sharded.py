@@ -1,0 +1,166 @@
+"""Sharded fine-tunes on two processes: the losses and the result of one process, from LoRA to all weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.finetune.tasks import ROUTES
+from tests.programs import PROCESSES, run
+from tests.tiny.pictures import write_noise
+from tests.tiny.runs import forget, metrics
+from tread.cli import main
+from tread.errors import ConfigError
+from tread.finetune.config import read_config
+from tread.finetune.run import finetune
+from tread.training.checkpoint import list_checkpoints, load_part
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+FLUX: dict[str, Any] = {"model_family": "flux", "tokenizer_max_length": 32}
+RUNS: dict[str, dict[str, Any]] = {
+    "full": {**FLUX, "model_type": "full", "parallel": "fsdp", "use_ema": True, "learning_rate": 1e-3},
+    "dora": {
+        **FLUX,
+        "parallel": "hsdp",
+        "shard_size": 2,
+        "learning_rate": 0.02,
+        "validation_prompt": "a cat",
+        "use_dora": True,
+    },
+    "int8": {**FLUX, "parallel": "fsdp", "base_model_precision": "int8", "learning_rate": 0.02},
+    "bf16": {**FLUX, "parallel": "fsdp", "base_model_precision": "bf16", "mixed_precision": "bf16"},
+    "lokr": {**FLUX, "parallel": "fsdp", "lora_type": "lokr", "cpu_offload": True, "learning_rate": 0.02},
+    "wan": {"model_family": "wan", "model_type": "full", "parallel": "fsdp", "gradient_accumulation_steps": 2},
+}
+"""Layouts that two processes run; `wan` has two experts."""
+
+
+def config_of(name: str, folder: Path, base: Path, **changes: Any) -> Path:
+    """The file of a config with its run in `FOLDER/NAME`."""
+    keys = {
+        "pretrained_model_name_or_path": str(base),
+        "data": {"instance_data_dir": str(folder / "data"), "resolution": 64},
+        "cache_dir": str(folder / "cache"),
+        "output_dir": str(folder / name),
+        "max_train_steps": 4,
+        "train_batch_size": 1,
+        "checkpoint_step_interval": 2,
+        "eval_steps_interval": 2,
+        "num_eval_images": 3,
+        "validation_steps": 4,
+        "validation_num_inference_steps": 1,
+        "caption_dropout_probability": 0.3,
+        "mixed_precision": "no",
+        "report_to": "none",
+        "tread_config": ROUTES,
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(keys | RUNS[name] | changes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(pipeline_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of two processes with one sample each per forward."""
+    folder = tmp_path_factory.mktemp("two")
+    write_noise(folder / "data", [(64, 64)] * 8)
+    configs = [config_of(name, folder, pipeline_folder(RUNS[name]["model_family"])) for name in RUNS]
+    run(*PROCESSES, "-m", "tests.finetune.layouts", *configs, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_as_one(
+    name: str, two: Path, pipeline_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process with both samples in a forward: losses to rounding, and the files of the result."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    forget()
+    (tmp_path / "data").symlink_to(two / "data")
+    alone = {"parallel": "ddp", "shard_size": None, "cpu_offload": False, "train_batch_size": 2}
+    finetune(read_config(config_of(name, tmp_path, pipeline_folder(RUNS[name]["model_family"]), **alone)))
+    forget()
+    rounding = 3e-2 if name == "bf16" else 1e-4
+    for line, other in zip(metrics(tmp_path / name), metrics(two / name), strict=True):
+        assert other == pytest.approx(line, rel=rounding)
+    one, other = result(tmp_path / name), result(two / name)
+    assert one.keys() == other.keys()
+    if name != "bf16":
+        for key, tensor in one.items():
+            torch.testing.assert_close(other[key], tensor, rtol=1e-3, atol=2e-3 if "lora" in key else 1e-4)
+
+
+def result(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of a run's result, by file and name."""
+    listed = json.loads((folder / "result.json").read_text())["files"]
+    files = [name for name in listed if name.endswith(".safetensors")]
+    return {f"{file}: {name}": tensor for file in files for name, tensor in load_file(folder / file).items()}
+
+
+@pytest.mark.parametrize("name", ["full", "wan"])
+def test_each_rank_reads_the_weights_that_it_keeps(two: Path, name: str) -> None:
+    """No process ever holds the whole transformer: it is made on the meta device, and pieces of its files are read."""
+    ranks = [json.loads((two / name / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["whole"] for rank in ranks] == [[], []]
+    assert sum(rank["held"] for rank in ranks) == ranks[0]["all"]
+    assert max(rank["held"] for rank in ranks) < 0.6 * ranks[0]["all"]
+
+
+def test_the_result_is_the_average_in_the_shards(two: Path) -> None:
+    averaged = load_part(list_checkpoints(two / "full" / "checkpoints")[-1], "ema")
+    written = result(two / "full")
+    assert len(averaged) == len(written)
+    for name, tensor in written.items():
+        assert torch.equal(averaged[name.partition(": ")[2]], tensor)
+
+
+def test_export_makes_one_file_of_the_shards(two: Path, tmp_path: Path) -> None:
+    main(["export", str(two / "full"), "--step", "2", "--out", str(tmp_path / "out")])
+    averaged = load_part(two / "full" / "checkpoints" / "step-00000002", "ema")
+    written = load_file(tmp_path / "out" / "transformer" / "diffusion_pytorch_model.safetensors")
+    assert averaged.keys() == written.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in averaged.items())
+
+
+def test_previews_are_drawn_once(two: Path) -> None:
+    assert [path.name for path in (two / "dora" / "previews").iterdir()] == ["step-00000004-0.png"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "adamw-8bit"}, "optimizer is 'adamw-8bit', which keeps its moments in blocks of 256 values"),
+        ({"optimizer": "muon"}, "optimizer is 'muon', which steps along whole matrices"),
+        ({"optimizer": "prodigy", "learning_rate": 1.0}, "optimizer is 'prodigy', which estimates its rate from all"),
+        ({"optimizer": "adamw-schedule-free"}, "optimizer is 'adamw-schedule-free', which swaps the storage"),
+        ({"optimizer": "adafactor"}, "optimizer is 'adafactor', which needs whole rows and columns of a weight"),
+        ({"graphs": True}, "graphs is true, but a CUDA graph cannot gather the weights of parallel 'fsdp'"),
+        ({"shard_size": 2}, "shard_size is 2, but parallel is 'fsdp', where all processes share one copy"),
+        ({"parallel": "hsdp", "shard_size": 3}, "shard_size is 3, which does not divide the 1 processes of this run"),
+        ({"parallel": "ddp", "cpu_offload": True}, "cpu_offload is true, but parallel is 'ddp'"),
+        ({"parallel": "ddp", "shard_size": 2}, "shard_size is 2, but parallel is 'ddp'"),
+        ({"model_type": "lora", "base_model_precision": "nf4"}, "whose packed weights torch cannot shard"),
+        (
+            {"model_type": "lora", "lora_type": "lycoris", "lycoris_config": {"algo": "lora"}},
+            "lora_type is 'lycoris', whose network reads weights outside of the layer",
+        ),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(
+    changes: dict[str, Any],
+    message: str,
+    pipeline_folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    forget()
+    write_noise(tmp_path / "data", [(64, 64)] * 4)
+    path = config_of("full", tmp_path, pipeline_folder("flux"), use_ema=False, **changes)
+    with pytest.raises(ConfigError, match=message):
+        finetune(read_config(path))
