@@ -27,7 +27,7 @@ from tread.finetune.model.quantize import check_precision
 from tread.finetune.model.source import Source
 from tread.finetune.previews import check_frames, check_image
 from tread.finetune.result.hub import check_hub
-from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.settings import FinetuneConfig
 from tread.finetune.target import Target
 from tread.routing.risks import warn_once
 from tread.training.checkpoint import list_checkpoints
@@ -187,7 +187,7 @@ def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) 
     yield lambda: check_image(config, family)
     yield lambda: check_frames(config, family)
     yield lambda: check_batch(config, family)
-    if config.base_model_precision not in UNQUANTIZED:
+    if config.quantized:
         yield lambda: check_precision(config.base_model_precision, device)
     trained = {part for part, _, _ in trained_experts(config, family)}
     for part, _, _ in family.experts:

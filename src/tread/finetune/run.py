@@ -28,7 +28,7 @@ from tread.finetune.model.quantize import METHODS, quantize
 from tread.finetune.preflight import check_model, open_model, resumed_checkpoints, trained_experts
 from tread.finetune.result.hub import push
 from tread.finetune.result.write import RECORD, has_result, write_result
-from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning
 from tread.kernels.checkpointing import checkpoint_layers, recomputing
 from tread.kernels.compiling import compiles
@@ -91,7 +91,7 @@ def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> 
         family.source.check(*(part for part, _, _ in trained_experts(config, family)))
     plain = replace(config, parallel="ddp", shard_size=None, cpu_offload=False)
     plain = replace(plain, gradient_checkpointing=False, init_lora=None)  # the checkpoint has the adapter
-    if config.base_model_precision not in UNQUANTIZED:
+    if config.quantized:
         plain = replace(plain, base_model_precision="no_change")
     models = load_models(plain, family, torch.device("cpu"))
     checkpoint.load_into(
@@ -148,7 +148,7 @@ def make_trainable(
     config: FinetuneConfig, family: TuneFamily, part: str, model: Any, device: torch.device
 ) -> nn.Module:
     """The stock transformer `part`, changed in place: quantized, with an adapter, checkpointed, on the device."""
-    if config.base_model_precision not in UNQUANTIZED:
+    if config.quantized:
         # bitsandbytes' scales do not move with the weights
         stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
         quantize(model, config.base_model_precision, "cpu" if stays else device)

@@ -2,8 +2,7 @@
 
 - Defaults stand here and nowhere else; the text under a field is what docs/finetune.md and `tread init` say about it.
 - Fields mean one thing each: what other trainers call differently is turned into these by `compat.py` when it is read.
-- Checks across fields are in `__post_init__` and name the setting to change; those that need the model or the data
-  are made where these are opened.
+- Checks across fields are in `consistency.py`.
 - `plan()` is the routing with the schedule that fine-tunes get unless the config says `schedule: null`.
 """
 
@@ -11,11 +10,10 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from tread.config.schema import at_least
 from tread.data.captioned.captions import triggered
-from tread.data.captioned.entries import LONGEST, data_configs
-from tread.errors import ConfigError, nearest, shown
-from tread.finetune.families import TUNE_FAMILIES
+from tread.data.captioned.entries import data_configs
+from tread.errors import ConfigError
+from tread.finetune.consistency import check_settings
 from tread.finetune.target import Weighting
 from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
@@ -23,12 +21,11 @@ from tread.kernels.compiling import Switch
 from tread.objectives.density import PARAMETERS, Density, DensityName
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
-from tread.training.settings import OptimizerName, Parallel, ScheduleName, check_rates
+from tread.training.settings import OptimizerName, Parallel, ScheduleName
 
 Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-forward", "fp8-matmul", "int8-bnb", "nf4"]
 LoraPrecision = Literal["fp32", "bf16", "fp16"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
-BITSANDBYTES = ("int8-bnb", "nf4")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size", "trigger_word")
 """Settings of a config that hold for the data entries without one of their own."""
 
@@ -54,17 +51,6 @@ SCRATCH: dict[str, Any] = {
     "adam_weight_decay": 0.0,
 }
 """Defaults of a config that says `init: scratch`, as the paper trains."""
-
-RATES = {
-    "name": "optimizer",
-    "learning_rate": "learning_rate",
-    "schedule": "lr_scheduler",
-    "end_rate": "lr_end",
-    "power": "lr_power",
-    "cycles": "lr_num_cycles",
-    "beta1": "adam_beta1",
-}
-"""The settings of the rate as the loop calls them -> as fine-tuners do."""
 
 SCHEDULE = DefaultSchedule(warmup_fraction=0.1, warmup_most=200, cooldown_fraction=0.15)
 
@@ -314,34 +300,17 @@ mapping in .json or .yaml."""
     """Name of the run in a tracker; null: that of output_dir."""
 
     def __post_init__(self) -> None:
-        if self.model_family not in TUNE_FAMILIES:
-            raise ConfigError(
-                f"model_family is {self.model_family!r}{nearest(self.model_family, TUNE_FAMILIES)} "
-                f"Choose one of: {', '.join(TUNE_FAMILIES)}; other transformers train in a script of yours with "
-                "tread.attach (docs/attach.md)."
-            )
-        self._check_bounds()
-        self._check_init()
-        self._check_adapter()
-        self._check_sharded()
-        self._check_optimizer()
-        if self.max_train_steps == 0 and self.num_train_epochs == 0:
-            raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
-        if self.experts != "both" and self.model_family != "wan":
-            raise ConfigError(f"experts is {self.experts!r}, but only wan has two transformers; leave it out.")
-        if any(len(prompt) > LONGEST for prompt in (*self.prompts, self.validation_negative_prompt)):
-            raise ConfigError(f"validation_prompt has more than {LONGEST} characters; write a shorter one.")
-        if not self.data:
-            raise ConfigError("data is empty; give a folder of images or videos with captions (docs/data.md).")
-        if self.validation_size is not None and min(self.validation_size) < 1:
-            raise ConfigError(f"validation_resolution is {self.validation_resolution!r}; both sides must be positive.")
-        self.density()
-        self.plan()
+        check_settings(self)
 
     @property
     def sharded(self) -> bool:
         """Whether each process holds a shard of the weights alone."""
         return self.parallel != "ddp"
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the base's weights are quantized."""
+        return self.base_model_precision not in UNQUANTIZED
 
     @property
     def adapts(self) -> bool:
@@ -406,105 +375,3 @@ mapping in .json or .yaml."""
         """The data as a list of mappings, with the config's own resolution and size where an entry has none."""
         defaults = {name: getattr(self, name) for name in ENTRY_DEFAULTS if getattr(self, name) is not None}
         return [{**defaults, **entry} for entry in data_configs(self.data)]
-
-    def _check_bounds(self) -> None:
-        at_least(
-            self, "", lora_rank=1, lora_alpha=0, max_train_steps=0, num_train_epochs=0, train_batch_size=1,
-            gradient_accumulation_steps=1, seed=0, learning_rate=0, lr_warmup_steps=0, lr_end=0, lr_num_cycles=1,
-            adam_weight_decay=0, max_grad_norm=0, vae_batch_size=1, text_encoder_batch_size=1, tokenizer_max_length=1,
-            dataloader_num_workers=0, checkpoint_step_interval=1, checkpoints_total_limit=1, shard_size=1,
-            num_eval_images=0, eval_steps_interval=0,
-            validation_steps=0, validation_num_inference_steps=1, validation_guidance=0, validation_seed=0,
-            validation_num_video_frames=1, framerate=1, logging_steps=1, minimum_image_size=0,
-            noise_offset=0, flow_shift_tokens=1,
-        )  # fmt: skip
-        for name in ("caption_dropout_probability", "lora_dropout", "adam_beta1", "adam_beta2", "ema_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0 <= value < 1.")
-        if self.lora_alpha == 0:
-            raise ConfigError("lora_alpha is 0, which scales the adapter to nothing: leave it out for lora_rank.")
-        for name in ("output_dir", "cache_dir"):
-            if not getattr(self, name).strip():
-                raise ConfigError(f"{name} is empty; name a folder, or write '.' for the working directory.")
-        if not 0 <= self.noise_offset_probability <= 1:
-            raise ConfigError(f"noise_offset_probability is {self.noise_offset_probability}; allowed is 0 to 1.")
-        for name in ("flow_schedule_shift", "resolution", "adam_epsilon", "snr_gamma"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
-
-    def _check_optimizer(self) -> None:
-        check_rates(
-            name=self.optimizer,
-            learning_rate=self.learning_rate,
-            schedule=self.lr_scheduler,
-            end_rate=self.lr_end,
-            power=self.lr_power,
-            cycles=self.lr_num_cycles,
-            beta1=self.adam_beta1,
-            called=RATES,
-        )
-
-    def _check_init(self) -> None:
-        if self.transformer is not None and self.init != "scratch":
-            raise ConfigError(
-                f"transformer is {shown(self.transformer)}, but init is {self.init!r}, and released weights have the "
-                "sizes they have: set init to 'scratch', or leave transformer out."
-            )
-        if self.init == "scratch" and self.adapts:
-            raise ConfigError(
-                "init is 'scratch' and model_type 'lora', but an adapter needs a trained base: set model_type to "
-                "'full'."
-            )
-
-    def _check_sharded(self) -> None:
-        if not self.sharded:
-            return
-        if self.base_model_precision in BITSANDBYTES:
-            raise ConfigError(
-                f"base_model_precision is {self.base_model_precision!r}, whose packed weights torch cannot shard: with "
-                f"parallel {self.parallel!r} use 'int8', 'int4' or 'fp8', which stay whole on each GPU, or set "
-                "parallel to 'ddp'."
-            )
-        if self.lora_type == "lycoris" and self.adapts:
-            raise ConfigError(
-                f"lora_type is 'lycoris', whose network reads weights outside of the layer that gathers them: with "
-                f"parallel {self.parallel!r} use 'standard' or 'lokr', or set parallel to 'ddp'."
-            )
-
-    def _check_adapter(self) -> None:
-        if not self.adapts and self.base_model_precision not in UNQUANTIZED:
-            raise ConfigError(
-                f"base_model_precision is {self.base_model_precision!r}, but model_type is 'full', and quantized "
-                "weights cannot be trained: set base_model_precision to 'no_change', or model_type to 'lora'."
-            )
-        if self.base_model_precision == "bf16" and self.mixed_precision == "no":
-            raise ConfigError(
-                "base_model_precision is 'bf16' and mixed_precision is 'no', which would multiply bf16 weights with "
-                "float32 activations: set mixed_precision to 'bf16', or leave base_model_precision out for float32 "
-                "weights."
-            )
-        if (self.lora_type == "lycoris") != (self.lycoris_config is not None):
-            raise ConfigError(
-                f"lora_type is {self.lora_type!r} and lycoris_config is {self.lycoris_config!r}: lora_type 'lycoris' "
-                "needs a lycoris_config, and nothing else reads one. For LoKr, set lora_type to 'lokr' and lokr_factor."
-            )
-        if self.lora_type == "lokr" and self.base_model_precision == "nf4":
-            raise ConfigError(
-                "base_model_precision is 'nf4' and lora_type is 'lokr', which peft cannot combine: set "
-                "base_model_precision to 'int4', or lora_type to 'standard'."
-            )
-        if self.use_dora and (not self.adapts or self.lora_type != "standard"):
-            kind = f"lora_type is {self.lora_type!r}" if self.adapts else "model_type is 'full'"
-            raise ConfigError(
-                f"use_dora is true, but {kind}, and DoRA is a LoRA: set model_type to 'lora' and lora_type to "
-                "'standard', or leave use_dora out."
-            )
-        if self.init_lora is not None and (not self.adapts or self.lora_type == "lycoris"):
-            kind = f"lora_type is {self.lora_type!r}" if self.adapts else "model_type is 'full'"
-            raise ConfigError(
-                f"init_lora is {shown(self.init_lora)}, but {kind}: only lora_type 'standard' and 'lokr' go on with an "
-                "adapter. To train all weights from it, merge it first (`tread export --merge`)."
-            )
-        if self.lora_targets == ():
-            raise ConfigError("lora_targets is empty, so nothing would be trained; name layers, or leave it out.")

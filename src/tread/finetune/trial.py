@@ -21,7 +21,7 @@ from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
 from tread.finetune.preflight import check_model, trained_experts
 from tread.finetune.run import attach_routes, load_stock, make_trainable, open_job
-from tread.finetune.settings import UNQUANTIZED, FinetuneConfig
+from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import EXPERT, Finetuning, TuneBatch
 from tread.kernels import attention
 from tread.routing import noise
@@ -69,7 +69,7 @@ class _Trials:
         self, config: FinetuneConfig, accelerator: Accelerator, folder: Path, family: TuneFamily, data: Prepared
     ) -> None:
         self.config, self.accelerator, self.folder, self.family, self.data = config, accelerator, folder, family, data
-        self.quantized = config.base_model_precision not in UNQUANTIZED
+        self.quantized = config.quantized
 
     def run(self, job: FinetuneJob) -> tuple[str, list[Trial]]:
         """See `try_finetune`."""
