@@ -137,7 +137,9 @@ def test_another_text_encoder_is_refused(pipeline_folder: Folder, tmp_path: Path
 def test_the_pipeline_that_caches_references_is_no_flux2_to_tune(pipeline_folder: Folder, tmp_path: Path) -> None:
     cached = {"_class_name": "Flux2KleinKVPipeline"}
     place = changed(pipeline_folder("flux2-klein"), tmp_path / "m", "model_index.json", **cached)
-    with pytest.raises(ConfigError, match=r"is a Flux2KleinKVPipeline: no family.*\(Flux2Pipeline, Flux2KleinPipe"):
+    with pytest.raises(
+        ConfigError, match=r"is a Flux2KleinKVPipeline: tread finetune does not.*\(Flux2Pipeline, Flux2"
+    ):
         open_family("flux2", Source(str(place)))
     with pytest.raises(ConfigError, match="is a Flux2KleinPipeline: set model_family to 'flux2'"):
         open_family("flux", Source(str(pipeline_folder("flux2-klein"))))

@@ -110,7 +110,8 @@ def needed_in_the_third_step(rank: int) -> tuple[int, list[int]]:
     raise AssertionError("no such seed")
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.contract), 1])
+@pytest.mark.contract  # tests/training/test_dying.py has one rank of it
+@pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: int) -> None:
     data = write_images(tmp_path / "data", "a", "b", count=60, size=8)
     folder = tmp_path / "run"
