@@ -24,6 +24,7 @@ from tread.errors import CheckpointError, ConfigError, DataError
 OURS = (ConfigError, DataError, CheckpointError)
 SECONDS, CHARACTERS = 2.0, 500
 """Limits of one read: its time, and its message."""
+SLOW = "it took"
 
 
 class TooSlow(BaseException):
@@ -52,10 +53,18 @@ def file_of(name: str, seed: int) -> bytes:
 
 
 def attempt(name: str, seed: int, folder: Path) -> Outcome:
-    """Write the file of a seed below `folder`, an empty one, and read it."""
+    """Write the file of a seed below `folder`, an empty one, and read it; if that was slow, again.
+
+    The first file that reaches a library pays for its import.
+    """
     path = folder / READERS[name].file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(file_of(name, seed))
+    outcome = _outcome(name, path)
+    return _outcome(name, path) if outcome.wrong.startswith(SLOW) else outcome
+
+
+def _outcome(name: str, path: Path) -> Outcome:
     began = time.process_time()
     try:
         with _limited(10 * SECONDS):
@@ -69,7 +78,7 @@ def attempt(name: str, seed: int, folder: Path) -> Outcome:
     else:
         refused = False
     took = time.process_time() - began  # of this process: other jobs on the machine do not count
-    return Outcome(refused, f"it took {took:.1f} s" if took > SECONDS else "")
+    return Outcome(refused, f"{SLOW} {took:.1f} s" if took > SECONDS else "")
 
 
 @contextmanager
