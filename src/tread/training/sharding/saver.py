@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, distributed
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
 
 from tread.training import checkpoint
 from tread.training.sharding import files
@@ -43,15 +43,8 @@ class Saver:
     """Writes the shards of all processes; each process makes one, at the same point."""
 
     def __init__(self, device: torch.device) -> None:
-        pinned = device.type == "cuda"
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=pinned,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=pinned,
-            )
-        )
+        self._device = device
+        self._buffers: dict[str, Tensor] = {}
         self._group: Any = distributed.new_group(backend="gloo")
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
         self._running: _Save | None = None
@@ -74,7 +67,7 @@ class Saver:
         """
         self.wait()
         state = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
-        staged: Any = self._stager.stage(state)
+        staged = self._stage(state)
         known = {**meta, "parts": list(parts)}
         finish = partial(checkpoint.finish, folder, step, meta=known, keep=keep, keep_best=keep_best)
 
@@ -87,6 +80,26 @@ class Saver:
         # a daemon: the end of a process whose peers are gone does not wait for it
         save = self._running = _Save(step, threading.Thread(target=write, name=f"save {step}", daemon=True))
         save.thread.start()
+
+    @torch.no_grad()
+    def _stage(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The state in host memory; shards stay shards of the same whole.
+
+        torch 2.11's own stager cannot copy a DTensor.
+        """
+        pinned, staged = self._device.type == "cuda", {}
+        for name, tensor in state.items():
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            buffer = self._buffers.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
+                buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=pinned)
+            self._buffers[name] = buffer.copy_(local, non_blocking=pinned)
+            # `from_local` would copy it back to the device of the mesh
+            shards = isinstance(tensor, DTensor)
+            staged[name] = DTensor(buffer, tensor._spec, requires_grad=False) if shards else buffer  # pyright: ignore
+        if pinned:
+            torch.cuda.synchronize(self._device)
+        return staged
 
     def wait(self) -> None:
         """Wait for the save on its way; raises what made it fail."""
