@@ -167,6 +167,52 @@ def read_metrics(path: Path) -> None:
     cut_back(path, 3)
 
 
+def read_prompts(path: Path) -> None:
+    from tread.finetune.config import read_config
+
+    required = {"model_family": "flux", "pretrained_model_name_or_path": "m", "data": "d"}
+    config = path.with_name("config.json")
+    config.write_text(json.dumps(required | {"validation_prompt": str(path)}))
+    read_config(config)
+
+
+MEASUREMENTS = {
+    "format": 1,
+    "subject": {"device": "cpu", "levels": [0.1, 0.5]},
+    "starts": [{"command": "tread autotune"}],
+    "kept": {"0.5 2..4": 8},
+    "seconds": {"": 0.5},
+    "losses": {},
+    "verified": {},
+}
+
+
+def read_measurements(path: Path) -> None:
+    from tread.autotune.store import Store
+
+    Store(path.parent, MEASUREMENTS["subject"], {}).write()
+
+
+COLLECTIVES = {
+    "world": 8,
+    "nodes": 1,
+    "backend": "nccl",
+    "rows": [
+        {"collective": name, "bytes": size, "bus_gb_per_s": 100.0}
+        for name in ("all_reduce", "all_gather", "reduce_scatter")
+        for size in (65536, 1 << 24)
+    ],
+}
+
+
+def read_collectives(path: Path) -> None:
+    from tread.report.planning.links import read_links
+
+    links = read_links([path])
+    for nodes in (1, 2):
+        links.of(nodes).seconds("all_reduce", 1e6, 8, 8)
+
+
 def read_cached(path: Path) -> None:
     from tread.finetune.data.cache import Cache
 

@@ -46,6 +46,9 @@ READERS: dict[str, Reader] = {
     "table, JSONL": Reader(
         "table.jsonl", bytes_of(lambda: b'{"file_name": "a.png", "text": ["a", "b"]}\n' * 3), files.read_table, 4
     ),
+    "prompts": Reader("prompts.json", json_of(["a fox", "a cat"], {"one": "a fox"}), files.read_prompts, 1),
+    "measurements": Reader("measurements.json", json_of(files.MEASUREMENTS), files.read_measurements, 1),
+    "collectives": Reader("collectives.json", json_of(files.COLLECTIVES), files.read_collectives, 1),
     "weights": Reader("weights.pth", bytes_of(files.weights_file), files.read_weights, 4),
     "DiT's checkpoint": Reader("0.pt", bytes_of(files.training_checkpoint), files.read_training_checkpoint, 4),
 }

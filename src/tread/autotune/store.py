@@ -38,6 +38,7 @@ class Store:
             found = json.loads(self.path.read_bytes())
             before, kinds = found["subject"], [found[kind] for kind in KINDS]
             whole = found["format"] == FORMAT and all(isinstance(one, dict) for one in (before, *kinds))
+            whole = whole and isinstance(found["starts"], list)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             whole, found, before = False, {}, {}
         if not whole:

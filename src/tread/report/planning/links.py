@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from tread.errors import ConfigError
+from tread.errors import ConfigError, shortened
 
 SHARES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 """Times (n - 1) / n of the bytes leave a GPU."""
@@ -83,16 +83,19 @@ def read_links(paths: Sequence[Path]) -> Links:
             rows: dict[str, list[tuple[float, float]]] = {name: [] for name in SHARES}
             for row in table["rows"]:
                 rows[row["collective"]].append((float(row["bytes"]), float(row["bus_gb_per_s"]) * GB))
-            kind = "node" if table["nodes"] == 1 else "network"
-            if table["world"] < 2 or not all(rows.values()) or min(r for each in rows.values() for _, r in each) <= 0:
+            nodes, world = int(table["nodes"]), int(table["world"])
+            source = f"measured on {world} ranks by {shortened(str(table['backend']), 40)}"
+            figures = [figure for each in rows.values() for row in each for figure in row]
+            if not 1 <= nodes <= world or world < 2 or not all(rows.values()):
+                raise ValueError("it has no collectives")
+            if not all(0 < figure < math.inf for figure in figures):
                 raise ValueError("it has no bandwidth")
         except OSError as error:
             raise ConfigError(f"--collectives: {path} cannot be read ({error.strerror})") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"--collectives: {path} is no table of `python -m benchmarks.collectives` on two processes or more"
             ) from error
-        source = f"measured on {table['world']} ranks by {table['backend']}"
-        adapters = None if kind == "node" else table["world"] // table["nodes"]
+        kind, adapters = ("node", None) if nodes == 1 else ("network", world // nodes)
         found[kind] = Link(rows={name: sorted(each) for name, each in rows.items()}, source=source, adapters=adapters)
     return Links(**found)
