@@ -39,7 +39,7 @@ def finetune(arguments: list[str]) -> None:
     parser.add_argument("--check", action="store_true", help="judge every key, the model and the data; train nothing")
     parser.add_argument("--json", action="store_true", help="with --check: as JSON, for scripts")
     parser.epilog = "docs/finetune.md lists every key with its default."
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     from tread.finetune import config
 
     if options.check:
@@ -79,7 +79,7 @@ def data(arguments: list[str]) -> None:
         "--html", type=Path, metavar="PAGE", help="write thumbnails with captions and masks as one file for any browser"
     )
     add("--most", type=int, default=300, metavar="N", help="samples on the page, about (default: %(default)s)")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     if options.most < 1:
         parser.error("--most must be at least 1")
     from tread.finetune.config import read_config
@@ -308,7 +308,7 @@ def doctor(arguments: list[str]) -> None:
         "Exit status: 0 nothing is wrong, 1 something is not finite or differs from the stock model, 2 it could not "
         "be tried."
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     config, given = options.config, options.settings
     if config is not None and "=" in config:  # `tread train` needs no file either
         config, given = None, [config, *given]

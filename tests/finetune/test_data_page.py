@@ -66,6 +66,14 @@ def test_it_prints_buckets_entries_and_what_is_left_out(config: Path, capsys: Ca
     assert lines[6].startswith("  broken.png: cannot read ")
 
 
+def test_settings_may_stand_after_options(config: Path, capsys: Capture) -> None:
+    assert "trigger word &#x27;sks&#x27;" in page_of(config, "trigger_word=sks")
+    with pytest.raises(SystemExit) as end:
+        main(["finetune", str(config), "--check", "lora_rank=3"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.endswith("it runs\n")
+
+
 def test_the_page_shows_the_crops_that_would_be_encoded(config: Path, tmp_path: Path) -> None:
     page = page_of(config)
     assert re.findall(r"<h2>([^<]+)</h2>", page) == ["Entries", "64 x 64", "96 x 48", "Left out"]
