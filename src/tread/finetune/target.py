@@ -154,31 +154,13 @@ class FlowTarget:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VelocityTarget:
-    """v of a discrete diffusion (Salimans and Ho 2022, arXiv 2202.00512) at a time drawn evenly from 0..T-1.
+class DiscreteTarget:
+    """What the targets of a discrete diffusion share: times drawn from 0..T-1, and min-SNR weights."""
 
-    Its squared error is the squared error of x divided by the noise's variance, the loss that CogVideoX was trained by.
-    """
-
-    kept: Tensor
-    """(T,) float64: the squared factor of x in the noisy state, the cumulative product of alphas."""
     density: Density = UNIFORM
     snr_gamma: float | None = None
     """The highest signal-to-noise ratio in the weights of the loss (min-SNR); None: all times weigh the same."""
     distance: Distance = "l2"
-    _factors: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
-    """Factors of x and of the noise, (T,) float32; one copy on each device: copying them would synchronise."""
-
-    @classmethod
-    def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "VelocityTarget":
-        """The target with the noise levels of a stock scheduler's config, which must predict v."""
-        import diffusers
-
-        found = config.get("prediction_type")
-        if found != "v_prediction":
-            raise ConfigError(f"prediction_type of the scheduler is {found!r}; a model that predicts v is needed here.")
-        scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
-        return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
 
     def adjusted(
         self,
@@ -193,6 +175,30 @@ class VelocityTarget:
 
     def unweighted(self) -> Self:
         return replace(self, snr_gamma=None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VelocityTarget(DiscreteTarget):
+    """v of a discrete diffusion (Salimans and Ho 2022, arXiv 2202.00512) at a time drawn evenly from 0..T-1.
+
+    Its squared error is the squared error of x divided by the noise's variance, the loss that CogVideoX was trained by.
+    """
+
+    kept: Tensor
+    """(T,) float64: the squared factor of x in the noisy state, the cumulative product of alphas."""
+    _factors: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    """Factors of x and of the noise, (T,) float32; one copy on each device: copying them would synchronise."""
+
+    @classmethod
+    def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "VelocityTarget":
+        """The target with the noise levels of a stock scheduler's config, which must predict v."""
+        import diffusers
+
+        found = config.get("prediction_type")
+        if found != "v_prediction":
+            raise ConfigError(f"prediction_type of the scheduler is {found!r}; a model that predicts v is needed here.")
+        scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
+        return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
 
     def times(self, u: Tensor, tokens: int) -> Tensor:
         return _evenly(self.density.quantile(u), len(self.kept))
@@ -233,21 +239,17 @@ class Tables(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EpsilonTarget:
+class EpsilonTarget(DiscreteTarget):
     """The noise of a discrete diffusion (Ho et al. 2020, arXiv 2006.11239) at a time drawn evenly from 0..T-1.
 
     A model with twice the channels predicts its variance too, and is trained by L_hybrid of Nichol and Dhariwal
     (2021, arXiv 2102.09672): the bound is in bits, its sum over T times is weighted by 0.001 as in the paper, and the
     mean is detached in it, so that it trains the variance alone. At time 0 the bound is the density of the data; the
-    paper takes the density of a bin of pixel values, which latents do not have.
+    paper takes the density of a bin of pixel values, which latents do not have. Min-SNR does not weigh the bound.
     """
 
     betas: Tensor
     """(T,) float64: the variances of the forward process."""
-    density: Density = UNIFORM
-    snr_gamma: float | None = None
-    """As that of `VelocityTarget`; the bound of the variance keeps its own weights."""
-    distance: Distance = "l2"
     _tables: dict[torch.device, Tables] = field(default_factory=dict, init=False, repr=False)
     """One copy on each device: copying them in a step would synchronise."""
 
@@ -258,20 +260,6 @@ class EpsilonTarget:
 
         scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
         return cls(betas=scheduler.betas.double(), distance=distance)
-
-    def adjusted(
-        self,
-        *,
-        density: Density | None = None,
-        tokens: int | None = None,
-        weighting: Weighting = "none",
-        snr_gamma: float | None = None,
-    ) -> Self:
-        _refuse_flow_settings(tokens, weighting)
-        return replace(self, density=density or self.density, snr_gamma=snr_gamma)
-
-    def unweighted(self) -> Self:
-        return replace(self, snr_gamma=None)
 
     def times(self, u: Tensor, tokens: int) -> Tensor:
         return _evenly(self.density.quantile(u), len(self.betas))
