@@ -82,16 +82,7 @@ def _check_bounds(config: "FinetuneConfig") -> None:
 
 
 def _check_optimizer(config: "FinetuneConfig") -> None:
-    check_rates(
-        name=config.optimizer,
-        learning_rate=config.learning_rate,
-        schedule=config.lr_scheduler,
-        end_rate=config.lr_end,
-        power=config.lr_power,
-        cycles=config.lr_num_cycles,
-        beta1=config.adam_beta1,
-        called=RATES,
-    )
+    check_rates(**{name: getattr(config, key) for name, key in RATES.items()}, called=RATES)
 
 
 def _check_init(config: "FinetuneConfig") -> None:
