@@ -26,6 +26,8 @@ from tread.routing import noise
 pytestmark = pytest.mark.filterwarnings("ignore")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FAMILIES = ["flux", "sd3", "wan", "qwenimage", "flux2", "z-image"]
+FIRST = ["flux", "wan"]
+"""What `make test` compiles in earnest on a CPU; `make contract` and the tests on a GPU take every family."""
 QWEN = BY_NAME["qwenimage"]
 LORA = LoraConfig(r=4, target_modules=["to_q", "to_k", "to_v"])
 TRACED: dict[str, Any] = {"backend": "aot_eager"}
@@ -77,7 +79,13 @@ def assert_same(found: Any, expected: Any, tolerance: float = 1e-4) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("name", "checkpointed"), [("flux", False), *((name, True) for name in FAMILIES)])
+@pytest.mark.parametrize(
+    ("name", "checkpointed"),
+    [
+        ("flux", False),
+        *(pytest.param(name, True, marks=[] if name in FIRST else [pytest.mark.contract]) for name in FAMILIES),
+    ],
+)
 def test_the_gradients_are_those_of_the_eager_model(name: str, checkpointed: bool, device: str, attach: Attach) -> None:
     case = BY_NAME[name]
     model, inputs = adapted(case, device), inputs_of(case, device)

@@ -160,6 +160,7 @@ def test_a_negative_prompt_drops_what_the_prompt_drops() -> None:
     torch.testing.assert_close(negative, positive)
 
 
+@pytest.mark.parametrize("pipeline", ["tiny_flux", pytest.param("tiny_sd3", marks=pytest.mark.contract)], indirect=True)
 def test_a_compiled_transformer_is_guided(pipeline: Any) -> None:
     model = pipeline.transformer
     with tread.attach(model, ROUTES) as handle:

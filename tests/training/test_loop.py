@@ -235,7 +235,7 @@ def test_checkpointed_equals_not_bit_for_bit(tmp_path: Path, how: str, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", ["false", "selective"])
+@pytest.mark.parametrize("checkpointing", [pytest.param("false", marks=pytest.mark.contract), "selective"])
 def test_compiled_is_close_and_keeps_the_names(
     tmp_path: Path, checkpointing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,7 +127,7 @@ def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: 
     assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002"]
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+@pytest.mark.parametrize("layout", ["ddp", pytest.param("fsdp", marks=pytest.mark.contract)])
 def test_a_signal_to_one_rank_saves_and_ends_both_with_its_number(tmp_path: Path, layout: str) -> None:
     """They agree after every step, not only where they write metrics."""
     with socket.socket() as free:
