@@ -15,7 +15,9 @@ from benchmarks import all as runner
 from benchmarks import buckets, curve, dit, families, flux, hooks, loop, plot, sd3, sharded, wan
 from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
+from pages.subjects import Subject
 from tests.benchmarks.ticks import Ticks
+from tread.finetune.families import TUNE_FAMILIES
 from tread.routing.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,6 +47,22 @@ def test_steps_of_a_family(tmp_path):
     (found,) = measured(families, tmp_path, "--models", "pixart_sigma")
     assert (found["row"], found["family"]) == ("family-pixart_sigma", "pixart_sigma")
     assert found["shapes"]["image_tokens"] == 4096
+    assert 1 < found["ideal"] < 2
+
+
+def test_every_family_has_a_row_and_fits_the_device():
+    """The table of docs/finetune.md quotes one for each; an H200 has 139 GiB."""
+    assert {line.family for line in families.MODELS.values()} == set(TUNE_FAMILIES)
+    for line in families.MODELS.values():
+        assert 0.5 < families.weights_gib(Subject(line)) < 80, line.title
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("name", families.MORE)
+def test_steps_of_families_that_are_not_planned(name, tmp_path):
+    """One dense and one routed step, at the real width."""
+    (found,) = measured(families, tmp_path, "--models", name)
+    assert (found["row"], found["family"]) == (f"family-{name}", families.MORE[name].family)
     assert 1 < found["ideal"] < 2
 
 
