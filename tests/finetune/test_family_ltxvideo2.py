@@ -27,9 +27,10 @@ from tread.routing import noise
 from tread.training.metrics import read_metrics
 
 Folder = Callable[[str], Path]
+NEWER = [pytest.param(name, marks=pytest.mark.contract) for name in ("ltxvideo2-2.3", "ltxvideo2-2.5")]
 
 
-@pytest.mark.parametrize("name", ["ltxvideo2", pytest.param("ltxvideo2-2.3", marks=pytest.mark.contract)])
+@pytest.mark.parametrize("name", ["ltxvideo2", *NEWER])
 def test_the_prediction_is_the_stock_model_s_without_sound(pipeline_folder: Folder, name: str) -> None:
     """Whatever sound the isolated model is given; with attention between the streams it would be another."""
     family, pipeline = opened(pipeline_folder(name), "ltxvideo2")
@@ -118,7 +119,7 @@ def test_the_connectors_are_checked_like_any_part(pipeline_folder: Folder) -> No
     assert type(source.check("connectors")["connectors"]).__name__ == "LTX2TextConnectors"
 
 
-@pytest.mark.parametrize("name", ["ltxvideo2", pytest.param("ltxvideo2-2.3", marks=pytest.mark.contract)])
+@pytest.mark.parametrize("name", ["ltxvideo2", *NEWER])
 def test_sound_is_drawn_as_by_the_stock_pipeline(pipeline_folder: Folder, name: str) -> None:
     """Every tensor of a call with both streams, and both predictions."""
     source = Source(str(pipeline_folder(name)))

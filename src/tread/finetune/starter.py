@@ -43,6 +43,9 @@ LARGE_FAMILIES = (
 """Families whose usual model is LARGE, for a model that is not on this disk."""
 
 
+NO_PREVIEWS = "# Previews of this model begin with an image: set validation_prompt and validation_image to see some."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """The facts about a model that a config depends on; the defaults are for a model that cannot be read."""
@@ -115,8 +118,9 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
             "checkpoints_total_limit": 3,
             "resume_from_checkpoint": "latest",
         },
-        {"eval_steps_interval": every // 5, "validation_prompt": prompt, "validation_steps": every}
-        | ({"validation_image": image} if image else {} if draws else {"validation_steps": 0}),
+        {"eval_steps_interval": every // 5}
+        | ({"validation_prompt": prompt, "validation_steps": every} if draws else {})
+        | ({"validation_image": image} if image else {}),
     ]
     routes = (
         [
@@ -128,7 +132,8 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
     )
     what = f"A new transformer for {model}" if scratch else f"A LoRA of {model}"
     title = f"# {what}, trained with routing.  Run: tread finetune THIS_FILE [key=value ...]"
-    return "\n\n".join([title, *(_section(section, routes) for section in sections)]) + "\n"
+    written = "\n\n".join([title, *(_section(section, routes) for section in sections)])
+    return written + ("\n" if draws else f"\n{NO_PREVIEWS}\n")
 
 
 def _look_at_model(family: str, place: str) -> Model:

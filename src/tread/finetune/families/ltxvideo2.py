@@ -1,4 +1,4 @@
-"""The family LTX-2 (2.0, 2.3): text to video, and image to video by a given first frame, with or without sound.
+"""The family LTX-2 (2.0, 2.3, 2.5): text to video, and image to video by a given first frame, with or without sound.
 
 - The model draws video and sound in two streams that attend to each other. Clips are trained without their sound, as in
   the pipeline's own call for one modality (`isolate_modalities`): the video's prediction then depends on no audio, and
