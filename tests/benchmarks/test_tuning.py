@@ -1,16 +1,20 @@
 """The experiment of equal seconds at tiny size, and its parts against independent computations."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.tuning.__main__ import main
 from benchmarks.tuning.arms import BY_NAME, CLASSES, SCALES, TUNED
 from benchmarks.tuning.model import FluxOfClasses, add_lora, random_captions
-from benchmarks.tuning.report import against_dense
+from benchmarks.tuning.plan import COMPILE_SECONDS, SAMPLES_SECONDS
+from benchmarks.tuning.report import against_dense, verdict
+from benchmarks.tuning.run import chosen_rates
 from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
 from tests.tiny.quality import pictures
 from tread.routing import noise
@@ -87,20 +91,69 @@ def test_steps_fill_the_seconds_at_the_times_of_the_levels() -> None:
 
 
 def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--work", str(work), "--out", str(tmp_path), "--smoke", "--base-seconds", "0.01", "--seconds", "0.1"]
-    arms = ["--arms", "lora-dense", "lora-0.5", "full-dense", "full-0.5"]
-    assert main(["run", *common, *arms, "--rates", "1e-3"]) == 0
-    chosen = tmp_path / "tuning-s0.json"
-    assert (
-        main(["run", *common, "--seed", "1", "--arms", "lora-dense", "--rates", "best", "--chosen-by", str(chosen)])
-        == 0
-    )
+    """Rehearsed, cut short in the base, gone on with; then another seed at the rates that the first one chose."""
+    common = ["--work", str(work), "--out", str(tmp_path), "--smoke", "--base-seconds", "0.05", "--seconds", "0.1"]
+    arms, chosen = ["--arms", "lora-dense", "lora-0.5", "full-dense", "full-0.5"], tmp_path / "tuning-s0.json"
+    first = ["run", *common, *arms, "--rates", "1e-3", "3e-3", "--no-samples"]
+    assert main([*first, "--rehearse"]) == 0
+    assert not chosen.exists()
+    assert main([*first, "--budget-seconds", "0"]) == 1
+    assert (work / "base-s0.unfinished.pt").is_file()
+    assert main(first) == 0
+    assert not (work / "base-s0.unfinished.pt").exists()
     runs = json.loads(chosen.read_text())["runs"]
-    assert list(runs) == ["base", "lora-dense-0.001", "lora-0.5-0.001", "full-dense-0.001", "full-0.5-0.001"]
-    assert all(np.isfinite(run["val_loss"]) for run in runs.values())
-    assert main(["report", str(chosen), "--figure", str(tmp_path / "curve.png")]) == 0
-    assert "lora-0.5" in capsys.readouterr().out
-    assert (tmp_path / "curve.png").stat().st_size > 1000
+    names = ["lora-dense", "lora-0.5", "full-dense", "full-0.5"]
+    assert list(runs) == ["base", *(f"{name}-{rate}" for rate in (0.001, 0.003) for name in names)]
+    assert all(np.isfinite(run["val_loss"]) and not run["samples"] for run in runs.values())
+    assert all(runs[f"{name}-0.001"]["ms_by_level"] == runs[f"{name}-0.003"]["ms_by_level"] for name in names)
+    with Image.open(tmp_path / "tuning-s0-base.png") as picture:
+        assert picture.size[1] > picture.size[0]
+    capsys.readouterr()
+    assert main([*first, "--plan"]) == 0
+    assert capsys.readouterr().out.count("done") == 9
+    best = ["--rates", "best", "--chosen-by", str(chosen)]
+    assert main(["run", *common, "--seed", "1", "--arms", "lora-dense", "lora-0.5", *best]) == 0
+    other = json.loads((tmp_path / "tuning-s1.json").read_text())["runs"]
+    assert set(other["base"]["samples"]) == set()
+    lowest = min((f"lora-dense-{rate}" for rate in (0.001, 0.003)), key=lambda name: runs[name]["val_loss"])
+    assert lowest in other
+    assert set(other[lowest]["samples"]) == {"1", "1.5"}
+    figure = tmp_path / "curve.png"
+    assert main(["report", str(chosen), str(tmp_path / "tuning-s1.json"), "--figure", str(figure)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"lora-0.5: ahead of dense in loss and distance for [01] of 1 seeds", printed)
+    assert figure.stat().st_size > 1000
+
+
+def plan_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, str]:
+    assert main(["run", "--out", str(tmp_path), "--plan", "--rates", "1e-3", "3e-3", "3e-4", *options]) == 0
+    return {line[:20].strip(): line[20:].strip() for line in capsys.readouterr().out.splitlines()}
+
+
+def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arms at one rate come before any at another; what compiles or was measured is counted, once."""
+
+    def in_all(*options: str) -> float:
+        return float(plan_of(tmp_path, capsys, *options)["in all"].split()[0])
+
+    arms = ["lora-dense", "lora-0.25", "lora-0.5"]
+    names = [f"{arm}-{rate}" for rate in ("0.001", "0.003", "0.0003") for arm in arms]
+    assert list(plan_of(tmp_path, capsys))[2:-1] == names
+    warm = in_all("--no-samples", "--compiled")
+    assert in_all("--no-samples") - warm == COMPILE_SECONDS["dense"] + 2 * COMPILE_SECONDS["routed"]
+    assert in_all("--compiled") - warm == 9 * SAMPLES_SECONDS
+    run = {"arm": "lora-0.5", "seconds": 90.0, "wall_seconds": 97.0, "samples": {}}
+    (tmp_path / "tuning-s0.json").write_text(json.dumps({"runs": {"base": {}, "lora-0.5-0.001": run}}))
+    later = plan_of(tmp_path, capsys, "--no-samples")
+    assert later["base"] == later["lora-0.5-0.001"] == "done"
+    assert later["lora-0.5-0.003"] == "97 s"
+
+
+def test_a_rate_that_diverged_is_not_chosen(tmp_path: Path) -> None:
+    runs = {f"{rate}": {"arm": "lora-0.5", "rate": rate, "val_loss": loss} for rate, loss in
+            ((3e-3, float("nan")), (1e-3, 0.3), (3e-4, 0.2))}  # fmt: skip
+    (tmp_path / "r.json").write_text(json.dumps({"runs": runs}))
+    assert chosen_rates(BY_NAME["lora-0.5"], ["best"], tmp_path / "r.json") == [3e-4]
 
 
 def test_the_table_says_how_much_worse_than_dense() -> None:
@@ -115,3 +168,6 @@ def test_the_table_says_how_much_worse_than_dense() -> None:
     }
     table = against_dense([{"seed": 3, "runs": runs}])
     assert "| lora-0.5 | 3 | 0.001 | 1.80 | +5.0% | -10.0% | -10.0% |" in table
+    better = {"a": runs["a"], "b": run("lora-0.5", 0.19, 9, 180)}
+    seeds = [{"seed": 0, "runs": better}, {"seed": 1, "runs": better}, {"seed": 2, "runs": runs}]
+    assert verdict(seeds) == "lora-0.5: ahead of dense in loss and distance for 1 of 2 seeds"
