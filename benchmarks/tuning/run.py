@@ -36,7 +36,7 @@ from tread.training.ema import EMA
 
 from .arms import BY_NAME, CLASSES, SCALES, TUNED, Arm
 from .model import FluxOfClasses, add_lora, random_captions
-from .plan import BASE_SECONDS, beside_training, jobs_of, plan, run_name
+from .plan import BASE_SECONDS, missing_rates, plan, run_name, run_seconds
 from .training import OBJECTIVE, Images, Run, steps_within
 
 GUIDANCE = (1.0, 1.5)
@@ -82,6 +82,14 @@ class Experiment:
     def left(self) -> float:
         """Seconds of the budget."""
         return self.ends - time.monotonic()
+
+    def fits(self, arm: Arm, rate: float, *, first: bool) -> bool:
+        """Whether a run may begin; says so where it may not."""
+        needed = run_seconds(arm, self.given, first=first)
+        if self.left >= needed or self.given.smoke:
+            return True
+        print(f"{run_name(arm.name, rate)}: needs {needed:.0f} s, {self.left:.0f} left", flush=True)
+        return False
 
     @cached_property
     def extractor(self) -> Extractor:
@@ -215,9 +223,14 @@ def save_whole(state: Facts, path: Path) -> None:
         torch.save(state, file)
 
 
-def tune(experiment: Experiment, arm: Arm, rate: float, seconds: float, base: Path) -> None:
-    """One arm at one rate, by the clock."""
-    began = time.monotonic()
+def tune(experiment: Experiment, arm: Arm, rates: Sequence[float], base: Path) -> bool:
+    """One arm at each of its rates, by the clock; False where the time was over before the last.
+
+    The rates share what was compiled and captured: the weights are put back between them.
+    """
+    began, seconds = time.monotonic(), experiment.given.seconds
+    if not experiment.fits(arm, rates[0], first=True):
+        return False
     if experiment.device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -228,26 +241,36 @@ def tune(experiment: Experiment, arm: Arm, rate: float, seconds: float, base: Pa
     per_level = known_times(experiment.runs, arm) or timed(experiment, net, arm)
     steps = steps_within(seconds, per_level, arm)
     run = _run(experiment, net, arm, steps=steps)
+    start = [parameter.detach().clone() for parameter in run.parameters]
     run.warm_up()
+    for rate in rates:
+        if rate != rates[0]:
+            if not experiment.fits(arm, rate, first=False):
+                break
+            began = time.monotonic()
+            run.start_again(start)
+        facts = {"arm": arm.name, "rate": rate, "asked_seconds": seconds, "steps": steps}
+        facts["ms_by_level"] = {f"{level:g}": round(1000 * took, 3) for level, took in per_level.items()}
+        facts |= tune_at(experiment, run, steps, rate, run_name(arm.name, rate))
+        experiment.save(run_name(arm.name, rate), facts | {"wall_seconds": round(time.monotonic() - began, 1)})
+    run.close()
+    return not missing_rates(arm.name, rates, experiment.runs)
+
+
+def tune_at(experiment: Experiment, run: Run, steps: int, rate: float, name: str) -> Facts:
+    """Train an arm for so many steps at one rate, and judge it."""
     curve: list[tuple[int, float, float]] = []
     for part in range(VALIDATIONS):
         run.train(steps * (part + 1) // VALIDATIONS - run.step, rate)
         curve.append((run.step, run.seconds, run.validation_loss(experiment.held_out)))
-    name, loss = run_name(arm, rate), curve[-1][2]
-    facts: Facts = {
-        "arm": arm.name,
-        "rate": rate,
-        "asked_seconds": seconds,
+    loss = curve[-1][2]
+    return {
         "seconds": run.seconds,
-        "steps": steps,
-        "ms_by_level": {f"{level:g}": round(1000 * took, 3) for level, took in per_level.items()},
         "curve": curve,
         "val_loss": loss,
         "peak_gib": torch.cuda.max_memory_reserved() / 2**30 if experiment.device.type == "cuda" else None,
         "samples": experiment.look(run, name) if experiment.given.samples and isfinite(loss) else {},
     }
-    run.close()
-    experiment.save(name, facts | {"wall_seconds": round(time.monotonic() - began, 1)})
 
 
 def prepare(experiment: Experiment, net: FluxOfClasses, arm: Arm) -> None:
@@ -307,25 +330,19 @@ def loss_of(run: Facts) -> float:
 
 def run_all(given: argparse.Namespace) -> bool:
     """Train what is not done yet; True when all is done, or was only planned or rehearsed."""
-    jobs = jobs_of(given.arms, {name: chosen_rates(BY_NAME[name], given.rates, given.chosen_by) for name in given.arms})
-    print(plan(given, jobs, read_facts(results_file(given))["runs"], compiled=given.compiled), flush=True)
+    rates_of = {name: chosen_rates(BY_NAME[name], given.rates, given.chosen_by) for name in given.arms}
+    print(plan(given, rates_of, read_facts(results_file(given))["runs"]), flush=True)
     if given.plan:
         return True
     experiment = Experiment(given)
     if given.rehearse:
-        rehearse(experiment, list(dict.fromkeys(arm for arm, _ in jobs)))
+        rehearse(experiment, [BY_NAME[name] for name in given.arms])
         return True
     base = train_base(experiment, given.base_seconds)
     if base is None:
         return False
-    for arm, rate in jobs:
-        if run_name(arm, rate) in experiment.runs:
-            continue
-        beside = beside_training(arm, experiment.runs, samples=given.samples, compiled=given.compiled)
-        if experiment.left < given.seconds + beside and not given.smoke:
-            print(
-                f"{run_name(arm, rate)}: needs {given.seconds + beside:.0f} s, {experiment.left:.0f} left", flush=True
-            )
+    for name, rates in rates_of.items():
+        missing = missing_rates(name, rates, experiment.runs)
+        if missing and not tune(experiment, BY_NAME[name], missing, base):
             return False
-        tune(experiment, arm, rate, given.seconds, base)
     return True

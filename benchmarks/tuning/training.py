@@ -6,7 +6,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +89,14 @@ class Run:
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         fused = self.device.type == "cuda"
         return torch.optim.AdamW(self.parameters, lr=0.0, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
+
+    def start_again(self, weights: Sequence[Tensor]) -> None:
+        """Forget what was learned: weights are put back in place, because captured graphs read them where they are."""
+        with torch.no_grad():
+            for parameter, weight in zip(self.parameters, weights, strict=True):
+                parameter.copy_(weight)
+        self.optimizer = self._fresh_optimizer()
+        self.seconds, self.step = 0.0, 0
 
     def loss(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """The mean loss of a batch on the tokens that were kept."""

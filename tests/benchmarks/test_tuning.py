@@ -1,7 +1,9 @@
 """The experiment of equal seconds at tiny size, and its parts against independent computations."""
 
+import argparse
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,15 @@ from PIL import Image
 from benchmarks.tuning.__main__ import main
 from benchmarks.tuning.arms import BY_NAME, CLASSES, SCALES, TUNED
 from benchmarks.tuning.model import FluxOfClasses, add_lora, random_captions
-from benchmarks.tuning.plan import COMPILE_SECONDS, SAMPLES_SECONDS
+from benchmarks.tuning.plan import (
+    COMPILE_SECONDS,
+    SAMPLES_SECONDS,
+    VALIDATE_SECONDS,
+    WARM_SECONDS,
+    run_seconds,
+)
 from benchmarks.tuning.report import against_dense, verdict
-from benchmarks.tuning.run import chosen_rates
+from benchmarks.tuning.run import Experiment, chosen_rates
 from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
 from tests.tiny.quality import pictures
 from tread.routing import noise
@@ -93,7 +101,7 @@ def test_steps_fill_the_seconds_at_the_times_of_the_levels() -> None:
 def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rehearsed, cut short in the base, gone on with; then another seed at the rates that the first one chose."""
     common = ["--work", str(work), "--out", str(tmp_path), "--smoke", "--base-seconds", "0.05", "--seconds", "0.1"]
-    arms, chosen = ["--arms", "lora-dense", "lora-0.5", "full-dense", "full-0.5"], tmp_path / "tuning-s0.json"
+    arms, chosen = ["--arms", "lora-dense", "lora-0.5", "full-0.5"], tmp_path / "tuning-s0.json"
     first = ["run", *common, *arms, "--rates", "1e-3", "3e-3", "--no-samples"]
     assert main([*first, "--rehearse"]) == 0
     assert not chosen.exists()
@@ -102,15 +110,15 @@ def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.Capture
     assert main(first) == 0
     assert not (work / "base-s0.unfinished.pt").exists()
     runs = json.loads(chosen.read_text())["runs"]
-    names = ["lora-dense", "lora-0.5", "full-dense", "full-0.5"]
-    assert list(runs) == ["base", *(f"{name}-{rate}" for rate in (0.001, 0.003) for name in names)]
+    names = ["lora-dense", "lora-0.5", "full-0.5"]
+    assert list(runs) == ["base", *(f"{name}-{rate}" for name in names for rate in (0.001, 0.003))]
     assert all(np.isfinite(run["val_loss"]) and not run["samples"] for run in runs.values())
-    assert all(runs[f"{name}-0.001"]["ms_by_level"] == runs[f"{name}-0.003"]["ms_by_level"] for name in names)
+    assert all(runs[f"{name}-0.001"]["steps"] == runs[f"{name}-0.003"]["steps"] for name in names)
     with Image.open(tmp_path / "tuning-s0-base.png") as picture:
         assert picture.size[1] > picture.size[0]
     capsys.readouterr()
     assert main([*first, "--plan"]) == 0
-    assert capsys.readouterr().out.count("done") == 9
+    assert capsys.readouterr().out.count("done") == 7
     best = ["--rates", "best", "--chosen-by", str(chosen)]
     assert main(["run", *common, "--seed", "1", "--arms", "lora-dense", "lora-0.5", *best]) == 0
     other = json.loads((tmp_path / "tuning-s1.json").read_text())["runs"]
@@ -131,22 +139,53 @@ def plan_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -
 
 
 def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Arms at one rate come before any at another; what compiles or was measured is counted, once."""
+    """An arm is compiled once; what is done takes no time."""
 
     def in_all(*options: str) -> float:
         return float(plan_of(tmp_path, capsys, *options)["in all"].split()[0])
 
-    arms = ["lora-dense", "lora-0.25", "lora-0.5"]
-    names = [f"{arm}-{rate}" for rate in ("0.001", "0.003", "0.0003") for arm in arms]
-    assert list(plan_of(tmp_path, capsys))[2:-1] == names
     warm = in_all("--no-samples", "--compiled")
     assert in_all("--no-samples") - warm == COMPILE_SECONDS["dense"] + 2 * COMPILE_SECONDS["routed"]
     assert in_all("--compiled") - warm == 9 * SAMPLES_SECONDS
-    run = {"arm": "lora-0.5", "seconds": 90.0, "wall_seconds": 97.0, "samples": {}}
-    (tmp_path / "tuning-s0.json").write_text(json.dumps({"runs": {"base": {}, "lora-0.5-0.001": run}}))
-    later = plan_of(tmp_path, capsys, "--no-samples")
-    assert later["base"] == later["lora-0.5-0.001"] == "done"
-    assert later["lora-0.5-0.003"] == "97 s"
+    (tmp_path / "tuning-s0.json").write_text(json.dumps({"runs": {"base": {}, "lora-0.5-0.001": {}}}))
+    later = plan_of(tmp_path, capsys, "--no-samples", "--compiled")
+    again, ready = 90 + VALIDATE_SECONDS, 90 + VALIDATE_SECONDS + WARM_SECONDS["routed"]
+    assert [later[f"lora-0.5-{rate}"] for rate in ("0.001", "0.003", "0.0003")] == [
+        "done",
+        f"{ready:.0f} s",
+        f"{again:.0f} s",
+    ]
+    assert later["base"] == "done"
+
+
+def test_a_second_rate_starts_where_the_first_did(work: Path) -> None:
+    """As fresh as another run, to the bit."""
+    found = []
+    for rates in ((0.3, 0.1), (0.1,)):
+        run = routed(work)
+        start = [parameter.detach().clone() for parameter in run.parameters]
+        for rate in rates:
+            run.start_again(start)
+            run.train(3, rate)
+        found.append([parameter.detach().clone() for parameter in run.parameters])
+        assert run.step == 3
+        run.close()
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    assert not all(torch.equal(one, two) for one, two in zip(found[0], start, strict=True))
+
+
+def test_what_does_not_fit_is_not_begun(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = argparse.Namespace(seconds=90, samples=True, compiled=True)
+    arm = BY_NAME["lora-0.5"]
+    first, later = (run_seconds(arm, given, first=first) for first in (True, False))
+    assert first - later == WARM_SECONDS["routed"]
+    assert later == 90 + VALIDATE_SECONDS + SAMPLES_SECONDS
+    experiment = Experiment.__new__(Experiment)
+    experiment.given = argparse.Namespace(**vars(given), smoke=False)
+    experiment.ends = time.monotonic() + (first + later) / 2
+    assert experiment.fits(arm, 1e-3, first=False)
+    assert not experiment.fits(arm, 1e-3, first=True)
+    assert f"lora-0.5-0.001: needs {first:.0f} s" in capsys.readouterr().out
 
 
 def test_a_rate_that_diverged_is_not_chosen(tmp_path: Path) -> None:
