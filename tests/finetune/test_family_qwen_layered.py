@@ -56,6 +56,7 @@ def test_the_loss_is_that_of_the_stock_transformer(
     place = pipeline_folder("qwen_layered")
     task = make_task(make_config(place, data, tread_config=None, train_batch_size=1, **settings(tmp_path)), tmp_path)
     batch = next(task.batches(1))
+    assert task.facts["grid"] == [3, 4, 4]
     found = task.loss(task.model, batch)
     tensors, where, seed = batch.tensors, torch.tensor([1]), task.config.seed
     number = int(tensors["text.embeds"].shape[1] < 8)  # the second caption is the shorter one

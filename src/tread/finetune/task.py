@@ -124,7 +124,7 @@ class Finetuning:
     def _token_grid(self) -> list[int]:
         """Frames, rows and columns of the target tokens of a typical sample."""
         bucket, family = self.data.bucket, self.family
-        frames = 1 + (bucket.frames - 1) // family.frame_factor
+        frames = 1 + (family.layers if family.layered else (bucket.frames - 1) // family.frame_factor)
         latents = (frames, bucket.height // family.factor, bucket.width // family.factor)
         return [size // patch for size, patch in zip(latents, family.patch, strict=True)]
 
