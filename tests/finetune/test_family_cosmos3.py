@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.testing import assert_close
 
 from tests.finetune.tasks import make_config, make_task
-from tests.finetune.trained import PROMPTS, drawn, opened, recorded, text_of
+from tests.finetune.trained import PROMPTS, changed, drawn, opened, recorded, text_of
 from tests.tiny.pictures import write_clips
 from tests.tiny.pipelines import PipelineFolder
 from tests.tiny.pipelines.case import to_image
@@ -16,6 +17,7 @@ from tread.errors import ConfigError
 from tread.finetune.families import open_family
 from tread.finetune.model.source import Source
 from tread.finetune.preflight import check_batch, check_dtypes, open_model
+from tread.finetune.run import finetune
 from tread.finetune.task import LATENT, NOISE, TIME
 from tread.routing import noise
 
@@ -120,6 +122,21 @@ def test_the_loss_is_that_of_the_stock_transformer(pipeline_folder: PipelineFold
     assert_close(found, (velocity - (normal - x)).square().mean(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_preview_is_drawn_from_the_prompt_as_written(pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
+    data = {"instance_data_dir": str(write_clips(tmp_path / "clips")), "resolution": 64, "video": {"num_frames": 5}}
+    folders = {"output_dir": str(tmp_path / "run"), "cache_dir": str(tmp_path / "cache"), "report_to": "none"}
+    shown = {"validation_prompt": "two dogs, and émile", "validation_num_inference_steps": 1}
+    steps = {"model_family": "cosmos3", "train_batch_size": 1, "max_train_steps": 1, "eval_steps_interval": 0}
+    place = pipeline_folder("cosmos3")
+    folder = finetune(make_config(place, data, **folders, **shown, **steps))
+    with Image.open(folder / "previews" / "step-00000001-0.webp") as drawn_frames:
+        assert (drawn_frames.n_frames, drawn_frames.size) == (5, (64, 64))  # pyright: ignore[reportAttributeAccessIssue]
+    family = open_family("cosmos3", Source(str(place)))
+    text, negative = family.encode_text(None, [shown["validation_prompt"], ""])
+    arguments = {"prompt": shown["validation_prompt"], "negative_prompt": ""}
+    assert family.prompt_arguments(text, negative) == arguments
+
+
 def test_what_is_refused(pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
     place = pipeline_folder("cosmos3")
     source = Source(str(place))
@@ -154,3 +171,16 @@ def test_weights_under_autocast_are_as_the_check_says(pipeline_folder: PipelineF
                 family.predict(model, batch["mean"], torch.tensor([0.5]), batch)
         else:
             assert family.predict(model, batch["mean"], torch.tensor([0.5]), batch).shape == batch["mean"].shape
+
+
+def test_encoding_needs_no_guardrail(pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
+    """A released pipeline insists on one that it does not bring; the card names the package."""
+    place = changed(pipeline_folder("cosmos3"), tmp_path / "m", "model_index.json", enable_safety_checker=True)
+    source = Source(str(place))
+    family = open_family("cosmos3", source)
+    assert family.packages == ("cosmos_guardrail",)
+    with pytest.raises((ConfigError, ImportError), match="cosmos_guardrail"):
+        source.pipeline(*family.pixel_parts)
+    pipeline = source.pipeline(*family.pixel_parts, given=family.stand_ins())
+    assert family.encode_pixels(pipeline, torch.zeros(1, 3, 1, 64, 64))["mean"].shape == (1, 48, 1, 4, 4)
+    assert open_family("cosmos3", Source(str(pipeline_folder("cosmos3")))).packages == ()

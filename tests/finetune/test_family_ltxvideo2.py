@@ -243,6 +243,10 @@ def test_sound_is_trained_previewed_and_goes_on_exactly(pipeline_folder: Folder,
     weights = load_file(straight / "pytorch_lora_weights.safetensors")
     moved = {name.split(".")[3] for name, value in weights.items() if "lora_B" in name and value.abs().max() > 0}
     assert moved == {"attn1", "attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn"}
+    pipeline = Source(str(pipeline_folder("ltxvideo2"))).pipeline("transformer")
+    pipeline.load_lora_weights(straight)  # by stock code
+    loaded = {name.replace(".default_0", ""): value for name, value in pipeline.transformer.state_dict().items()}
+    assert all(torch.equal(loaded[name.removeprefix("transformer.")], value) for name, value in weights.items())
     with wave.open(str(straight / "previews" / "step-00000004-0.wav")) as heard:
         assert heard.getnchannels() == 2
         assert heard.getnframes() > 0

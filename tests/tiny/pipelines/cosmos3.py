@@ -41,5 +41,5 @@ cosmos = partial(
 )
 CASES = [
     cosmos(name="cosmos3", build=build, frames=5),
-    cosmos(name="cosmos3-image", build=partial(build, system=False, **EDGE), size=(96, 128)),
+    cosmos(name="cosmos3-image", build=partial(build, system=False, **EDGE), size=(128, 96)),
 ]

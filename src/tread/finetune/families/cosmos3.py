@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
-from tread.finetune.families.cosmos import Cosmos
+from tread.finetune.families.cosmos import no_guardrail
 from tread.finetune.families.first_frame import after_first, with_first
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
@@ -58,10 +58,16 @@ class Cosmos3(TuneFamily):
                 f"tokenizer_max_length is {text_length}, but a {source.pipeline_name} reads captions whole: leave it "
                 "out."
             )
-        if source.index.get("enable_safety_checker", True):
+        if self._guarded:
             self.packages = ("cosmos_guardrail",)
 
-    stand_ins = Cosmos.stand_ins
+    @property
+    def _guarded(self) -> bool:
+        """Whether the stock pipeline insists on NVIDIA's guardrail, as that of `cosmos` does."""
+        return self.source.index.get("enable_safety_checker", True)
+
+    def stand_ins(self) -> dict[str, Any]:
+        return no_guardrail() if self._guarded else {}
 
     @property
     def factor(self) -> int:
