@@ -77,6 +77,7 @@ def test_a_step_of_families_that_are_not_planned(name):
     model = shape.model().train()
     add_adapter(model, kind="standard", rank=2, alpha=2, targets=subject.family.lora_targets, seed=0)
     handle = tread.attach(model, {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]})
+    assert shape.loss is not None
     shape.loss(model, shape.inputs(torch.device("cpu")), 0).backward()
     assert handle.kept_share < 0.9
     moved = [p.grad is not None and p.grad.abs().max() > 0 for n, p in model.named_parameters() if "lora_B" in n]
