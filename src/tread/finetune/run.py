@@ -17,7 +17,7 @@ import tread
 from tread.attach.registry import layers_of
 from tread.config.schema import plain
 from tread.errors import Stopped
-from tread.finetune.data.prepare import DTYPES, prepare
+from tread.finetune.data.prepare import prepare
 from tread.finetune.experts import joined
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
@@ -26,7 +26,7 @@ from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.existing import put_in, read_adapter
 from tread.finetune.model.quantize import METHODS, quantize
 from tread.finetune.model.weights import Weights
-from tread.finetune.preflight import check_model, open_model, resumed_checkpoints, trained_experts
+from tread.finetune.preflight import check_model, job_dtype, open_model, resumed_checkpoints, trained_experts
 from tread.finetune.result.hub import push
 from tread.finetune.result.write import RECORD, has_result, write_result
 from tread.finetune.settings import FinetuneConfig
@@ -139,7 +139,7 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
 
 def load_quantized(config: FinetuneConfig, family: TuneFamily, part: str, device: torch.device) -> nn.Module:
     """One transformer whose linears are quantized as they are read, so that it is never whole in memory."""
-    source, dtype = family.source, _dtype(config)
+    source, dtype = family.source, job_dtype(config)
     empty = source.empty(part, dtype=dtype)
     model = source.transformer(part, dtype=dtype) if empty is None else empty
     quantize_stock(config, model, device, None if empty is None else source.weights(part))
@@ -158,7 +158,7 @@ def quantize_stock(
 def load_stock(config: FinetuneConfig, family: TuneFamily, part: str, device: torch.device | str = "cpu") -> nn.Module:
     """One transformer as its library loads or makes it, in the dtype of the job; on the meta device if each process is
     to read a shard of it."""
-    dtype = _dtype(config)
+    dtype = job_dtype(config)
     if config.init == "scratch":
         model = scratch.make(family.source, part, seed=_seed(config, part))
         return model if dtype == torch.float32 else model.to(dtype)
@@ -204,13 +204,6 @@ def make_trainable(
 def _seed(config: FinetuneConfig, part: str) -> int:
     """The seed of new weights: those of an adapter, or of a whole transformer."""
     return int(noise.bits(config.seed, *part.encode()))
-
-
-def _dtype(config: FinetuneConfig) -> torch.dtype:
-    """Frozen weights as they are computed with; trained ones in float32, because small steps are lost in bfloat16."""
-    if config.base_model_precision in DTYPES:
-        return DTYPES[config.base_model_precision]
-    return torch.bfloat16 if config.adapts and config.mixed_precision == "bf16" else torch.float32
 
 
 def attach_routes(config: FinetuneConfig, model: nn.Module) -> Handle | None:

@@ -29,6 +29,7 @@ from tread.training.memory import is_out_of_memory
 
 DEPTHS = (
     "num_layers",
+    "num_hidden_layers",
     "num_single_layers",
     "num_mmdit_layers",
     "num_single_dit_layers",
@@ -156,6 +157,10 @@ class Source:
         with self._loading(part):
             self.weights(part).fill(empty, device=device)
         return empty
+
+    def part(self, part: str) -> Any:
+        """A small part without the rest of the pipeline: a tokenizer."""
+        return self._load(self.class_of(part), part, subfolder=part)
 
     def empty(self, part: str, *, dtype: torch.dtype) -> nn.Module | None:
         """One transformer on the meta device, its buffers aside, for `weights` to fill; None if they cannot."""
