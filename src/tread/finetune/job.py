@@ -15,6 +15,7 @@ NAMES = {
     "train.parallel": "parallel",
     "train.shard_size": "shard_size",
     "train.cpu_offload": "cpu_offload",
+    "train.timeout_minutes": "timeout_minutes",
     "optimizer.name": "optimizer",
     "train.workers": "dataloader_num_workers",
     "log.trackers": "report_to",
@@ -50,6 +51,7 @@ class FinetuneJob(JobConfig):
                 parallel=config.parallel,
                 shard_size=config.shard_size,
                 cpu_offload=config.cpu_offload,
+                timeout_minutes=config.timeout_minutes,
             ),
             optimizer=OptimizerConfig(
                 name=config.optimizer,
