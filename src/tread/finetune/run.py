@@ -49,8 +49,8 @@ def finetune(config: FinetuneConfig) -> Path:
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
         check_model(config, family, accelerator.device)
         data = prepare(config, family, accelerator, folder)
-        per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
-        config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
+        order = data.train.order(config.train_batch_size * accelerator.num_processes, config.seed)
+        config = config.with_steps(order.batches)
         begun = resumed_checkpoints(config)  # they have the adapter's weights, and its first file may be gone
         models = load_models(replace(config, init_lora=None) if begun else config, family, accelerator.device)
         handles = {part: attach_routes(config, model) for part, model in models.items()}
