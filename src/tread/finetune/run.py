@@ -40,6 +40,7 @@ from tread.training import checkpoint
 from tread.training.job import claimed_folder, end, make_accelerator, run
 from tread.training.loop import CHECKPOINTS
 from tread.training.memory import out_of_memory
+from tread.training.parts import averaged_part, load_into, trained
 
 
 def finetune(config: FinetuneConfig) -> Path:
@@ -94,9 +95,7 @@ def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> 
     if config.quantized:
         plain = replace(plain, base_model_precision="no_change")
     models = load_models(plain, family, torch.device("cpu"))
-    checkpoint.load_into(
-        checkpoint.trained(joined(models)), path, "ema" if checkpoint.has_part(manifest, "ema") else "model"
-    )
+    load_into(trained(joined(models)), path, averaged_part(manifest))
     return models, family
 
 

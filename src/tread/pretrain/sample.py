@@ -27,8 +27,9 @@ from tread.sampling.grid import image_names, make_grid, save_images
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_interval
 from tread.sampling.solvers import churn_of
-from tread.training.checkpoint import MANIFEST, load_part, load_tensors, newest, read_whole, trained
+from tread.training.checkpoint import MANIFEST, newest, read_whole
 from tread.training.loop import CHECKPOINTS
+from tread.training.parts import load_into, trained
 from tread.words import counted
 
 GRID_ROWS, GRID_COLUMNS = 20, 10
@@ -70,8 +71,8 @@ def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str 
     channels, height, width = manifest["shape"]
     model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
     part = "ema" if averaged else "model"
-    weights = load_part(path, part)
-    load_tensors(trained(model), weights, path)
+    weights = trained(model)
+    load_into(weights, path, part)
     if odd := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise CheckpointError(
             f"{path / part}.safetensors has NaN or infinite weights ({counted(len(odd), 'tensor')}, the first is "
