@@ -33,8 +33,8 @@ from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.kernels.fast import SETTINGS, SHAPES, Fast
 from tread.routing import recompute
-from tread.routing.forced import Forced
 from tread.routing.handle import Handle
+from tread.routing.mode import Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.state import State, unseen
 
