@@ -222,6 +222,9 @@ class Attachment(Handle):
         """A copied model is not attached, so a copied handle is the original."""
         return self
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError("a handle cannot be pickled: save handle.state_dict(), and attach the model after loading it.")
+
     def __enter__(self) -> "Attachment":
         return self
 

@@ -80,6 +80,10 @@ class Handle:
         warn_once(layer_risks(self.plan), self._said)
         recompute.follow(self)
 
+    def __repr__(self) -> str:
+        routes = ", ".join(map(str, self.plan.routes))
+        return f"<{type(self).__name__}: {routes} of {self.plan.depth} layers, step {int(self._step)}>"
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         recompute.follow(self)
@@ -89,7 +93,7 @@ class Handle:
 
         A loop that never calls this advances by itself, one micro-step per routed forward.
         """
-        check_int(step, "step", 0)
+        step = check_int(step, "step", 0, fix="A tensor's value is int(step), which waits for its device.")
         self._step.fill_(step)
         self._micro_step.zero_()
         if self.plan.schedule is not None:
