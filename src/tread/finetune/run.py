@@ -32,6 +32,9 @@ from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning
 from tread.kernels.checkpointing import checkpoint_layers, recomputing
 from tread.kernels.compiling import compiles
+from tread.kernels.fast import print_once_per_job
+from tread.kernels.offload.call import unless_offloaded
+from tread.kernels.offload.offload import Offload
 from tread.page.write import write_at_end
 from tread.routing import noise
 from tread.routing.handle import Handle
@@ -90,7 +93,9 @@ def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> 
     if config.init == "pretrained":
         family.source.check(*(part for part, _, _ in trained_experts(config, family)))
     plain = replace(config, parallel="ddp", shard_size=None, cpu_offload=False)
-    plain = replace(plain, gradient_checkpointing=False, init_lora=None)  # the checkpoint has the adapter
+    plain = replace(
+        plain, gradient_checkpointing=False, offload="none", init_lora=None
+    )  # the checkpoint has the adapter
     if config.quantized:
         plain = replace(plain, base_model_precision="no_change")
     models = load_models(plain, family, torch.device("cpu"))
@@ -151,7 +156,8 @@ def make_trainable(
     if config.quantized:
         # bitsandbytes' scales do not move with the weights
         stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
-        quantize(model, config.base_model_precision, "cpu" if stays else device)
+        store = None if config.offload in ("none", 0) else torch.device("cpu")
+        quantize(model, config.base_model_precision, "cpu" if stays else device, store=store)
     if config.adapts:
         existing = None if config.init_lora is None else read_adapter(config, family, part, model)
         add_adapter(
@@ -173,9 +179,12 @@ def make_trainable(
     # compiled layers do it themselves
     if config.gradient_checkpointing and not compiles(config.compile, device):
         if family.checkpoints_whole:
-            model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
+            model.enable_gradient_checkpointing(unless_offloaded(recomputing(config.gradient_checkpointing)))
         else:
             checkpoint_layers(layers_of(model), config.gradient_checkpointing)
+    if config.offload not in ("none", 0):
+        Offload(model, layers_of(model), config.offload, device=device, say=print_once_per_job)
+        return model.train()
     # a sharded one moves layer by layer, when it is sharded
     return model.train() if config.sharded else model.to(device).train()
 

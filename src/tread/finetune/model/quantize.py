@@ -37,8 +37,11 @@ GROUP = 64
 FLOAT8 = float8.FORWARD
 
 
-def quantize(model: nn.Module, precision: str, device: torch.device | str) -> None:
-    """Freeze the model and quantize the linears of its layers; their weights are on `device` afterwards.
+def quantize(
+    model: nn.Module, precision: str, device: torch.device | str, *, store: torch.device | None = None
+) -> None:
+    """Freeze the model and quantize the linears of its layers; their weights are on `device` afterwards, or on `store`,
+    except for the scales of bitsandbytes.
 
     `check_precision` tells beforehand whether the quantized model can run on a device.
     """
@@ -47,7 +50,11 @@ def quantize(model: nn.Module, precision: str, device: torch.device | str) -> No
     model.requires_grad_(False)
     linears = layer_linears(model)
     for name in list(linears):  # popped: nothing may hold a linear that has been replaced
-        model.set_submodule(name, method.apply(linears.pop(name).to(device)).requires_grad_(False))
+        made = method.apply(linears.pop(name).to(device)).requires_grad_(False)
+        if store is not None:
+            for tensor in (*made.parameters(), *made.buffers()):
+                tensor.data = tensor.data.to(store)
+        model.set_submodule(name, made)
     if method.flag is not None:
         setattr(model, method.flag, True)
 
