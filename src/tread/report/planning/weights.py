@@ -6,9 +6,8 @@ text tokens of a stack have linears of their own or share them is what comes nea
 
 from itertools import product
 
-from tread.kernels.offload.ring import SLOTS
 from tread.report.planning.models import Layers, Model
-from tread.report.planning.tables import PRECISIONS
+from tread.report.planning.tables import PRECISIONS, SLOTS
 
 
 def weight_bytes(model: Model, precision: str, offload: int = 0) -> float:
