@@ -7,13 +7,15 @@ another layer's weights.
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoKrConfig, LoraConfig
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import tread
 from tests.attach.attached import BY_NAME, FLUX, ROUTES, Attach
@@ -22,7 +24,8 @@ from tests.tiny.case import Case
 from tread.attach.registry import layers_of
 from tread.errors import ConfigError
 from tread.finetune.model.quantize import quantize
-from tread.kernels.offload.call import is_offloaded
+from tread.kernels.checkpointing import recomputing
+from tread.kernels.offload.call import is_offloaded, unless_offloaded
 from tread.kernels.offload.offload import Offload
 from tread.kernels.offload.ring import SLOTS, Slot
 from tread.routing import recompute
@@ -145,7 +148,7 @@ def _started(model: nn.Module) -> nn.Module:
 
 
 def test_backward_inside_autocast(attach: Attach) -> None:
-    """Autocast's cached casts of a pass without gradients must not serve one with them."""
+    """The recomputation has the forward's autocast, and no casts that the pass without gradients left in its cache."""
     inputs = inputs_of(FLUX, "cpu")
 
     def gradients(handle: tread.Attachment) -> dict[str, Tensor]:
@@ -176,17 +179,29 @@ def test_compiled_layers(checkpointing: bool | None, attach: Attach, poisoned: N
     assert not handle.fast.failed
 
 
-def test_a_step_fetches_each_layer_twice_less_what_the_slots_hold(attach: Attach) -> None:
+def count_runs(model: nn.Module) -> list[nn.Module]:
+    """The layers that run from now on, in order."""
+    runs: list[nn.Module] = []
+    for layer in layers_of(model):
+        layer.register_forward_hook(lambda layer, args, output: runs.append(layer))
+    return runs
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_step_fetches_each_layer_twice_less_what_the_slots_hold(checkpointed: bool, attach: Attach) -> None:
     """Backward begins with the last layers of forward, and the next forward with the first ones."""
     model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
+    if checkpointed:
+        model.enable_gradient_checkpointing()
     handle = attach(model, ROUTES).offload(DEPTH)
     assert handle.offloaded is not None
-    ring, counts = handle.offloaded.ring, []
+    ring, counts, runs = handle.offloaded.ring, [], count_runs(model)
     for number in range(4):
         before = ring.fetches
         step(FLUX, model, handle, inputs, number)
         counts.append(ring.fetches - before)
     assert counts[1:] == [2 * (DEPTH - SLOTS)] * 3
+    assert len(runs) == 4 * 2 * DEPTH, "once in forward and once in backward, checkpointed or not"
     with torch.no_grad():
         before = ring.fetches
         FLUX.call(model, inputs)
@@ -216,13 +231,13 @@ def test_layers_are_fetched_ahead_from_the_second_step_on(attach: Attach, monkey
 def test_validation_between_steps(attach: Attach, poisoned: None) -> None:
     plain, model, inputs = adapted(FLUX), adapted(FLUX), inputs_of(FLUX, "cpu")
     handles = [attach(plain, ROUTES), attach(model, ROUTES).offload(DEPTH)]
-    for number, mode in enumerate((torch.no_grad, torch.inference_mode, torch.no_grad)):
-        assert_equal([step(FLUX, model, handles[1], inputs, number)], [step(FLUX, plain, handles[0], inputs, number)])
+    for number, mode in enumerate((torch.inference_mode, torch.no_grad, torch.inference_mode)):
         with mode():
             drawn = [FLUX.call(one.eval(), inputs) for one in (plain, model)]
         assert torch.equal(*drawn)
         plain.train()
         model.train()
+        assert_equal([step(FLUX, model, handles[1], inputs, number)], [step(FLUX, plain, handles[0], inputs, number)])
 
 
 def test_two_forwards_before_one_backward(attach: Attach, poisoned: None) -> None:
@@ -239,7 +254,7 @@ def test_two_forwards_before_one_backward(attach: Attach, poisoned: None) -> Non
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_weights_are_as_they_were(attach: Attach, tmp_path: Any) -> None:
+def test_the_weights_are_as_they_were(attach: Attach, tmp_path: Path) -> None:
     """In `state_dict`, in saved files, in copies, and after `detach`, which leaves nothing of it."""
     model, inputs = adapted(FLUX), inputs_of(FLUX, "cpu")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -296,13 +311,35 @@ def test_without_routes(poisoned: None) -> None:
     """`Offload` alone is what a dense model gets."""
     plain, model, inputs = adapted(FLUX), adapted(FLUX), inputs_of(FLUX, "cpu")
     offload = Offload(model, layers_of(model), DEPTH, say=lambda _: None)
+    model.enable_gradient_checkpointing(unless_offloaded(recomputing(True)))
+    runs = count_runs(model)
     made = []
     for one in (plain, model):
         FLUX.call(one, inputs).square().mean().backward()
         made.append({name: p.grad for name, p in one.named_parameters() if p.grad is not None})
     assert made[0].keys() == made[1].keys()
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+    assert len(runs) == 2 * DEPTH
     offload.remove()
+
+
+def test_ddp_leaves_offloaded_weights_alone(tmp_path: Path) -> None:
+    """It requires its parameters on one device, and synchronises them."""
+    plain, model, inputs = adapted(FLUX), adapted(FLUX), inputs_of(FLUX, "cpu")
+    Offload(model, layers_of(model), DEPTH, say=lambda _: None)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        held = {id(parameter) for parameter in wrapped._module_parameters}
+        layers = [parameter for layer in layers_of(model) for parameter in layer.parameters()]
+        assert all((id(parameter) in held) == parameter.requires_grad for parameter in layers)
+        for one in (plain, wrapped):
+            FLUX.call(one, inputs).square().mean().backward()
+    finally:
+        distributed.destroy_process_group()
+    for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        assert one.grad is None or torch.equal(one.grad, other.grad), name
 
 
 def test_auto_leaves_a_cpu_alone(attach: Attach) -> None:

@@ -10,8 +10,8 @@
   function sees the tokens that were kept.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
-from tread.around import around
 from tread.errors import ConfigError
 from tread.kernels.offload.host import HostLayer
-from tread.kernels.offload.recomputed import Hidden, Parts, leaves_of, no_cast_cache
+from tread.kernels.offload.recomputed import Hidden, Parts, leaves_of
 from tread.kernels.offload.ring import Pass, Ring
 from tread.routing.recompute import Region
 
@@ -103,8 +102,7 @@ class OffloadedCall:
         if torch.is_grad_enabled():
             self._owner.begin()
         if self.host is None:
-            with _quiet(self.layer):
-                return (self.code or self.layer._call_impl)(*args, **kwargs)
+            return (self.code or self.layer._call_impl)(*args, **kwargs)
         if not torch.is_grad_enabled():
             with self.visit("inference"):
                 return self.run(args, kwargs)
@@ -121,10 +119,9 @@ class OffloadedCall:
         return nullcontext() if self.host is None else self._owner.ring.visit(how, self.host)
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The output of the layer, not checkpointed, without its wrapper, which has gathered the inputs already."""
+        """The output of the layer, not checkpointed."""
         code = self.layer._call_impl if self.code is None else getattr(self.code, "plain", self.code)
-        with _quiet(self.layer):
-            return code(*args, **kwargs)
+        return code(*args, **kwargs)
 
     def check(self, outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         """Refuse, in the first backward, a layer that trains parameters which are not its own."""
@@ -139,20 +136,6 @@ class OffloadedCall:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """None: a copied layer is not offloaded."""
-
-
-@contextmanager
-def _quiet(layer: nn.Module) -> Iterator[None]:
-    """Inside, the layer's `forward` is not wrapped."""
-    here = around(layer)
-    if here is None:
-        yield
-        return
-    before, here.quiet = here.quiet, True
-    try:
-        yield
-    finally:
-        here.quiet = before
 
 
 class _Once:
@@ -172,7 +155,7 @@ class _Once:
         enabled = self._call.code is not None
         self._region.begin()
         try:
-            with torch.set_grad_enabled(enabled), no_cast_cache(), self._call.visit("forward"):
+            with torch.set_grad_enabled(enabled), self._call.visit("forward"):
                 self.output = Parts(self._run(_detached(tensors[self.count :])))
         finally:
             self._region.end()

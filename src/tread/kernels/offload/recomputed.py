@@ -44,19 +44,7 @@ class Hidden:
                 set_device_states(self._devices, self._states)
             for kind, enabled, dtype in self._autocast:
                 stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
-            stack.enter_context(no_cast_cache())
             yield
-
-
-@contextmanager
-def no_cast_cache() -> Iterator[None]:
-    """Inside, autocast keeps no casts: one made without gradients would cut the gradients of the next pass off."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 def leaves_of(outputs: Sequence[Tensor], known: Sequence[Tensor]) -> Iterator[Tensor]:
