@@ -72,15 +72,25 @@ def measure_row(record: Record, row: Row, *, eager: bool) -> None:
     """The step in memory, then in the card's memory at each speed of the link."""
     shape = row.shapes["smoke" if record.smoke else "shallow" if record.warm else "full"]
     facts: Facts = {"row": row.name, "card_gb": row.card, "precision": row.precision, "shapes": shape.notes}
-    model = build(shape, record.device)
-    quantize(model, row.precision, record.device)
-    adapt(model)
-    print(f"{row.name}: {sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion weights made", flush=True)
+    made: list[nn.Module] = []
+    record.measure("build", partial(_build, record, row, shape, made), row="set-up")
+    if not made:
+        return
+    (model,) = made
     time = partial(_time, record, row, model, shape, eager=eager)
     resident = record.measure("in memory", partial(time, None, None), **facts)
     for link in LINKS:
         name = f"{row.card} GB card, {link} GB/s"
         record.measure(name, partial(time, link, resident), link_gb_s=link, **facts)
+
+
+def _build(record: Record, row: Row, shape: Shape, made: list[nn.Module]) -> Facts:
+    model = build(shape, record.device)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    quantize(model, row.precision, record.device)
+    adapt(model)
+    made.append(model)
+    return {"summary": {"model": row.name, "parameters": parameters, "precision": row.precision}}
 
 
 def _time(

@@ -15,6 +15,8 @@ import torch
 from peft import LoKrConfig, LoraConfig
 from safetensors.torch import load_file
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import tread
@@ -25,6 +27,7 @@ from tread.attach.registry import layers_of
 from tread.errors import ConfigError
 from tread.finetune.model.quantize import quantize
 from tread.kernels.checkpointing import recomputing
+from tread.kernels.offload import offload as offloading
 from tread.kernels.offload.call import is_offloaded, unless_offloaded
 from tread.kernels.offload.offload import Offload
 from tread.kernels.offload.ring import SLOTS, Slot
@@ -348,6 +351,34 @@ def test_auto_leaves_a_cpu_alone(attach: Attach) -> None:
     attach(model, ROUTES).offload("auto", say=told.append)
     assert not any(is_offloaded(layer) for layer in layers_of(model))
     assert told == ["0 of 5 layers offloaded: 0.00 GiB in host memory, 0.00 GiB of slots on cpu."]
+
+
+@pytest.mark.parametrize(("room", "stay"), [(0.0, 5), (2.5, 3), (9.0, 0)])
+def test_auto_brings_back_what_the_first_step_left_room_for(
+    room: float, stay: int, attach: Attach, poisoned: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures of a GPU are given here: `room` is what its fullest moment left, in layers."""
+    plain, model = adapted(FLUX), adapted(FLUX)
+    expected = train(FLUX, plain, attach(plain, ROUTES))
+    monkeypatch.setattr(offloading, "would_be_free", lambda model, device: 0)
+    handle = attach(model, ROUTES).offload("auto")
+    assert handle.offloaded is not None
+    largest = max(call.host.size for call in handle.offloaded.calls if call.host is not None)
+    monkeypatch.setattr(offloading, "peak_left", lambda device, margin: room * largest)
+    assert_equal(train(FLUX, model, handle), expected)
+    assert sum(is_offloaded(layer) for layer in layers_of(model)) <= stay
+    assert any(is_offloaded(layer) for layer in layers_of(model)) == (stay > 0)
+
+
+def test_sharded_layers_are_refused(attach: Attach, tmp_path: Path) -> None:
+    model = adapted(FLUX)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        fully_shard(model.transformer_blocks[0], mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ConfigError, match="sharded by FSDP"):
+            attach(model, ROUTES).offload(1)
+    finally:
+        distributed.destroy_process_group()
 
 
 class Strange(nn.Module):

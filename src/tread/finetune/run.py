@@ -34,6 +34,7 @@ from tread.kernels.checkpointing import checkpoint_layers, recomputing
 from tread.kernels.compiling import compiles
 from tread.kernels.fast import print_once_per_job
 from tread.kernels.offload.call import unless_offloaded
+from tread.kernels.offload.memory import MARGIN
 from tread.kernels.offload.offload import Offload
 from tread.page.write import write_at_end
 from tread.routing import noise
@@ -43,6 +44,9 @@ from tread.training import checkpoint
 from tread.training.job import claimed_folder, end, make_accelerator, run
 from tread.training.loop import CHECKPOINTS
 from tread.training.memory import out_of_memory
+
+DRAWING = 0.25
+"""Share of the GPU that `offload: auto` leaves to the autoencoder, in runs that draw previews."""
 
 
 def finetune(config: FinetuneConfig) -> Path:
@@ -183,7 +187,8 @@ def make_trainable(
         else:
             checkpoint_layers(layers_of(model), config.gradient_checkpointing)
     if config.offload not in ("none", 0):
-        Offload(model, layers_of(model), config.offload, device=device, say=print_once_per_job)
+        margin = DRAWING if config.prompts else MARGIN
+        Offload(model, layers_of(model), config.offload, device=device, margin=margin, say=print_once_per_job)
         return model.train()
     # a sharded one moves layer by layer, when it is sharded
     return model.train() if config.sharded else model.to(device).train()

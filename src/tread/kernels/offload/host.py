@@ -9,6 +9,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from tread.errors import ConfigError
 
 ALIGNED = 256
 """Bytes at whose multiples tensors begin: compiled code relies on 16, copies like 256."""
+PAGE = 4096
 PLAIN = ("Parameter", "Tensor", "Buffer", "Params4bit")
 """Classes whose values are all in `data`, but for the small scales that bitsandbytes keeps on the device."""
 
@@ -41,7 +43,8 @@ class HostLayer:
         self._layout = [(start, tensor.nbytes, tensor.dtype, tensor.shape) for start, tensor in _zip(starts, self)]
         self.size = end
         """Bytes of the block."""
-        self.block = torch.empty(end, dtype=torch.uint8, device="cpu")
+        whole = torch.empty(end + 2 * PAGE, dtype=torch.uint8, device="cpu")
+        self.block = whole[-whole.data_ptr() % PAGE :][:end]  # pages of its own, as page-locking asks
         self.pinned = device.type != "cuda" or _register(self.block)
         self._parked = self.views(self.block)
         for view, tensor in _zip(self._parked, self):
@@ -94,7 +97,9 @@ def _register(block: Tensor) -> bool:
     cuda: Any = torch.cuda.cudart()
     if block.nbytes == 0:
         return True
-    if int(cuda.cudaHostRegister(block.data_ptr(), block.nbytes, 0)) != 0:
+    if int(cuda.cudaHostRegister(block.data_ptr(), -(-block.nbytes // PAGE) * PAGE, 0)) != 0:
+        with suppress(RuntimeError):  # CUDA reports the error once more, with the next kernel
+            torch.zeros((), device="cuda")
         return False
     weakref.finalize(block, cuda.cudaHostUnregister, block.data_ptr()).atexit = False
     return True

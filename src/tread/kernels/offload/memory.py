@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 MARGIN = 0.1
-"""Share of the card that stays free: for samples larger than the first ones, and for fragmentation."""
+"""Share of the card that stays free unless another is asked for."""
 
 
 def weight_bytes(model: nn.Module, device: torch.device | None = None) -> int:
@@ -20,10 +20,9 @@ def would_be_free(model: nn.Module, device: torch.device) -> float:
     return _limit(device) - torch.cuda.memory_allocated(device) + weight_bytes(model, device)
 
 
-def peak_left(device: torch.device) -> float:
+def peak_left(device: torch.device, margin: float) -> float:
     """Bytes that the fullest moment of this process left free on a GPU, less the margin."""
-    limit = _limit(device)
-    return limit - torch.cuda.max_memory_allocated(device) - MARGIN * limit
+    return (1 - margin) * _limit(device) - torch.cuda.max_memory_allocated(device)
 
 
 def _limit(device: torch.device) -> float:

@@ -16,7 +16,7 @@ from torch import nn
 from tread.errors import ConfigError
 from tread.kernels.offload.call import OffloadedCall
 from tread.kernels.offload.host import Anchored, HostLayer, frozen
-from tread.kernels.offload.memory import peak_left, weight_bytes, would_be_free
+from tread.kernels.offload.memory import MARGIN, peak_left, weight_bytes, would_be_free
 from tread.kernels.offload.ring import Ring
 from tread.words import counted
 
@@ -32,7 +32,8 @@ class Offload:
     """Keeps `number` of the layers of a model in host memory and the rest on `device`; `remove` undoes it.
 
     `device` computes, by default where the model's first parameter is. A model that is on the CPU as yet need not fit
-    on the device.
+    on the device. `margin` is the share of a GPU's memory that "auto" leaves free: for samples larger than the first
+    ones, for what else runs between steps, and for fragmentation.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class Offload:
         number: Offloaded,
         *,
         device: torch.device | str | None = None,
+        margin: float = MARGIN,
         say: Callable[[str], None] = print,
     ) -> None:
         self.device = next(model.parameters()).device if device is None else torch.device(device)
-        self._model, self._say = model, say
+        self._model, self._margin, self._say = model, margin, say
         layers = list(dict.fromkeys(layers))  # a module may be several layers
         _check(layers, number)
         self._settled = number != "auto"
@@ -74,7 +76,7 @@ class Offload:
         if self._settled or not self.ring.after_backward:
             return
         self._settled = True
-        depth, spare = len(self.calls), peak_left(self.device)
+        depth, spare = len(self.calls), peak_left(self.device, self._margin)
         sizes = [call.host.size for call in self.calls if call.host is not None]
         fewest = next(
             count

@@ -63,6 +63,9 @@ class Ring:
         self.fetches = 0
         """Copies so far."""
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        if self._copies is not None:
+            for slot in self.slots:  # freed after the last copy, should the model be dropped
+                slot.block.record_stream(self._copies)
         self._next: dict[Visit, Visit] = {}
         self._last: Visit | None = None
         self._visits = 0
