@@ -3,8 +3,8 @@
 python -m benchmarks.front_page docs/front
 
 - Every number in them is read from a file in benchmarks/results.
-- `quality` plots the first 5,000 samples of each snapshot, because a Frechet distance falls as their number grows and
-  only the snapshots at the end have more.
+- `quality` plots every seed, and only looks of all samples, because a Frechet distance falls as their number grows: of
+  seed 0 those are the last ones.
 - `speed` draws the routed step as a share of the dense step of the same process, with a tick at what FLOPs allow.
 """
 
@@ -12,17 +12,20 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import exp, log
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from benchmarks.quality.results import Results
+from benchmarks.quality.speedup import pairs
 from benchmarks.record import Facts
 
 RESULTS = Path(__file__).parent / "results"
 DISTANCE = "FD-EffLite0"
 SECONDS = 430
 """Training time of the runs that the quality picture compares."""
+MEASURE = "Frechet, to training images"
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,27 +81,34 @@ WORKS = (
 )  # fmt: skip
 
 
-def draw_quality(runs: dict[str, Facts], theme: Theme, path: Path) -> None:
-    """Distance over seconds of training, dense and routed, with the routed run at dense's steps marked."""
-    dense, routed = (runs[f"{arm}-s0-{SECONDS}s"] for arm in ("dense", "routed"))
+def draw_quality(results: Results, theme: Theme, path: Path) -> None:
+    """Distance over seconds of training, a thin line for each seed, with the routed runs at dense's steps marked."""
     figure = _figure(theme, 8.4, 4.5)
     axes = figure.add_axes((0.075, 0.13, 0.755, 0.66))
+    every = [entry for arm in ("dense", "routed") for entry in results.done_of(arm) if entry["seconds"] == SECONDS]
+    seeds, samples = sorted({entry["seed"] for entry in every}), results.facts["machine"]["scale"]["samples"]
     figure.text(0.075, 0.925, "Better images in the same training time", color=theme.text, fontsize=14, weight="bold")
     figure.text(
         0.075, 0.862,
-        "DiT-S/2 on CIFAR-10 from scratch, one H200, one seed. FD-EffLite0 of 5,000 samples, lower is better.",
+        f"DiT-S/2 on CIFAR-10 from scratch, one H200, {NUMBERS[len(seeds)]} seeds. FD-EffLite0 of {samples:,} samples, "
+        "lower is better.",
         color=theme.muted, fontsize=9.5,
     )  # fmt: skip
-    lines = {}
-    for run, color in ((dense, theme.dense), (routed, theme.routed)):
-        lines[color] = points = sorted((look["seconds"], _distance(look), look["at"]) for look in run["snapshots"])
-        axes.plot([x for x, _, _ in points], [y for _, y, _ in points], color=color, linewidth=2.4, zorder=3,
-                  clip_on=False)  # fmt: skip
-        marks = [(x, y) for x, y, at in points if at != "equal-steps"]
-        axes.scatter(*zip(*marks, strict=True), color=color, s=34, zorder=4, clip_on=False)
-    axes.set(xscale="log", yscale="log", xlim=(27, SECONDS), ylim=(12.6, 74))
-    axes.set_xticks([30, 60, 90, 215, SECONDS], ["30", "60", "90", "215", f"{SECONDS}"], minor=False)
-    axes.set_yticks([15, 20, 30, 40, 60], ["15", "20", "30", "40", "60"], minor=False)
+    colors = {"dense": theme.dense, "routed": theme.routed}
+    ends: dict[str, list[Facts]] = {arm: [] for arm in colors}
+    equal: list[Facts] = []
+    for entry in every:
+        arm = entry["arm"]["name"]
+        looks = sorted((look for look in entry["snapshots"] if _count(look) == samples), key=_seconds)
+        points = [(look["seconds"], _distance(look)) for look in looks]
+        axes.plot(*zip(*points, strict=True), color=colors[arm], linewidth=1.4, zorder=3, clip_on=False)
+        on_line = [point for point, look in zip(points, looks, strict=True) if look["at"] != "equal-steps"]
+        axes.scatter(*zip(*on_line, strict=True), color=colors[arm], s=17, zorder=4, clip_on=False)
+        ends[arm].append(looks[-1])
+        equal += [look for look in looks if look["at"] == "equal-steps"]
+    axes.set(xscale="log", yscale="log", xlim=(84, SECONDS), ylim=(11.2, 41.5))
+    axes.set_xticks([90, 150, 215, 300, SECONDS], ["90", "150", "215", "300", f"{SECONDS}"], minor=False)
+    axes.set_yticks([12, 15, 20, 25, 30, 40], ["12", "15", "20", "25", "30", "40"], minor=False)
     axes.minorticks_off()
     axes.set_xlabel("seconds of training", color=theme.muted, fontsize=9.5)
     _clean(axes, theme, grid="both")
@@ -108,34 +118,23 @@ def draw_quality(runs: dict[str, Facts], theme: Theme, path: Path) -> None:
         axes.annotate(words, at, offset, textcoords="offset points", va="center", annotation_clip=False, bbox=box,
                       zorder=2, **style)  # fmt: skip
 
-    for run, color, name in ((dense, theme.dense, "dense"), (routed, theme.routed, "routed")):
-        end = SECONDS, _distance(run["snapshots"][-1])
-        up = 6 if run is dense else -3  # two lines each, apart from the other run's
-        note(f"{name}  {end[1]:.1f}", end, (12, up), color=_ink(color, theme), fontsize=12, weight="bold")
-        note(f"{run['steps']:,} steps", end, (12, up - 13), color=theme.muted, fontsize=9)
-    equal = next(look for look in routed["snapshots"] if look["at"] == "equal-steps")
-    at = equal["seconds"], _distance(equal)
-    axes.scatter(*at, facecolor=theme.background, edgecolor=theme.routed, s=48, linewidth=2, zorder=5)
-    note(f"after dense's {equal['steps']:,} steps: {at[1]:.1f}", at, (-10, -14), color=theme.muted, fontsize=9.5,
-         ha="right")  # fmt: skip
-    goal = _distance(dense["snapshots"][-1])
-    sooner = seconds_to(goal, [(x, y) for x, y, _ in lines[theme.routed]])
-    axes.plot([sooner, SECONDS], [goal, goal], color=theme.muted, linewidth=1.1, linestyle=(0, (2, 2)), zorder=2)
-    note(f"dense's last distance, {SECONDS / sooner:.1f}× sooner", (sooner, goal), (-10, -1), color=theme.muted,
-         fontsize=9.5, ha="right")  # fmt: skip
+    goal = mean(_distance(look) for look in ends["dense"])
+    for arm, looks in ends.items():
+        end = SECONDS, mean(_distance(look) for look in looks)
+        steps = mean(look["steps"] for look in looks)
+        note(f"{arm}  {end[1]:.1f}", end, (12, 6), color=_ink(colors[arm], theme), fontsize=12, weight="bold")
+        note(f"{steps:,.0f} steps", end, (12, -7), color=theme.muted, fontsize=9)
+    for look in equal:
+        axes.scatter(look["seconds"], _distance(look), facecolor=theme.background, edgecolor=theme.routed, s=34,
+                     linewidth=1.4, zorder=5)  # fmt: skip
+    at = mean(map(_seconds, equal)), mean(map(_distance, equal))
+    note(f"after dense's steps: {at[1]:.1f}", at, (-10, -14), color=theme.muted, fontsize=9.5, ha="right")
+    sooner = sorted(pair.at_looks()[SECONDS] for pair in pairs(results) if pair.measure == MEASURE)
+    start = SECONDS / mean(sooner)
+    axes.plot([start, SECONDS], [goal, goal], color=theme.muted, linewidth=1.1, linestyle=(0, (2, 2)), zorder=2)
+    words = f"dense's last distance, {sooner[0]:.2f} to {sooner[-1]:.2f}× sooner"
+    note(words, (start, goal), (-10, -1), color=theme.muted, fontsize=9.5, ha="right")
     _save(figure, path)
-
-
-def seconds_to(goal: float, points: Sequence[tuple[float, float]]) -> float:
-    """When a falling curve reaches `goal`, between its points by a power law.
-
-    >>> seconds_to(5, [(1, 10), (4, 2.5)])
-    2.0
-    """
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if y0 >= goal >= y1:
-            return round(exp(log(x0) + (log(x1) - log(x0)) * log(y0 / goal) / log(y0 / y1)), 6)
-    raise ValueError(f"the curve does not reach {goal}")
 
 
 def draw_speed(theme: Theme, path: Path) -> None:
@@ -189,7 +188,15 @@ def measurement(work: Work) -> Facts:
 
 
 def _distance(look: Facts) -> float:
-    return look["samples"]["unguided"][f"{DISTANCE} few"]
+    return look["samples"]["unguided"][DISTANCE]
+
+
+def _count(look: Facts) -> int:
+    return look["samples"]["unguided"]["count"]
+
+
+def _seconds(look: Facts) -> float:
+    return look["seconds"]
 
 
 def _time(milliseconds: float) -> str:
@@ -225,9 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args(arguments).folder
-    runs = json.loads((RESULTS / f"quality-{SECONDS}s.json").read_text(encoding="utf-8"))["runs"]
+    results = Results(folder / "none", sorted(RESULTS.glob(f"quality-{SECONDS}s*.json")))
     for theme in THEMES:
-        draw_quality(runs, theme, folder / f"quality-{theme.name}.png")
+        draw_quality(results, theme, folder / f"quality-{theme.name}.png")
         draw_speed(theme, folder / f"speed-{theme.name}.png")
     return 0
 

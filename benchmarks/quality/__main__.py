@@ -11,10 +11,11 @@ from . import __doc__
 
 WORK = Path("runs/quality")
 SCALE = "scale.json"
+KEPT = Path(__file__).parents[1] / "results"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`pack`, `prepare`, `run` or `report`; 1 where runs are not done yet."""
+    """`pack`, `prepare`, `run`, `report` or `speedup`; 1 where runs are not done yet."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quality",
         description=__doc__,
@@ -54,12 +55,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     run.add_argument("--plan", action="store_true", help="say what would be done and how long it takes")
     commands.add_parser("work", help="used by run")
-    report = commands.add_parser("report", help="write the tables and figures")
-    report.add_argument("results", type=Path, nargs="+", help="results.json of one or more calls")
-    report.add_argument("--docs", type=Path, default=Path("docs/results.md"))
-    report.add_argument("--json", type=Path, default=Path("benchmarks/results/quality.json"))
+    report = commands.add_parser("report", help="write the tables and figures of the documentation")
+    speedup = commands.add_parser("speedup", help="print how much sooner routed reaches what dense reaches")
+    for command in (report, speedup):
+        command.add_argument("results", type=Path, nargs="*", help="results.json of some calls; all that are kept")
+    report.add_argument("--docs", type=Path, default=Path("docs"), help="the folder of results.md and log.md")
+    report.add_argument("--grids", type=Path, nargs="*", default=[], help="grids.npz, to draw the samples anew")
     given = parser.parse_args(arguments)
-    return {"pack": _pack, "prepare": _prepare, "run": _run, "work": _work, "report": _report}[given.command](given)
+    return COMMANDS[given.command](given)
 
 
 def _pack(given: argparse.Namespace) -> int:
@@ -147,8 +150,26 @@ def _work(_: argparse.Namespace) -> int:
 def _report(given: argparse.Namespace) -> int:
     from .report import report
 
-    report(given.results, given.docs, given.json)
+    report(given.results or kept(), given.docs, given.grids)
     return 0
+
+
+def _speedup(given: argparse.Namespace) -> int:
+    from .results import Results
+    from .speedup import speedup_table
+
+    print(speedup_table(Results(WORK / "none", given.results or kept())))
+    return 0
+
+
+def kept() -> list[Path]:
+    """The results in the repository, which the pages are made from."""
+    return sorted(KEPT.glob("quality*.json"))
+
+
+COMMANDS = {
+    "pack": _pack, "prepare": _prepare, "run": _run, "work": _work, "report": _report, "speedup": _speedup,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@
 - Distances are computed beside the sampling of the next kind: they keep the host busy and not the device.
 - The Frechet distance is to all training images; precision, recall and the kernel distance to some of them. Both
   distances are taken to the test images too: a model that learns its images by heart comes closer to the former alone.
+- So does the share of samples whose nearest real image is of training, among as many of training as of test: a half
+  for a model that learned nothing by heart.
 """
 
 import json
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.record import Facts
 from tread.data.dataset import to_uint8
@@ -37,8 +39,10 @@ from .images import CLASSES, SIDE, count_images, load
 SHAPE = (3, SIDE, SIDE)
 SEED = 0
 EXTRACTOR = "extractor.safetensors"
-REFERENCE, REFERENCE_FACTS = "reference.npz", "reference.json"
+REFERENCE, REFERENCE_FACTS, FEATURES = "reference.npz", "reference.json", "features.npy"
 EXTRACT_BATCH = 250
+COMPARED = 1000
+"""Samples whose distances to all others are held at once."""
 
 
 def load_judge_network(work: Path, device: torch.device, *, smoke: bool) -> Extractor:
@@ -70,6 +74,7 @@ def write_reference(work: Path, extractor: Extractor, scale: Scale) -> Facts:
     mean, covariance = gaussian(features)
     test_features = extract(extractor, load(work / "data", "test")[0])
     test_mean, test_covariance = gaussian(test_features)
+    np.save(work / FEATURES, features.astype(np.float16))
     np.savez(
         work / REFERENCE,
         mean=mean,
@@ -83,7 +88,8 @@ def write_reference(work: Path, extractor: Extractor, scale: Scale) -> Facts:
     facts = {
         "train_images": len(features),
         "test_images": len(test_features),
-        "test": {name: value for name, value in found.items() if not name.endswith(" test")},  # not to themselves
+        # not to themselves
+        "test": {name: found[name] for name in found if not name.endswith((" test", " training"))},
         "seconds": round(time.monotonic() - start, 1),
     }
     (work / REFERENCE_FACTS).write_text(json.dumps(facts))
@@ -97,14 +103,14 @@ def spread(features: np.ndarray, count: int) -> np.ndarray:
 
 def forget_reference(work: Path) -> None:
     """For when the training images are no longer those that were measured."""
-    for name in (REFERENCE, REFERENCE_FACTS):
+    for name in (REFERENCE, REFERENCE_FACTS, FEATURES):
         (work / name).unlink(missing_ok=True)
 
 
 def read_reference_facts(work: Path) -> Facts:
     """What `write_reference` found, of the images that are trained on."""
     again = "prepare again with --weights"
-    if not (work / REFERENCE_FACTS).is_file():
+    if not all((work / name).is_file() for name in (REFERENCE, REFERENCE_FACTS, FEATURES)):
         raise DataError(f"no reference in {work}: {again}")
     facts, trained = json.loads((work / REFERENCE_FACTS).read_text()), count_images(work / "data", "train")
     if facts["train_images"] != trained:
@@ -121,7 +127,7 @@ class Judge:
             self.vectors = torch.from_numpy(file["vectors"]).to(extractor.device)
             self.test_reference = Gaussian(file["test_mean"], file["test_covariance"])
             self.test_vectors = torch.from_numpy(file["test_vectors"]).to(extractor.device)
-        self.extractor, self.scale = extractor, scale
+        self.work, self.extractor, self.scale = work, extractor, scale
 
     def figures(self, features: np.ndarray) -> Facts:
         """What features (N, D) say; `few`: the first of them, to compare with those who drew no more; `test`: beside
@@ -132,6 +138,7 @@ class Judge:
         first = precision_recall(vectors[:few], self.vectors)
         precision, recall = first if few == len(features) else precision_recall(vectors, self.vectors)
         kernel, test_kernel = (kernel_distance(vectors, other)[0] for other in (self.vectors, self.test_vectors))
+        seen, unseen = (nearest(vectors, other)[0] for other in self._equally_many())
         whole = gaussian(features)
         distance = frechet_distance(*gaussian(features[:few]), *self.reference)
         return {
@@ -141,11 +148,24 @@ class Judge:
             f"{name} test": frechet_distance(*whole, *self.test_reference),
             f"KD-{self.extractor.name}": kernel,
             f"KD-{self.extractor.name} test": test_kernel,
+            "closer to training": float((seen < unseen).double().mean()),
             "precision": precision,
             "recall": recall,
             "precision few": first[0],
             "recall few": first[1],
         }
+
+    def _equally_many(self) -> tuple[Tensor, Tensor]:
+        """Training and test features, as many of one as of the other."""
+        count = min(len(self.vectors), len(self.test_vectors))
+        return self.vectors[:count], self.test_vectors[:count]
+
+    def nearest_in_training(self, images: np.ndarray) -> np.ndarray:
+        """The training images nearest to some images by their features, both (N, H, W, 3)."""
+        ours = torch.from_numpy(extract(self.extractor, images))
+        theirs = torch.from_numpy(np.load(self.work / FEATURES)).float()
+        found = nearest(*(one.to(self.extractor.device) for one in (ours, theirs)))[1]
+        return load(self.work / "data", "train")[0][found.cpu().numpy()]
 
     def judge(
         self,
@@ -176,6 +196,12 @@ class Judge:
             for name, figures in coming.items():
                 found[name] = figures.result() | found[name]
         return found, shown
+
+
+def nearest(vectors: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Distance to and index of the nearest of `others` (M, D) for each of `vectors` (N, D); (N,) each."""
+    found = [torch.cdist(part, others).min(1) for part in vectors.split(COMPARED)]  # (N', M)
+    return torch.cat([one.values for one in found]), torch.cat([one.indices for one in found])
 
 
 def settings_of(guide: Guide, scale: Scale, weak: DiT | None) -> Facts:

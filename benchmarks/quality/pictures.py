@@ -1,4 +1,4 @@
-"""The figures of docs/results.md."""
+"""The figures of docs/results.md and of the short studies in docs/log.md."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from examples.figures import COLORS, use_log_scale
 from tread.sampling.grid import make_grid
 
 from .results import Results
+from .speedup import Pair
 
 LINES = ("-", "--", ":", "-.")
 SHOWN = 6
@@ -26,34 +27,77 @@ def save_curves(results: Results, distance: str, path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     for arm, color in (("dense", COLORS[0]), ("routed", COLORS[1])):
-        for entry in results.done_of(arm):
+        for entry in sorted(results.done_of(arm), key=lambda entry: entry["seed"]):
             looks = sorted(entry["snapshots"], key=lambda found: found["seconds"])
-            line = LINES[entry["seed"] % len(LINES)]
-            style = {"color": color, "linestyle": line, "label": f"{arm}, seed {entry['seed']}"}
+            style = {"color": color, "linewidth": 1.2, **_seed(arm, entry["seed"])}
             distances = [found["samples"]["unguided"][f"{distance} few"] for found in looks]
             for axis, over in zip(axes, ("seconds", "steps"), strict=False):
-                axis.plot([found[over] for found in looks], distances, marker="o", markersize=4, **style)
+                axis.plot([found[over] for found in looks], distances, marker="o", markersize=3.5, **style)
             curve = entry["curve"][1:]  # the first point is far above the others
             axes[2].plot([point["seconds"] for point in curve], [point["val_loss"] for point in curve], **style)
     for axis, over in zip(axes, ("seconds of training", "steps"), strict=False):
         axis.set(title=f"{distance}, {_few(results):,} samples", xlabel=over)
         use_log_scale(axis)
     axes[2].set(title="dense validation loss", xlabel="seconds of training")
+    for axis in axes:
+        _log_axis(axis)
+    _finish(figure, axes, path)
+
+
+def save_speedups(every: Sequence[Pair], steps: float, path: Path) -> None:
+    """Speed-up to quality over the seconds of dense training, a thin line for each seed; `steps` is that of a step."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    colors = {"training": COLORS[1], "test": COLORS[2]}
+    for axis, kind in zip(axes, ("Frechet", "kernel"), strict=True):
+        for pair in every:
+            curve = pair.curve()
+            if not (curve and pair.measure.startswith(kind)):
+                continue
+            words = next(words for words in colors if words in pair.measure)
+            style = _seed(f"to {words} images", pair.seed)
+            axis.plot(*zip(*curve, strict=True), color=colors[words], linewidth=1.2, **style)
+            looks = list(pair.at_looks().items())
+            axis.scatter(*zip(*looks, strict=True), color=colors[words], s=12, zorder=3)
+        axis.axhline(1, color="#999999", linewidth=1)
+        axis.axhline(steps, color="#999999", linewidth=1, linestyle=(0, (2, 2)))
+        axis.annotate(f" steps alone: {steps:.2f}", (0, steps), (0, 3), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", color="#777777", fontsize=9)  # fmt: skip
+        axis.set(title=f"{kind} distance", xlabel="seconds of dense training to the same distance")
+        _log_axis(axis)
+    axes[0].set_ylabel("routed is so many times sooner")
     _finish(figure, axes, path)
 
 
 def save_grids(grids: Sequence[np.ndarray], titles: Sequence[str], path: Path) -> None:
     """Sample grids side by side, each 100 images (100, H, W, 3), of which the first SHOWN of each class are drawn."""
+    first = [images.reshape(-1, 10, *images.shape[1:])[:, :SHOWN].reshape(-1, *images.shape[1:]) for images in grids]
+    _save_grids(first, titles, SHOWN, path)
+
+
+def _save_grids(grids: Sequence[np.ndarray], titles: Sequence[str], columns: int, path: Path) -> None:
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(grids), figsize=(3 * len(grids), 5.2), squeeze=False, layout="constrained")
+    size = 0.5 * columns * len(grids), 5.35
+    figure, axes = pyplot.subplots(1, len(grids), figsize=size, squeeze=False, layout="constrained")
     for axis, images, title in zip(axes[0], grids, titles, strict=True):
-        chosen = images.reshape(-1, 10, *images.shape[1:])[:, :SHOWN].reshape(-1, *images.shape[1:])
-        axis.imshow(make_grid(torch.from_numpy(chosen), columns=SHOWN))
+        axis.imshow(make_grid(torch.from_numpy(images), columns=columns))
         axis.set(title=title, xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
+
+
+def save_nearest(
+    grids: Sequence[tuple[np.ndarray, np.ndarray]], titles: Sequence[str], path: Path, shown: int = 4
+) -> None:
+    """Samples and, to the right of each, the nearest training image: the first few of each class, a grid per model."""
+    mixed = []
+    for pair in grids:
+        rows = [images.reshape(-1, 10, *images.shape[1:])[:, :shown] for images in pair]  # (10, shown, H, W, 3)
+        mixed.append(np.stack(rows, axis=2).reshape(-1, *pair[0].shape[1:]))
+    _save_grids(mixed, titles, 2 * shown, path)
 
 
 def save_studies(results: Results, studies: Mapping[str, Sequence[Facts]], distance: str, path: Path) -> bool:
@@ -114,6 +158,21 @@ def save_heat_map(
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
+
+
+def _seed(words: str, seed: int) -> dict[str, str]:
+    """Line and label of a seed."""
+    return {"linestyle": LINES[seed % len(LINES)], "label": f"{words}, seed {seed}"}
+
+
+def _log_axis(axis: Any) -> None:
+    """A logarithmic x axis with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axis.xaxis.set_minor_locator(NullLocator())
 
 
 def _few(results: Results) -> int:

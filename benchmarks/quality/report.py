@@ -1,84 +1,127 @@
-"""The tables of docs/results.md, from the results of one or more calls.
+"""The tables and figures of docs/results.md and of the short runs in docs/log.md, from the results that are kept.
 
+- Runs of LONG seconds and more are the page's; shorter ones chose wrongly and stand in the log.
 - Frechet distances, precision and recall move with the number of samples, so only figures of equal counts stand in one
-  column: the headline's and the rates' are of all samples, those of guidance, other studies and curves of the first
-  few. Where older results drew no more than those, or have no distance to the test images, a cell is empty.
-- A study's arms are compared with what the headline's arms were after the same seconds of training.
-- What is in the table of arms and not in the results is listed as not run.
+  column: those of all samples, or of the first few. Where older results drew no more than those, or have no distance to
+  the test images, a cell is empty.
+- What is in the table of arms and was not run long is listed as such.
+- Sample grids are not kept: without them the pictures of samples stay as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.record import Facts, write_json
+import numpy as np
+
+from benchmarks.record import Facts
 from pages.tables import markdown_table, with_tables
 
-from .arms import ARMS, BY_NAME, GUIDES, UNGUIDED, Arm
-from .pictures import save_curves, save_grids, save_heat_map, save_studies
-from .results import GRIDS, Results, at_seconds, read_grids, snapshot
+from .arms import ARMS, GUIDES
+from .pictures import save_curves, save_grids, save_heat_map, save_nearest, save_speedups, save_studies
+from .results import NEAREST, Results, distance_name, kernel_name, longest, read_grids, snapshot
+from .speedup import pairs, speedup_table
+from .studies import NOTHING, STUDIES, describe, guidance_table, placements, studies_text, study_rows
 
-NOTHING = "Not run yet."
-STUDIES = {
-    "rate": "Learning rate",
-    "ratio": "Ratio",
-    "selector": "Selector",
-    "cool-down": "Dense cool-down",
-    "placement": "Placement",
-    "size": "B/2",
-}
-HEADLINE_SEEDS = (0, 1)
+LONG = 400
+"""Seconds of training."""
+ENDS = (
+    ("dense", "end", "dense"),
+    ("routed", "equal-steps", "routed, equal steps"),
+    ("routed", "end", "routed, equal wall-clock"),
+)
+"""Arm, look and words of what the headline compares."""
 
 
-def report(paths: Sequence[Path], docs: Path, json_path: Path) -> None:
-    """Write the page's tables and figures, and the joined results."""
-    results = Results(json_path.parent / "none", paths)
-    grids = {
-        name: images
-        for path in paths
-        if (path.parent / GRIDS).is_file()
-        for name, images in read_grids(path.parent / GRIDS).items()
-    }
-    write_json(json_path, results.facts)
-    figures = docs.with_suffix("")
-    figures.mkdir(parents=True, exist_ok=True)
+def report(paths: Sequence[Path], docs: Path, grids_at: Sequence[Path] = ()) -> None:
+    """Write the tables and figures of `docs`/results.md and `docs`/log.md."""
+    results = Results(docs / "none", paths)
+    grids = {name: images for path in grids_at for name, images in read_grids(path).items()}
+    long, short = (results.only(lambda entry, long=long: (entry["seconds"] >= LONG) == long) for long in (True, False))
     distance = distance_name(results)
-    tables = {
-        "setup": setup_text(results),
-        "headline": headline_table(results, distance),
-        "speed": speed_table(results),
-        "guidance": guidance_table(results, distance),
-        "studies": studies_text(results, distance),
-        "missing": missing_text(results),
-        "figures": "",
-    }
-    shown = []
-    if results.done_of("dense") and results.done_of("routed"):
-        save_curves(results, distance, figures / "quality.png")
-        shown.append(("quality.png", "quality against training time and steps, two arms, each seed a line"))
-        seconds = max(entry["seconds"] for entry in results.done_of("dense"))
-        names = [f"dense-s0-{seconds:g}s-end", f"routed-s0-{seconds:g}s-equal-steps", f"routed-s0-{seconds:g}s-end"]
+    figures = docs / "results"
+    figures.mkdir(parents=True, exist_ok=True)
+    rewrite(
+        docs / "results.md",
+        {
+            "setup": setup_text(results),
+            "headline": headline_table(long, distance),
+            "marks": marks_table(long, distance),
+            "speed-up": speedup_text(long, figures),
+            "speed": speed_table(long),
+            "missing": missing_text(long),
+            "curves": curves(long, distance, figures),
+            "samples": pictures_of_samples(grids, figures),
+        },
+    )
+    rewrite(
+        docs / "log.md",
+        {
+            "short runs": headline_table(short, distance),
+            "short speed": speed_table(short),
+            "guidance": guidance_table(short, distance),
+            "studies": studies_text(short, distance),
+            "short figures": short_figures(short, distance, figures),
+        },
+    )
+
+
+def rewrite(page: Path, tables: Mapping[str, str]) -> None:
+    """Write the tables of a page anew."""
+    page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+
+
+def curves(long: Results, distance: str, folder: Path) -> str:
+    """Draw the headline's runs."""
+    if not pairs(long):
+        return NOTHING
+    save_curves(long, distance, folder / "quality.png")
+    return pictures(folder, ("quality.png", "quality against training time and steps, two arms, each seed a line"))
+
+
+def speedup_text(long: Results, folder: Path) -> str:
+    """The table of the speed-up to quality, and its figure."""
+    every = pairs(long)
+    if not every:
+        return NOTHING
+    routed, dense = (mean(entry["steps_per_second"] for entry in long.done_of(arm)) for arm in ("routed", "dense"))
+    save_speedups(every, routed / dense, folder / "speedup.png")
+    words = "speed-up to quality over the seconds of dense training, each seed a line"
+    return f"{pictures(folder, ('speedup.png', words))}\n\n{speedup_table(long)}"
+
+
+def pictures_of_samples(grids: Mapping[str, np.ndarray], folder: Path) -> str:
+    """Draw the samples of the longest pair in `grids`, and the nearest training images; without them, show the last."""
+    ends = [name for name in grids if name.startswith("dense-") and name.endswith("s-end")]
+    runs = [name.removeprefix("dense").removesuffix("-end") for name in ends]  # such as -s2-430s
+    for run in sorted(runs, key=lambda run: float(run.rpartition("-")[2].removesuffix("s"))):
+        names = [f"{arm}{run}-{at}" for arm, at, _ in ENDS]
         if all(name in grids for name in names):
-            titles = ("dense", "routed, equal steps", "routed, equal wall-clock")
-            save_grids([grids[name] for name in names], titles, figures / "samples.png")
-            shown.append(("samples.png", "unguided samples from the same noise, a row for each class, seed 0"))
-    if save_studies(results, study_rows(results), distance, figures / "studies.png"):
+            save_grids([grids[name] for name in names], [words for _, _, words in ENDS], folder / "samples.png")
+        both = [name for name in (names[0], names[-1]) if f"{name}{NEAREST}" in grids]
+        if len(both) > 1:
+            shown = [(grids[name], grids[f"{name}{NEAREST}"]) for name in both]
+            save_nearest(shown, [words for _, at, words in ENDS if at == "end"], folder / "nearest.png")
+    words = {
+        "samples.png": "unguided samples from the same noise, a row for each class",
+        "nearest.png": "samples, each with the nearest training image to its right",
+    }
+    return pictures(folder, *((name, text) for name, text in words.items() if (folder / name).is_file())) or NOTHING
+
+
+def short_figures(short: Results, distance: str, folder: Path) -> str:
+    """Draw the studies and the map of windows."""
+    shown = []
+    if save_studies(short, study_rows(short), distance, folder / "studies.png"):
         shown.append(("studies.png", "distance of each study's arms, each seed a point"))
-    if save_heat_map(results, placements(results, distance), distance, figures / "placement.png"):
+    if save_heat_map(short, placements(short, distance), distance, folder / "placement.png"):
         shown.append(("placement.png", "distance by first and last layer of the window, the mean of its seeds"))
-    tables["figures"] = "\n\n".join(f"![{words}]({figures.name}/{name})" for name, words in shown) or NOTHING
-    docs.write_text(with_tables(docs.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    return pictures(folder, *shown) or NOTHING
 
 
-def distance_name(results: Results) -> str:
-    """Of the Frechet distance that was taken."""
-    data = results.facts["data"]
-    return "FD-EffLite0" if data is None else next(name for name in data["test"] if name.startswith("FD-"))
-
-
-def kernel_name(distance: str) -> str:
-    """The kernel distance on the features of a Frechet distance."""
-    return f"KD-{distance.removeprefix('FD-')}"
+def pictures(folder: Path, *shown: tuple[str, str]) -> str:
+    """Pictures in Markdown, with their words."""
+    return "\n\n".join(f"![{words}]({folder.name}/{name})" for name, words in shown)
 
 
 def setup_text(results: Results) -> str:
@@ -96,63 +139,69 @@ def setup_text(results: Results) -> str:
 
 
 def headline_table(results: Results, distance: str) -> str:
-    """Dense, routed at equal steps and routed at equal wall-clock, by seed, and their means."""
-    rows, groups = [], {}
-    for arm, at, words in (
-        ("dense", "end", "dense"),
-        ("routed", "equal-steps", "routed, equal steps"),
-        ("routed", "end", "routed, equal wall-clock"),
-    ):
-        for entry in longest(results, arm):
-            found = snapshot(entry, at)
-            if found is None:
-                continue
-            rows.append(headline_row(words, str(entry["seed"]), found, distance))
-            groups.setdefault(words, []).append(found)
-    for words, found in groups.items():
-        if len(found) > 1:
-            rows.append(headline_row(words, "mean", averaged(found), distance))
+    """Dense, routed at equal steps and routed at equal wall-clock, by length and seed, and their means."""
+    rows = []
+    lengths = {entry["seconds"] for arm in ("dense", "routed") for entry in results.done_of(arm)}
+    for length in sorted(lengths, reverse=True):
+        means = []
+        for arm, at, words in ENDS:
+            entries = sorted(results.done_of(arm), key=lambda entry: entry["seed"])
+            looks = [(entry["seed"], snapshot(entry, at)) for entry in entries if entry["seconds"] == length]
+            found = [(seed, look) for seed, look in looks if look is not None]
+            rows += [headline_row(words, str(seed), look, distance) for seed, look in found]
+            if len(found) > 1:
+                means.append(headline_row(words, "mean", averaged([look for _, look in found]), distance))
+        rows += means
     head = (
-        "arm",
-        "seed",
-        "steps",
-        "seconds",
-        distance,
-        "first few",
-        "KD x 1000",
-        "precision",
-        "recall",
-        "dense validation loss",
-    )
+        "arm", "seed", "steps", "seconds", distance, "first few", "to test images", "KD x 1000", "KD to test x 1000",
+        "cfg, first few", "precision", "recall", "dense validation loss",
+    )  # fmt: skip
     return markdown_table(head, rows) if rows else NOTHING
 
 
 def headline_row(words: str, seed: str, found: Facts, distance: str) -> tuple[str, ...]:
     """One line of the headline's table."""
-    figures = found["samples"]["unguided"]
-    kernel = figures[kernel_name(distance)]
+    figures, kernel, few = found["samples"]["unguided"], kernel_name(distance), f"{distance} few"
+    guided = found["samples"].get("cfg", {})
+
+    def cell(name: str, times: float = 1.0, digits: int = 2, of: Facts = figures) -> str:
+        return f"{times * of[name]:.{digits}f}" if name in of else ""
+
     return (
-        words, seed, f"{found['steps']:,.0f}", f"{found['seconds']:.1f}", f"{figures[distance]:.2f}",
-        f"{figures[f'{distance} few']:.2f}", f"{1000 * kernel:.2f}", f"{figures['precision']:.3f}",
-        f"{figures['recall']:.3f}", f"{found['val_loss']:.4f}",
+        words, seed, f"{found['steps']:,.0f}", f"{found['seconds']:.1f}", cell(distance), cell(few),
+        cell(f"{distance} test"), cell(kernel, 1000), cell(f"{kernel} test", 1000), cell(few, of=guided),
+        cell("precision", digits=3), cell("recall", digits=3), f"{found['val_loss']:.4f}",
     )  # fmt: skip
 
 
 def averaged(found: Sequence[Facts]) -> Facts:
-    """The mean of several snapshots."""
-    unguided = [one["samples"]["unguided"] for one in found]
-    shared = [name for name in unguided[0] if all(name in figures for figures in unguided)]  # older ones have less
-    figures = {name: mean(one[name] for one in unguided) for name in shared}
-    return {name: mean(one[name] for one in found) for name in ("steps", "seconds", "val_loss")} | {
-        "samples": {"unguided": figures}
+    """The mean of several looks, of the figures that all of them have."""
+    ways = [way for way in found[0]["samples"] if all(way in look["samples"] for look in found)]
+    samples = {}
+    for way in ways:
+        figures = [look["samples"][way] for look in found]
+        shared = [name for name in figures[0] if all(name in one for one in figures)]
+        samples[way] = {name: mean(one[name] for one in figures) for name in shared}
+    return {name: mean(look[name] for look in found) for name in ("steps", "seconds", "val_loss")} | {
+        "samples": samples
     }
 
 
-def longest(results: Results, arm: str) -> list[Facts]:
-    """The longest finished runs of an arm, by seed."""
-    found = results.done_of(arm)
-    most = max((entry["seconds"] for entry in found), default=0)
-    return sorted((entry for entry in found if entry["seconds"] == most), key=lambda entry: entry["seed"])
+def marks_table(results: Results, distance: str) -> str:
+    """The distance of the first few samples after each mark, a line for each run."""
+    runs = [
+        (arm, entry)
+        for arm in ARMS
+        for entry in sorted(results.done_of(arm.name), key=lambda entry: (entry["seconds"], entry["seed"]))
+    ]
+    marks = sorted({look["due"] for _, entry in runs for look in entry["snapshots"] if look["due"] is not None})
+    rows = []
+    for arm, entry in runs:
+        here = {look["due"]: look["samples"]["unguided"][f"{distance} few"] for look in entry["snapshots"]}
+        cells = [f"{here[mark]:.2f}" if mark in here else "" for mark in marks]
+        rows.append((describe(arm), str(entry["seed"]), f"{entry['seconds']:g} s", *cells))
+    head = ("arm", "seed", "run of", *(f"{mark:g} s" for mark in marks))
+    return markdown_table(head, rows) if rows else NOTHING
 
 
 def speed_table(results: Results) -> str:
@@ -172,155 +221,16 @@ def speed_table(results: Results) -> str:
     return markdown_table(head, rows) if rows else NOTHING
 
 
-def guidance_table(results: Results, distance: str) -> str:
-    """The headline's arms under each guidance, seed 0, first few samples."""
-    rows = []
-    for arm in ("dense", "routed"):
-        for entry in longest(results, arm)[:1]:
-            found = snapshot(entry, "end")
-            assert found is not None
-            for guide in (UNGUIDED, *GUIDES):
-                if (figures := found["samples"].get(guide.name)) is None:
-                    continue
-                scale = "" if guide.scale == 1 else f"{guide.scale:g}"
-                weak = "" if guide.weak_ratio is None else f"{guide.weak_ratio:g}"
-                rows.append((
-                    arm, guide.name, scale, weak, f"{figures[f'{distance} few']:.2f}",
-                    f"{figures['precision few']:.3f}", f"{figures['recall few']:.3f}",
-                    f"{figures['gflops_per_sample']:,.0f}",
-                ))  # fmt: skip
-    head = (
-        "arm",
-        "guidance",
-        "scale",
-        "weak ratio",
-        f"{distance}, first few",
-        "precision, first few",
-        "recall, first few",
-        "GFLOPs a sample",
-    )
-    return markdown_table(head, rows) if rows else NOTHING
-
-
-def study_rows(results: Results) -> dict[str, list[Facts]]:
-    """By study: what was measured of each arm after its seconds, and of dense and routed after the same."""
-    found: dict[str, list[Facts]] = {}
-    for study in STUDIES:
-        for arm in ARMS:
-            for entry in results.done_of(arm.name) if arm.study == study else ():
-                rows = found.setdefault(study, [])
-                if not any(row["due"] == entry["seconds"] for row in rows) and study != "size":
-                    rows += [
-                        row for name in ("dense", "routed") for row in headline_at(results, name, entry["seconds"])
-                    ]
-                if end := snapshot(entry, "end"):
-                    rows.append(study_row(end, arm, entry))
-    return {study: sorted(rows, key=by_setting) for study, rows in found.items()}
-
-
-def by_setting(row: Facts) -> tuple[float | int, ...]:
-    """The order of a study's lines: dense first, then by what the study varies."""
-    arm = row["arm"]
-    return (arm.is_routed, *arm.layers, arm.ratio, arm.importance or 0, arm.cooldown, row["rate"], row["seed"])
-
-
-def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
-    """What a headline arm was after so many seconds, by seed."""
-    return [
-        study_row(found, BY_NAME[name], entry)
-        for entry in results.done_of(name)
-        if (found := at_seconds(entry, seconds))
-    ]
-
-
-def study_row(found: Facts, arm: Arm, entry: Facts) -> Facts:
-    """What was seen of a run, with what its line in a table says of the run."""
-    return found | {
-        "arm": arm,
-        "label": describe(arm),
-        "rate": entry["settings"]["optimizer"]["learning_rate"],
-        "seed": entry["seed"],
-        "speed": entry["steps_per_second"],
-    }
-
-
-def studies_text(results: Results, distance: str) -> str:
-    """A table for each study that has begun."""
-    parts = []
-    for study, rows in study_rows(results).items():
-        if study == "rate":
-            parts.append(f"### {STUDIES[study]}\n\n{rate_table(results, rows, distance)}")
-            continue
-        lines = [
-            (
-                row["label"], str(row["seed"]), f"{row['seconds']:.1f}", f"{row['steps']:,}",
-                f"{row['speed']:.1f}", f"{row['samples']['unguided'][f'{distance} few']:.2f}", f"{row['val_loss']:.4f}",
-            )
-            for row in rows
-        ]  # fmt: skip
-        head = ("arm", "seed", "seconds", "steps", "steps/s", f"{distance}, first few", "dense validation loss")
-        parts.append(f"### {STUDIES[study]}\n\n{markdown_table(head, lines)}")
-    return "\n\n".join(parts) or NOTHING
-
-
-def rate_table(results: Results, rows: Sequence[Facts], distance: str) -> str:
-    """The rates of both arms: distances to training and test images, of all samples, unguided and with `cfg`."""
-    samples, kernel = results.facts["machine"]["scale"]["samples"], kernel_name(distance)
-
-    def cell(row: Facts, guide: str, name: str, times: float = 1.0) -> str:
-        figures = row["samples"].get(guide, {"count": 0})
-        return f"{times * figures[name]:.2f}" if figures["count"] == samples and name in figures else ""
-
-    lines = [
-        (
-            "routed" if row["arm"].is_routed else "dense", f"{row['rate']:g}", str(row["seed"]),
-            f"{row['seconds']:.1f}", f"{row['steps']:,}", f"{row['samples']['unguided'][f'{distance} few']:.2f}",
-            cell(row, "unguided", distance), cell(row, "unguided", f"{distance} test"),
-            cell(row, "unguided", kernel, 1000), cell(row, "unguided", f"{kernel} test", 1000),
-            cell(row, "cfg", distance), cell(row, "cfg", f"{distance} test"), f"{row['val_loss']:.4f}",
-        )
-        for row in rows
-    ]  # fmt: skip
-    head = (
-        "arm", "rate", "seed", "seconds", "steps", f"{distance}, first few", distance, "to test images",
-        "KD x 1000", "KD to test x 1000", "cfg", "cfg, to test images", "dense validation loss",
-    )  # fmt: skip
-    return markdown_table(head, lines)
-
-
-def placements(results: Results, distance: str) -> dict[tuple[int, int] | None, float]:
-    """The distance of each window at ratio 0.5, and of dense (None), after the seconds of the placement study.
-
-    The mean of the seeds that were run.
-    """
-    found: dict[tuple[int, int] | None, list[float]] = {}
-    for row in study_rows(results).get("placement", []):
-        window = row["arm"].layers if row["arm"].is_routed else None
-        found.setdefault(window, []).append(row["samples"]["unguided"][f"{distance} few"])
-    return {window: mean(values) for window, values in found.items()}
-
-
-def describe(arm: Arm) -> str:
-    """An arm in words."""
-    size = "" if arm.size == "S" else "B/2, "
-    words = [f"{size}{arm.ratio:g} over {arm.layers[0]}..{arm.layers[1]}" if arm.is_routed else f"{size}dense"]
-    words += [] if arm.importance is None else [f"l1, importance {arm.importance:g}"]
-    words += [f"last {arm.cooldown:.0%} dense"] if arm.cooldown else []
-    words += [] if arm.learning_rate is None else [f"rate {arm.learning_rate:g}"]
-    return ", ".join(words)
-
-
 def missing_text(results: Results) -> str:
-    """What was not run."""
-    lines = [
-        f"- {describe(arm)}, seed {seed} ({arm.name})"
-        for arm in ARMS
-        for seed in (HEADLINE_SEEDS if arm.study == "headline" else (0,))
-        if results.done(arm.name, seed) is None
-    ]
-    routed = longest(results, "routed")
-    sampled = set() if not routed else set((snapshot(routed[0], "end") or {"samples": {}})["samples"])
-    lines += [f"- guidance {guide.name}" for guide in GUIDES if guide.name not in sampled]
+    """What was not run, of long runs."""
+    arms = {
+        title: [describe(arm) for arm in ARMS if arm.study == study and not longest(results, arm.name)]
+        for study, title in {"headline": "Headline", **STUDIES}.items()
+    }
+    ways = {way for entry in longest(results, "routed") for look in entry["snapshots"] for way in look["samples"]}
+    guides = [guide.name for guide in GUIDES if guide.name not in ways]
+    lines = [f"- {title}: {'; '.join(found)}." for title, found in arms.items() if found]
+    lines += [f"- Guidance: {', '.join(guides)}."] if guides else []
     lines += [
         f"- {name} failed: {entry['error'].splitlines()[0]}"
         for name, entry in results.runs.items()

@@ -6,7 +6,7 @@
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,8 @@ from benchmarks.record import Facts, write_json
 from tread.files import atomic_write
 
 RESULTS, GRIDS = "results.json", "grids.npz"
+NEAREST = "-nearest"
+"""Ends the name of a grid of training images, each the nearest to a sample."""
 
 
 def run_name(arm: str, seed: int, seconds: float) -> str:
@@ -74,6 +76,12 @@ class Results:
         ]
         return max(found, key=lambda entry: entry["seconds"], default=None)
 
+    def only(self, keep: Callable[[Facts], bool]) -> "Results":
+        """The same results with some of the runs."""
+        found = Results(self.folder / "none")
+        found.facts = self.facts | {"runs": {name: entry for name, entry in self.runs.items() if keep(entry)}}
+        return found
+
     def write(self, name: str, entry: Facts) -> None:
         """Put down a run."""
         self.runs[name] = entry
@@ -87,10 +95,28 @@ class Results:
             np.savez_compressed(file, allow_pickle=False, **self.grids)
 
 
+def distance_name(results: Results) -> str:
+    """The Frechet distance that was taken."""
+    data = results.facts["data"]
+    return "FD-EffLite0" if data is None else next(name for name in data["test"] if name.startswith("FD-"))
+
+
+def kernel_name(distance: str) -> str:
+    """The kernel distance on the features of a Frechet distance."""
+    return f"KD-{distance.removeprefix('FD-')}"
+
+
 def read_grids(path: Path) -> dict[str, np.ndarray]:
     """Sample grids by name."""
     with np.load(path, allow_pickle=False) as file:
         return dict(file)
+
+
+def longest(results: Results, arm: str) -> list[Facts]:
+    """The longest finished runs of an arm, by seed."""
+    found = results.done_of(arm)
+    most = max((entry["seconds"] for entry in found), default=0)
+    return sorted((entry for entry in found if entry["seconds"] == most), key=lambda entry: entry["seed"])
 
 
 def snapshot(entry: Facts, at: str) -> Facts | None:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +26,6 @@ from safetensors.torch import load_file
 from benchmarks.record import Facts, machine
 from benchmarks.timing import GIB
 from tread.kernels.compiling import compile_layers
-from tread.kernels.fast import Fast
 from tread.models import DiT
 from tread.pretrain.build import build_model
 from tread.training.job import make_accelerator
@@ -48,8 +46,8 @@ from .jobs import (
     weights_file,
 )
 from .judge import Judge, draw, load_judge_network, read_reference_facts
-from .results import Results, snapshot
-from .training import Clock, Stops, Trial, race, save_average, warm_up
+from .results import NEAREST, Results, snapshot
+from .training import Clock, Stops, Trial, check_fast, race, save_average, warm_up
 
 
 def run(spec: Spec) -> bool:
@@ -160,12 +158,6 @@ def steps_of_dense(job: Job, results: Results) -> int | None:
     return dense["steps"]
 
 
-def check_fast(fast: Sequence[Fast]) -> None:
-    """The product goes on where compiling or capturing fails; here a time is taken."""
-    if any(one.failed for one in fast):
-        raise RuntimeError("compiling or capturing failed (see above): a run without it compares with none")
-
-
 def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, judge: Judge, entry: Facts) -> None:
     """Train one run and look at it; `entry` is filled and written as it goes."""
     began = time.monotonic()
@@ -237,7 +229,9 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
                 "samples": found,
             }
         )
-        results.write_grid(f"{job.name}-{at}", shown)
+        grid = f"{job.name}-{at}" if at != "mark" else f"{job.name}-{at}-{due:g}s"
+        results.write_grid(grid, shown)
+        results.write_grid(f"{grid}{NEAREST}", judge.nearest_in_training(shown))
         so_far()
         words = distances(found, judge.extractor.distance)
         speed = f"sampling {entry['forwards_per_second']:,.0f} forwards/s, {time.monotonic() - began:.0f} s so far"

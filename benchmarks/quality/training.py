@@ -8,7 +8,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from benchmarks.steps import WARM_STEPS
 from tread.data import DATASETS, Order, Readable, StepSampler
 from tread.data.readable import SKIPPED_FILE
+from tread.kernels.fast import Fast
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Batch, Pretraining
 from tread.training.loop import Session
@@ -172,6 +173,12 @@ def warm_up(session: Session, task: Trial) -> float:
     if task.pixels.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def check_fast(fast: Sequence[Fast]) -> None:
+    """The product goes on where compiling or capturing fails; here a time is taken."""
+    if any(one.failed for one in fast):
+        raise RuntimeError("compiling or capturing failed (see above): a run without it compares with none")
 
 
 def save_average(session: Session, path: Path) -> None:

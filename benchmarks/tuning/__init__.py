@@ -5,11 +5,16 @@ names as captions, then tuned on the other two: LoRA or all weights, dense or ro
 plain loop with `tread.attach(...).compile()`. Judged on the test images of the two classes, by the dense validation
 loss and by Frechet and kernel distances of samples.
 
-    python -m benchmarks.quality prepare PARTS --work WORK --weights efficientnet_lite0.safetensors   # the images
-    python -m benchmarks.tuning captions WORDLLAMA WORK/captions.safetensors
-    python -m benchmarks.tuning run --work WORK --seed 0 --rates 3e-4 1e-3 3e-3    # repeat until all arms are done
-    python -m benchmarks.tuning report RESULTS.json [...]
+    python -m benchmarks.quality prepare PARTS --work WORK                     # the images
+    cp efficientnet_lite0.safetensors WORK/extractor.safetensors               # judges samples; seed 0 needs none
+    python -m benchmarks.tuning captions WORDLLAMA WORK/captions.safetensors   # 92 KB; WORDLLAMA stays where it is
+    python -m benchmarks.tuning run --work WORK --seed 0 --rates 1e-3 3e-3 3e-4 --no-samples   # until all is done
+    python -m benchmarks.tuning run --work WORK --seed 1 --rates best --chosen-by RESULTS/tuning-s0.json
+    python -m benchmarks.tuning report RESULTS/tuning-s*.json
 
-Seed 0 chooses each arm's rate; the claim is that of the other seeds, at `--rates best --chosen-by RESULTS.json`. The
-base and the arms of a seed are trained on one machine. `--smoke` makes everything tiny, for a CPU.
+Seed 0 chooses each arm's rate, by loss; the claim is that of the other seeds. The base and the arms of a seed are
+trained on one machine: the base and results stay in WORK and RESULTS between calls, every run is put down when it is
+done, and none is begun that does not fit into `--budget-seconds`. `--plan` says how long everything takes. `run
+--rehearse` in a second process, while the base trains, compiles what the arms will need. `--smoke` makes everything
+tiny, for a CPU.
 """

@@ -24,9 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--base-seconds", type=float, default=540)
     run.add_argument("--seconds", type=float, default=90, help="training time of each arm")
     run.add_argument("--arms", nargs="+", default=["lora-dense", "lora-0.25", "lora-0.5"])
-    run.add_argument("--rates", nargs="+", default=["3e-4", "1e-3", "3e-3"], help="learning rates, or `best`")
+    run.add_argument("--rates", nargs="+", default=["3e-4", "1e-3", "3e-3"], help="learning rates in order, or `best`")
     run.add_argument("--chosen-by", type=Path, help="results of the seed that chose the rates")
     run.add_argument("--budget-seconds", type=float, default=570, help="begin nothing that would not fit")
+    run.add_argument("--no-samples", dest="samples", action="store_false", help="losses alone: they choose the rates")
+    run.add_argument("--rehearse", action="store_true", help="only fill the compiler's cache, beside the base's run")
+    run.add_argument("--compiled", action="store_true", help="count on a rehearsal when estimating times")
+    run.add_argument("--plan", action="store_true", help="say what would be done and how long it takes")
     run.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
     report = commands.add_parser("report", help="print the tables, and draw the curves")
     report.add_argument("results", type=Path, nargs="+")
@@ -42,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         given.out.mkdir(parents=True, exist_ok=True)
         done = run_all(given)
-        print("all arms are done" if done else "some arms are not done: run it again to go on")
+        if not (given.plan or given.rehearse):
+            print("all arms are done" if done else "some arms are not done: run it again to go on")
         return 0 if done else 1
     from .report import report as write_report
 

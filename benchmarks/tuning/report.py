@@ -8,20 +8,24 @@ from typing import Any
 from benchmarks.record import Facts
 from examples.figures import COLORS
 
-from .arms import ARMS
+from .arms import ARMS, Arm
+from .run import GUIDANCE, loss_of
+
+CHOOSING = 0
+"""The seed that chose the rates."""
 
 
 def report(results: Sequence[Path], figure: Path) -> str:
-    """Every run of every seed in one table, then the best rate of each arm against dense; draws the curves."""
+    """Every run of every seed, the best rate of each arm against dense, and which arms win; draws the curves."""
     seeds = [json.loads(path.read_text()) for path in results]
     save_curves(seeds, figure)
-    return f"{every_run(seeds)}\n\n{against_dense(seeds)}"
+    return f"{every_run(seeds)}\n\n{against_dense(seeds)}\n\n{verdict(seeds)}"
 
 
 def best(seed: Facts, arm: str) -> Facts | None:
     """The run of an arm with the lowest validation loss."""
     found = [run for run in seed["runs"].values() if run.get("arm") == arm]
-    return min(found, key=lambda run: run["val_loss"], default=None)
+    return min(found, key=loss_of, default=None)
 
 
 def every_run(seeds: Sequence[Facts]) -> str:
@@ -32,7 +36,7 @@ def every_run(seeds: Sequence[Facts]) -> str:
     ]
     for seed in seeds:
         for name, run in seed["runs"].items():
-            told = [_told(run["samples"][scale]) for scale in run["samples"]]
+            told = [_told(run["samples"].get(f"{scale:g}", {})) for scale in GUIDANCE]
             cells = [seed["seed"], name, run["steps"], f"{run['seconds']:.1f}", f"{run['val_loss']:.5f}", *told]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
@@ -40,6 +44,19 @@ def every_run(seeds: Sequence[Facts]) -> str:
 
 def _told(distances: Facts) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in distances.items())
+
+
+def excess(seed: Facts, arm: Arm) -> list[float | None] | None:
+    """An arm's loss, unguided and guided distance relative to dense, less one; None where one was not measured."""
+    run, dense = best(seed, arm.name), best(seed, f"{arm.kind}-dense")
+    if run is None or dense is None or not arm.ratio:
+        return None
+    found: list[float | None] = [run["val_loss"] / dense["val_loss"] - 1]
+    for scale in GUIDANCE:
+        figures = [one["samples"].get(f"{scale:g}") for one in (run, dense)]
+        frechet = [next(iter(one.values())) for one in figures if one]  # the first is the Frechet distance
+        found.append(frechet[0] / frechet[1] - 1 if len(frechet) == len(figures) else None)
+    return found
 
 
 def against_dense(seeds: Sequence[Facts]) -> str:
@@ -50,16 +67,28 @@ def against_dense(seeds: Sequence[Facts]) -> str:
     ]
     for arm in ARMS:
         for seed in seeds:
-            run, dense = best(seed, arm.name), best(seed, f"{arm.kind}-dense")
-            if run is None or dense is None or not arm.ratio:
+            ratios, run, dense = excess(seed, arm), best(seed, arm.name), best(seed, f"{arm.kind}-dense")
+            if ratios is None or run is None or dense is None:
                 continue
-            ratios = [run["val_loss"] / dense["val_loss"] - 1]
-            for scale, figures in run["samples"].items():
-                name = next(iter(figures))  # the Frechet distance
-                ratios.append(figures[name] / dense["samples"][scale][name] - 1)
             cells = [arm.name, seed["seed"], f"{run['rate']:g}", f"{run['steps'] / dense['steps']:.2f}"]
-            lines.append(f"| {' | '.join(map(str, cells))} | {' | '.join(f'{ratio:+.1%}' for ratio in ratios)} |")
+            cells += ["" if ratio is None else f"{ratio:+.1%}" for ratio in ratios]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
+
+
+def verdict(seeds: Sequence[Facts]) -> str:
+    """A routed arm wins if it is ahead in loss and unguided distance for every seed that did not choose the rates."""
+    lines = []
+    for arm in ARMS:
+        found = {seed["seed"]: excess(seed, arm) for seed in seeds if seed["seed"] != CHOOSING}
+        known = {seed: ratios[:2] for seed, ratios in found.items() if ratios is not None and ratios[1] is not None}
+        if not known:
+            continue
+        ahead = sorted(
+            seed for seed, ratios in known.items() if all(ratio < 0 for ratio in ratios if ratio is not None)
+        )
+        lines.append(f"{arm.name}: ahead of dense in loss and distance for {len(ahead)} of {len(known)} seeds")
+    return "\n".join(lines) or "no seed but the one that chose the rates has distances"
 
 
 def save_curves(seeds: Sequence[Facts], path: Path) -> None:

@@ -6,7 +6,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 import tread
 from benchmarks.quality.images import centred, load
+from benchmarks.quality.training import check_fast
+from benchmarks.steps import WARM_STEPS
 from tread.attach.attach import Attachment
 from tread.data import Order, StepSampler
 from tread.objectives.flow import Flow, path_state
@@ -88,6 +90,14 @@ class Run:
         fused = self.device.type == "cuda"
         return torch.optim.AdamW(self.parameters, lr=0.0, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
 
+    def start_again(self, weights: Sequence[Tensor]) -> None:
+        """Forget what was learned: weights are put back in place, because captured graphs read them where they are."""
+        with torch.no_grad():
+            for parameter, weight in zip(self.parameters, weights, strict=True):
+                parameter.copy_(weight)
+        self.optimizer = self._fresh_optimizer()
+        self.seconds, self.step = 0.0, 0
+
     def loss(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """The mean loss of a batch on the tokens that were kept."""
         x, labels, where = batch
@@ -110,6 +120,11 @@ class Run:
         self._wait()
         self.seconds += time.perf_counter() - start
         self.step += steps
+        self._check_fast()
+
+    def _check_fast(self) -> None:
+        """The product goes on where compiling or capturing fails; here a time is taken."""
+        check_fast([] if self.handle.fast is None else [self.handle.fast])
 
     def _step(self, step: int, batch: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
         self.handle.set_step(step)
@@ -120,27 +135,40 @@ class Run:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def warm_up(self) -> None:
+        """Compile and capture a step at each level of the schedule; learns nothing."""
+        for step in self._levels().values():
+            self._steps_at(step, WARM_STEPS if self.scale.compile else 1)
+        self.optimizer = self._fresh_optimizer()
+        self._check_fast()
+
     def seconds_by_scale(self) -> dict[float, float]:
-        """Seconds of a step at each level of the schedule; compiles and captures all of them and learns nothing."""
-        schedule, found = self.handle.plan.schedule, dict[float, float]()
-        total = 1 if schedule is None else schedule.total_steps or 1
-        for step in range(total):
-            level = 1.0 if schedule is None else schedule.scale(step)
-            if level not in found:
-                found[level] = self._timed(step)
+        """Seconds of a step at each level of the schedule, compiled and captured; learns nothing."""
+        self.warm_up()
+        found = {
+            level: float(np.median(self._steps_at(step, self.scale.timed))) for level, step in self._levels().items()
+        }
         self.optimizer = self._fresh_optimizer()
         return found
 
-    def _timed(self, step: int) -> float:
-        batches = self.data.batches(self.scale.batch, self.seed)
-        took = []
-        for _ in range(2 * self.scale.timed):  # the first half compiles and captures
+    def _levels(self) -> dict[float, int]:
+        """The levels of the schedule, each with its first step."""
+        schedule, found = self.handle.plan.schedule, dict[float, int]()
+        total = 1 if schedule is None else schedule.total_steps or 1
+        for step in range(total):
+            found.setdefault(1.0 if schedule is None else schedule.scale(step), step)
+        return found
+
+    def _steps_at(self, step: int, count: int) -> list[float]:
+        """Seconds of each of so many steps at the level of one, with a rate of zero."""
+        batches, took = self.data.batches(self.scale.batch, self.seed), []
+        for _ in range(count):
             self._wait()
             start = time.perf_counter()
             self._step(step, next(batches), rate=0.0)
             self._wait()
             took.append(time.perf_counter() - start)
-        return float(np.median(took[self.scale.timed :]))
+        return took
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -1,16 +1,28 @@
 """The experiment of equal seconds at tiny size, and its parts against independent computations."""
 
+import argparse
 import json
+import re
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.tuning.__main__ import main
 from benchmarks.tuning.arms import BY_NAME, CLASSES, SCALES, TUNED
 from benchmarks.tuning.model import FluxOfClasses, add_lora, random_captions
-from benchmarks.tuning.report import against_dense
+from benchmarks.tuning.plan import (
+    COMPILE_SECONDS,
+    SAMPLES_SECONDS,
+    VALIDATE_SECONDS,
+    WARM_SECONDS,
+    run_seconds,
+)
+from benchmarks.tuning.report import against_dense, verdict
+from benchmarks.tuning.run import Experiment, chosen_rates
 from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
 from tests.tiny.quality import pictures
 from tread.routing import noise
@@ -87,20 +99,100 @@ def test_steps_fill_the_seconds_at_the_times_of_the_levels() -> None:
 
 
 def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--work", str(work), "--out", str(tmp_path), "--smoke", "--base-seconds", "0.01", "--seconds", "0.1"]
-    arms = ["--arms", "lora-dense", "lora-0.5", "full-dense", "full-0.5"]
-    assert main(["run", *common, *arms, "--rates", "1e-3"]) == 0
-    chosen = tmp_path / "tuning-s0.json"
-    assert (
-        main(["run", *common, "--seed", "1", "--arms", "lora-dense", "--rates", "best", "--chosen-by", str(chosen)])
-        == 0
-    )
+    """Rehearsed, cut short in the base, gone on with; then another seed at the rates that the first one chose."""
+    common = ["--work", str(work), "--out", str(tmp_path), "--smoke", "--base-seconds", "0.05", "--seconds", "0.1"]
+    arms, chosen = ["--arms", "lora-dense", "lora-0.5", "full-0.5"], tmp_path / "tuning-s0.json"
+    first = ["run", *common, *arms, "--rates", "1e-3", "3e-3", "--no-samples"]
+    assert main([*first, "--rehearse"]) == 0
+    assert not chosen.exists()
+    assert main([*first, "--budget-seconds", "0"]) == 1
+    assert (work / "base-s0.unfinished.pt").is_file()
+    assert main(first) == 0
+    assert not (work / "base-s0.unfinished.pt").exists()
     runs = json.loads(chosen.read_text())["runs"]
-    assert list(runs) == ["base", "lora-dense-0.001", "lora-0.5-0.001", "full-dense-0.001", "full-0.5-0.001"]
-    assert all(np.isfinite(run["val_loss"]) for run in runs.values())
-    assert main(["report", str(chosen), "--figure", str(tmp_path / "curve.png")]) == 0
-    assert "lora-0.5" in capsys.readouterr().out
-    assert (tmp_path / "curve.png").stat().st_size > 1000
+    names = ["lora-dense", "lora-0.5", "full-0.5"]
+    assert list(runs) == ["base", *(f"{name}-{rate}" for name in names for rate in (0.001, 0.003))]
+    assert all(np.isfinite(run["val_loss"]) and not run["samples"] for run in runs.values())
+    assert all(runs[f"{name}-0.001"]["steps"] == runs[f"{name}-0.003"]["steps"] for name in names)
+    with Image.open(tmp_path / "tuning-s0-base.png") as picture:
+        assert picture.size[1] > picture.size[0]
+    capsys.readouterr()
+    assert main([*first, "--plan"]) == 0
+    assert capsys.readouterr().out.count("done") == 7
+    best = ["--rates", "best", "--chosen-by", str(chosen)]
+    assert main(["run", *common, "--seed", "1", "--arms", "lora-dense", "lora-0.5", *best]) == 0
+    other = json.loads((tmp_path / "tuning-s1.json").read_text())["runs"]
+    assert set(other["base"]["samples"]) == set()
+    lowest = min((f"lora-dense-{rate}" for rate in (0.001, 0.003)), key=lambda name: runs[name]["val_loss"])
+    assert lowest in other
+    assert set(other[lowest]["samples"]) == {"1", "1.5"}
+    figure = tmp_path / "curve.png"
+    assert main(["report", str(chosen), str(tmp_path / "tuning-s1.json"), "--figure", str(figure)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"lora-0.5: ahead of dense in loss and distance for [01] of 1 seeds", printed)
+    assert figure.stat().st_size > 1000
+
+
+def plan_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, str]:
+    assert main(["run", "--out", str(tmp_path), "--plan", "--rates", "1e-3", "3e-3", "3e-4", *options]) == 0
+    return {line[:20].strip(): line[20:].strip() for line in capsys.readouterr().out.splitlines()}
+
+
+def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An arm is compiled once; what is done takes no time."""
+
+    def in_all(*options: str) -> float:
+        return float(plan_of(tmp_path, capsys, *options)["in all"].split()[0])
+
+    warm = in_all("--no-samples", "--compiled")
+    assert in_all("--no-samples") - warm == COMPILE_SECONDS["dense"] + 2 * COMPILE_SECONDS["routed"]
+    assert in_all("--compiled") - warm == 9 * SAMPLES_SECONDS
+    (tmp_path / "tuning-s0.json").write_text(json.dumps({"runs": {"base": {}, "lora-0.5-0.001": {}}}))
+    later = plan_of(tmp_path, capsys, "--no-samples", "--compiled")
+    again, ready = 90 + VALIDATE_SECONDS, 90 + VALIDATE_SECONDS + WARM_SECONDS["routed"]
+    assert [later[f"lora-0.5-{rate}"] for rate in ("0.001", "0.003", "0.0003")] == [
+        "done",
+        f"{ready:.0f} s",
+        f"{again:.0f} s",
+    ]
+    assert later["base"] == "done"
+
+
+def test_a_second_rate_starts_where_the_first_did(work: Path) -> None:
+    """As fresh as another run, to the bit."""
+    found = []
+    for rates in ((0.3, 0.1), (0.1,)):
+        run = routed(work)
+        start = [parameter.detach().clone() for parameter in run.parameters]
+        for rate in rates:
+            run.start_again(start)
+            run.train(3, rate)
+        found.append([parameter.detach().clone() for parameter in run.parameters])
+        assert run.step == 3
+        run.close()
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    assert not all(torch.equal(one, two) for one, two in zip(found[0], start, strict=True))
+
+
+def test_what_does_not_fit_is_not_begun(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = argparse.Namespace(seconds=90, samples=True, compiled=True)
+    arm = BY_NAME["lora-0.5"]
+    first, later = (run_seconds(arm, given, first=first) for first in (True, False))
+    assert first - later == WARM_SECONDS["routed"]
+    assert later == 90 + VALIDATE_SECONDS + SAMPLES_SECONDS
+    experiment = Experiment.__new__(Experiment)
+    experiment.given = argparse.Namespace(**vars(given), smoke=False)
+    experiment.ends = time.monotonic() + (first + later) / 2
+    assert experiment.fits(arm, 1e-3, first=False)
+    assert not experiment.fits(arm, 1e-3, first=True)
+    assert f"lora-0.5-0.001: needs {first:.0f} s" in capsys.readouterr().out
+
+
+def test_a_rate_that_diverged_is_not_chosen(tmp_path: Path) -> None:
+    runs = {f"{rate}": {"arm": "lora-0.5", "rate": rate, "val_loss": loss} for rate, loss in
+            ((3e-3, float("nan")), (1e-3, 0.3), (3e-4, 0.2))}  # fmt: skip
+    (tmp_path / "r.json").write_text(json.dumps({"runs": runs}))
+    assert chosen_rates(BY_NAME["lora-0.5"], ["best"], tmp_path / "r.json") == [3e-4]
 
 
 def test_the_table_says_how_much_worse_than_dense() -> None:
@@ -115,3 +207,6 @@ def test_the_table_says_how_much_worse_than_dense() -> None:
     }
     table = against_dense([{"seed": 3, "runs": runs}])
     assert "| lora-0.5 | 3 | 0.001 | 1.80 | +5.0% | -10.0% | -10.0% |" in table
+    better = {"a": runs["a"], "b": run("lora-0.5", 0.19, 9, 180)}
+    seeds = [{"seed": 0, "runs": better}, {"seed": 1, "runs": better}, {"seed": 2, "runs": runs}]
+    assert verdict(seeds) == "lora-0.5: ahead of dense in loss and distance for 1 of 2 seeds"

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from benchmarks.quality.__main__ import kept
 from benchmarks.quality.arms import SCALES
 from benchmarks.quality.images import load
 from benchmarks.quality.judge import Judge, by_class, extract
 from benchmarks.quality.pictures import save_heat_map
-from benchmarks.quality.report import averaged, guidance_table, placements, report, studies_text
-from benchmarks.quality.results import RESULTS, Results, run_name, snapshot
+from benchmarks.quality.report import averaged, headline_table, marks_table, pictures_of_samples, report
+from benchmarks.quality.results import GRIDS, NEAREST, RESULTS, Results, run_name, snapshot
+from benchmarks.quality.studies import guidance_table, placements, studies_text
 from tests.programs import ROOT
 from tests.tiny.quality import SECONDS, SMOKE, spec_of
 from tread.evaluate.compare import compare
@@ -52,6 +55,25 @@ def test_figures_are_those_of_tread_eval(prepared: Path, judge: Judge) -> None:
     assert found["FD-Pixels test"] == pytest.approx(expected["FD-Pixels"], rel=1e-6)
     assert found["KD-Pixels test"] == expected["KD-Pixels"]
     assert found["FD-Pixels test"] != found["FD-Pixels"]
+
+
+def test_the_nearest_training_images(prepared: Path, judge: Judge) -> None:
+    train = load(prepared / "data", "train")[0]
+    noise = np.random.default_rng(0).integers(-9, 10, (20, *train.shape[1:]))
+    drawn = (train[50:70].astype(int) + noise).clip(0, 255).astype(np.uint8)
+    assert (judge.nearest_in_training(drawn) == train[50:70]).all()
+    features = extract(judge.extractor, drawn)
+    expected = ((features[:, None] - extract(judge.extractor, train)[None]) ** 2).sum(-1).argmin(1)
+    assert expected.tolist() == list(range(50, 70))
+
+
+def test_samples_learned_by_heart_are_closer_to_training(judge: Judge) -> None:
+    seen, unseen = judge.vectors.numpy(), judge.test_vectors.numpy()
+    assert len(seen) == len(unseen)
+    for features, share in ((seen + 1e-4, 1.0), (unseen + 1e-4, 0.0)):
+        assert judge.figures(features)["closer to training"] == share
+    middle = np.concatenate([seen[:25], unseen[:25]]) + 1e-4
+    assert judge.figures(middle)["closer to training"] == 0.5
 
 
 def test_the_first_few_have_the_figures_of_no_more(prepared: Path, judge: Judge, found: Results) -> None:
@@ -117,21 +139,72 @@ def test_results_of_unequal_scale_do_not_join(prepared: Path, tmp_path: Path) ->
         replace(spec, scale="full").results()
 
 
-def test_the_report(found: Results, tmp_path: Path) -> None:
-    docs = tmp_path / "results.md"
-    shutil.copy(ROOT / "docs" / "results.md", docs)
-    report([found.folder / RESULTS], docs, tmp_path / "joined.json")
-    page = docs.read_text(encoding="utf-8")
-    routed = found.runs[run_name("routed", 0, SECONDS)]
-    end = snapshot(routed, "end")
+def pages(folder: Path) -> Path:
+    """A copy of the pages that a report writes."""
+    for name in ("results.md", "log.md"):
+        shutil.copy(ROOT / "docs" / name, folder / name)
+    return folder
+
+
+def test_the_report(found: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.quality.report.LONG", SECONDS)
+    docs = pages(tmp_path)
+    dense = json.loads(json.dumps(found.runs[run_name("dense", 0, 0.3)])) | {"seconds": SECONDS}
+    results = Results(tmp_path / "more")
+    results.facts |= {name: found.facts[name] for name in ("machine", "data")}
+    results.write(run_name("dense", 0, SECONDS), dense)
+    report([found.folder / RESULTS, tmp_path / "more" / RESULTS], docs, [found.folder / GRIDS])
+    long, short = ((docs / name).read_text(encoding="utf-8") for name in ("results.md", "log.md"))
+    end = snapshot(found.runs[run_name("routed", 0, SECONDS)], "end")
     assert end is not None
-    line = next(line for line in page.splitlines() if line.startswith("| routed, equal wall-clock | 0 |"))
+    line = next(line for line in long.splitlines() if line.startswith("| routed, equal wall-clock | 0 |"))
     assert f"| {end['samples']['unguided']['FD-Pixels']:.2f} |" in line
-    assert "- 0.75 over 2..8, seed 0 (ratio-0.75)" in page
-    assert "- 0.5 over 2..8, seed 1 (routed)" in page
-    assert "seed 0 (routed)" not in page
-    assert (tmp_path / "results" / "quality.png").is_file()
-    assert json.loads((tmp_path / "joined.json").read_text())["runs"] == found.runs
+    assert "| routed, equal" not in short, "a run of that length is long"
+    assert f"| dense | 0 | {found.runs[run_name('dense', 0, 0.3)]['steps']} | 0.3 |" in short
+    assert "- Ratio: 0.25 over 2..8; 0.75 over 2..8.\n" in long
+    assert "- Headline:" not in long
+    for name in ("quality", "speedup"):
+        assert (docs / "results" / f"{name}.png").is_file()
+
+
+def test_pictures_of_samples_are_of_the_longest_pair(tmp_path: Path) -> None:
+    """Without grids the pictures that were drawn stay."""
+    names = ["dense-s2-430s-end", "routed-s2-430s-equal-steps", "routed-s2-430s-end"]
+    longer = [name.replace("s2-430s", "s1-1200s") for name in names]
+    grids = {name: np.full((100, 32, 32, 3), 255, np.uint8) for name in longer}
+    grids |= {name: np.zeros((100, 32, 32, 3), np.uint8) for name in names}
+    assert pictures_of_samples(grids, tmp_path).count("samples.png") == 1
+    with Image.open(tmp_path / "samples.png") as picture:
+        assert np.asarray(picture.convert("L")).mean() > 200, "those of the shorter pair are black"
+    assert not (tmp_path / "nearest.png").exists()
+    grids |= {f"{name}{NEAREST}": np.zeros((100, 32, 32, 3), np.uint8) for name in longer}
+    pictures_of_samples(grids, tmp_path)
+    with Image.open(tmp_path / "nearest.png") as picture:
+        assert 80 < np.asarray(picture.convert("L")).mean() < 190, "every other image is the black neighbour"
+    assert pictures_of_samples({}, tmp_path).count("nearest.png") == 1
+
+
+def test_the_tables_of_several_lengths_and_seeds(tmp_path: Path) -> None:
+    """The longest first; a mean is of the seeds of one length."""
+    results = Results(tmp_path)
+    for seed, seconds, value in ((0, 20.0, 4.0), (1, 20.0, 6.0), (0, 30.0, 1.0)):
+        figures = {"FD-EffLite0": value, "FD-EffLite0 few": value + 1, "precision": 0.5, "recall": 0.5}
+        looks = [
+            {"at": "mark", "due": 10.0, "seconds": 10.0, "steps": 5, "val_loss": 2.0, "samples": {"unguided": figures}},
+            {"at": "end", "due": seconds, "seconds": seconds, "steps": 9, "val_loss": 1.0,
+             "samples": {"unguided": figures}},
+        ]  # fmt: skip
+        entry = {"status": "done", "arm": {"name": "dense"}, "seed": seed, "seconds": seconds, "snapshots": looks}
+        results.write(run_name("dense", seed, seconds), entry)
+    rows = [line.split(" | ")[1:5] for line in headline_table(results, "FD-EffLite0").splitlines()[2:]]
+    assert rows == [
+        ["0", "9", "30.0", "1.00"],
+        ["0", "9", "20.0", "4.00"],
+        ["1", "9", "20.0", "6.00"],
+        ["mean", "9", "20.0", "5.00"],
+    ]
+    assert marks_table(results, "FD-EffLite0").splitlines()[0] == "| arm | seed | run of | 10 s | 20 s | 30 s |"
+    assert marks_table(results, "FD-EffLite0").splitlines()[-1] == "| dense | 0 | 30 s | 2.00 |  | 2.00 |"
 
 
 def test_results_of_several_calls_join(tmp_path: Path) -> None:
@@ -143,16 +216,17 @@ def test_results_of_several_calls_join(tmp_path: Path) -> None:
     assert joined.runs == {"x": {"status": "done", "value": 1}, "y": {"status": "begun"}}
 
 
-def test_the_page_is_the_report_of_the_kept_results(tmp_path: Path) -> None:
-    kept = ROOT / "benchmarks" / "results" / "quality.json"
-    docs = tmp_path / "results.md"
-    shutil.copy(ROOT / "docs" / "results.md", docs)
-    report([kept], docs, tmp_path / "joined.json")
-    pages = [path.read_text(encoding="utf-8") for path in (docs, ROOT / "docs" / "results.md")]
-    # the sample grids are not kept
-    found, expected = ([line for line in page.splitlines() if line and "samples.png" not in line] for page in pages)
-    assert found == expected
-    assert (tmp_path / "results" / "studies.png").is_file()
+def test_the_pages_are_the_report_of_the_kept_results(tmp_path: Path) -> None:
+    """`python -m benchmarks.quality report` writes them."""
+    docs = pages(tmp_path)
+    (docs / "results").mkdir()
+    for picture in (ROOT / "docs" / "results").iterdir():  # those of samples stay: the grids are not kept
+        (docs / "results" / picture.name).touch()
+    report(kept(), docs)
+    for name in ("results.md", "log.md"):
+        assert (docs / name).read_text() == (ROOT / "docs" / name).read_text(), "out of date: write the report again"
+    drawn = {path.name for path in (docs / "results").iterdir() if path.stat().st_size}
+    assert drawn == {"quality.png", "speedup.png", "studies.png", "placement.png"}
 
 
 def test_the_map_of_windows(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from benchmarks.quality.__main__ import main
 from benchmarks.quality.arms import BY_NAME, ENDLESS, config_of
 from benchmarks.quality.jobs import Spec, plan
 from benchmarks.quality.judge import Judge
-from benchmarks.quality.results import GRIDS, RESULTS, Results, read_grids, run_name, snapshot
-from benchmarks.quality.run import blank, check_fast, make_run, run, work
-from benchmarks.quality.training import Trial
+from benchmarks.quality.results import GRIDS, NEAREST, RESULTS, Results, read_grids, run_name, snapshot
+from benchmarks.quality.run import blank, make_run, run, work
+from benchmarks.quality.training import Trial, check_fast
 from tests.tiny.quality import SECONDS, SMOKE, job_of, spec_of
 from tread.kernels.compiling import CompiledLayer
 from tread.training.job import make_accelerator
@@ -59,7 +59,9 @@ def test_a_run_stops_where_it_was_told(found: Results) -> None:
     assert [point["steps"] for point in entry["curve"]] == [2, 4, 5, 6, 8, 10]
     assert (entry["steps"], entry["train_seconds"], entry["steps_per_second"]) == (10, SECONDS, 20)
     grids = read_grids(found.folder / GRIDS)
-    assert grids[f"{run_name('routed', 0, SECONDS)}-end"].shape == (100, 32, 32, 3)
+    for look in ("mark-0.1s", "equal-steps", "end"):
+        for kind in ("", NEAREST):
+            assert grids[f"{run_name('routed', 0, SECONDS)}-{look}{kind}"].shape == (100, 32, 32, 3)
 
 
 def test_the_last_steps_of_a_cool_down_are_dense(prepared: Path, judge: Judge, tmp_path: Path) -> None:
@@ -210,6 +212,22 @@ def test_the_routed_run_needs_the_dense_one(prepared: Path, judge: Judge, tmp_pa
     results.write("other", blank(job_of("dense", seconds=0.5)) | {"status": "done", "steps": 5})
     with pytest.raises(ValueError, match=r"^routed needs the run dense of seed 0 and 0.3 s: run that first$"):
         make_run(BY_NAME["routed"], job, SMOKE, prepared, results, judge, blank(job))
+
+
+def test_the_arms_of_a_pair_are_made_in_two_calls(prepared: Path, tmp_path: Path) -> None:
+    """The routed run, made elsewhere, is looked at after the steps of the dense one, whose results it is given."""
+    jobs = [job_of(arm, seed=3, guides=()) for arm in ("dense", "routed")]
+    assert work(spec_of(prepared, tmp_path / "first", jobs[0])) == 0
+    first = Results(tmp_path / "first")
+    first.write(jobs[0].name, first.runs[jobs[0].name] | {"steps": 4})  # of the 6 that either makes by this clock
+    second = spec_of(prepared, tmp_path / "second", jobs[1])
+    assert work(second) == 1, "without the dense run there is nothing to be equal to"
+    assert work(replace(second, resume=(str(first.folder / RESULTS),))) == 0
+    runs = Results(tmp_path / "second").runs
+    assert [runs[job.name]["status"] for job in jobs] == ["done", "done"]
+    look = snapshot(runs[jobs[1].name], "equal-steps")
+    assert look is not None
+    assert (look["steps"], runs[jobs[1].name]["steps"]) == (4, 6)
 
 
 def test_a_rehearsal_is_kept_apart(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
