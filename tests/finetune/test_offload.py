@@ -12,12 +12,14 @@ from safetensors.torch import load_file
 from tests.finetune.tasks import make_config
 from tests.tiny.pictures import write_noise
 from tests.tiny.pipelines import PipelineFolder
+from tread.attach.registry import layers_of
 from tread.config.schema import parse, plain
 from tread.errors import ConfigError
 from tread.finetune.job import FinetuneJob
 from tread.finetune.result.export import export
 from tread.finetune.run import finetune, make_trainable, open_job
 from tread.finetune.settings import FinetuneConfig
+from tread.finetune.trial import try_finetune
 from tread.kernels.offload.call import is_offloaded
 from tread.training.metrics import read_metrics
 
@@ -97,11 +99,17 @@ def test_the_merged_result_is_the_same(config: FinetuneConfig) -> None:
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
 
 
-def test_the_base_stays_in_host_memory_while_it_is_quantized(config: FinetuneConfig) -> None:
+def test_a_quantized_base_is_offloaded_as_it_is(config: FinetuneConfig) -> None:
     config, family, accelerator = open_job(replace(config, offload=5, base_model_precision="int4"))
     model = family.source.transformer("transformer", dtype=torch.float32)
     made = make_trainable(config, family, "transformer", model, accelerator.device)
-    assert sum(is_offloaded(layer) for layer in (*made.transformer_blocks, *made.single_transformer_blocks)) == 5
+    assert all(is_offloaded(layer) for layer in layers_of(made))
+
+
+@pytest.mark.contract
+def test_the_doctor_tries_it(config: FinetuneConfig, tmp_path: Path) -> None:
+    _, (trial,) = try_finetune(replace(config, offload=5), tmp_path / "trial")
+    assert all(one.fits for one in trial.comparisons)
 
 
 @pytest.mark.parametrize(
