@@ -3,9 +3,12 @@
     python -m benchmarks.families --warm --models chroma prx        # compile for the caches with few layers
     python -m benchmarks.families --models chroma prx
 
-- The models are those that `tread plan` knows (`pages/model_lines.py`), made on the device with random weights; what
-  runs is the family's own `predict` with the family's own LoRA layers, in the step of `tread finetune`.
-- An image has 1024 x 1024 pixels, a clip 480 x 832 and its usual frames, or as many as make at most 16,384 tokens.
+- The models are those that `tread plan` knows (`pages/model_lines.py`) and those of `MORE`, made on the device with
+  random weights; what runs is the family's own `predict` with the family's own LoRA layers, in the step of
+  `tread finetune`.
+- An image has 1024 x 1024 pixels, with its layers 640 x 640, a clip 480 x 832 and its usual frames, or as many as make
+  at most 16,384 tokens.
+- `--list` prints the bf16 weights of each model, which must fit the device beside a step: an H200 has 139 GiB.
 - Layers are compiled and checkpointed, with CUDA graphs; `compiled` is the same without graphs, measured where
   capturing fails because the stock forward waits for the device.
 """
@@ -20,12 +23,72 @@ from torch import Tensor, nn
 
 from benchmarks.lora import NOTES, RANK, Shape, Variant, build, lora_steps
 from benchmarks.record import Facts, Record, options
-from pages.model_lines import MODELS, Line
+from pages import model_lines
+from pages.model_lines import Line
 from pages.subjects import Subject
 from tread.attach.registry import family_of
 from tread.finetune.model.adapters import add_adapter
 
-IMAGE, CLIP = (1024, 1024), (480, 832)
+MORE = {
+    "cosmos3": Line(
+        family="cosmos3",
+        model="Cosmos3OmniTransformer",
+        title="Cosmos 3, 36 layers for text and for video",
+        channels=48,
+        text={"ids": ("T",)},
+        vae={"scale_factor_spatial": 16, "scale_factor_temporal": 4},
+        reads=256,
+        frames=189,
+    ),
+    "hidream": Line(
+        family="hidream",
+        model="HiDreamImageTransformer2DModel",
+        title="HiDream-I1",
+        channels=16,
+        text={"t5": ("T", 4096), "llama": (32, "T", 4096), "pooled": ("text_emb_dim",)},
+        vae=model_lines.SD_VAE,
+        config={
+            "patch_size": 2,
+            "in_channels": 16,
+            "out_channels": 16,
+            "caption_channels": [4096, 4096],
+            "axes_dims_rope": (64, 32, 32),
+            "llama_layers": [*range(32), *[31] * 16],
+        },
+    ),
+    "hunyuanvideo": Line(
+        family="hunyuanvideo",
+        model="HunyuanVideo15Transformer3DModel",
+        title="HunyuanVideo 1.5",
+        channels=32,
+        text={"embeds": ("T", "text_embed_dim"), "quoted": (256, "text_embed_2_dim")},
+        vae={"spatial_compression_ratio": 16, "temporal_compression_ratio": 4},
+        frames=121,
+    ),
+    "qwen_image21": Line(
+        family="qwen_image21",
+        model="QwenImage21Transformer2DModel",
+        title="Qwen-Image 2.1",
+        channels=64,
+        text={"embeds": ("T", "context_in_dim")},
+        vae={"scale_factor_spatial": 16},
+        reads=256,
+    ),
+    "qwen_layered": Line(
+        family="qwen_layered",
+        model="QwenImageTransformer2DModel",
+        title="Qwen-Image-Layered, four layers",
+        channels=16,
+        text={"embeds": ("T", "joint_attention_dim")},
+        vae={"temperal_downsample": (False, True, True)},
+        config={"use_additional_t_cond": True, "use_layer3d_rope": True},
+        reads=256,
+        frames=5,
+    ),
+}
+"""Models of families that `tread plan` does not count; frames of the layered one are the image and its layers."""
+MODELS = model_lines.MODELS | MORE
+IMAGE, LAYERS, CLIP = (1024, 1024), (640, 640), (480, 832)
 MOST_TOKENS = 16384
 SHALLOW = 4
 """Layers of each stack where few are enough: to fill the compiler's caches, and on a CPU."""
@@ -44,10 +107,12 @@ def shape_of(line: Line, *, shallow: bool, smoke: bool) -> tuple[Subject, Shape]
 
     def inputs(device: torch.device) -> dict[str, Any]:
         steps = zip(family.patch, (frames, rows, columns), strict=True)
-        sizes = [patch * count for patch, count in steps][0 if family.video else 1 :]
+        sizes = [patch * count for patch, count in steps][0 if family.video or family.layered else 1 :]
         with torch.device(device):
             noisy = torch.randn(1, line.channels, *sizes)
             _, batch = subject.batch(1, 1, 16 if smoke else text)
+        if "text.ids" in batch:
+            batch["text.ids"] = batch["text.ids"].long()
         return batch | {"mean": noisy, "noisy": noisy}
 
     def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
@@ -56,28 +121,38 @@ def shape_of(line: Line, *, shallow: bool, smoke: bool) -> tuple[Subject, Shape]
         return (prediction.float() - 1).square().mean()
 
     notes = {"batch": 1, "image_tokens": tokens, "text_tokens": text, "layers": depths, "title": line.title}
+    notes["weights_gib"] = round(weights_gib(subject), 1)
     return subject, Shape(model=partial(subject.cls, **config), inputs=inputs, notes=notes, loss=loss)
+
+
+def weights_gib(subject: Subject) -> float:
+    """GiB of the released model's weights in bf16."""
+    return sum(parameter.numel() for parameter in subject.model.parameters()) * 2 / 2**30
 
 
 def grid_of(subject: Subject) -> tuple[int, int, int]:
     """Tokens of a sample by frames, rows and columns."""
     family, line = subject.family, subject.line
-    height, width = CLIP if family.video else IMAGE
+    height, width = CLIP if family.video else LAYERS if family.layered else IMAGE
     step, rows_step, columns_step = family.patch
     rows, columns = height // family.factor // rows_step, width // family.factor // columns_step
     latent_frames = 1 + (line.frames - 1) // family.frame_factor
     return max(1, min(latent_frames // step, MOST_TOKENS // (rows * columns))), rows, columns
 
 
-def shallow_config(subject: Subject, depths: dict[str, int]) -> dict[str, int]:
-    """The settings of a model's config that are the lengths of its stacks, each at most SHALLOW."""
+def shallow_config(subject: Subject, depths: dict[str, int]) -> dict[str, Any]:
+    """The settings of a model's config that are the lengths of its stacks, each at most SHALLOW, and lists with an
+    entry for each layer."""
     counts = set(depths.values())
     named = {
         name: value
         for name, value in subject.settings.items()
         if type(value) is int and value in counts and any(word in name for word in ("layers", "blocks", "depth"))
     }
-    return {name: min(value, math.ceil(SHALLOW / len(depths)) + 2) for name, value in named.items()}
+    short: dict[str, Any] = {name: min(value, math.ceil(SHALLOW / len(depths)) + 2) for name, value in named.items()}
+    lists = {name: value for name, value in subject.settings.items() if isinstance(value, list | tuple)}
+    each = {name: value[: sum(short.values())] for name, value in lists.items() if len(value) == sum(depths.values())}
+    return short | each
 
 
 def run(record: Record, line: Line, *, graphs: bool) -> Facts:
@@ -99,7 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen models."""
     parser = options(__doc__)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--list", action="store_true", help="print the size of each model's weights, and stop")
     given = parser.parse_args(arguments)
+    if given.list:
+        for name in given.models:
+            print(f"{name:20} {weights_gib(Subject(MODELS[name])):6.1f} GiB  {MODELS[name].title}")
+        return 0
     record = Record("families", given)
     for name in given.models:
         subject, shape = shape_of(MODELS[name], shallow=False, smoke=False)

@@ -111,7 +111,7 @@ def npy(array: np.ndarray) -> bytes:
 
 def npz(**arrays: np.ndarray) -> bytes:
     out = io.BytesIO()
-    np.savez(out, allow_pickle=False, **arrays)
+    np.savez(out, **arrays)  # pyright: ignore[reportArgumentType]
     return out.getvalue()
 
 

@@ -174,7 +174,7 @@ def test_an_npz_in_the_place_of_an_npy_is_refused(tmp_path: Path) -> None:
     ids=str,
 )
 def test_odd_statistics_are_refused(odd: dict[str, np.ndarray], tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", allow_pickle=False, **{"mu": np.zeros(2), "sigma": np.eye(2), **odd})
+    np.savez(tmp_path / "a.npz", **{"mu": np.zeros(2), "sigma": np.eye(2), **odd})
     with pytest.raises(DataError):
         read_statistics(tmp_path / "a.npz")
 
@@ -187,7 +187,7 @@ def test_an_odd_tally_is_refused(odd: str, value: np.ndarray | None, tmp_path: P
     path = written(tmp_path / "a.npz", tally_file())
     with np.load(path) as file:
         arrays: dict[str, Any] = {**file, odd: value}
-    np.savez(path, allow_pickle=False, **{name: array for name, array in arrays.items() if array is not None})
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     if odd in ("pool.mean", "vectors") and value is None:  # nothing was measured, or nothing kept
         return
     with pytest.raises(DataError):

@@ -92,7 +92,7 @@ class Results:
         self.grids[name] = images
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.folder / GRIDS) as file:
-            np.savez_compressed(file, allow_pickle=False, **self.grids)
+            np.savez_compressed(file, **self.grids)  # pyright: ignore[reportArgumentType]
 
 
 def distance_name(results: Results) -> str:

@@ -5,17 +5,22 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 import torch
 
+import tread
 from benchmarks import all as runner
 from benchmarks import buckets, curve, dit, families, flux, hooks, loop, offload, plot, sd3, sharded, wan
 from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
+from pages.subjects import Subject
 from tests.benchmarks.ticks import Ticks
+from tread.finetune.families import TUNE_FAMILIES
+from tread.finetune.model.adapters import add_adapter
 from tread.routing.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,6 +62,37 @@ def test_steps_of_a_family(tmp_path):
     assert (found["row"], found["family"]) == ("family-pixart_sigma", "pixart_sigma")
     assert found["shapes"]["image_tokens"] == 4096
     assert 1 < found["ideal"] < 2
+
+
+def test_every_family_has_a_row_and_fits_the_device():
+    """The table of docs/finetune.md quotes one for each; an H200 has 139 GiB."""
+    assert {line.family for line in families.MODELS.values()} == set(TUNE_FAMILIES)
+    for line in families.MODELS.values():
+        assert 0.5 < families.weights_gib(Subject(line)) < 80, line.title
+
+
+NARROW = {
+    "cosmos3": {
+        **{"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"intermediate_size": 64, "vocab_size": 8, "rope_axes_dim": [4, 2, 2]},
+    },
+    **{name: {"num_attention_heads": 2} for name in ("hidream", "hunyuanvideo", "qwen_image21", "qwen_layered")},
+}
+
+
+@pytest.mark.parametrize("name", families.MORE)
+def test_a_step_of_families_that_are_not_planned(name):
+    """A routed forward and backward of the row's own inputs, shallow and narrow, in float32."""
+    line = replace(families.MORE[name], config={**families.MORE[name].config, **NARROW[name]})
+    subject, shape = families.shape_of(line, shallow=True, smoke=True)
+    model = shape.model().train()
+    add_adapter(model, kind="standard", rank=2, alpha=2, targets=subject.family.lora_targets, seed=0)
+    handle = tread.attach(model, {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]})
+    assert shape.loss is not None
+    shape.loss(model, shape.inputs(torch.device("cpu")), 0).backward()
+    assert handle.kept_share < 0.9
+    moved = [p.grad is not None and p.grad.abs().max() > 0 for n, p in model.named_parameters() if "lora_B" in n]
+    assert sum(moved) >= len(moved) - 2, "text of the last layer aside"
 
 
 @pytest.mark.parametrize("name", families.MODELS)

@@ -169,7 +169,7 @@ def test_both_sides_are_looked_at_before_the_first_image_is_measured(
 ) -> None:
     place, reference = write(BRIGHT[:6], tmp_path / "a"), tmp_path / "ref.npz"
     if arrays is not None:
-        np.savez(reference, allow_pickle=False, **arrays)
+        np.savez(reference, **arrays)  # pyright: ignore[reportArgumentType]
     with pytest.raises((ConfigError, DataError), match=message):
         evaluate(place, reference, never(), progress=False)
 

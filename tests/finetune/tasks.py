@@ -8,8 +8,7 @@ from accelerate import Accelerator
 import tread
 from tests.tiny.runs import forget
 from tread.finetune.data.prepare import prepare
-from tread.finetune.families import open_family
-from tread.finetune.model.source import Source
+from tread.finetune.preflight import open_model
 from tread.finetune.run import load_models
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning
@@ -36,7 +35,7 @@ def make_task(config: FinetuneConfig, folder: Path, accelerator: Accelerator | N
     if accelerator is None:
         forget()  # one of an earlier test may be on the GPU
         accelerator = Accelerator(cpu=True)
-    family = open_family(config.model_family, Source(config.pretrained_model_name_or_path))
+    family = open_model(config)
     data = prepare(config, family, accelerator, folder)
     models = load_models(config, family, accelerator.device)
     handles: Any = {

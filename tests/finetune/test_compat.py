@@ -29,7 +29,6 @@ LYCORIS = {
     "apply_preset": {"target_module": ["Attention", "FeedForward"]},
 }
 UNSUPPORTED = {
-    ("model_family", "cosmos3"),
     ("model_family", "minimaxh3"),
     ("model_family", "ideogram"),
     ("model_family", "mageflow"),

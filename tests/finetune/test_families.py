@@ -67,7 +67,9 @@ class Case:
 
     @property
     def prompts(self) -> list[str]:
-        """Two prompts for a batch, of two lengths where the model can read them."""
+        """Two prompts for a batch, of two lengths where the model can read them; one if it is one sample."""
+        if self.tiny.one_sample:
+            return PROMPTS[:1]
         return ["two dogs", "a photo"] if self.tiny.one_length else PROMPTS
 
     def texts(self, prompts: list[str]) -> list[Text]:
@@ -84,7 +86,8 @@ class Case:
         for number, image in enumerate(self.tiny.images(self.pixels)):
             latents = self.family.encode_pixels(self.pipeline, image)
             encoded |= {f"{reference_name(number)}.{name}": value for name, value in latents.items()}
-        return text | {name: value.repeat(len(prompts), *[1] * (value.ndim - 1)) for name, value in encoded.items()}
+        latents = {name: value.repeat(len(prompts), *[1] * (value.ndim - 1)) for name, value in encoded.items()}
+        return self.family.collated(text | latents)
 
     def noise(self, batch: Batch) -> Tensor:
         """As the pipeline draws it from generator 0."""
@@ -233,7 +236,7 @@ def test_latents_decode_in_the_stock_pipeline(case: Case, monkeypatch: pytest.Mo
     stepped = SchedulerOutput(prev_sample=packed)  # read as a tuple or by name
     monkeypatch.setattr(case.pipeline.scheduler, "step", lambda *args, **kwargs: stepped)
     image = case.sample(case.pipeline, prompt=PROMPTS[0], output_type="pt")
-    if image.ndim == 5:
+    if expected.ndim == 5:
         expected = expected.transpose(1, 2)  # (1, F, 3, H, W)
     atol = 1 / 255 + 1e-4 if hasattr(case.pipeline, "safety_checker") else 1e-4  # a guardrail is shown bytes
     assert_close(image, expected.reshape(image.shape), rtol=1e-4, atol=atol)
@@ -288,6 +291,8 @@ def test_prompts_that_are_encoded_already_draw_the_same(case: Case) -> None:
 @torch.no_grad()
 def test_texts_in_a_batch_are_read_as_if_alone(case: Case) -> None:
     """Two lengths: the shorter one's padding, where there is any, changes nothing."""
+    if case.tiny.one_sample:
+        pytest.skip("a batch is one sample")
     family, batch, model = case.family, case.batch(case.prompts), case.expert(0.9)
     if case.tiny.text is not None:
         assert len({len(text["embeds"]) for text in case.texts(PROMPTS)}) == 2
@@ -303,23 +308,23 @@ def test_routing(case: Case) -> None:
     """A routed prediction drops tokens, its gradients reach what dense ones reach, and all tokens forced is dense."""
     family, batch = case.family, case.batch(case.prompts)
     latents = case.given(case.noise(batch), batch)
-    tokens = family.tokens(latents)
-    references = tokens * len(case.tiny.images(case.pixels)) if case.tiny.appended else 0
+    count, tokens = len(case.prompts), family.tokens(latents)
+    references = round(tokens * case.tiny.beside)
     for part, low, high in family.experts:
         model = copy.deepcopy(getattr(case.pipeline, part)).train()
-        time = case.time(torch.full((2,), 500 * (low + high)).round())
+        time = case.time(torch.full((count,), 500 * (low + high)).round())
         dense = family.predict(model, latents, time, batch)
         reached = gradients(model, dense)
         route = {"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}
         handle = tread.attach(model, {"routes": [route]})
         routed = family.predict(model, latents, time, batch)
         free = tokens - tokens // latents.shape[2] if case.tiny.pinned else tokens
-        assert handle.selections[0].shape == (2, references + tokens - free // 2)
+        assert handle.selections[0].shape == (count, references + tokens - free // 2)
         assert not torch.allclose(routed, dense, atol=1e-4)
         assert gradients(model, routed) == reached
-        with handle.force_keep(torch.ones(2, tokens, dtype=torch.bool)):
+        with handle.force_keep(torch.ones(count, tokens, dtype=torch.bool)):
             forced = family.predict(model, latents, time, batch)
-        assert handle.selections[0].shape == (2, references + tokens)
+        assert handle.selections[0].shape == (count, references + tokens)
         assert_close(forced, dense, rtol=1e-4, atol=1e-5)
 
 
@@ -333,7 +338,7 @@ def test_a_lora_loads_in_the_stock_pipeline(case: Case, tmp_path: Path) -> None:
     times = {part: 500 * (low + high) for part, low, high in family.experts}
 
     def predict(part: str, model: Any) -> Tensor:
-        time = case.time(torch.full((2,), times[part]).round())
+        time = case.time(torch.full((len(case.prompts),), times[part]).round())
         return family.predict(model.eval(), case.given(case.noise(batch), batch), time, batch)
 
     before = {part: predict(part, getattr(fresh, part)) for part in times}
@@ -370,7 +375,8 @@ def test_only_the_stock_model_makes_a_step_wait_for_the_device(case: Case) -> No
         # else they are counted on the device, once per size
         handle.references = family.reference_tokens(batch)
         tensors = {name: value.to("meta") for name, value in batch.items()}
-        x, noise, u = tensors["mean"], torch.randn_like(tensors["mean"]), torch.rand(2, device="meta")
+        x, noise = tensors["mean"], torch.randn_like(tensors["mean"])
+        u = torch.rand(len(x), device="meta")
         seen: list[list[str]] = []
         for step in range(2):
             handle.set_step(step)

@@ -164,7 +164,7 @@ def test_a_few_steps_lower_the_dense_loss(config: Any, tmp_path: Path, name: str
     if "first" in name:  # the first frame's tokens are forced
         assert all(0.5 < share < 1 for share in kept)
     else:  # references, as many tokens as the target each, are kept
-        count = TINY[name].references if TINY[name].reference and TINY[name].appended else 0
+        count = TINY[name].beside
         assert kept == pytest.approx([(0.5 + count) / (1 + count)] * 9, abs=0.05)
     assert (folder / "README.md").is_file()
     assert list(folder.glob("*.safetensors"))

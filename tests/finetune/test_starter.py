@@ -11,15 +11,17 @@ import yaml
 from PIL import Image
 
 import tread
-from tests.tiny.pipelines import TINY
+from tests.tiny.pictures import write_clips
+from tests.tiny.pipelines import EVERY, TINY
 from tread.config.fields import fields_of
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
-from tread.finetune.families import TUNE_FAMILIES, open_family
+from tread.finetune.families import TUNE_FAMILIES, family_class, open_family
 from tread.finetune.model.source import Source
+from tread.finetune.preflight import look
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.starter import starter_config
-from tread.routing.risks import adapter_risks, layer_risks
+from tread.routing.risks import RiskWarning, adapter_risks, layer_risks
 
 
 @pytest.fixture
@@ -74,11 +76,27 @@ def test_a_starter_fits_its_model_and_data(
     assert entry["resolution"] % family.multiple == 0
     assert 0 < entry["resolution"] <= 123
     assert config.train_batch_size == (1 if tiny.one_length else 3)  # all there are
-    assert config.prompts == ("yes",)
+    shows = tiny.reference or not family.needs_image
+    assert config.prompts == (("yes",) if shows else ())
+    assert ("begin with an image: set validation_prompt" in text) == (not shows)
     assert config.base_model_precision == "no_change"
     assert "fp8-matmul" in text, "words with hyphens stay whole"
     assert (config.validation_image is not None) == tiny.reference
     assert entry.get("conditioning_type") == ("reference" if tiny.reference else None)
+
+
+@pytest.mark.parametrize("name", [*EVERY, "wan-i2v", "hunyuanvideo1-i2v"])
+def test_a_run_of_a_starter_would_begin(
+    name: str, pipeline_folder: Callable[[str], Path], photos: Path, tmp_path: Path
+) -> None:
+    """`tread finetune --check` finds nothing to refuse."""
+    data = write_clips(tmp_path / "clips") if family_class(TINY[name].family).video else photos
+    if TINY[name].reference:
+        folder_of(photos, "photos-reference")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RiskWarning)
+        found = look(read_back(starter_config(TINY[name].family, str(pipeline_folder(name)), str(data)), tmp_path))
+    assert found == ([], [])
 
 
 @pytest.mark.parametrize("family", TUNE_FAMILIES)

@@ -7,8 +7,9 @@ raises.
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -70,9 +71,17 @@ class _Numbers(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+_AUTOCAST = torch.autocast
+
+
+def _autocast(device_type: str, *args: Any, **kwargs: Any) -> Any:
+    """Autocast, which torch does not have for the meta device."""
+    return nullcontext() if device_type == "meta" else _AUTOCAST(device_type, *args, **kwargs)
+
+
 @contextmanager
 def seen_waits() -> Iterator[list[str]]:
     """The lines that would wait, as they are run; the meta device is the GPU."""
     found: list[str] = []
-    with _Copies(found), _Numbers(found):
+    with _Copies(found), _Numbers(found), patch.object(torch, "autocast", _autocast):
         yield found

@@ -90,12 +90,12 @@ def hunyuan_autoencoder() -> Any:
     return randomised(AutoencoderKLHunyuanVideo(**sizes, mid_block_add_attention=False), scale=1.0)
 
 
-def qwen_autoencoder() -> Any:
+def qwen_autoencoder(**config: Any) -> Any:
     """AutoencoderKLQwenImage."""
     from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
 
     torch.manual_seed(0)
-    return AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1)
+    return AutoencoderKLQwenImage(base_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1, **config)
 
 
 def qwen21_autoencoder() -> Any:

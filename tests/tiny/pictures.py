@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -57,6 +58,39 @@ def write_clips(folder: Path) -> Path:
         first.save(folder / f"{number}.gif", save_all=True, append_images=rest, duration=60)
         (folder / f"{number}.txt").write_text(caption)
     return folder
+
+
+def write_sounding(folder: Path, *, rate: int = 24) -> Path:
+    """Two lossless clips of 16 frames of 64 x 64, with a tone at each ear."""
+    folder.mkdir()
+    for number, caption in enumerate(list(SHAPES)[:2]):
+        shape = [draw(caption, at=4 * frame).convert("RGB").resize((64, 64)) for frame in range(16)]
+        seconds = np.arange(16000) / 16000
+        tones = [np.sin(2 * np.pi * pitch * seconds) / 2 for pitch in (300 + 200 * number, 1000)]
+        write_clip(folder / f"{number}.mkv", np.stack([np.asarray(frame) for frame in shape]), np.stack(tones), rate)
+        (folder / f"{number}.txt").write_text(caption)
+    return folder
+
+
+def write_clip(path: Path, frames: np.ndarray, sound: np.ndarray | None, rate: int, sampled: int = 16000) -> Path:
+    """A lossless clip of frames, uint8 (F, H, W, 3), and sound in [-1, 1], (channels, N)."""
+    import av
+
+    with av.open(str(path), "w") as container:
+        video: Any = container.add_stream("ffv1", rate=rate)
+        video.width, video.height, video.pix_fmt = frames.shape[2], frames.shape[1], "bgr0"
+        layout = "stereo" if sound is not None and len(sound) == 2 else "mono"
+        audio: Any = None if sound is None else container.add_stream("pcm_s16le", rate=sampled, layout=layout)
+        for pixels in frames:
+            container.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(video.encode())
+        if sound is not None:
+            packed = (sound * 32767).round().astype(np.int16).T.reshape(1, -1)  # (1, N channels)
+            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format="s16", layout=layout)
+            frame.sample_rate, frame.pts = sampled, 0
+            container.mux(audio.encode(frame))
+            container.mux(audio.encode())
+    return path
 
 
 def draw(caption: str, *, at: int) -> Image.Image:

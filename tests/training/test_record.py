@@ -20,7 +20,8 @@ def test_each_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [start["step"] for start in record["starts"]] == [0, 1]
     for start in record["starts"]:
         assert start["command"] == "tread train train.steps=1 'data.token=********'"
-        assert (start["versions"]["torch"], start["versions"]["tread-diffusion"]) == (torch.__version__, __version__)
+        assert torch.__version__.startswith(start["versions"]["torch"])  # a build may add its own part: 2.11.0+cu130
+        assert start["versions"]["tread-diffusion"] == __version__
         assert start["processes"] == 1
     assert record["facts"]["grid"] == [1, 8, 8]
     assert record["facts"]["depth"] == 5

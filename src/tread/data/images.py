@@ -135,6 +135,13 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def upright_rgba(image: Image.Image) -> Image.Image:
+    """The image rotated by its EXIF tag, with its transparency; opaque if it has none."""
+    if image.has_transparency_data and image.mode[0] not in "IF":
+        return ImageOps.exif_transpose(image).convert("RGBA")
+    return upright_rgb(image).convert("RGBA")
+
+
 def _is_image(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 

@@ -196,7 +196,7 @@ def _cached(shard: Shard) -> Columns:
             if columns is None:
                 columns = _index_one(shard)
                 with atomic_write(cache) as file:
-                    np.savez(file, allow_pickle=False, **columns)
+                    np.savez(file, **columns)  # pyright: ignore[reportArgumentType]
     except (OSError, RuntimeError) as error:
         # the same text for every shard, so that Python shows it once
         warnings.warn(

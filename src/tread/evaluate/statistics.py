@@ -194,7 +194,7 @@ class Tally:
         if self.vectors:
             arrays["vectors"] = np.concatenate(self.vectors)  # (N, D)
         with atomic_write(path) as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
     @classmethod
     def load(cls, path: Path) -> Self:

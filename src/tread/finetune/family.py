@@ -75,13 +75,17 @@ class TuneFamily(ABC):
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
     one_length: ClassVar[bool] = False
     """Whether the texts of a batch must have one length, because the model has no text mask or counts padding."""
-    pixel_parts: ClassVar[tuple[str, ...]] = ("vae",)
+    one_sample: ClassVar[bool] = False
+    """Whether a forward of the stock model is one sample; then `one_length` holds too."""
+    one_dtype: ClassVar[bool] = False
+    """Whether the stock model fails with float32 weights under autocast."""
+    pixel_parts: tuple[str, ...] = ("vae",)
     """Parts of the pipeline that `encode_pixels` needs."""
     needed_parts: ClassVar[tuple[str, ...]] = ()
     """Parts without which the stock pipeline cannot be made."""
     drawing_parts: ClassVar[tuple[str, ...]] = ()
     """Further parts of the pipeline that previews need."""
-    lora_targets: ClassVar[tuple[str, ...]]
+    lora_targets: tuple[str, ...]
     """Names of the linears that get an adapter unless a config names others."""
     imported_first: ClassVar[str | None] = None
     """A module that must be imported before diffusers, else the stock pipeline does not load."""
@@ -89,6 +93,12 @@ class TuneFamily(ABC):
     """Whether latents have a frame axis; an image is then a video of one frame."""
     packages: tuple[str, ...] = ()
     """Packages that the stock pipeline needs beside diffusers and transformers."""
+    alpha: ClassVar[bool] = False
+    """Whether pixels have a fourth channel, for transparency."""
+    layered: ClassVar[bool] = False
+    """Whether the references of a sample are its layers, drawn with it, and a preview begins with the image alone."""
+    layers: int = 0
+    """Layers of a preview, if `layered`."""
     sees_references: bool = False
     """Whether the text encoder sees the reference images too: `encode_seen` then encodes every caption."""
     sees_first_frame: bool = False
@@ -114,6 +124,8 @@ class TuneFamily(ABC):
 
     result_name: ClassVar[str] = ""
     """The attribute of the stock pipeline's output that holds the pictures; empty: images, or frames of videos."""
+    result_alone: ClassVar[bool] = False
+    """Whether that attribute holds the one picture of a call, and no list of pictures."""
 
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""
@@ -121,6 +133,8 @@ class TuneFamily(ABC):
     """Whether the first frame is given; `open_family` sets it for pipelines of `image_pipelines`."""
     frame_rate: float = 16
     """Frames per second of clips; `framerate` of a config replaces the family's."""
+    sound_rate: int | None = None
+    """Samples per second of the sound that is trained with a clip; None: none is."""
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         self.source = source
@@ -250,6 +264,10 @@ class TuneFamily(ABC):
         """One batch of texts. Texts of equal shape are stacked; a family with ragged text pads them and adds a mask."""
         return {name: torch.stack([text[name] for text in texts]) for name in texts[0]}
 
+    def collated(self, batch: Batch) -> Batch:
+        """A batch of latents and texts with what depends on both; on the host, before it moves to the device."""
+        return batch
+
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         """Pixels (B, 3, F, H, W) in [-1, 1], F = 1 for images -> latents `mean` and, if the autoencoder has it, `std`.
 
@@ -261,6 +279,23 @@ class TuneFamily(ABC):
     def target(self, *, shift: float | None, distance: Distance) -> Target:
         """The training target; `shift` replaces the shift of the stock scheduler."""
         return FlowTarget.from_scheduler(self.source.config("scheduler"), shift=shift, distance=distance)
+
+    def train_sound(self) -> None:
+        """Train the sound of clips too; a family that draws sound sets `sound_rate`."""
+        raise ConfigError(
+            f"sound is 'train', but a {self.source.pipeline_name} draws no sound that tread finetune trains (that of "
+            "LTX-2 is): leave sound out, or set it to 'keep'."
+        )
+
+    def encode_sound(self, pipeline: Any, waveform: Tensor) -> Batch:
+        """Sound of clips (B, 2, N) at `sound_rate` -> normalised latents (B, L, D), `sound.mean` and `sound.std`."""
+        raise NotImplementedError
+
+    def predict_with_sound(
+        self, model: nn.Module, noisy: Tensor, sound: Tensor, time: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """The prediction for noisy latents, as `predict`'s, and that for the noisy latents of their sound."""
+        raise NotImplementedError
 
     @abstractmethod
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
@@ -276,6 +311,10 @@ class TuneFamily(ABC):
     def tokens(self, latents: Tensor) -> int:
         """Number of target tokens of latents of this shape."""
         return math.prod(size // patch for size, patch in zip(self._grid(latents), self.patch, strict=True))
+
+    def shifting_tokens(self, latents: Tensor) -> int:
+        """The number of tokens by which the target shifts times."""
+        return self.tokens(latents)
 
     def any_in_token(self, latents: Tensor) -> Tensor:
         """Bool, shaped like latents with one channel -> (B, S): True for tokens with any True in their patch."""

@@ -17,7 +17,7 @@ from tread.config.schema import parse, plain
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, masked, shown
-from tread.finetune.data.prepare import check_flips, check_references, check_sizes
+from tread.finetune.data.prepare import DTYPES, check_flips, check_references, check_sizes, check_sound
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model import scratch
@@ -45,6 +45,7 @@ SHAPES = (
     "lycoris_config",
     "use_dora",
     "experts",
+    "sound",
 )
 """Settings that decide which weights are trained, and so cannot change on resume."""
 
@@ -102,6 +103,7 @@ def open_model(config: FinetuneConfig) -> TuneFamily:
         config.tokenizer_max_length,
         first_frame=config.first_frame,
         frame_rate=config.framerate,
+        sound=config.sound == "train",
     )
     warn_once(distilled_risks(family), set())
     if (plan := config.plan()) is not None and source.depth:
@@ -131,12 +133,35 @@ def target_of(config: FinetuneConfig, family: TuneFamily) -> Target:
 
 
 def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
-    """Refuse batches of texts to a model that reads padding."""
+    """Refuse batches to a model that reads one sample at a time, or padding."""
+    if family.one_sample and config.train_batch_size > 1:
+        raise ConfigError(
+            f"train_batch_size is {config.train_batch_size}, but the model of {family.name} reads one sample at a "
+            "time: set it to 1 and raise gradient_accumulation_steps."
+        )
     if family.one_length and config.train_batch_size > 1:
         raise ConfigError(
             f"train_batch_size is {config.train_batch_size}, but the model of {family.name} would read the padding of "
             "captions that share a batch: set it to 1 and raise gradient_accumulation_steps."
         )
+
+
+def check_dtypes(config: FinetuneConfig, family: TuneFamily) -> None:
+    """Refuse float32 weights under autocast to a model whose stock forward then mixes dtypes."""
+    low = torch.cuda.is_available() or config.base_model_precision == "bf16"
+    autocast = config.mixed_precision == "bf16" or (config.mixed_precision == "auto" and low)
+    if family.one_dtype and autocast and job_dtype(replace(config, mixed_precision="bf16")) == torch.float32:
+        raise ConfigError(
+            f"mixed_precision is bf16 and the weights of {family.name} are float32, which its stock model cannot mix: "
+            "set mixed_precision to 'no', or train a LoRA on a base in bf16 (base_model_precision no_change)."
+        )
+
+
+def job_dtype(config: FinetuneConfig) -> torch.dtype:
+    """Frozen weights as they are computed with; trained ones in float32, because small steps are lost in bfloat16."""
+    if config.base_model_precision in DTYPES:
+        return DTYPES[config.base_model_precision]
+    return torch.bfloat16 if config.adapts and config.mixed_precision == "bf16" else torch.float32
 
 
 def check_resumed(config: FinetuneConfig) -> None:
@@ -187,6 +212,7 @@ def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) 
     yield lambda: check_image(config, family)
     yield lambda: check_frames(config, family)
     yield lambda: check_batch(config, family)
+    yield lambda: check_dtypes(config, family)
     if config.quantized:
         yield lambda: check_precision(config.base_model_precision, device)
     trained = {part for part, _, _ in trained_experts(config, family)}
@@ -222,3 +248,4 @@ def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
     if family is not None:
         check_references(family, collected.samples)
         check_sizes(family, collected.samples, configs)
+        check_sound(family, collected.samples, configs)

@@ -5,10 +5,11 @@
 - An expert that is not trained is loaded too. Its layers stay on the CPU and move to the device one at a time (group
   offload), so that it takes no memory beside the expert in training.
 - The initial noise is the same at every step, so that previews of different steps can be compared.
-- An image is saved as PNG, a video as an animated WebP and a strip of its frames.
+- An image is saved as PNG, a video as an animated WebP and a strip of its frames, sound that is trained as WAV.
 """
 
 import gc
+import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +74,13 @@ class Previews:
         with writing(self.folder / "previews"):
             (self.folder / "previews").mkdir(exist_ok=True)
         for index, (prompt, text) in enumerate(self.prompts):
-            picture = self._call(pipeline, text, device)
+            picture, sound = self._call(pipeline, text, device)
             stem = self.folder / "previews" / f"step-{step:08d}-{index}"
             if self.accelerator.is_main_process:
                 with writing(stem):
                     path = _save(picture, stem, self.family.frame_rate)
+                    if sound is not None:
+                        _save_sound(sound, pipeline.vocoder.config.output_sampling_rate, stem.with_suffix(".wav"))
                 drawn.append((prompt, path.relative_to(self.folder).as_posix()))
                 self._track(f"preview {index}: {prompt[:60]}", path, step)
         del pipeline
@@ -85,7 +88,9 @@ class Previews:
             gc.collect()  # the expert and its hooks form a cycle: it would still be in memory at the next previews
         return drawn
 
-    def _call(self, pipeline: Any, text: Text, device: torch.device) -> Any:
+    def _call(self, pipeline: Any, text: Text, device: torch.device) -> tuple[Any, torch.Tensor | None]:
+        """The picture, or the frames, of a prompt, and the sound (channels, N) if that is trained."""
+
         def moved(entry: Text) -> Text:
             return {name: tensor.to(device) for name, tensor in entry.items()}
 
@@ -106,7 +111,9 @@ class Previews:
         if (last := self.config.validation_last_image) is not None:
             arguments["last_image"] = _opened(last).resize((self.width, self.height))
         output = pipeline(**arguments, output_type="pil")
-        return getattr(output, family.result_name or ("frames" if family.video else "images"))[0]
+        drawn = getattr(output, family.result_name or ("frames" if family.video else "images"))
+        sound = None if family.sound_rate is None else output.audio[0]
+        return drawn if family.result_alone else drawn[0], sound
 
     def _track(self, name: str, path: Path, step: int) -> None:
         with Image.open(path) as image:
@@ -142,7 +149,8 @@ def make_previews(
 
 def check_image(config: FinetuneConfig, family: TuneFamily) -> None:
     """Refuse images for previews that do not exist or that a model cannot take, or their lack."""
-    pipeline, most = family.source.pipeline_name, max(1, family.reference_counts.stop - 1)
+    pipeline = family.source.pipeline_name
+    most = 1 if family.layered else max(1, family.reference_counts.stop - 1)
     last = config.validation_last_image
     for name, argument, images, taken, needed in (
         ("validation_image", "image", config.validation_images, family.takes_image, family.needs_image),
@@ -194,7 +202,17 @@ def _save(picture: Any, stem: Path, frame_rate: float) -> Path:
     strip = Image.new("RGB", (sum(frame.width for frame in chosen), chosen[0].height))
     left = 0
     for frame in chosen:
-        strip.paste(frame, (left, 0))
+        strip.paste(upright_rgb(frame), (left, 0))
         left += frame.width
     strip.save(still)
     return still
+
+
+def _save_sound(sound: torch.Tensor, rate: int, path: Path) -> None:
+    """Save sound (channels, N) in [-1, 1] as 16-bit samples."""
+    samples = (sound.float().clamp(-1, 1) * 32767).round().to(torch.int16).T.contiguous().cpu().numpy()
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(sound.shape[0])
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples.astype("<i2").tobytes())

@@ -17,7 +17,7 @@ import tread
 from tread.attach.registry import layers_of
 from tread.config.schema import plain
 from tread.errors import Stopped
-from tread.finetune.data.prepare import DTYPES, prepare
+from tread.finetune.data.prepare import prepare
 from tread.finetune.experts import joined
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
@@ -25,7 +25,7 @@ from tread.finetune.model import scratch
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.existing import put_in, read_adapter
 from tread.finetune.model.quantize import METHODS, quantize
-from tread.finetune.preflight import check_model, open_model, resumed_checkpoints, trained_experts
+from tread.finetune.preflight import check_model, job_dtype, open_model, resumed_checkpoints, trained_experts
 from tread.finetune.result.hub import push
 from tread.finetune.result.write import RECORD, has_result, write_result
 from tread.finetune.settings import FinetuneConfig
@@ -146,11 +146,11 @@ def load_stock(config: FinetuneConfig, family: TuneFamily, part: str) -> nn.Modu
     process is to read a shard of all weights."""
     if config.init == "scratch":
         model = scratch.make(family.source, part, seed=_seed(config, part))
-        return model if _dtype(config) == torch.float32 else model.to(_dtype(config))
+        return model if job_dtype(config) == torch.float32 else model.to(job_dtype(config))
     # all weights are float32, and too many for one process: filled when they are sharded
-    lazily = config.sharded and not config.adapts and _dtype(config) == torch.float32
+    lazily = config.sharded and not config.adapts and job_dtype(config) == torch.float32
     empty = family.source.empty(part) if lazily else None
-    return family.source.transformer(part, dtype=_dtype(config)) if empty is None else empty
+    return family.source.transformer(part, dtype=job_dtype(config)) if empty is None else empty
 
 
 def make_trainable(
@@ -197,13 +197,6 @@ def make_trainable(
 def _seed(config: FinetuneConfig, part: str) -> int:
     """The seed of new weights: those of an adapter, or of a whole transformer."""
     return int(noise.bits(config.seed, *part.encode()))
-
-
-def _dtype(config: FinetuneConfig) -> torch.dtype:
-    """Frozen weights as they are computed with; trained ones in float32, because small steps are lost in bfloat16."""
-    if config.base_model_precision in DTYPES:
-        return DTYPES[config.base_model_precision]
-    return torch.bfloat16 if config.adapts and config.mixed_precision == "bf16" else torch.float32
 
 
 def attach_routes(config: FinetuneConfig, model: nn.Module) -> Handle | None:

@@ -78,6 +78,9 @@ schedule of the routes."""
     first_frame: bool = False
     """Give each clip's first frame to a model that draws from text alone too (LTX-Video, Wan 2.2 TI2V), which then \
 learns image-to-video; image-to-video models are given it anyway."""
+    sound: Literal["keep", "train"] = "keep"
+    """Whether LTX-2, which draws sound with its video, is trained on the sound of clips too; keep: that part of the \
+model stays as it is, and clips are trained without their sound."""
 
     data: str | dict[str, Any] | tuple[str | dict[str, Any], ...]
     """What to train on: a folder or table, a mapping, or a list of these; docs/data.md lists the keys."""

@@ -38,9 +38,12 @@ LARGE = 10e9
 """Bytes of transformer weights at which the base is quantized."""
 LARGE_FAMILIES = (
     *("chroma", "cogvideox", "flux", "flux2", "hidream", "hunyuanvideo", "hunyuanvideo1", "krea2", "ltxvideo2"),
-    *("qwen_image", "qwen_image21"),
+    *("qwen_image", "qwen_image21", "qwen_layered", "cosmos3"),
 )
 """Families whose usual model is LARGE, for a model that is not on this disk."""
+
+
+NO_PREVIEWS = "# Previews of this model begin with an image: set validation_prompt and validation_image to see some."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,7 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
     """The YAML of a first LoRA run, or of a first run from scratch."""
     known = family_class(family)
     found = _look_at_model(family, model)
-    entry, samples = _look_at_data(data, video=known.video, model=found)
+    entry, samples = _look_at_data(data, video=known.video, layered=known.layered, model=found)
     resolution = _resolution(samples, 480 if known.video else known.usual_side, found.multiple)
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
@@ -75,7 +78,7 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
     steps = SCRATCH_STEPS if scratch else min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
     every = min(5000 if scratch else 500, steps // 2)
     prompt = samples[0].captions[0] if samples else "a photo"
-    image = _first_images(samples) if found.takes_references else None
+    image = _first_images(samples, known.layered) if found.takes_references else None
     draws = image is not None or not found.needs_image
 
     sections: list[dict[str, Any]] = [
@@ -115,8 +118,9 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
             "checkpoints_total_limit": 3,
             "resume_from_checkpoint": "latest",
         },
-        {"eval_steps_interval": every // 5, "validation_prompt": prompt, "validation_steps": every}
-        | ({"validation_image": image} if image else {} if draws else {"validation_steps": 0}),
+        {"eval_steps_interval": every // 5}
+        | ({"validation_prompt": prompt, "validation_steps": every} if draws else {})
+        | ({"validation_image": image} if image else {}),
     ]
     routes = (
         [
@@ -128,7 +132,8 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
     )
     what = f"A new transformer for {model}" if scratch else f"A LoRA of {model}"
     title = f"# {what}, trained with routing.  Run: tread finetune THIS_FILE [key=value ...]"
-    return "\n\n".join([title, *(_section(section, routes) for section in sections)]) + "\n"
+    written = "\n\n".join([title, *(_section(section, routes) for section in sections)])
+    return written + ("\n" if draws else f"\n{NO_PREVIEWS}\n")
 
 
 def _look_at_model(family: str, place: str) -> Model:
@@ -153,17 +158,26 @@ def _is_large(family: str, place: str) -> bool:
     return sum(path.stat().st_size for path in Path(place, "transformer").glob("*.safetensors")) >= LARGE
 
 
-def _look_at_data(place: str, *, video: bool, model: Model) -> tuple[dict[str, Any], list[Sample]]:
+def _look_at_data(place: str, *, video: bool, layered: bool, model: Model) -> tuple[dict[str, Any], list[Sample]]:
     """The data entry for a folder or table, and its samples."""
     entry = data_configs(place)[0]
     folder = Path(place)
-    pairs = _beside(folder, ("references", "reference", "sources", "source")) if model.takes_references else None
-    if pairs is None and model.needs_references:
+    pairs: Path | list[Path] | None = None
+    if model.takes_references:
+        pairs = _beside(folder, ("references", "reference", "sources", "source"))
+    if pairs is None and layered:
+        pairs = sorted(path for path in folder.parent.glob(f"{folder.name}-layer-*") if path.is_dir())
+        if not pairs:
+            pairs = [folder.with_name(f"{folder.name}-layer-{number}") for number in (1, 2)]
+            message = f"the model trains on images with their layers: put these, named as in {place}, into folders "
+            warnings.warn(f"{message}like {pairs[0]}, from the back to the front.", TreadWarning, stacklevel=2)
+    elif pairs is None and model.needs_references:
         pairs = folder.with_name(f"{folder.name}-reference")
         message = f"the model trains on pairs: put the source images, named as in {place}, into {pairs}."
         warnings.warn(message, TreadWarning, stacklevel=2)
     if pairs is not None:
-        entry |= {"conditioning_data_dir": str(pairs), "conditioning_type": "reference"}
+        folders = [str(path) for path in pairs] if isinstance(pairs, list) else str(pairs)
+        entry |= {"conditioning_data_dir": folders, "conditioning_type": "reference"}
     elif masks := _beside(folder, ("masks", "mask")):
         entry |= {"conditioning_data_dir": str(masks), "conditioning_type": "mask"}
     told: list[str] = []
@@ -203,8 +217,10 @@ def _route(depth: int, ratio: float) -> dict[str, float | int]:
     return {"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}
 
 
-def _first_images(samples: list[Sample]) -> str | list[str] | None:
-    """The reference or references of a sample, for previews, if the data has them as files."""
+def _first_images(samples: list[Sample], layered: bool) -> str | list[str] | None:
+    """The reference or references of a sample, for previews, if the data has them as files; of layers, their image."""
+    if layered:
+        return next((str(sample.place) for sample in samples if isinstance(sample.place, Path)), None)
     files = ([str(place) for place in sample.references if isinstance(place, Path)] for sample in samples)
     found = next(filter(None, files), None)
     return found[0] if found is not None and len(found) == 1 else found

@@ -4,6 +4,7 @@
   latent drawn from its moments. A run is the same whatever the number of processes, and resumes exactly.
 - Masked loss: the mean of the error under the weights. Every token that carries any weight is forced, by the very
   weights the loss uses; the count is taken on the host, before the batch moves to the device.
+- Sound that is trained with a clip has noise of its own at the clip's time, and its loss is added. It is not routed.
 - The validation loss is dense, on fixed noise and evenly spread times, without the weights of entries and times and
   without an offset of the noise: the routed training loss shows the missing tokens, this one shows the quality.
 """
@@ -47,8 +48,8 @@ from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted
 
-LATENT, NOISE, TIME, EXPERT, VALIDATION, OFFSET = (
-    int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali", b"offs")
+LATENT, NOISE, TIME, EXPERT, VALIDATION, OFFSET, SOUND = (
+    int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali", b"offs", b"soun")
 )
 
 
@@ -123,7 +124,7 @@ class Finetuning:
     def _token_grid(self) -> list[int]:
         """Frames, rows and columns of the target tokens of a typical sample."""
         bucket, family = self.data.bucket, self.family
-        frames = 1 + (bucket.frames - 1) // family.frame_factor
+        frames = 1 + (family.layers if family.layered else (bucket.frames - 1) // family.frame_factor)
         latents = (frames, bucket.height // family.factor, bucket.width // family.factor)
         return [size // patch for size, patch in zip(latents, family.patch, strict=True)]
 
@@ -196,7 +197,7 @@ class Finetuning:
             yield self._on_device(batch)
 
     def _collate(self, items: Sequence[Any]) -> Batch:
-        return self.train_set.collate(items, self.family.collate_text)
+        return self.family.collated(self.train_set.collate(items, self.family.collate_text))
 
     def _on_device(self, batch: Batch) -> TuneBatch:
         forced = self._forced(batch)  # on the host: its count must not wait for the device
@@ -289,12 +290,17 @@ class Finetuning:
         drawn = noise.per_sample_normal(seed, where, x.shape[1:], NOISE)
         if offset is not None:
             drawn = drawn + offset
-        time = target.times(u, family.tokens(x))
+        time = target.times(u, family.shifting_tokens(x))
         noisy = target.mix(x, drawn, time)
         own = family.weight(batch)
         if own is not None:
             noisy = torch.where(own > 0, noisy, x)
-        prediction = family.predict(caller(model, span.expert, self._several), noisy, time, batch)  # pyright: ignore[reportArgumentType]
+        call: Any = caller(model, span.expert, self._several)
+        of_sound = None
+        if "sound.mean" in batch:
+            prediction, of_sound = self._with_sound(call, noisy, time, batch, where, seed, target)
+        else:
+            prediction = family.predict(call, noisy, time, batch)
         error = target.error(prediction, x, drawn, time).mean(1, keepdim=True)  # (B, 1, [F,] H, W)
         weight = batch["weight"].expand_as(error) if "weight" in batch else torch.ones_like(error)
         if own is not None:
@@ -305,7 +311,19 @@ class Finetuning:
         if kept is not None:  # references come after the target's tokens
             weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
         # a sample whose mask is all black teaches nothing instead of dividing by zero
-        return (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
+        losses = (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
+        return losses if of_sound is None else losses + of_sound
+
+    def _with_sound(
+        self, call: Any, noisy: Tensor, time: Tensor, batch: Batch, where: Tensor, seed: int, target: Target
+    ) -> tuple[Tensor, Tensor]:
+        """The prediction of the picture, and the loss of each sample's sound, (B,): noise of its own, the same time."""
+        mean, std = batch["sound.mean"].float(), batch["sound.std"].float()  # (B, L, D)
+        sound = mean + std * noise.per_sample_normal(seed, where, mean.shape[1:], LATENT, SOUND)
+        drawn = noise.per_sample_normal(seed, where, mean.shape[1:], NOISE, SOUND)
+        given = target.mix(sound, drawn, time)
+        prediction, heard = self.family.predict_with_sound(call, noisy, given, time, batch)
+        return prediction, target.error(heard, sound, drawn, time).flatten(1).mean(1)
 
     def reviews(self, step: int) -> dict[str, Review]:
         """The dense validation loss, also of checkpoints that compete for the best, and previews."""
@@ -331,7 +349,7 @@ class Finetuning:
         total = torch.zeros((), device=device, dtype=torch.float64)
         for part, chunk, counts in self._shared(self._validation_batches(), rank, world):
             items = [self.held_out[i, False] for i, _ in chunk]
-            batch = self.held_out.collate(items, self.family.collate_text)
+            batch = self.family.collated(self.held_out.collate(items, self.family.collate_text))
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
             where = torch.tensor([i for i, _ in chunk], device=device)
             u = torch.tensor([u for _, u in chunk], device=device)

@@ -38,6 +38,8 @@ class Tiny:
     """How many source images an edit has; the second is the first one mirrored."""
     appended: bool = True
     """Source images are tokens after the target's, not channels."""
+    condition: float | None = None
+    """Tokens after the target's, as a share of them, where they are not those of the source images."""
     truncates: bool = True
     """The stock pipeline cuts a prompt that is too long; else it fails."""
     one_prompt: bool = False
@@ -50,6 +52,8 @@ class Tiny:
     """The pipeline draws its noise with the channels last."""
     one_length: bool = False
     """Texts of a batch have one length."""
+    one_sample: bool = False
+    """A batch is one sample."""
     decodes: bool = True
     """The stock pipeline decodes the latents that its loop ends with as they are."""
     negative: str = "two dogs"
@@ -84,6 +88,13 @@ class Tiny:
     """Latents as the pipeline returns them."""
     stepped: Callable[[Any, Tensor], Tensor] | None = None
     """Latents as the pipeline's loop steps them, where that is not as it returns them."""
+
+    @property
+    def beside(self) -> float:
+        """Tokens that are kept after the target's, as a share of them."""
+        if self.condition is not None:
+            return self.condition
+        return self.references if self.reference and self.appended else 0
 
     def images(self, pixels: Tensor) -> list[Tensor]:
         """The source images of an edit, from pixels (1, 3, F, H, W)."""

@@ -1,4 +1,4 @@
-"""LTX-2: of text, of a first frame, and 2.3, whose text is projected for each modality; drawn without sound.
+"""LTX-2: of text, of a first frame, 2.3, whose text is projected for each modality, and 2.5; drawn without sound.
 
 The stock pipeline draws both streams with attention between them; a hook isolates them, as its own guidance does.
 """
@@ -21,13 +21,15 @@ AUDIO = {"audio_num_attention_heads": 2, "audio_attention_head_dim": 8, "audio_c
 GATES = {"gated_attn": True, "cross_attn_mod": True, "audio_gated_attn": True, "audio_cross_attn_mod": True}
 NEWER: dict[str, Any] = GATES | {"rope_type": "split", "perturbed_attn": True, "use_prompt_embeddings": False}
 """The transformer of LTX-2.3."""
+NEWEST: dict[str, Any] = {"ff_bias": False, "use_prompt_adaln_single": False, "use_keyframes_abs_pos_embedding": True}
+"""What LTX-2.5 has beside it."""
 
 
-def build(pipeline: str = "LTX2Pipeline", *, newer: bool = False) -> Any:
+def build(pipeline: str = "LTX2Pipeline", *, newer: bool = False, **config: Any) -> Any:
     diffusers: Any = importlib.import_module("diffusers")
     connectors: Any = importlib.import_module("diffusers.pipelines.ltx2.connectors")
     shifts = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "shift_terminal": 0.1}
-    sizes = {**VIDEO, **AUDIO, "caption_channels": 16, **(NEWER if newer else {})}
+    sizes = {**VIDEO, **AUDIO, "caption_channels": 16, **(NEWER if newer else {}), **config}
     heads = {"video_connector_num_attention_heads": 2, "audio_connector_num_attention_heads": 2}
     heads |= {"video_connector_attention_head_dim": 12 if newer else 8, "audio_connector_attention_head_dim": 8}
     heads |= {"video_connector_num_learnable_registers": 8, "audio_connector_num_learnable_registers": 8}
@@ -84,4 +86,5 @@ CASES = [
         arguments=lambda pixels: first_frame(pixels) | PLAIN | AS_VIDEO | {"image_crf": 0},
     ),
     ltx(name="ltxvideo2-2.3", build=partial(build, newer=True)),
+    ltx(name="ltxvideo2-2.5", build=partial(build, newer=True, **NEWEST)),
 ]

@@ -27,7 +27,7 @@ def probe_clip(path: Path) -> tuple[int, int, int]:
     first = next(read_clip(path), None)
     if first is None:
         raise ValueError("it has no frames")
-    with _open(path) as container:
+    with open_clip(path) as container:
         stream = container.streams.video[0]
         frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
     return *first.size, frames
@@ -35,7 +35,7 @@ def probe_clip(path: Path) -> tuple[int, int, int]:
 
 def clip_seconds(path: Path) -> float:
     """The duration of a clip: its frames at its average rate."""
-    with _open(path) as container:
+    with open_clip(path) as container:
         stream = container.streams.video[0]
         frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
         if not stream.average_rate:
@@ -55,7 +55,7 @@ Timed = tuple[Image.Image, float | None, float | None]
 
 def timed_clip(path: Path) -> Iterator[Timed]:
     """The frames of a clip with their times."""
-    with _open(path) as container:
+    with open_clip(path) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")
         for frame in container.decode(container.streams.video[0]):
@@ -94,7 +94,8 @@ def resampled_count(seconds: float, rate: float) -> int:
     return max(1, math.ceil(seconds * rate - _ROUNDING))
 
 
-def _open(path: Path) -> Any:
+def open_clip(path: Path) -> Any:
+    """The container of a clip, as PyAV opens it."""
     with needs("reading clips needs PyAV", "data"):
         import av
     return av.open(str(regular(path)))

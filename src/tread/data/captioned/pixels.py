@@ -1,6 +1,6 @@
 """The pixels of one sample in its bucket, from an image, an animation or a clip.
 
-- Rotated by EXIF or the container's tag, RGB, transparency over white, as `images.py` reads files.
+- Rotated by EXIF or the container's tag, RGB, transparency over white unless it is asked for, as in `images.py`.
 - Scaling and cropping are one resampling with Pillow's antialiased bicubic filter.
 - An animation (GIF, WebP, PNG) is a clip if the bucket has several frames, else its first frame.
 - A file that cannot be read raises a DataError that names it.
@@ -59,38 +59,36 @@ def count_frames(place: Place, rate: float) -> int:
             return clips.resampled_count(sum(_seconds(frame) for frame in ImageSequence.Iterator(image)), rate)
 
 
-def read_pixels(place: Place, crop: Crop) -> Tensor:
-    """The picture in its bucket: uint8 (F, H, W, 3)."""
+def read_pixels(place: Place, crop: Crop, *, alpha: bool = False) -> Tensor:
+    """The picture in its bucket: uint8 (F, H, W, 3), or (F, H, W, 4) with its transparency."""
     bucket = crop.bucket
     frames: list[np.ndarray] = []
     with reading(place):
-        frames_read = _frames(place) if crop.frame_rate is None else clips.resampled(_timed(place), crop.frame_rate)
+        timed = _timed(place, alpha=alpha)
+        frames_read = (
+            (frame for frame, _, _ in timed) if crop.frame_rate is None else clips.resampled(timed, crop.frame_rate)
+        )
         for frame in itertools.islice(frames_read, bucket.frames):
             left, top, right, bottom = box = crop.box(frame.size)
             if not math.isclose((right - left) * bucket.height, (bottom - top) * bucket.width, rel_tol=1e-3):
                 raise ValueError(f"its {frame.width}x{frame.height} pixels have another shape than its header says")
             fitted = frame.resize((bucket.width, bucket.height), Image.Resampling.BICUBIC, box=box)
             fitted = fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else fitted
-            frames.append(np.asarray(fitted))  # (H, W, 3)
+            frames.append(np.asarray(fitted))  # (H, W, 3 or 4)
         if len(frames) < bucket.frames:
             raise ValueError(f"it ends after {len(frames)} of {bucket.frames} frames")
-    return torch.from_numpy(np.stack(frames))  # (F, H, W, 3)
+    return torch.from_numpy(np.stack(frames))  # (F, H, W, 3 or 4)
 
 
-def _frames(place: Place) -> Iterator[Image.Image]:
-    for frame, _, _ in _timed(place):
-        yield frame
-
-
-def _timed(place: Place) -> Iterator[clips.Timed]:
-    """The frames of a picture with their times."""
+def _timed(place: Place, *, alpha: bool) -> Iterator[clips.Timed]:
+    """The frames of a picture with their times; those of a clip have no transparency."""
     if isinstance(place, Path) and is_clip(place):
         yield from clips.timed_clip(place)
         return
     start = 0.0
     with Image.open(opened(place)) as image:
         for frame in ImageSequence.Iterator(image):
-            yield images.upright_rgb(frame), start, _seconds(frame)
+            yield images.upright_rgba(frame) if alpha else images.upright_rgb(frame), start, _seconds(frame)
             start += _seconds(frame)
 
 

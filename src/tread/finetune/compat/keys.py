@@ -133,7 +133,8 @@ RULES: dict[str, Rule] = {
     "validation_lycoris_strength": ignored("previews use the adapter at full strength"),
     **_each("validation_torch_compile validation_noise_scheduler", _PREVIEW),
     **_each(
-        "validation_audio_duration validation_lyrics audio_flow_schedule_shift", ignored("no family here has sound")
+        "validation_audio_duration validation_lyrics audio_flow_schedule_shift",
+        ignored("no model of sound alone is tuned here; that of clips has the times of its picture"),
     ),
     "evaluation_type": ignored("the dense validation loss is what is logged (num_eval_images)"),
     "eval_dataset_id": ignored("entries of dataset_type eval are the evaluation data"),
@@ -205,7 +206,8 @@ PREFIXES: dict[str, Rule] = {
     "model_card_": _UPLOAD,
     "sdnq_": _SDNQ,
     "ramtorch_": _RAMTORCH,
-    **_each("ideogram_ cosmos3_ cosmos_ ltx hidream_ minimax", ignored("an option of another family")),
+    **_each("ideogram_ cosmos_ ltx hidream_ minimax", ignored("an option of another family")),
+    "cosmos3_": ignored("the half of Cosmos 3 that draws is trained, and the half that reads stays as it is"),
     "webhook_": ignored("nothing is posted"),
     "aws_": ignored("data is read from local folders"),
     "fsdp_": ignored("an option of fsdp_enable"),
@@ -236,7 +238,7 @@ DATA_RULES: dict[str, Rule] = {
     ),
     "parquet": unless_off("write type: huggingface with dataset_name, or metadata_file with a CSV or JSONL"),
     "conditioning": unless_off("make those images first, and name their folder in conditioning_data_dir"),
-    "audio": ignored("no family here has sound; the pictures are used"),
+    "audio": ignored("the sound of clips is trained if the config says sound: train (LTX-2)"),
     "probability": unless_off("write repeats", off=(1, *OFF)),
     **_each("is_regularisation_data is_regularization_data", entries.regularisation),
     "aws_bucket_name": unless_off("copy the data to a local folder"),

@@ -27,6 +27,13 @@ MODELS: dict[str, dict[str, str]] = {
     },
     "cosmos": {"2b": "nvidia/Cosmos-Predict2-2B-Text2Image", "14b": "nvidia/Cosmos-Predict2-14B-Text2Image"},
     "cosmos_video": {"2b": "nvidia/Cosmos-Predict2-2B-Video2World", "14b": "nvidia/Cosmos-Predict2-14B-Video2World"},
+    "cosmos3": {
+        "nano": "nvidia/Cosmos3-Nano",
+        "edge": "nvidia/Cosmos3-Edge",
+        "super": "nvidia/Cosmos3-Super",
+        "super-i2v": "nvidia/Cosmos3-Super-Image2Video",
+        "super-t2i": "nvidia/Cosmos3-Super-Text2Image",
+    },
     "flux": {
         "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",
@@ -103,6 +110,7 @@ MODELS: dict[str, dict[str, str]] = {
         "edit-v3": "Qwen/Qwen-Image-Edit-2511",
     },
     "qwen_image21": {"v2.1": "Qwen/Qwen-Image-2.1"},
+    "qwen_layered": {"v1.0": "Qwen/Qwen-Image-Layered"},
     "sd3": {"medium": "stabilityai/stable-diffusion-3.5-medium", "large": "stabilityai/stable-diffusion-3.5-large"},
     "wan": {
         "t2v-480p-1.3b-2.1": "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",

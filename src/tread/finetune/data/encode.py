@@ -28,13 +28,14 @@ from tread.data.captioned.buckets import Bucket, enlargement
 from tread.data.captioned.finding import Skipped
 from tread.data.captioned.masks import latent_weight, read_mask
 from tread.data.captioned.pixels import read_pixels
+from tread.data.captioned.sounds import read_sound
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, Entry, ItemKind, Tensors, Texts
 from tread.finetune.data.items import Items, Picture, read_image
 from tread.words import counted
 
-EncodePixels = Callable[[Tensor], Tensors]
-"""(B, 3, F, H, W) in [-1, 1] -> tensors with a batch axis."""
+EncodePixels = Callable[..., Tensors]
+"""(B, 3 or 4, F, H, W) in [-1, 1] and, where it is trained, sound (B, 2, N) -> tensors with a batch axis."""
 EncodeText = Callable[[Sequence[str]], list[Tensors]]
 """Captions -> the embeddings of each, without a batch axis."""
 EncodeSeen = Callable[[str, Sequence[Image]], Tensors]
@@ -88,23 +89,23 @@ def _encode_pictures(
     todo = {bucket: [p for p in share if not cache.has("latents", p.key)] for bucket, share in shares.items()}
     total, missing = (sum(len(members) for members in by.values()) for by in (shares, todo))
 
-    def encode_all(pixels: Tensor) -> list[Tensors]:
-        encoded = encode(pixels)
-        return [{name: tensor[i] for name, tensor in encoded.items()} for i in range(len(pixels))]
+    def encode_all(rows: list[tuple[Tensor, ...]]) -> list[Tensors]:
+        pixels, *sound = (torch.stack(column) for column in zip(*rows, strict=True))
+        encoded = encode(pixels.permute(0, 4, 1, 2, 3).float() / 127.5 - 1, *sound)  # (B, 3, F, H, W)
+        return [{name: tensor[i] for name, tensor in encoded.items()} for i in range(len(rows))]
 
     bar = tqdm(total=total, initial=total - missing, desc="latents", unit="sample", disable=not progress)
     with bar, _Writer(cache) as writer, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for bucket, members in todo.items():
             limit = batch_size
             for batch, pixels in read_ahead(pool, _read, members, batch_size):
-                good = {p: x for p, x in zip(batch, pixels, strict=True) if isinstance(x, Tensor)}
+                good = {p: x for p, x in zip(batch, pixels, strict=True) if not isinstance(x, DataError)}
                 for picture, failure in zip(batch, pixels, strict=True):
                     if isinstance(failure, DataError):
                         cache.skip("latents", picture.key, str(failure))
                 if good:
-                    x = torch.stack(list(good.values())).permute(0, 4, 1, 2, 3)  # (B, 3, F, H, W)
                     what = f"the autoencoder at {bucket}: lower resolution or video.num_frames, or set vae_dtype bf16"
-                    rows, limit = _in_parts(encode_all, x.float() / 127.5 - 1, limit, what)
+                    rows, limit = _in_parts(encode_all, list(good.values()), limit, what)
                     for picture, row in zip(good, rows, strict=True):
                         _store_latents(cache, writer, picture, row)
                 bar.update(len(batch))
@@ -141,9 +142,11 @@ class _Writer:
             future.result()
 
 
-def _read(picture: Picture) -> Tensor | DataError:
+def _read(picture: Picture) -> tuple[Tensor, ...] | DataError:
+    """Pixels (F, H, W, 3), or 4 with transparency, and the sound (2, N) if it is encoded too."""
     try:
-        return read_pixels(picture.place, picture.crop)
+        pixels = read_pixels(picture.place, picture.crop, alpha=picture.alpha)
+        return (pixels,) if picture.sound is None else (pixels, read_sound(picture.place, *picture.sound))
     except DataError as error:
         return error
 

@@ -35,6 +35,10 @@ class Picture:
     key: str
     place: Place
     crop: Crop
+    sound: tuple[float, int] | None = None
+    """Seconds of a clip's sound that are encoded with it, and samples per second; None: none."""
+    alpha: bool = False
+    """Whether its transparency is encoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,10 @@ class Shapes:
     """(area in pixels, multiple of the sides) of references; None: as the data's."""
     fills: bool = False
     """Whether a reference has its sample's size."""
+    sound: tuple[float, int] | None = None
+    """Frames per second of clips, and samples per second of their sound; None: sound is not encoded."""
+    alpha: bool = False
+    """Whether transparency is encoded; else it is over white."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +127,16 @@ def _of_sample(
 ) -> Entry:
     """The entry of a sample; the pictures to encode for it, and those that the text encoder sees, go to `items`."""
 
-    def picture(place: Place, crop: Crop) -> Picture:
+    def picture(place: Place, crop: Crop, sound: tuple[float, int] | None = None) -> Picture:
         crop = replace(crop, mirrored=mirrored)
-        made = Picture(digest(FORMAT, contents[place], crop, identity), place, crop)
+        words = () if sound is None else sound
+        made = Picture(digest(FORMAT, contents[place], crop, identity, *words), place, crop, sound, shapes.alpha)
         return items.pictures.setdefault(made.key, made)
 
     bucket = bucket_of(sample.size, config, shapes.multiple, frames=sample.frames, frame_factor=shapes.frame_factor)
     crop = crop_of(sample.size, bucket, config, contents[sample.place])
-    image = picture(sample.place, crop)
+    sound = None if shapes.sound is None else (bucket.frames / shapes.sound[0], shapes.sound[1])
+    image = picture(sample.place, crop, sound)
     references = [
         picture(place, _reference_crop(sample, size, crop, contents[place], contents[sample.place], config, shapes))
         for place, size in zip(sample.references, sample.reference_sizes, strict=True)

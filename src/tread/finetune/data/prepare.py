@@ -6,6 +6,7 @@
 """
 
 import gc
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tread.data.captioned.buckets import Bucket, Crop, Size, bucket_of
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.masks import looks_like_text, read_mask
 from tread.data.captioned.samples import Sample, collect, tell_skipped
+from tread.data.captioned.sounds import clip_rate, has_sound
 from tread.data.readable import SKIPPED_FILE
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, CachedSamples, Entry, Texts
@@ -34,6 +36,8 @@ from tread.words import counted
 
 LOOKED_AT = 64
 """Masks of a data entry that are looked at for text."""
+DRIFT = 5e-3
+"""The largest relative difference of frame rates, such as 24 from 23.976, that keeps sound with its picture."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -78,6 +82,7 @@ def prepare(
     collected = collect(configs, video=family.video, say=say, progress=show)
     check_references(family, collected.samples)
     check_sizes(family, collected.samples, configs)
+    check_sound(family, collected.samples, configs)
     check_flips(collected.samples, configs)
     samples = collected.samples
     if batches is not None:
@@ -89,7 +94,12 @@ def prepare(
         frame_factor=family.frame_factor,
         references=family.reference_shape,
         fills=family.reference_fills,
+        sound=None if family.sound_rate is None else (family.frame_rate, family.sound_rate),
+        alpha=family.alpha,
     )
+    if family.layered:
+        counts = Counter(len(sample.references) for sample in samples)
+        family.layers = max(counts, key=lambda count: counts[count])
     encoding = (config.vae_dtype, config.vae_enable_tiling, *family.encoding)
     named = identity(family.source, family.pixel_parts, *encoding)
     options: dict[str, Any] = {"seen": family.sees, "progress": show}
@@ -131,7 +141,10 @@ def prepare(
     entries, skipped = encode_samples(
         cache,
         items(),
-        encode=lambda batch: family.encode_pixels(pixels.pipeline, batch.to(device)),
+        encode=lambda batch, *sound: (
+            family.encode_pixels(pixels.pipeline, batch.to(device))
+            | dict(pair for one in sound for pair in family.encode_sound(pixels.pipeline, one.to(device)).items())
+        ),
         batch_size=config.vae_batch_size,
         say=say,
         progress=show,
@@ -185,6 +198,12 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
             "pretrained_model_name_or_path to a model that edits images (FLUX.2, FLUX Kontext, Qwen-Image-Edit), or "
             "remove the references from data."
         )
+    if family.layered and count < len(samples):
+        raise ConfigError(
+            f"a {name} trains on images with their layers, but {len(samples) - count} of {len(samples)} samples have "
+            "no layers: give the folders of the layers as conditioning_data_dir with conditioning_type 'reference' in "
+            "data (docs/data.md)."
+        )
     if family.needs_references and count < len(samples):
         raise ConfigError(
             f"a {name} trains on pairs, but {len(samples) - count} of {len(samples)} samples have no reference "
@@ -210,6 +229,26 @@ def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence
         raise ConfigError(
             f"{len(found)} of {len(samples)} samples, the first {first.place}, cannot train a {name}: {reason}."
         )
+
+
+def check_sound(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
+    """Refuse samples without the sound that is trained, and clips whose sound would not stay with the picture."""
+    if family.sound_rate is None:
+        return
+    mute = [sample for sample in samples if not has_sound(sample.place)]
+    if mute:
+        raise ConfigError(
+            f"sound is 'train', but {len(mute)} of {len(samples)} samples, the first {mute[0].place}, have no sound: "
+            "leave them out of data, or set sound to 'keep'."
+        )
+    for sample in samples:
+        rate = configs[sample.dataset].video.frame_rate or clip_rate(Path(str(sample.place)))
+        if not math.isclose(rate, family.frame_rate, rel_tol=DRIFT):
+            raise ConfigError(
+                f"{sample.place} is read at {rate:g} frames per second, but framerate is {family.frame_rate:g}, so "
+                f"sound and picture would drift apart: set video.frame_rate in data to {family.frame_rate:g}, or "
+                f"framerate to {rate:g}."
+            )
 
 
 def check_flips(samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:

@@ -23,6 +23,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "cogvideox": "CogVideoX",
     "cosmos": "Cosmos",
     "cosmos25": "Cosmos25",
+    "cosmos3": "Cosmos3",
     "cosmos_video": "CosmosVideo",
     "flux": "Flux",
     "flux2": "Flux2",
@@ -39,6 +40,7 @@ TUNE_FAMILIES: dict[str, str] = {
     "prx": "PRX",
     "qwen_image": "QwenImage",
     "qwen_image21": "QwenImage21",
+    "qwen_layered": "QwenLayered",
     "sd3": "SD3",
     "wan": "Wan",
     "z_image": "ZImage",
@@ -47,11 +49,9 @@ TUNE_FAMILIES: dict[str, str] = {
 
 UNTUNED: dict[str, str] = {
     "Cosmos2_5_TransferPipeline": "it is a ControlNet",
-    "Cosmos3OmniPipeline": "it reads one sample at a time, with its size and length among the caption's tokens",
     "HunyuanVideoFramepackPipeline": "it draws a clip section by section from its own history",
     "LTX2ConditionPipeline": "it is given frames at any position",
     "PRXPixelPipeline": "it has no latents",
-    "QwenImageLayeredPipeline": "its samples are stacks of transparent layers",
     "ZImageOmniPipeline": "its references reach the model through a third encoder",
 }
 """Stock pipelines near those of the families -> why they are not tuned."""
@@ -74,12 +74,13 @@ def open_family(
     *,
     first_frame: bool = False,
     frame_rate: float | None = None,
+    sound: bool = False,
 ) -> "TuneFamily":
     """The family `name` for the model at `source`; an error names the family that the model really is.
 
     `text_length` is the number of tokens read of a caption; None: as many as the stock pipeline reads. `first_frame`
     gives the first frame to a model that draws from text alone too. `frame_rate` is that of the clips; None: the
-    family's own.
+    family's own. `sound` trains the sound of clips too.
     """
     cls = family_class(name)
     if source.pipeline_name not in cls.pipelines:
@@ -101,6 +102,8 @@ def open_family(
     both = cls.image_pipelines.get(source.pipeline_name) == source.pipeline_name  # draws from text and from a frame
     family.first_frame = first_frame if both else source.pipeline_name in cls.image_pipelines.values()
     family.frame_rate = frame_rate or family.frame_rate
+    if sound:
+        family.train_sound()
     return family
 
 

@@ -44,11 +44,7 @@ class Cosmos(TuneFamily):
             )
 
     def stand_ins(self) -> dict[str, Any]:
-        from diffusers.models.modeling_utils import ModelMixin
-
-        none: Any = type("NoGuardrail", (ModelMixin,), {})()
-        none.register_parameter("unused", nn.Parameter(torch.zeros(1)))  # stock code asks every part for its dtype
-        return {"safety_checker": none}
+        return no_guardrail()
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
@@ -89,3 +85,12 @@ class Cosmos(TuneFamily):
 
     def _padded(self, embeds: Tensor) -> Tensor:
         return F.pad(embeds, (0, 0, 0, self.text_length - len(embeds)))  # (L, D) -> (512, D)
+
+
+def no_guardrail() -> dict[str, Any]:
+    """A stand-in for NVIDIA's guardrail, without which a stock pipeline of Cosmos cannot be made."""
+    from diffusers.models.modeling_utils import ModelMixin
+
+    none: Any = type("NoGuardrail", (ModelMixin,), {})()
+    none.register_parameter("unused", nn.Parameter(torch.zeros(1)))  # stock code asks every part for its dtype
+    return {"safety_checker": none}

@@ -1,9 +1,11 @@
-"""The family LTX-2 (2.0, 2.3): text to video, and image to video by a given first frame; sound is kept as it is.
+"""The family LTX-2 (2.0, 2.3, 2.5): text to video, and image to video by a given first frame, with or without sound.
 
 - The model draws video and sound in two streams that attend to each other. Clips are trained without their sound, as in
   the pipeline's own call for one modality (`isolate_modalities`): the video's prediction then depends on no audio, and
   the audio's weights and the attention between the streams stay as they are. One token of silence fills the other
   stream.
+- Where sound is trained (`train_sound`), both streams run as in the pipeline's usual call. A clip's sound is its
+  log-mel spectrogram through the audio autoencoder, 25 latents per second, and adapters are on both streams.
 - Text is Gemma's states of all layers, which the pipeline's connectors turn into two sequences, for video and for
   audio; padding becomes registers that the model reads. The connectors' output is cached at full length, and in
   previews stands in for the connectors, which the stock pipeline calls for encoded prompts too.
@@ -20,10 +22,19 @@ from torch import Tensor, nn
 from tread.errors import ConfigError
 from tread.finetune.families.first_frame import after_first, with_first
 from tread.finetune.families.ltxvideo import LTXVideo
+from tread.finetune.families.mel import log_mel
 from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 
 _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+_VIDEO = ("attn1", "attn2")
+_SOUND = ("audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
+SHORTER = 4
+"""Frames of a spectrogram, and bands of it, per latent of sound; the first latent is of one frame alone."""
+
+
+def _linears(*attentions: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{linear}" for name in attentions for linear in _ATTENTION)
 
 
 class LTXVideo2(LTXVideo):
@@ -36,7 +47,7 @@ class LTXVideo2(LTXVideo):
     drawing_parts = ("audio_vae", "vocoder")
     longest_text = 1024
     texts_differ = False
-    lora_targets = tuple(f"{name}.{linear}" for name in ("attn1", "attn2") for linear in _ATTENTION)
+    lora_targets = _linears(*_VIDEO)
     frame_rate = 24
     steps = 30
 
@@ -58,24 +69,66 @@ class LTXVideo2(LTXVideo):
         return [{"embeds": e, "audio": a, "mask": m} for e, a, m in zip(*encoded, strict=True)]  # (L, D), (L, A), (L,)
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
-        return {name: torch.stack([text[name] for text in texts]) for name in ("embeds", "mask")}
+        names = ("embeds", "mask") if self.sound_rate is None else ("embeds", "audio", "mask")
+        return {name: torch.stack([text[name] for text in texts]) for name in names}
+
+    def train_sound(self) -> None:
+        self.sound_rate = self.source.config("audio_vae")["sample_rate"]
+        self.pixel_parts = (*self.pixel_parts, "audio_vae")
+        self.lora_targets = _linears(*_VIDEO, *_SOUND)
+
+    @torch.no_grad()
+    def encode_sound(self, pipeline: Any, waveform: Tensor) -> Batch:
+        vae, config = pipeline.audio_vae, pipeline.audio_vae.config
+        rate, hop = config.sample_rate, config.mel_hop_length
+        length = round(waveform.shape[-1] / hop / SHORTER)
+        mel = log_mel(waveform, rate=rate, hop=hop, bands=config.mel_bins)  # (B, 2, T, bands)
+        mel = mel[:, :, : max(1, SHORTER * (length - 1) + 1)]
+        moments = vae.encode(mel.to(vae.device, vae.dtype)).latent_dist
+        mean, std = (pipeline._pack_audio_latents(x.float()) for x in (moments.mean, moments.std))  # (B, L, D)
+        spread = vae.latents_std.float()
+        return {"sound.mean": (mean - vae.latents_mean.float()) / spread, "sound.std": std / spread}
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
+        config = self.source.config("transformer")
+        text_width = "caption_channels" if config.get("use_prompt_embeddings", True) else "audio_cross_attention_dim"
+        silence = {
+            "audio_hidden_states": noisy.new_zeros(len(noisy), 1, config["audio_in_channels"]),
+            "audio_encoder_hidden_states": noisy.new_zeros(len(noisy), 1, config[text_width]),
+            "audio_num_frames": 1,
+            "isolate_modalities": True,
+        }
+        return self._call(model, noisy, time, batch, silence)[0]
+
+    def predict_with_sound(
+        self, model: nn.Module, noisy: Tensor, sound: Tensor, time: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        coords = self._sound_coords(sound.shape[1], noisy.device).expand(len(noisy), -1, -1, -1)
+        heard = {
+            "audio_hidden_states": sound.to(noisy.dtype),  # (B, L, D)
+            "audio_encoder_hidden_states": batch["text.audio"].to(noisy.dtype),
+            "audio_encoder_attention_mask": batch["text.mask"],
+            "audio_num_frames": sound.shape[1],
+            "audio_coords": coords,
+            "isolate_modalities": False,
+            "use_cross_timestep": True,
+        }
+        return self._call(model, noisy, time, batch, heard)
+
+    def _call(
+        self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch, sound: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
         from diffusers.pipelines.ltx2.pipeline_ltx2 import LTX2Pipeline as stock
 
-        config, sigma = self.source.config("transformer"), time * 1000
-        timestep = sigma
+        sigma = timestep = time * 1000
         if self._starts_clean(noisy):
             noisy = with_first(noisy, batch["mean"])
             timestep = sigma[:, None] * self.any_in_token(after_first(noisy))  # (B, S)
         frames, rows, columns = noisy.shape[2:]
         patch_t, patch, _ = self.patch
-        text_width = "caption_channels" if config.get("use_prompt_embeddings", True) else "audio_cross_attention_dim"
-        velocity, _ = model(
+        velocity, of_sound = model(
             hidden_states=stock._pack_latents(noisy, patch, patch_t),  # (B, S, D)
-            audio_hidden_states=noisy.new_zeros(len(noisy), 1, config["audio_in_channels"]),
             encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
-            audio_encoder_hidden_states=noisy.new_zeros(len(noisy), 1, config[text_width]),
             timestep=timestep,
             audio_timestep=sigma,
             sigma=sigma,
@@ -85,11 +138,10 @@ class LTXVideo2(LTXVideo):
             width=columns,
             fps=float(self.frame_rate),
             video_coords=self._coords((frames, rows, columns), noisy.device).expand(len(noisy), -1, -1, -1),
-            audio_num_frames=1,
-            isolate_modalities=True,
+            **sound,
             return_dict=False,
         )
-        return stock._unpack_latents(velocity, frames, rows, columns, patch, patch_t)  # (B, C, f, h, w)
+        return stock._unpack_latents(velocity, frames, rows, columns, patch, patch_t), of_sound  # (B, C, f, h, w)
 
     def complete(self, pipeline: Any) -> None:
         config = self.source.config("connectors")
@@ -114,6 +166,11 @@ class LTXVideo2(LTXVideo):
         shape = (patch, patch_t, tuple(config["vae_scale_factors"]), config["causal_offset"])
         return _video_coords(grid, *shape, float(self.frame_rate), device)
 
+    def _sound_coords(self, length: int, device: torch.device) -> Tensor:
+        config = self.source.config("transformer")
+        names = ("audio_sampling_rate", "audio_hop_length", "audio_scale_factor", "causal_offset")
+        return _sound_coords(length, *(config[name] for name in names), device)
+
 
 @lru_cache
 def _video_coords(
@@ -133,6 +190,15 @@ def _video_coords(
 
     rope = Stock(dim=0, patch_size=patch, patch_size_t=patch_t, scale_factors=factors, causal_offset=offset)
     return rope.prepare_video_coords(1, *grid, device, fps=frame_rate)
+
+
+@lru_cache
+def _sound_coords(length: int, rate: int, hop: int, factor: int, offset: int, device: torch.device) -> Tensor:
+    """First and last second of each latent of sound, (1, 1, L, 2); cached, so never written to."""
+    from diffusers.models.transformers.transformer_ltx2 import LTX2AudioVideoRotaryPosEmbed as Stock
+
+    grid: Any = {"sampling_rate": rate, "hop_length": hop, "scale_factors": [factor], "causal_offset": offset}
+    return Stock(dim=0, modality="audio", **grid).prepare_audio_coords(1, length, device)
 
 
 class _Encoded:

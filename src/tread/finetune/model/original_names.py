@@ -284,6 +284,7 @@ NAMES: dict[str, Names] = {
     "ltxvideo2": LTX2,
     "qwen_image": QWEN_IMAGE,
     "qwen_image21": QWEN_IMAGE21,
+    "qwen_layered": QWEN_IMAGE,
     "lumina2": LUMINA2,
     "z_image": Z_IMAGE,
     "cosmos": COSMOS,

@@ -25,6 +25,7 @@ from tread.errors import ConfigError, check_int, needs, shown
 
 DEPTHS = (
     "num_layers",
+    "num_hidden_layers",
     "num_single_layers",
     "num_mmdit_layers",
     "num_single_dit_layers",
@@ -147,6 +148,10 @@ class Source:
     def transformer(self, part: str, *, dtype: torch.dtype) -> nn.Module:
         """One transformer without the rest of the pipeline, on the CPU."""
         return self._load(self.class_of(part), part, dtype=dtype, subfolder=part)
+
+    def part(self, part: str) -> Any:
+        """A small part without the rest of the pipeline: a tokenizer."""
+        return self._load(self.class_of(part), part, subfolder=part)
 
     def empty(self, part: str) -> nn.Module | None:
         """One transformer in float32 on the meta device, its buffers aside; None if `files` cannot fill it."""

@@ -145,7 +145,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     by_part = family.guidance_argument == "guider"
     before = [f"pipeline.guider = pipeline.guider.new(guidance_scale={guidance})"] if by_part else []
     arguments = {
-        "image": _images(max(1, facts.get("references", 1))) if _from_image(family, config) else None,
+        "image": _images(family, facts.get("references", 1)) if _from_image(family, config) else None,
         "last_image": _Code('load_image("last.png")') if family.takes_last_image else None,
         "prompt": config.prompts[0] if config.prompts else "your prompt",
         "negative_prompt": config.validation_negative_prompt or " " if by_prompt else None,
@@ -153,6 +153,8 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
         "height": height if "height" in call else None,
         "num_frames": config.validation_num_video_frames or frames if family.video else None,
         **family.call_arguments(),
+        **({"layers": facts.get("references", family.layers)} if family.layered else {}),
+        "resolution": family.exact_size(width, height)["resolution"] if family.layered and width and height else None,
         "num_inference_steps": config.validation_num_inference_steps or family.steps,
         family.guidance_argument: None if by_part else guidance,
         # without it PixArt and Kontext change the size
@@ -161,16 +163,22 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
         "output_type": "pil" if family.video else None,
     }
     lines = [f"    {name}={_literal(value)}," for name, value in arguments.items() if value is not None]
+    name = family.result_name or ("frames" if family.video else "images")
+    drawn = f").{name}{'' if family.result_alone else '[0]'}"
+    if family.layered:
+        saving = ["for number, layer in enumerate(layers):", '    layer.save(f"layer-{number}.png")']
+        return [*before, "layers = pipeline(", *lines, drawn, *saving]
     if not family.video:
-        drawn = f").{family.result_name or 'images'}[0]"
         return [*before, "image = pipeline(", *lines, drawn, 'image.save("sample.png")']
     duration = round(1000 / family.frame_rate)
     saving = f'frames[0].save("sample.webp", save_all=True, append_images=frames[1:], duration={duration}, loop=0)'
-    return [*before, "frames = pipeline(", *lines, ").frames[0]", saving]
+    return [*before, "frames = pipeline(", *lines, drawn, saving]
 
 
-def _images(count: int) -> "_Code":
-    """The images that a sample is drawn from, as code."""
+def _images(family: TuneFamily, count: int) -> "_Code":
+    """The images that a sample is drawn from, as code; `count` are the references that samples had."""
+    if family.layered:
+        return _Code('load_image("input.png").convert("RGBA")')
     files = ["input.png", *(f"input_{number}.png" for number in range(2, count + 1))]
     loaded = ", ".join(f'load_image("{file}")' for file in files)
     return _Code(f"[{loaded}]" if count > 1 else loaded)

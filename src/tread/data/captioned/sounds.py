@@ -1,0 +1,70 @@
+"""The sound of video clips, by PyAV: which clips have one, and its samples over a span of the picture.
+
+- Sound begins where the picture does: samples before the first frame are cut, and where the sound begins later or ends
+  earlier there is silence.
+- It is resampled to one rate. A single channel is both of a pair; more than two are mixed down to two.
+"""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tread.data.captioned.clips import open_clip
+from tread.data.captioned.pixels import is_clip
+from tread.data.captioned.tables import Place
+from tread.data.images import reading
+
+
+def has_sound(place: Place) -> bool:
+    """Whether a sample is a clip with a sound track."""
+    if not isinstance(place, Path) or not is_clip(place):
+        return False
+    with reading(place), open_clip(place) as container:
+        return bool(container.streams.audio)
+
+
+def clip_rate(place: Path) -> float:
+    """Frames per second of a clip, on average."""
+    with reading(place), open_clip(place) as container:
+        rate = container.streams.video[0].average_rate
+        if not rate:
+            raise ValueError("it has no frame rate")
+        return float(rate)
+
+
+def read_sound(place: Place, seconds: float, rate: int) -> Tensor:
+    """The sound of a clip's first seconds at `rate` samples per second: (2, N) float32 in [-1, 1]."""
+    assert isinstance(place, Path)
+    out = torch.zeros(2, round(seconds * rate))
+    with reading(place):
+        start = _first_time(place)
+        with open_clip(place) as container:
+            stream = container.streams.audio[0]
+            resampler = _resampler("mono" if stream.channels == 1 else "stereo", rate)
+            following = 0
+            for frame in itertools.chain(container.decode(stream), [None]):  # None: what it still holds back
+                for part in resampler.resample(frame):
+                    samples = torch.from_numpy(part.to_ndarray())  # (1 or 2, n)
+                    at = following if part.time is None else round((part.time - start) * rate)
+                    following = at + samples.shape[1]
+                    first, last = max(at, 0), min(following, out.shape[1])
+                    if first < last:
+                        out[:, first:last] = samples[:, first - at : last - at]
+                if following >= out.shape[1]:
+                    break
+    return out
+
+
+def _first_time(path: Path) -> float:
+    """The second at which the first frame is shown."""
+    with open_clip(path) as container:
+        return next(container.decode(container.streams.video[0])).time or 0.0
+
+
+def _resampler(layout: str, rate: int) -> Any:
+    import av
+
+    return av.AudioResampler(format="fltp", layout=layout, rate=rate)

@@ -1,0 +1,33 @@
+"""Log-mel spectrograms, which autoencoders of sound read.
+
+The spectrogram is the magnitude of a centred Fourier transform with a Hann window; mel bands and their areas are
+Slaney's, between 0 and half the sampling rate, as LTX-2's autoencoder was trained with.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+WINDOW = 1024
+"""Samples of the Fourier transform and of its window."""
+FLOOR = 1e-5
+"""The least magnitude before the logarithm."""
+
+
+def log_mel(waveform: Tensor, *, rate: int, hop: int, bands: int) -> Tensor:
+    """(B, channels, N) -> (B, channels, 1 + N // hop, bands), float32."""
+    sound = waveform.float().flatten(0, 1)  # (B channels, N)
+    window = torch.hann_window(WINDOW, device=sound.device)
+    spectrum = torch.stft(sound, WINDOW, hop, window=window, center=True, return_complex=True).abs()  # (., bins, T)
+    mel = _filters(rate, bands).to(sound.device) @ spectrum  # (., bands, T)
+    return mel.clamp(min=FLOOR).log().transpose(1, 2).unflatten(0, waveform.shape[:2])
+
+
+@lru_cache
+def _filters(rate: int, bands: int) -> Tensor:
+    """Weights of frequencies in each band, (bands, bins)."""
+    from transformers.audio_utils import mel_filter_bank
+
+    found = mel_filter_bank(WINDOW // 2 + 1, bands, 0.0, rate / 2, rate, norm="slaney", mel_scale="slaney")
+    return torch.from_numpy(found).T.float()
