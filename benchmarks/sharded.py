@@ -1,20 +1,22 @@
 """FSDP on one rank beside none: step time, memory, CPU offload, and how long a save in the background stops the step.
 
-    python -m benchmarks.sharded --model XL/2 --out $OUT/sharded.json
+    python -m benchmarks.sharded --out $OUT/sharded.json
     python -m benchmarks.sharded --smoke --out sharded.json
 
 - One rank gathers from nobody: what FSDP adds here is its hooks and copies, without any network. Layers are compiled.
 - `stall_ms` is how long `Session.save` keeps the loop: of shards, the copy to pinned host memory; the first save also
   allocates that memory and is told apart. `written_ms` is the time until the checkpoint is in place. Without shards the
   loop waits for all of it.
-- The folder of the checkpoints is on the disk that `--folder` names; it is removed at the end.
+- Checkpoints are written to a folder of their own inside `--folder`, which decides the disk, and removed at the end. A
+  checkpoint holds weights, average and moments, 16 bytes per weight: 2 GB of B/2, 11 GB of XL/2.
+- Each phase says what it does and how long it took, and the JSON file has every layout that came to its end.
 """
 
 import argparse
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import cycle
@@ -113,17 +115,25 @@ def configured(layout: str, batch: int, *, compiled: bool) -> JobConfig:
 
 def measure(record: Record, layout: str, given: argparse.Namespace) -> Facts:
     """Step time, memory and the stall of a save, in one layout."""
-    with session_of(record, layout, given) as (session, batches):
+    with ExitStack() as stack:
+        with _said(layout, "make the model"):
+            session, batches = stack.enter_context(session_of(record, layout, given))
         count = iter(range(1, 1_000_000))
 
         def step() -> dict[str, Tensor]:
             return session.step(next(count), batches)
 
-        for _ in range(1 if record.smoke else 5):
-            step()
-        alone = watched(step, record.device)
-        timing = alternate({"routed": step}, record.device, seconds=record.seconds, rounds=2 if record.smoke else 5)
-        saves = [_save(session, Path(given.folder), number, step) for number in range(SAVES)]
+        warm_up = 1 if record.smoke else 5
+        with _said(layout, f"compile and warm up ({warm_up} steps)"):
+            for _ in range(warm_up):
+                step()
+            alone = watched(step, record.device)
+        with _said(layout, "time steps"):
+            timing = alternate({"routed": step}, record.device, seconds=record.seconds, rounds=2 if record.smoke else 5)
+        saves = []
+        for number in range(SAVES):
+            with _said(layout, f"save {number + 1} of {SAVES}"):
+                saves.append(_save(session, given.folder / layout, number, step))
     stalls = [save["stall_ms"] for save in saves]
     later = sorted(stalls[1:])[(SAVES - 1) // 2]
     return {
@@ -131,6 +141,17 @@ def measure(record: Record, layout: str, given: argparse.Namespace) -> Facts:
         "saves": saves,
         "summary": {"first stall ms": stalls[0], "later stalls ms": later, "written ms": saves[-1]["written_ms"]},
     }
+
+
+@contextmanager
+def _said(layout: str, doing: str) -> Iterator[None]:
+    """Print what is done and how long it took, in one line that is begun before it is done."""
+    print(f"{layout} | {doing} ... ", end="", flush=True)
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        print(f"{time.perf_counter() - begin:.1f} s", flush=True)
 
 
 def _save(session: Session, folder: Path, number: int, step: Any) -> dict[str, float]:
@@ -155,14 +176,17 @@ def _save(session: Session, folder: Path, number: int, step: Any) -> dict[str, f
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the chosen layouts."""
     parser = options(__doc__, list(LAYOUTS), list(LAYOUTS))
-    parser.add_argument("--model", default="XL/2", help="size of the DiT")
+    parser.set_defaults(seconds=3.0)
+    parser.add_argument("--model", default="B/2", help="size of the DiT")
     parser.add_argument("--batch", type=int, default=64, help="images per step")
-    parser.add_argument("--folder", type=Path, help="where checkpoints are written (default: a temporary folder)")
+    parser.add_argument("--folder", type=Path, help="made if it is not there (default: the system's temporary folder)")
     given = parser.parse_args(arguments)
     record = Record("sharded", given)
+    if given.folder is not None:
+        given.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sharded-", dir=given.folder) as folder:
+        given.folder = Path(folder)
         for layout in given.variants:
-            given.folder = Path(folder) / layout
             record.measure(layout, partial(measure, record, layout, given), row="sharded", settings=LAYOUTS[layout])
     return 0
 

@@ -121,8 +121,16 @@ def test_anyones_loop(tmp_path):
     assert all(1 < one["ideal"] < 2 for one in found[1:])
 
 
-def test_sharded_layouts_and_their_saves(tmp_path):
-    none, fsdp, offload = measured(sharded, tmp_path)
+def test_sharded_layouts_and_their_saves(tmp_path, capsys):
+    none, fsdp, offload = measured(sharded, tmp_path, "--folder", str(tmp_path / "not" / "there"))
+    said = capsys.readouterr().out
+    assert [line.partition(" ... ")[0] for line in said.splitlines() if line.startswith("fsdp |")] == [
+        "fsdp | make the model",
+        "fsdp | compile and warm up (1 steps)",
+        "fsdp | time steps",
+        *(f"fsdp | save {number} of 4" for number in (1, 2, 3, 4)),
+    ]
+    assert list((tmp_path / "not" / "there").iterdir()) == []
     assert none["routed"]["loss"] == pytest.approx(fsdp["routed"]["loss"], rel=2e-2)
     assert fsdp["routed"]["loss"] == pytest.approx(offload["routed"]["loss"], rel=1e-4)
     for one in (fsdp, offload):

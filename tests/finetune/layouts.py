@@ -1,6 +1,7 @@
 """Run by torchrun: `tread finetune` for each config given, one run after the other in one process group.
 
-Each rank writes `rank-N.json` into the folder of a run: the weights it holds, and how many were loaded whole.
+Each rank writes `rank-N.json` into the folder of a run: the weights it holds, and how many were loaded whole. A config
+whose name ends in `-whole` is loaded by the stock loader, whole on each rank.
 """
 
 import json
@@ -21,12 +22,16 @@ from tread.finetune.task import Finetuning
 
 WHOLE: list[str] = []
 """Transformers that were loaded whole."""
-own_transformer = Source.transformer
+own_transformer, own_empty = Source.transformer, Source.empty
 
 
 def transformer(self: Source, part: str, **arguments: Any) -> nn.Module:
     WHOLE.append(part)
     return own_transformer(self, part, **arguments)
+
+
+def no_empty(*_: Any, **__: Any) -> None:
+    """`Source.empty` of files that cannot be read tensor by tensor."""
 
 
 class Recorded(Finetuning):
@@ -50,7 +55,8 @@ def keep_group(accelerator: Accelerator) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     run.end, run.Finetuning, Source.transformer = keep_group, Recorded, transformer
-    for config in sys.argv[1:]:
+    for config in map(Path, sys.argv[1:]):
         WHOLE.clear()
-        run.finetune(read_config(Path(config)))
+        Source.empty = no_empty if config.stem.endswith("-whole") else own_empty
+        run.finetune(read_config(config))
     distributed.destroy_process_group()

@@ -61,6 +61,17 @@ def test_it_starts_as_nothing_and_learns_alone(kind: str, stock: str):
         assert torch.equal(found, tensor), name
 
 
+@pytest.mark.parametrize("kind", ["standard", "lokr"])
+def test_a_base_whose_weights_are_still_to_be_read(kind: str):
+    """The adapter has its values; the base stays on the meta device."""
+    expected = adapted(kind, flux().to(torch.bfloat16))
+    model = adapted(kind, flux().to(torch.bfloat16).to("meta"))
+    assert all(parameter.is_meta != parameter.requires_grad for parameter in model.parameters())
+    for name, parameter in trainable(expected).items():
+        assert torch.equal(trainable(model)[name], parameter), name
+    assert [parameter.shape for parameter in model.parameters()] == [one.shape for one in expected.parameters()]
+
+
 @every_kind
 def test_the_trained_part_is_float32_on_a_bfloat16_base(kind: str):
     model = adapted(kind, flux().to(torch.bfloat16))

@@ -17,7 +17,7 @@ from tread.config.schema import parse, plain
 from tread.errors import ConfigError
 from tread.finetune.job import FinetuneJob
 from tread.finetune.result.export import export
-from tread.finetune.run import finetune, make_trainable, open_job
+from tread.finetune.run import finetune, load_models, open_job
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.trial import try_finetune
 from tread.kernels.offload.call import is_offloaded
@@ -101,9 +101,9 @@ def test_the_merged_result_is_the_same(config: FinetuneConfig) -> None:
 
 def test_a_quantized_base_is_offloaded_as_it_is(config: FinetuneConfig) -> None:
     config, family, accelerator = open_job(replace(config, offload=5, base_model_precision="int4"))
-    model = family.source.transformer("transformer", dtype=torch.float32)
-    made = make_trainable(config, family, "transformer", model, accelerator.device)
-    assert all(is_offloaded(layer) for layer in layers_of(made))
+    model = load_models(config, family, accelerator.device)["transformer"]
+    assert all(is_offloaded(layer) for layer in layers_of(model))
+    assert any(buffer.dtype == torch.uint8 for buffer in model.buffers())
 
 
 @pytest.mark.contract

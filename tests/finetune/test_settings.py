@@ -34,6 +34,7 @@ def made(**settings: Any) -> FinetuneConfig:
         ({"train_batch_size": 0}, "train_batch_size is 0; it must be at least 1."),
         ({"caption_dropout_probability": 1}, "caption_dropout_probability is 1.0; allowed is 0 <= value < 1."),
         ({"flow_schedule_shift": 0}, "flow_schedule_shift is 0.0; it must be above 0, or left out."),
+        ({"timeout_minutes": 0}, "timeout_minutes is 0.0; it must be above 0 and at most 10080 (a week)."),
         ({"adam_epsilon": 0}, "adam_epsilon is 0.0; it must be above 0, or left out."),
         (
             {"base_model_precision": "bf16", "mixed_precision": "no"},

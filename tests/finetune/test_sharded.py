@@ -38,15 +38,17 @@ RUNS: dict[str, dict[str, Any]] = {
     "wan": {"model_family": "wan", "model_type": "full", "parallel": "fsdp", "gradient_accumulation_steps": 2},
 }
 """Layouts that two processes run; `wan` has two experts."""
+TWICE = ("bf16",)
+"""Those that are run again with the model whole on each process before it is sharded."""
 
 
-def config_of(name: str, folder: Path, base: Path, **changes: Any) -> Path:
-    """The file of a config with its run in `FOLDER/NAME`."""
+def config_of(name: str, folder: Path, base: Path, ending: str = "", **changes: Any) -> Path:
+    """The file of a config with its run in `FOLDER/NAME`, the ending added."""
     keys = {
         "pretrained_model_name_or_path": str(base),
         "data": {"instance_data_dir": str(folder / "data"), "resolution": 64},
         "cache_dir": str(folder / "cache"),
-        "output_dir": str(folder / name),
+        "output_dir": str(folder / f"{name}{ending}"),
         "max_train_steps": 4,
         "train_batch_size": 1,
         "checkpoint_step_interval": 2,
@@ -59,7 +61,7 @@ def config_of(name: str, folder: Path, base: Path, **changes: Any) -> Path:
         "report_to": "none",
         "tread_config": ROUTES,
     }
-    path = folder / f"{name}.json"
+    path = folder / f"{name}{ending}.json"
     path.write_text(json.dumps(keys | RUNS[name] | changes))
     return path
 
@@ -70,6 +72,7 @@ def two(pipeline_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("two")
     write_noise(folder / "data", [(64, 64)] * 8)
     configs = [config_of(name, folder, pipeline_folder(RUNS[name]["model_family"])) for name in RUNS]
+    configs += [config_of(name, folder, pipeline_folder("flux"), "-whole") for name in TWICE]
     run(*PROCESSES, "-m", "tests.finetune.layouts", *configs, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
     return folder
 
@@ -102,7 +105,17 @@ def result(folder: Path) -> dict[str, Tensor]:
     return {f"{file}: {name}": tensor for file in files for name, tensor in load_file(folder / file).items()}
 
 
-@pytest.mark.parametrize("name", ["full", "wan"])
+@pytest.mark.parametrize("name", TWICE)
+def test_reading_shards_changes_nothing(two: Path, name: str) -> None:
+    """Losses and result of a frozen base that was read in shards are those of one that each process had whole."""
+    assert json.loads((two / f"{name}-whole" / "rank-0.json").read_text())["whole"] == ["transformer"]
+    assert metrics(two / name) == metrics(two / f"{name}-whole")
+    one, other = result(two / name), result(two / f"{name}-whole")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
+
+
+@pytest.mark.parametrize("name", ["full", "wan", "bf16", "lokr"])
 def test_each_rank_reads_the_weights_that_it_keeps(two: Path, name: str) -> None:
     """No process ever holds the whole transformer: it is made on the meta device, and pieces of its files are read."""
     ranks = [json.loads((two / name / f"rank-{rank}.json").read_text()) for rank in range(2)]

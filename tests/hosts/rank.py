@@ -1,4 +1,4 @@
-"""One rank of `tread train` in a group that waits for others no longer than so many seconds: SECONDS SETTING ...
+"""One rank of `tread train`: SETTING ...
 
 Rank 1 is slow where SLOW is set: it sleeps so many seconds in each batch.
 """
@@ -7,18 +7,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import distributed
 
 from tread.cli import main
 from tread.pretrain.task import Pretraining
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=float(sys.argv[1])))
     slow = float(os.environ.get("SLOW", "0")) * int(os.environ["RANK"])
     batches = Pretraining.batches
 
@@ -28,4 +25,4 @@ if __name__ == "__main__":
             yield batch
 
     Pretraining.batches = slowly
-    main(["train", *sys.argv[2:]])
+    main(["train", *sys.argv[1:]])

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.contract  # `make faults` runs these
 SECONDS = 8
 """That a rank waits for the other."""
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-RANK = [sys.executable, "-m", "tests.hosts.rank", str(SECONDS)]
+RANK = [sys.executable, "-m", "tests.hosts.rank", f"train.timeout_minutes={SECONDS / 60}"]
 
 
 def allowed(*probe: str) -> bool:

@@ -33,6 +33,7 @@ from tread.pretrain.config import compose
         ("optimizer.learning_rate=-1", "optimizer.learning_rate is -1.0; it must be at least 0."),
         ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]; it must be two numbers with 0 <= value < 1."),
         ("optimizer.betas=[0.9,1]", "optimizer.betas is [0.9, 1.0]; it must be two numbers with 0 <= value < 1."),
+        ("train.timeout_minutes=-1", "train.timeout_minutes is -1.0; it must be above 0 and at most 10080 (a week)."),
         ("optimizer.eps=0", "optimizer.eps is 0.0; it must be above 0, or an update divides by 0."),
         ("optimizer.clip=0", "optimizer.clip is 0.0; it must be above 0, or null for no clipping."),
         ("ema.decay=1", "ema.decay is 1.0; allowed is 0 <= value < 1."),

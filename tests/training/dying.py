@@ -1,6 +1,6 @@
 """Run by torchrun: `tread train` whose rank 1 ends in its fifth step, unless torchrun has restarted it.
 
-The first argument says how: `killed`, or `failed` with an error of its own.
+The first argument says how: `killed`, `failed` with an error of its own, or `hung` until torchrun ends it.
 """
 
 import os
@@ -23,6 +23,9 @@ def loss(self: Pretraining, model: Any, batch: Any) -> Any:
     if step == 4 and self.accelerator.process_index == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if sys.argv[1] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[1] == "hung":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pause()
         raise DataError("the disk of rank 1 is gone.")
     return own_loss(self, model, batch)
 

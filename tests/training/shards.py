@@ -7,6 +7,7 @@
 import resource
 import sys
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def averaged() -> tuple[list[Tensor], list[Tensor]]:
 def saves(folder: Path) -> list[str]:
     """The errors of three saves, with weights that change meanwhile; rank 1's disk is full at the second."""
     model = sharded(nn.Linear(64, 64, bias=False))
-    saver, errors = Saver(torch.device("cpu")), []
+    saver, errors = Saver(torch.device("cpu"), timedelta(minutes=1)), []
     for step in range(1, 4):
         with torch.no_grad():
             model.weight.fill_(step)  # pyright: ignore[reportCallIssue]

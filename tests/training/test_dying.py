@@ -1,11 +1,14 @@
-"""Processes that end in the middle of a run: the others end too, and torchrun's restart goes on from the checkpoint."""
+"""Processes that end in the middle of a run, or never answer: the others end too, and torchrun's restart goes on."""
 
+import socket
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.programs import PROCESSES, finished
+from tests.programs import PROCESSES, environment, finished
 from tests.tiny.runs import TINY, metrics, train
 from tread.training.checkpoint import list_checkpoints, read_whole
 from tread.training.loop import CHECKPOINTS
@@ -46,3 +49,48 @@ def test_an_error_on_one_rank_ends_the_others_and_is_shown(tmp_path: Path) -> No
     assert LOST in done.stderr
     assert "an error stopped the run; continue from its last checkpoint with: tread train resume=" in done.stdout
     assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002", "step-00000004"]
+
+
+@pytest.mark.contract  # it waits for the timeout
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "hsdp"])
+def test_a_rank_that_hangs_ends_the_others_after_the_timeout(tmp_path: Path, layout: str) -> None:
+    done = launched("hung", tmp_path / "run", f"train.parallel={layout}", "train.timeout_minutes=0.2")
+    assert done.returncode != 0
+    assert "tread train: another process of this run has not answered for 0.2 minutes (train.timeout" in done.stderr
+    assert [path.name for path in list_checkpoints(tmp_path / "run" / CHECKPOINTS)][-1] == "step-00000004"
+
+
+@pytest.mark.parametrize(
+    ("job", "rank"),
+    [
+        ("train", "0"),
+        ("finetune", "1"),
+        pytest.param("train", "1", marks=pytest.mark.contract),
+        pytest.param("finetune", "0", marks=pytest.mark.contract),
+    ],
+)
+def test_a_rank_that_never_arrives_is_not_waited_for(
+    job: str, rank: str, tmp_path: Path, pipeline_folder: Callable[[str], Path]
+) -> None:
+    """One process of two is started, first or second; without the setting it would wait for half an hour."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    alone = {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    if job == "train":
+        settings, name = [*TINY, f"output_dir={tmp_path / 'run'}"], "train.timeout_minutes"
+    else:
+        config = tmp_path / "config.yaml"
+        config.write_text(f"model_family: flux\npretrained_model_name_or_path: {pipeline_folder('flux')}\ndata: data\n")
+        settings, name = [str(config), f"output_dir={tmp_path / 'run'}"], "timeout_minutes"
+    done = subprocess.run(
+        [sys.executable, "-m", "tread", job, *settings, f"{name}=0.05"],
+        env=environment(**alone, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=300,  # of a test that fails
+    )
+    assert done.returncode == 2
+    said = f"tread {job}: not all 2 processes of this run met at 127.0.0.1 within 0.05 minutes ({name}): see the output"
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

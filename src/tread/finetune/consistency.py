@@ -9,7 +9,7 @@ from tread.config.schema import at_least
 from tread.data.captioned.entries import LONGEST
 from tread.errors import ConfigError, nearest, shown
 from tread.finetune.families import TUNE_FAMILIES
-from tread.training.settings import check_rates
+from tread.training.settings import check_rates, check_timeout
 
 if TYPE_CHECKING:
     from tread.finetune.settings import FinetuneConfig
@@ -66,6 +66,7 @@ def _check_bounds(config: "FinetuneConfig") -> None:
         validation_num_video_frames=1, framerate=1, logging_steps=1, minimum_image_size=0,
         noise_offset=0, flow_shift_tokens=1,
     )  # fmt: skip
+    check_timeout(config.timeout_minutes, "timeout_minutes")
     for name in ("caption_dropout_probability", "lora_dropout", "adam_beta1", "adam_beta2", "ema_decay"):
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}; allowed is 0 <= value < 1.")
@@ -115,10 +116,10 @@ def _check_sharded(config: "FinetuneConfig") -> None:
 
 
 def _check_offload(config: "FinetuneConfig") -> None:
-    if config.offload in ("none", 0):
+    if not config.offloads:
         return
     given = f"offload is {config.offload!r}"
-    if config.offload != "auto" and config.offload < 0:
+    if isinstance(config.offload, int) and config.offload < 0:
         raise ConfigError(f"{given}; give a number of layers, 'auto' or 'none'.")
     if not config.adapts:
         raise ConfigError(

@@ -15,6 +15,7 @@ NAMES = {
     "train.parallel": "parallel",
     "train.shard_size": "shard_size",
     "train.cpu_offload": "cpu_offload",
+    "train.timeout_minutes": "timeout_minutes",
     "optimizer.name": "optimizer",
     "train.workers": "dataloader_num_workers",
     "log.trackers": "report_to",
@@ -50,6 +51,7 @@ class FinetuneJob(JobConfig):
                 parallel=config.parallel,
                 shard_size=config.shard_size,
                 cpu_offload=config.cpu_offload,
+                timeout_minutes=config.timeout_minutes,
             ),
             optimizer=OptimizerConfig(
                 name=config.optimizer,
@@ -107,7 +109,7 @@ class FinetuneJob(JobConfig):
             quantized = self.tune.base_model_precision.startswith(("int8", "fp8"))
             smaller = "int4" if self.tune.lora_type == "lokr" else "nf4"
             ways.append(f"set base_model_precision to {smaller if quantized else 'int8'!r}")
-        if self.tune.adapts and self.tune.offload in ("none", 0) and self.tune.lora_type != "lycoris":
+        if self.tune.adapts and not self.tune.offloads and self.tune.lora_type != "lycoris":
             ways.append("set offload to 'auto'")
         if self.tune.train_batch_size > 1:
             ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")

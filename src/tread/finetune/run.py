@@ -25,6 +25,7 @@ from tread.finetune.model import scratch
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.existing import put_in, read_adapter
 from tread.finetune.model.quantize import METHODS, quantize
+from tread.finetune.model.weights import Weights
 from tread.finetune.preflight import check_model, job_dtype, open_model, resumed_checkpoints, trained_experts
 from tread.finetune.result.hub import push
 from tread.finetune.result.write import RECORD, has_result, write_result
@@ -43,7 +44,7 @@ from tread.routing.risks import adapter_risks, warn_once
 from tread.training import checkpoint
 from tread.training.job import claimed_folder, end, make_accelerator, run
 from tread.training.loop import CHECKPOINTS
-from tread.training.memory import out_of_memory
+from tread.training.memory import AnonymousPeak, out_of_memory
 
 DRAWING = 0.25
 """Share of the GPU that `offload: auto` leaves to the autoencoder, in runs that draw previews."""
@@ -59,9 +60,12 @@ def finetune(config: FinetuneConfig) -> Path:
         per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
         config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
         begun = resumed_checkpoints(config)  # they have the adapter's weights, and its first file may be gone
-        models = load_models(replace(config, init_lora=None) if begun else config, family, accelerator.device)
-        handles = {part: attach_routes(config, model) for part, model in models.items()}
-        task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
+        with AnonymousPeak() as loading:
+            models = load_models(replace(config, init_lora=None) if begun else config, family, accelerator.device)
+            handles = {part: attach_routes(config, model) for part, model in models.items()}
+            task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
+        if loading.bytes is not None:
+            task.facts["load_gib"] = round(loading.bytes / 2**30, 3)
         if config.init == "scratch":
             for part in models:
                 with scratch.fitting(family.source, part):
@@ -135,33 +139,51 @@ def open_job(config: FinetuneConfig) -> tuple[FinetuneConfig, TuneFamily, Accele
 
 def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> dict[str, nn.Module]:
     """The transformers to train, by part, on the device: quantized, with an adapter, or all weights."""
+    load = load_quantized if config.quantized else load_stock
+    first = torch.device("cpu") if config.offloads and not config.quantized else device
     return {
-        part: make_trainable(config, family, part, load_stock(config, family, part), device)
+        part: make_trainable(config, family, part, load(config, family, part, first), device)
         for part, _, _ in trained_experts(config, family)
     }
 
 
-def load_stock(config: FinetuneConfig, family: TuneFamily, part: str) -> nn.Module:
-    """One transformer as its library loads or makes it, in the dtype of the job, on the CPU; on the meta device if each
-    process is to read a shard of all weights."""
+def load_quantized(config: FinetuneConfig, family: TuneFamily, part: str, device: torch.device) -> nn.Module:
+    """One transformer whose linears are quantized as they are read, so that it is never whole in memory."""
+    source, dtype = family.source, job_dtype(config)
+    empty = source.empty(part, dtype=dtype)
+    model = source.transformer(part, dtype=dtype) if empty is None else empty
+    quantize_stock(config, model, device, None if empty is None else source.weights(part))
+    return model
+
+
+def quantize_stock(
+    config: FinetuneConfig, model: nn.Module, device: torch.device, weights: Weights | None = None
+) -> None:
+    """Quantize a transformer where the config says; `weights` fill one that is on the meta device."""
+    # bitsandbytes' scales do not move with the weights
+    stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
+    store = torch.device("cpu") if config.offloads else None
+    quantize(model, config.base_model_precision, "cpu" if stays else device, weights, store=store)
+
+
+def load_stock(config: FinetuneConfig, family: TuneFamily, part: str, device: torch.device | str = "cpu") -> nn.Module:
+    """One transformer as its library loads or makes it, in the dtype of the job; on the meta device if each process is
+    to read a shard of it."""
+    dtype = job_dtype(config)
     if config.init == "scratch":
         model = scratch.make(family.source, part, seed=_seed(config, part))
-        return model if job_dtype(config) == torch.float32 else model.to(job_dtype(config))
-    # all weights are float32, and too many for one process: filled when they are sharded
-    lazily = config.sharded and not config.adapts and job_dtype(config) == torch.float32
-    empty = family.source.empty(part) if lazily else None
-    return family.source.transformer(part, dtype=job_dtype(config)) if empty is None else empty
+        return model if dtype == torch.float32 else model.to(dtype)
+    if not config.sharded:
+        return family.source.transformer(part, dtype=dtype, device=device)
+    # too much for one process: filled when it is sharded. DoRA begins with the norms of the weights
+    empty = None if config.use_dora else family.source.empty(part, dtype=dtype)
+    return family.source.transformer(part, dtype=dtype) if empty is None else empty
 
 
 def make_trainable(
     config: FinetuneConfig, family: TuneFamily, part: str, model: Any, device: torch.device
 ) -> nn.Module:
-    """The stock transformer `part`, changed in place: quantized, with an adapter, checkpointed, on the device."""
-    if config.quantized:
-        # bitsandbytes' scales do not move with the weights
-        stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
-        store = None if config.offload in ("none", 0) else torch.device("cpu")
-        quantize(model, config.base_model_precision, "cpu" if stays else device, store=store)
+    """The transformer `part`, changed in place: with an adapter, checkpointed, on the device."""
     if config.adapts:
         existing = None if config.init_lora is None else read_adapter(config, family, part, model)
         add_adapter(
@@ -186,7 +208,8 @@ def make_trainable(
             model.enable_gradient_checkpointing(unless_offloaded(recomputing(config.gradient_checkpointing)))
         else:
             checkpoint_layers(layers_of(model), config.gradient_checkpointing)
-    if config.offload not in ("none", 0):
+    if config.offloads:
+        assert config.offload != "none"
         margin = DRAWING if config.prompts else MARGIN
         Offload(model, layers_of(model), config.offload, device=device, margin=margin, say=print_once_per_job)
         return model.train()

@@ -178,6 +178,8 @@ moments on each; hsdp does so in groups of shard_size processes. Sharded runs wr
     """Processes that share one copy of the weights with hsdp; null: those of one machine."""
     cpu_offload: bool = False
     """Keep the shards of fsdp and hsdp in host memory and copy them to the GPU layer by layer: much slower."""
+    timeout_minutes: float = 30.0
+    """How long a process waits for the others, at the start and in a step, before it ends with an error."""
     seed: int = 42
     """The same seed gives the same run."""
 
@@ -318,6 +320,11 @@ mapping in .json or .yaml."""
     def quantized(self) -> bool:
         """Whether the base's weights are quantized."""
         return self.base_model_precision not in UNQUANTIZED
+
+    @property
+    def offloads(self) -> bool:
+        """Whether layers are kept in host memory."""
+        return self.offload not in ("none", 0)
 
     @property
     def adapts(self) -> bool:

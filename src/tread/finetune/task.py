@@ -33,6 +33,7 @@ from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, caller, choose, joined, ranges
 from tread.finetune.family import Batch, TuneFamily
 from tread.finetune.job import FinetuneJob
+from tread.finetune.model.adapters import stored_name
 from tread.finetune.preflight import target_of
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
@@ -119,7 +120,7 @@ class Finetuning:
         device = torch.device("cpu") if self.config.cpu_offload else self.accelerator.device
         for part, model in self.models.items():
             if any(parameter.is_meta for parameter in model.parameters()):
-                materialise(model, self.family.source.files(part), device)
+                materialise(model, self.family.source.weights(part).files, device, stored_name)
 
     def _token_grid(self) -> list[int]:
         """Frames, rows and columns of the target tokens of a typical sample."""
@@ -136,10 +137,11 @@ class Finetuning:
         routes = "dense" if handle is None else ", ".join(str(route) for route in handle.plan.routes)
         config, accelerator = self.config, self.accelerator
         kind = {"full": "all weights"}.get(config.model_type, config.lora_type.replace("standard", "lora"))
+        loading = f", loaded with {self.facts['load_gib']:.1f} GiB of host memory" if "load_gib" in self.facts else ""
         return (
             f"{config.model_family}, {kind}: {trained / 1e6:.1f} M of {size / 1e6:.1f} M parameters train, {routes}; "
             f"{counted(len(self.train_set), 'sample')} in {counted(len(set(self.train_set.groups)), 'bucket')}, "
-            f"{counted(accelerator.num_processes, 'process')} on {accelerator.device}"
+            f"{counted(accelerator.num_processes, 'process')} on {accelerator.device}{loading}"
         )
 
     @property

@@ -20,7 +20,7 @@ from tread.finetune.experts import choose, ranges
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
 from tread.finetune.preflight import check_model, trained_experts
-from tread.finetune.run import attach_routes, load_stock, make_trainable, open_job
+from tread.finetune.run import attach_routes, load_stock, make_trainable, open_job, quantize_stock
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import EXPERT, Finetuning, TuneBatch
 from tread.kernels import attention
@@ -132,6 +132,8 @@ class _Trials:
         config, device = self.config, self.accelerator.device
         model = load_stock(config, self.family, part)
         stock = self._stock(part, model, device)
+        if self.quantized:
+            quantize_stock(config, model, device)
         model = make_trainable(config, self.family, part, model, device)
         task = self._task({part: model}, {part: None})
         own, _ = predict(task, self.accelerator, self._batch(task, part))
@@ -145,7 +147,7 @@ class _Trials:
 
     def _stock(self, part: str, model: nn.Module, device: torch.device) -> Tensor | None:
         """The stock transformer's own prediction; None if it does not fit before it is quantized or offloaded."""
-        smaller = self.quantized or self.config.offload not in ("none", 0)
+        smaller = self.quantized or self.config.offloads
         try:
             task = self._task({part: model.to(device)}, {part: None})
             return predict(task, self.accelerator, self._batch(task, part))[0]

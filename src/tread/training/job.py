@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from accelerate.utils import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
-    KwargsHandler,
     ProjectConfiguration,
     broadcast_object_list,
 )
@@ -27,7 +27,7 @@ from tread.kernels.attention import check_attention
 from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import CHECKPOINTS, Session, fit
 from tread.training.metrics import tracker_of
-from tread.training.ranks import found_by_main, rejoin, restarts
+from tread.training.ranks import arriving, found_by_main, lost_ranks, rejoin, restarts
 from tread.training.record import write_start
 from tread.training.settings import JobConfig
 from tread.training.sharding.layout import BACKENDS, check_layout, open_group, shard_size
@@ -47,17 +47,19 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
     autocast = AutocastKwargs(cache_enabled=False)
     # gradients live where they are exchanged: without the view there is a second copy of them
     parallel = DistributedDataParallelKwargs(find_unused_parameters=find_unused, gradient_as_bucket_view=True)
-    handlers: list[KwargsHandler] = [autocast, parallel]
+    # accelerate drops a timeout that equals its own default, for which torch then puts another one
+    group = InitProcessGroupKwargs(timeout=config.train.timeout + timedelta(microseconds=1))
     if config.train.sharded and torch.cuda.is_available():
-        handlers.append(InitProcessGroupKwargs(backend=BACKENDS["cuda"]))
-    rejoin(BACKENDS["cuda"] if torch.cuda.is_available() else "gloo")
-    accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(),  # without this, several processes on CPUs would not find each other
-        mixed_precision="bf16" if precision.startswith("bf16") else "no",
-        log_with=tracker_of(config),
-        project_config=ProjectConfiguration(logging_dir=config.output_dir),
-        kwargs_handlers=handlers,
-    )
+        group.backend = BACKENDS["cuda"]
+    with arriving(config):
+        rejoin(BACKENDS["cuda"] if torch.cuda.is_available() else "gloo", config.train.timeout)
+        accelerator = Accelerator(
+            cpu=not torch.accelerator.is_available(),  # else several processes on CPUs would not find each other
+            mixed_precision="bf16" if precision.startswith("bf16") else "no",
+            log_with=tracker_of(config),
+            project_config=ProjectConfiguration(logging_dir=config.output_dir),
+            kwargs_handlers=[autocast, parallel, group],
+        )
     if config.train.sharded:
         open_group(accelerator.device)
         shard_size(config, accelerator.num_processes)  # refuses one that does not divide
@@ -87,7 +89,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
     except OSError as error:
         reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
         raise ConfigError(f"{reason}. Name another output_dir.") from None
-    with locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True) as held:
+    lock = locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True)
+    with lost_ranks(config), lock as held:
         if not broadcast_object_list([held])[0]:
             raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
         if accelerator.is_main_process:

@@ -68,7 +68,8 @@ class Session:
         """Step of the last checkpoint written by this session."""
         self.validated: tuple[int, float] = 0, math.nan
         """Step of the last validation, and its loss."""
-        self.saver = Saver(accelerator.device) if config.train.sharded and config.checkpoint.every else None
+        saves = config.train.sharded and config.checkpoint.every
+        self.saver = Saver(accelerator.device, config.train.timeout) if saves else None
         """Writes the checkpoints of sharded weights."""
 
     @property
@@ -245,8 +246,8 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
 
     explained = attention.explained(config.train.attention, config.called("train.attention"))
     with (
-        lost_ranks(),
-        stopping(accelerator) as asked,
+        lost_ranks(config),
+        stopping(accelerator, config.train.timeout) as asked,
         _rescued(session, folder, metrics),
         out_of_memory(config.memory_advice),
         lost_workers(config.called("train.workers")),

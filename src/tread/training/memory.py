@@ -1,15 +1,22 @@
-"""Memory: the peak of a run, and errors of too little of it (an allocator's, a killed data worker) as messages that say
-what to change.
+"""Memory: the peak of a run and of its loading, and errors of too little of it (an allocator's, a killed data worker)
+as messages that say what to change.
 """
 
+import ctypes
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from tread.errors import DataError, OutOfMemory
+
+STATUS = Path("/proc/self/status")
+PERIOD = 0.002
+"""Seconds between two looks at the anonymous memory."""
 
 
 @contextmanager
@@ -55,6 +62,51 @@ def peak_memory(device: torch.device) -> float:
         return 0.0
     unit = 1 if sys.platform == "darwin" else 2**10
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30, 3)
+
+
+def give_back() -> None:
+    """Return freed memory to the system, where the C library (glibc) would keep it between blocks that are in use."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have none
+        if trim is not None:
+            trim(0)
+
+
+class AnonymousPeak:
+    """How far the anonymous memory of this process (RssAnon) climbs inside a `with`, above what there was before.
+
+    Anonymous memory is allocated; pages of mapped files, which the system may drop, are no part of it. The system keeps
+    no peak of it, so a thread looks at it every few milliseconds.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: int | None = None
+        """None while the context is open, and on systems other than Linux."""
+        self._before = self._most = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="anonymous memory", daemon=True)
+
+    def __enter__(self) -> "AnonymousPeak":
+        if STATUS.is_file():
+            self._before = self._most = _anonymous()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if STATUS.is_file():
+            self._done.set()
+            self._thread.join()
+            self.bytes = max(self._most, _anonymous()) - self._before
+
+    def _watch(self) -> None:
+        while not self._done.wait(PERIOD):
+            self._most = max(self._most, _anonymous())
+
+
+def _anonymous() -> int:
+    """Bytes of anonymous memory that this process has now."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 2**10
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,8 +1,12 @@
-"""What the processes of a run agree on: what rank 0 found, the largest number that any has, and that one has ended."""
+"""What the processes of a run agree on: what rank 0 found, the largest number that any has, and that one has ended.
+
+No process waits for another longer than `train.timeout_minutes`: every process group is given that time.
+"""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +16,7 @@ from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from tread.errors import CheckpointError, RankLost
+from tread.training.settings import JobConfig
 
 Found = TypeVar("Found")
 
@@ -21,7 +26,7 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def rejoin(backend: str) -> None:
+def rejoin(backend: str, timeout: timedelta) -> None:
     """Open the process group of a run that torchrun has restarted, under keys of its own.
 
     Torchrun's store still has the addresses of the processes that ended, and gloo would call them (torch 2.13).
@@ -30,8 +35,27 @@ def rejoin(backend: str) -> None:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = PrefixStore(f"restart-{restarts()}", TCPStore(*place, world, is_master=is_master))
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
+        store = PrefixStore(f"restart-{restarts()}", TCPStore(*place, world, is_master=is_master, timeout=timeout))
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+@contextmanager
+def arriving(config: JobConfig) -> Iterator[None]:
+    """Turn the failure to open a process group inside, because others stay away, into a RankLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, distributed.DistError) or _is_lost_rank(error)):
+            raise
+        world, place = os.environ.get("WORLD_SIZE", "several"), os.environ.get("MASTER_ADDR", "the first machine")
+        raise RankLost(
+            f"not all {world} processes of this run met at {place} within {_waited(config)}: see the output of the "
+            "others, whether they run and whether they reach that address."
+        ) from error
+
+
+def _waited(config: JobConfig) -> str:
+    return f"{config.train.timeout_minutes:g} minutes ({config.called('train.timeout_minutes')})"
 
 
 def found_by_main(accelerator: Accelerator, find: Callable[[], Found]) -> Found:
@@ -49,15 +73,17 @@ def found_by_main(accelerator: Accelerator, find: Callable[[], Found]) -> Found:
 
 
 @contextmanager
-def lost_ranks() -> Iterator[None]:
+def lost_ranks(config: JobConfig) -> Iterator[None]:
     """Turn the failure of a collective inside, which says nothing of the process that ended, into a RankLost."""
     try:
         yield
     except RuntimeError as error:
         if not _is_lost_rank(error):
             raise
+        waited = "timed out" in str(error).lower()
+        what = f"has not answered for {_waited(config)}" if waited else "has ended"
         raise RankLost(
-            "another process of this run has ended, so this one ends too: the error is in that process's own output."
+            f"another process of this run {what}, so this one ends too: the error is in that process's own output."
         ) from error
 
 
@@ -74,9 +100,9 @@ class Largest:
     of the call before, which is the same on every process.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, timeout: timedelta) -> None:
         self._alone = accelerator.num_processes == 1
-        self._group = None if self._alone else distributed.new_group(backend="gloo")
+        self._group = None if self._alone else distributed.new_group(backend="gloo", timeout=timeout)
         self._sent: Tensor | None = None
         self._work: Any = None
 

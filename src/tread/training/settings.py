@@ -8,6 +8,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,8 @@ OptimizerName = Literal[
     "adamw", "adamw-8bit", "adamw-bf16", "adamw-schedule-free", "lion", "lion-8bit", "prodigy", "muon", "adafactor"
 ]
 ScheduleName = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"]
+LONGEST_WAIT = 7 * 24 * 60
+"""Minutes that a process may wait for the others."""
 LEAST_PRODIGY = 0.01
 """The smallest factor of Prodigy's estimate; a rate of another optimizer is far below it."""
 
@@ -51,14 +54,28 @@ class LoopConfig:
     """hsdp: processes that share one copy of the weights; null: those of one machine"""
     cpu_offload: bool = False
     """fsdp, hsdp: shards live in host memory and are copied to the GPU layer by layer, much slower"""
+    timeout_minutes: float = 30.0
+    """how long a process waits for the others, at the start and in a step, before it ends with an error"""
 
     def __post_init__(self) -> None:
         at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0, shard_size=1)
+        check_timeout(self.timeout_minutes, "train.timeout_minutes")
 
     @property
     def sharded(self) -> bool:
         """Whether each process holds a shard of the weights alone."""
         return self.parallel != "ddp"
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a process waits for the others."""
+        return timedelta(minutes=self.timeout_minutes)
+
+
+def check_timeout(minutes: float, called: str) -> None:
+    """Refuse a time to wait that is none, or that torch cannot count in milliseconds."""
+    if not 0 < minutes <= LONGEST_WAIT:
+        raise ConfigError(f"{called} is {minutes}; it must be above 0 and at most {LONGEST_WAIT} (a week).")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 from accelerate import Accelerator
 
@@ -15,7 +16,7 @@ STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 
 
 @contextmanager
-def stopping(accelerator: Accelerator) -> Iterator[Callable[[], int]]:
+def stopping(accelerator: Accelerator, timeout: timedelta) -> Iterator[Callable[[], int]]:
     """Yields a function to call after every step; it tells which of `STOPPING` came, 0 for none.
 
     Of several processes, all stop one step after the one in which a signal came. A second signal acts at once.
@@ -28,7 +29,7 @@ def stopping(accelerator: Accelerator) -> Iterator[Callable[[], int]]:
             leave_terminal()
         signal.signal(number, before[signal.Signals(number)])
 
-    largest = Largest(accelerator)  # the ranks must stop at the same step
+    largest = Largest(accelerator, timeout)  # the ranks must stop at the same step
 
     def asked() -> int:
         return largest(received[0] if received else 0)

@@ -4,14 +4,16 @@
 - A target is the end of a linear's name, as in peft: `to_q` matches every `to_q`, `attn.to_q` fewer. A target that
   matches no linear is an error: an adapter that silently trains half of what was asked for is worse than none.
 - The initial weights are a function of the seed alone, not of the device or of earlier draws, and change no output.
+- A base that is on the meta device, because each process will read a shard of it, gets an adapter with values all the
+  same; DoRA's begins with the norms of the base's weights, so it needs them.
 - Lycoris keeps its parameters in a network beside the model. It becomes a submodule, so that optimizer, checkpoints
   and moving average see its parameters as the model's.
 """
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -51,7 +53,7 @@ def add_adapter(
     preset = (lycoris_config or {}).get("apply_preset")
     linears = {} if preset else find_linears(model, targets)
     targets = _peft_targets(model, targets, linears)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _stand_ins(model):
         torch.manual_seed(seed)
         if kind == "standard":
             _add_lora(model, targets, rank, alpha, dropout, dora)
@@ -62,6 +64,37 @@ def add_adapter(
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+
+
+@contextmanager
+def _stand_ins(model: nn.Module) -> Iterator[None]:
+    """Inside this context, parameters on the meta device are zeros on the CPU, of one element each.
+
+    Peft moves a new adapter to the device of its linear: on the meta device it would lose its values.
+    """
+    empty = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.is_meta
+    ]
+    for module, name, parameter in empty:
+        zeros = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+        module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, name, parameter in empty:
+            module._parameters[name] = parameter
+
+
+def stored_name(name: str) -> str:
+    """The name of a base's tensor without its adapter, as the released files have it.
+
+    >>> stored_name("blocks.0.attn.to_q.base_layer.weight")
+    'blocks.0.attn.to_q.weight'
+    """
+    return name.replace(".base_layer.", ".")
 
 
 def find_linears(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Linear]:

@@ -2,8 +2,8 @@
 
 - Only linears of the layers are quantized, which hold nearly all weights; embedders, norms and the final projection
   keep their dtype.
-- One linear is quantized at a time, on the device given: the peak is the model as loaded on the CPU (24 GB for 12
-  billion weights in bfloat16), and on the GPU one linear beside the quantized ones.
+- One linear is quantized at a time, on the device given, and read just before (`weights.py`): the peak is one linear
+  beside the quantized ones, on the GPU and in host memory alike.
 - Quantize before adapters are added: peft chooses its layers by the class of the linears it finds.
 - `int8`, `int4` and `fp8` are our own, in plain tensors. The tensor subclasses of torchao and quanto do not compile in
   layers that return views of one tensor (FLUX), and torchao's products keep the unpacked weight for the backward pass,
@@ -30,7 +30,9 @@ from torch.nn import functional as F
 
 from tread.attach.registry import family_of
 from tread.errors import ConfigError, check_choice, needs
+from tread.finetune.model.weights import Weights
 from tread.kernels import float8
+from tread.training.memory import give_back
 
 GROUP = 64
 """Neighbouring weights that share a scale in 4 bits."""
@@ -38,23 +40,35 @@ FLOAT8 = float8.FORWARD
 
 
 def quantize(
-    model: nn.Module, precision: str, device: torch.device | str, *, store: torch.device | None = None
+    model: nn.Module,
+    precision: str,
+    device: torch.device | str,
+    weights: Weights | None = None,
+    *,
+    store: torch.device | None = None,
 ) -> None:
     """Freeze the model and quantize the linears of its layers; their weights are on `device` afterwards, or on `store`,
     except for the scales of bitsandbytes.
 
-    `check_precision` tells beforehand whether the quantized model can run on a device.
+    A model on the meta device is filled from `weights`, each linear just before it is quantized; what is not quantized
+    is on the CPU afterwards. `check_precision` tells beforehand whether the quantized model can run on a device.
     """
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     device = torch.device(device)
     model.requires_grad_(False)
     linears = layer_linears(model)
-    for name in list(linears):  # popped: nothing may hold a linear that has been replaced
+    for name in list(linears):
+        if weights is not None:
+            give_back()  # a linear's temporary tensors would stay between the packed ones, and add up
+            weights.fill(linears[name], name)
+        # popped: nothing may hold a linear that has been replaced
         made = method.apply(linears.pop(name).to(device)).requires_grad_(False)
-        if store is not None:
-            for tensor in (*made.parameters(), *made.buffers()):
-                tensor.data = tensor.data.to(store)
+        for tensor in (*made.parameters(), *made.buffers()) if store is not None else ():
+            tensor.data = tensor.data.to(store)
         model.set_submodule(name, made)
+    if weights is not None:
+        weights.fill(model)
+        give_back()
     if method.flag is not None:
         setattr(model, method.flag, True)
 
@@ -133,7 +147,7 @@ class _Product(torch.autograd.Function):
 def _pack_int8(weight: Tensor) -> tuple[Tensor, Tensor, None]:
     """Signed 8-bit codes with one scale per row."""
     scale = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127  # (N, 1)
-    return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale, None
+    return (weight / scale).round_().clamp_(-127, 127).to(torch.int8), scale, None
 
 
 def _pack_float8(weight: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -149,7 +163,7 @@ def _pack_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     least, most = groups.aminmax(dim=2, keepdim=True)
     # rounded to the stored dtype first, so that codes are chosen for the levels that `unpack` gives
     scale, low = ((most - least).clamp(min=1e-12) / 15).to(weight.dtype), least.to(weight.dtype)
-    codes = ((groups - low.float()) / scale.float()).round().clamp(0, 15).to(torch.uint8).view(rows, columns)
+    codes = (groups - low.float()).div_(scale.float()).round_().clamp_(0, 15).to(torch.uint8).view(rows, columns)
     return codes[:, ::2] | (codes[:, 1::2] << 4), scale, low  # (N, K / 2)
 
 

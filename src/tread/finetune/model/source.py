@@ -3,7 +3,8 @@
 - `model_index.json` names the class of the pipeline; nothing is guessed from the name of the model.
 - A part is loaded when it is needed: text encoders first, then the autoencoder, then the transformer. Parts that are
   not requested are None in the pipeline, as diffusers allows.
-- `empty` and `files` are for a transformer of which each process reads the shard that it keeps.
+- A transformer is read tensor by tensor (`weights.py`), and never whole in memory if it is quantized or sharded. Files
+  that are not safetensors under the model's own names, and quantized ones, are left to the stock loader.
 - `check` refuses parts with missing tensors, which stock loaders would fill with random numbers (`data/stock.py`).
 """
 
@@ -11,7 +12,8 @@ import copy
 import importlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from torch import nn
 
 from tread.data.stock import check_tokenizer, check_weights
 from tread.errors import ConfigError, check_int, needs, shown
+from tread.finetune.model.weights import Weights, make_empty
+from tread.training.memory import is_out_of_memory
 
 DEPTHS = (
     "num_layers",
@@ -145,39 +149,62 @@ class Source:
                 models[part] = check_weights(cls, self.place, part, quantized=quantized, **self._where)
         return models
 
-    def transformer(self, part: str, *, dtype: torch.dtype) -> nn.Module:
-        """One transformer without the rest of the pipeline, on the CPU."""
-        return self._load(self.class_of(part), part, dtype=dtype, subfolder=part)
+    def transformer(self, part: str, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Module:
+        """One transformer without the rest of the pipeline; on the CPU if it is left to the stock loader."""
+        empty = self.empty(part, dtype=dtype)
+        if empty is None:
+            return self._load(self.class_of(part), part, dtype=dtype, subfolder=part)
+        with self._loading(part):
+            self.weights(part).fill(empty, device=device)
+        return empty
 
     def part(self, part: str) -> Any:
         """A small part without the rest of the pipeline: a tokenizer."""
         return self._load(self.class_of(part), part, subfolder=part)
 
-    def empty(self, part: str) -> nn.Module | None:
-        """One transformer in float32 on the meta device, its buffers aside; None if `files` cannot fill it."""
-        from accelerate import init_empty_weights
+    def empty(self, part: str, *, dtype: torch.dtype) -> nn.Module | None:
+        """One transformer on the meta device, its buffers aside, for `weights` to fill; None if they cannot."""
+        cls, weights = self.class_of(part), self.weights(part)
+        if not hasattr(cls, "register_to_config") or "quantization_config" in self.config(part):
+            return None
+        with self._loading(part):
+            model: Any = make_empty(cls, self.config(part), dtype, weights.files)
+            if not weights.can_fill(model):
+                return None
+        model.register_to_config(_name_or_path=self.place)  # as the stock loader does
+        return model
 
-        with init_empty_weights(include_buffers=False):
-            model = self.class_of(part).from_config(self.config(part))
-        return model if self.files(part).keys() == model.state_dict().keys() else None
+    def weights(self, part: str) -> Weights:
+        """The tensors of a part in its safetensors; none if it has none on this machine."""
+        with self._loading(part):
+            return Weights(self._files(part))
 
-    def files(self, part: str) -> dict[str, Path]:
-        """The safetensors file of each tensor of a part, on this machine; empty if there are others, or variants."""
-        if self.variant is not None:
-            return {}
+    def _files(self, part: str) -> dict[str, Path]:
+        """The safetensors file of each tensor of a part."""
         folder = Path(self.place)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
+            from huggingface_hub.errors import LocalEntryNotFoundError
 
-            where = {"allow_patterns": f"{part}/*", "local_files_only": True}  # they were checked, so they are there
-            folder = Path(snapshot_download(self.place, revision=self.revision, **where))
-        index, single = (folder / part / f"{WEIGHTS}{ending}" for ending in (".index.json", ""))
+            try:
+                found = snapshot_download(
+                    self.place, revision=self.revision, allow_patterns=f"{part}/*", local_files_only=True
+                )
+            except LocalEntryNotFoundError:  # the stock loader fetches them
+                return {}
+            folder = Path(found)
+        single, index = (folder / part / self._variant_of(name) for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
         if index.is_file():
             return {name: folder / part / file for name, file in json.loads(index.read_bytes())["weight_map"].items()}
         if not single.is_file():
             return {}
         with safe_open(single, framework="pt") as file:
             return dict.fromkeys(file.keys(), single)
+
+    def _variant_of(self, name: str) -> str:
+        """The name of a weight file in the variant of this source: the variant stands before the last ending."""
+        stem, _, ending = name.rpartition(".")
+        return name if self.variant is None else f"{stem}.{self.variant}.{ending}"
 
     def _check_processor(self, cls: Any, part: str) -> None:
         """Load a processor, which is small: without torchvision its parts for videos are missing."""
@@ -188,11 +215,19 @@ class Source:
             raise ConfigError(f"{error}{advice}") from error
 
     def _load(self, cls: Any, what: str, **arguments: Any) -> Any:
-        try:
+        with self._loading(what):
             return cls.from_pretrained(self.place, **self._where, **arguments)
-        except ImportError:
+
+    @contextmanager
+    def _loading(self, what: str) -> Iterator[None]:
+        """Turn whatever the files make a loader raise into one sentence."""
+        try:
+            yield
+        except (ImportError, ConfigError):
             raise
-        except Exception as error:  # stock loaders raise whatever the files make them raise
+        except Exception as error:  # loaders raise whatever the files make them raise
+            if is_out_of_memory(error):
+                raise
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise ConfigError(f"cannot load {what} of {self.place}: {reason}") from error
 

@@ -8,7 +8,7 @@
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -86,11 +86,17 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def materialise(model: nn.Module, files: Mapping[str, Path], device: torch.device) -> None:
-    """Give a sharded model that is on the meta device its weights: each process reads the shards that it keeps."""
-    own = {name: torch.empty_like(tensor, device=device) for name, tensor in model.state_dict().items()}
+def materialise(
+    model: nn.Module, files: Mapping[str, Path], device: torch.device, stored: Callable[[str], str] = str
+) -> None:
+    """Give a sharded model that is on the meta device its weights: each process reads the shards that it keeps.
+
+    `stored` gives the name that a tensor of the model has in `files`. What they lack, such as an adapter, stays.
+    """
+    state = {name: tensor for name, tensor in model.state_dict().items() if stored(name) in files}
+    own = {stored(name): torch.empty_like(tensor, device=device) for name, tensor in state.items()}
     fill(own, files)
-    model.load_state_dict(own, assign=True)
+    model.load_state_dict({name: own[stored(name)] for name in state}, strict=False, assign=True)
 
 
 @torch.no_grad()

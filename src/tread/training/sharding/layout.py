@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from torch import distributed, nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from tread.errors import ConfigError
@@ -97,7 +98,10 @@ def make_mesh(config: JobConfig, accelerator: Accelerator) -> DeviceMesh:
     size, kind = shard_size(config, accelerator.num_processes), accelerator.device.type
     if config.train.parallel == "fsdp":
         return init_device_mesh(kind, (size,), mesh_dim_names=("shards",))
-    return init_device_mesh(kind, (accelerator.num_processes // size, size), mesh_dim_names=("copies", "shards"))
+    mesh = init_device_mesh(kind, (accelerator.num_processes // size, size), mesh_dim_names=("copies", "shards"))
+    for group in mesh.get_all_groups():  # groups of their own, with a timeout of torch's
+        _set_pg_timeout(config.train.timeout, group)
+    return mesh
 
 
 def shard(

@@ -10,6 +10,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,10 +43,10 @@ class _Save:
 class Saver:
     """Writes the shards of all processes; each process makes one, at the same point."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, timeout: timedelta) -> None:
         self._device = device
         self._buffers: dict[str, Tensor] = {}
-        self._group: Any = distributed.new_group(backend="gloo")
+        self._group: Any = distributed.new_group(backend="gloo", timeout=timeout)
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
         self._running: _Save | None = None
         self.saved: int | None = None

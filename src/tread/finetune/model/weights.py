@@ -1,0 +1,93 @@
+"""`Weights`: the tensors of a transformer's safetensors, read one by one into a model that was made on the meta device.
+
+- The model is never whole in host memory: a linear is read, quantized and let go before the next one is read, and on a
+  GPU each tensor goes there by itself. Safetensors map their file, so a tensor takes anonymous memory only where it is
+  cast or copied; pages of the file are the system's to drop.
+- A tensor becomes what diffusers' loader makes of it: it gets the dtype of the job, or float32 in the modules whose
+  class says so. Diffusers casts all of them before it returns, which is what this module avoids.
+- Buffers and tables that no file has are computed when the model is made, in the dtype of the job, as diffusers does.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+
+def make_empty(cls: Any, config: Mapping[str, Any], dtype: torch.dtype, stored: Collection[str]) -> nn.Module:
+    """A stock model in eval mode with its parameters on the meta device and its buffers computed.
+
+    Parameters, and the buffers among the `stored` names, have the dtype that they are loaded in.
+    """
+    from accelerate import init_empty_weights
+    from diffusers.models.modeling_utils import no_init_weights
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # tables are computed in it
+    try:
+        with no_init_weights(), init_empty_weights(include_buffers=False):
+            model: nn.Module = cls.from_config(config)
+    finally:
+        torch.set_default_dtype(before)
+    in_float32 = {*(getattr(model, "_keep_in_fp32_modules", None) or ())}
+    for path, module in model.named_modules():
+        words = {*path.split(".")}
+        for name, tensor in _tensors(module):
+            if isinstance(tensor, nn.Parameter) or (tensor.is_floating_point() and _joined(path, name) in stored):
+                wanted = torch.float32 if in_float32 & {*words, name} else dtype
+                _put(module, name, tensor.detach().to(wanted))
+    return model.eval()
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters and the persistent buffers of a module itself."""
+    own = {**module._parameters, **module._buffers}
+    left_out = module._non_persistent_buffers_set
+    return [(name, tensor) for name, tensor in own.items() if tensor is not None and name not in left_out]
+
+
+def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Replace a parameter or buffer."""
+    if name in module._buffers:
+        module._buffers[name] = tensor
+    else:
+        module._parameters[name] = nn.Parameter(tensor, module._parameters[name].requires_grad)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+class Weights:
+    """The tensors of one transformer; `files` has the safetensors file of each."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self.files = files
+        self._open: tuple[Path, Any] | None = None
+
+    def can_fill(self, model: nn.Module) -> bool:
+        """Whether the files have every parameter of a model, in its shape; buffers may be computed instead."""
+        if not {name for name, _ in model.named_parameters()} <= self.files.keys():
+            return False
+        stored = ((name, tensor.shape) for name, tensor in model.state_dict().items() if name in self.files)
+        return all(tuple(self._file(name).get_slice(name).get_shape()) == shape for name, shape in stored)
+
+    @torch.no_grad()
+    def fill(self, module: nn.Module, path: str = "", device: torch.device | str = "cpu") -> None:
+        """Read the parameters of a module that are on the meta device, and its stored buffers; `path` is its name."""
+        for owner_path, owner in module.named_modules(prefix=path):
+            for name, tensor in _tensors(owner):
+                full = _joined(owner_path, name)
+                if tensor.is_meta or (name in owner._buffers and full in self.files):
+                    # a view of its file, unless one of the two makes a copy
+                    _put(owner, name, self._file(full).get_tensor(full).to(tensor.dtype).to(device))
+
+    def _file(self, name: str) -> Any:
+        """The file of a tensor. One is open at a time: neighbours share a file, and an open one keeps its pages."""
+        path = self.files[name]
+        if self._open is None or self._open[0] != path:
+            self._open = path, safe_open(path, framework="pt")
+        return self._open[1]
