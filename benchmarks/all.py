@@ -77,6 +77,7 @@ JOBS = (
     Job("flux-torch-graphs", "flux", ("--variants", "torch-graphs"), 120, main=False),
     Job("flux-default-sdpa", "flux", ("--variants", "default-sdpa"), 120, main=False),
     Job("flux-torchao", "quantized", ("--variants", "torchao-float8-dynamic", "torchao-int8-dynamic"), 120, main=False),
+    Job("offload", "offload", limit=300, main=False),
     Job("attention", "attention", limit=40, main=False),
     Job("hooks", "hooks", limit=30, main=False),
 )

@@ -14,7 +14,7 @@ import torch
 
 import tread
 from benchmarks import all as runner
-from benchmarks import buckets, curve, dit, families, flux, hooks, loop, plot, sd3, sharded, wan
+from benchmarks import buckets, curve, dit, families, flux, hooks, loop, offload, plot, sd3, sharded, wan
 from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
 from pages.subjects import Subject
@@ -42,6 +42,17 @@ def test_lora_steps(script, rows, tmp_path):
         assert 1 < one["ideal"] < 2
         assert one["routed"]["median_ms"] > 0
         assert one["routed_tflop"] <= one["dense_tflop"]
+
+
+def test_steps_with_layers_in_host_memory(tmp_path):
+    set_up, resident, *offloaded = measured(offload, tmp_path, "--eager", "--rows", "flux-512-8")
+    assert set_up["summary"]["precision"] == "int4"
+    assert [one["link_gb_s"] for one in offloaded] == list(offload.LINKS)
+    for one in offloaded:
+        assert one["summary"]["layers"] == 7
+        assert one["summary"]["ratio"] > 0
+        assert one["flops"] == resident["flops"]
+        assert one["routed"]["loss"] > 0
 
 
 @pytest.mark.contract

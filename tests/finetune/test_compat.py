@@ -34,12 +34,10 @@ UNSUPPORTED = {
     ("model_family", "mageflow"),
     ("model_family", "minimaxmusic"),
     ("base_model_precision", "int2-quanto"),
-    ("ramtorch", True),
     ("context_parallel_size", 2),
     ("controlnet", True),
     ("distillation_method", "h3_drift"),
     ("distillation_method", "anyflow"),
-    *(("musubi_blocks_to_swap", count) for count in (18, 45, 11, 9, 30, 20)),
 }
 """Of the published values, those that cannot be honoured."""
 
@@ -68,6 +66,13 @@ def test_every_published_key_and_value_has_a_verdict() -> None:
             if found.verdict == "unsupported":
                 refused.add((key, value))
     assert refused == UNSUPPORTED
+
+
+def test_weights_in_host_memory_are_offloaded_layers() -> None:
+    assert settings(musubi_blocks_to_swap=18).offload == 18
+    assert settings(ramtorch=True).offload == settings(enable_group_offload=True).offload == "auto"
+    assert settings(musubi_blocks_to_swap=0).offload == "none"
+    assert settings(musubi_blocks_to_swap=18, offload="auto").offload == "auto"
 
 
 def test_what_every_data_entry_sets_itself_is_ignored() -> None:

@@ -189,12 +189,12 @@ def test_unsupported_keys_keep_it_from_running(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read_config(one)
     assert str(error.value) == "lorarank is 8: unknown key. Did you mean 'lora_rank'?"
-    two = write(tmp_path, "two.json", {**BASE, "ramtorch": True, "lora_rank": "many"})
+    two = write(tmp_path, "two.json", {**BASE, "fsdp_enable": True, "lora_rank": "many"})
     with pytest.raises(ConfigError) as error:
         read_config(two)
     first, *rest = str(error.value).splitlines()
     assert first == f"{two} has 2 settings that do not run:"
-    assert rest[0].startswith("  ramtorch is true: quantize the base instead (base_model_precision: int8")
+    assert rest[0].startswith("  fsdp_enable is true: quantize the base instead (base_model_precision: int8")
     assert rest[1] == "  lora_rank is 'many'; it must be a whole number."
 
 

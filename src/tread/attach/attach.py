@@ -31,7 +31,8 @@ from tread.errors import ConfigError
 from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
-from tread.kernels.fast import SETTINGS, SHAPES, Fast
+from tread.kernels.fast import SETTINGS, SHAPES, Fast, print_once_per_job
+from tread.kernels.offload.offload import Offload, Offloaded
 from tread.routing import recompute
 from tread.routing.handle import Handle
 from tread.routing.mode import Forced
@@ -73,6 +74,8 @@ class Attachment(Handle):
         self.model, self.family = model, family
         self.fast: Fast | None = None
         """What `compile` put on the model."""
+        self.offloaded: Offload | None = None
+        """What `offload` put on the model."""
         self.references: int | None = None
         """The number of reference tokens; None: read from the inputs, once per sequence length."""
         self._references: dict[int, int] = {}
@@ -152,16 +155,38 @@ class Attachment(Handle):
         )
         return self
 
+    def offload(
+        self,
+        layers: Offloaded = "auto",
+        *,
+        device: torch.device | str | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> "Attachment":
+        """Keep the frozen weights of `layers` layers in host memory, fetched ahead of their use; returns this handle.
+
+        "auto": as few layers as the memory that the first step leaves allows. `device` computes; the rest of the model
+        is moved there, so a model that does not fit stays on the CPU until this call. Offloaded layers are
+        checkpointed. Call it after adapters are added and before `compile`; `detach` puts the weights back.
+        """
+        self.check_attached()
+        if self.fast is not None:
+            raise ConfigError("handle.offload() comes before handle.compile(): call compile again after it.")
+        self._bring_back()
+        self.offloaded = Offload(self.model, list(self.layers), layers, device=device, say=say or print_once_per_job)
+        return self
+
     def release_graphs(self) -> None:
         """Give the memory of CUDA graphs back, for example before validation; the next step captures anew."""
         if self.fast is not None:
             self.fast.release()
 
     def detach(self) -> None:
-        """Remove routing and what `compile` put on; restore the model exactly. Calling it again does nothing."""
+        """Remove routing and what `compile` and `offload` put on; restore the model exactly. Calling it again does
+        nothing."""
         if not self.attached:
             return
         self._slow_down()
+        self._bring_back()
         self._take_off()
         recompute.leave(self)
 
@@ -171,6 +196,12 @@ class Attachment(Handle):
         if self.fast is not None:
             self.fast.remove()
             self.fast = None
+
+    def _bring_back(self) -> None:
+        if self.offloaded is not None:
+            self._leave_compiled()
+            self.offloaded.remove()
+            self.offloaded = None
 
     def _listed(self) -> Iterator[nn.Module]:
         return (module for stack in self.family.stacks for module in _modules(self.model, stack.name))

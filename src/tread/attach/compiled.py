@@ -21,6 +21,7 @@ from tread.attach.wrappers import wrapped_in
 from tread.kernels.checkpointing import recomputing
 from tread.kernels.compiling import Attempt, Compiled, CompiledLayer
 from tread.kernels.fast import print_once_per_job
+from tread.kernels.offload.call import OffloadedCall, is_offloaded
 
 BOUND_BY_HOST = (
     "eager layers with checkpointing are bound by kernel launches, so routing gains little time on a GPU: add "
@@ -55,10 +56,11 @@ class CompiledCall:
     def checkpointed(self, around: Callable[..., Any]) -> Callable[..., Any] | None:
         """The same code with checkpointing inside it, which costs the host far less than `around`, torch's checkpoint
         around the code; None if there is none."""
-        if isinstance(self.inner, CompiledLayer):
-            return None if self.inner.attempt.failed or self.inner.checkpointed is False else self.inner.checkpoint
-        if self._checkpointed is None and (compile_alike := compiler_of(self.inner)) is not None:
-            code = compile_alike(partial(recomputing(True, compiled=True), self.inner._torchdynamo_orig_callable))
+        inner: Any = self.inner.code if isinstance(self.inner, OffloadedCall) else self.inner
+        if isinstance(inner, CompiledLayer):
+            return None if inner.attempt.failed or inner.checkpointed is False else inner.checkpoint
+        if self._checkpointed is None and (compile_alike := compiler_of(inner)) is not None:
+            code = compile_alike(partial(recomputing(True, compiled=True), inner._torchdynamo_orig_callable))
             self._checkpointed = Compiled(around, code, Attempt(print_once_per_job))
         code = self._checkpointed
         return None if code is None or code.attempt.failed else code
@@ -82,6 +84,8 @@ class CheckpointCall:
         module = getattr(block, "__self__", block)  # some models pass `block.__call__`
         if (layer := self.layers.get(module)) is None:
             return self.inner(block, *args, **kwargs)
+        if is_offloaded(module):  # recomputes by itself
+            return block(*args, **kwargs)
         if torch.compiler.is_compiling():
             return layer.call(partial(self.inner, block), args, kwargs)
         entry = module.__dict__.get("_compiled_call_impl")

@@ -36,6 +36,7 @@ def plan(arguments: list[str]) -> None:
         help="of activations; alone it means full (default: %(default)s)",
     )
     add("--graphs", action="store_true", help="with CUDA graphs, which hold memory of their own")
+    add("--offload", metavar="N|auto", help="layers in host memory; auto: as few as the smallest card needs")
     add("--ema", action=argparse.BooleanOptionalAction, help="a moving average (default: for models from scratch)")
     add("--gpus", type=int, metavar="N", help="also the memory and time of a step on each of N GPUs")
     add("--per-node", type=int, default=8, metavar="N", help="of them in one machine (default: %(default)s)")

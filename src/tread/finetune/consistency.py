@@ -39,6 +39,7 @@ def check_settings(config: "FinetuneConfig") -> None:
     _check_init(config)
     _check_adapter(config)
     _check_sharded(config)
+    _check_offload(config)
     _check_optimizer(config)
     if config.max_train_steps == 0 and config.num_train_epochs == 0:
         raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
@@ -111,6 +112,34 @@ def _check_sharded(config: "FinetuneConfig") -> None:
         raise ConfigError(
             f"lora_type is 'lycoris', whose network reads weights outside of the layer that gathers them: with "
             f"parallel {config.parallel!r} use 'standard' or 'lokr', or set parallel to 'ddp'."
+        )
+
+
+def _check_offload(config: "FinetuneConfig") -> None:
+    if not config.offloads:
+        return
+    given = f"offload is {config.offload!r}"
+    if isinstance(config.offload, int) and config.offload < 0:
+        raise ConfigError(f"{given}; give a number of layers, 'auto' or 'none'.")
+    if not config.adapts:
+        raise ConfigError(
+            f"{given}, but model_type is 'full', and only frozen weights can wait in host memory: set model_type to "
+            "'lora', or parallel to 'fsdp' with cpu_offload."
+        )
+    if config.sharded:
+        raise ConfigError(
+            f"{given} and parallel is {config.parallel!r}, which moves the weights itself: set parallel to 'ddp', or "
+            "offload to 'none' and cpu_offload to true."
+        )
+    if config.base_model_precision == "int8-bnb":
+        raise ConfigError(
+            f"{given} and base_model_precision is 'int8-bnb', which keeps weights where they cannot be moved: use "
+            "'int8', or 'nf4'."
+        )
+    if config.lora_type == "lycoris":
+        raise ConfigError(
+            f"{given} and lora_type is 'lycoris', whose weights are not in the layers: use 'standard' or 'lokr', or "
+            "set offload to 'none'."
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tread.finetune.family import TuneFamily
 from tread.finetune.target import FlowTarget, Target
+from tread.kernels.offload.offload import DDP_IGNORED
 
 
 class Experts(nn.Module):
@@ -22,6 +23,10 @@ class Experts(nn.Module):
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.models = nn.ModuleDict(models)
+        # what offloaded experts ask DDP to leave alone
+        ignored = {part: getattr(model, DDP_IGNORED, ()) for part, model in models.items()}
+        if any(ignored.values()):
+            setattr(self, DDP_IGNORED, [f"models.{part}.{name}" for part, names in ignored.items() for name in names])
 
     def forward(self, part: str, **arguments: Any) -> Any:
         """The output of the transformer `part`."""

@@ -109,6 +109,8 @@ class FinetuneJob(JobConfig):
             quantized = self.tune.base_model_precision.startswith(("int8", "fp8"))
             smaller = "int4" if self.tune.lora_type == "lokr" else "nf4"
             ways.append(f"set base_model_precision to {smaller if quantized else 'int8'!r}")
+        if self.tune.adapts and not self.tune.offloads and self.tune.lora_type != "lycoris":
+            ways.append("set offload to 'auto'")
         if self.tune.train_batch_size > 1:
             ways.append("set train_batch_size to 1 and raise gradient_accumulation_steps instead")
         if self.tune.use_ema:

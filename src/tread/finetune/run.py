@@ -33,6 +33,10 @@ from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning
 from tread.kernels.checkpointing import checkpoint_layers, recomputing
 from tread.kernels.compiling import compiles
+from tread.kernels.fast import print_once_per_job
+from tread.kernels.offload.call import unless_offloaded
+from tread.kernels.offload.memory import MARGIN
+from tread.kernels.offload.offload import Offload
 from tread.page.write import write_at_end
 from tread.routing import noise
 from tread.routing.handle import Handle
@@ -42,6 +46,9 @@ from tread.training.job import claimed_folder, end, make_accelerator, run
 from tread.training.loop import CHECKPOINTS
 from tread.training.memory import AnonymousPeak, out_of_memory
 from tread.training.parts import averaged_part, load_into, trained
+
+DRAWING = 0.25
+"""Share of the GPU that `offload: auto` leaves to the autoencoder, in runs that draw previews."""
 
 
 def finetune(config: FinetuneConfig) -> Path:
@@ -95,7 +102,9 @@ def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> 
     if config.init == "pretrained":
         family.source.check(*(part for part, _, _ in trained_experts(config, family)))
     plain = replace(config, parallel="ddp", shard_size=None, cpu_offload=False)
-    plain = replace(plain, gradient_checkpointing=False, init_lora=None)  # the checkpoint has the adapter
+    plain = replace(
+        plain, gradient_checkpointing=False, offload="none", init_lora=None
+    )  # the checkpoint has the adapter
     if config.quantized:
         plain = replace(plain, base_model_precision="no_change")
     models = load_models(plain, family, torch.device("cpu"))
@@ -130,8 +139,9 @@ def open_job(config: FinetuneConfig) -> tuple[FinetuneConfig, TuneFamily, Accele
 def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> dict[str, nn.Module]:
     """The transformers to train, by part, on the device: quantized, with an adapter, or all weights."""
     load = load_quantized if config.quantized else load_stock
+    first = torch.device("cpu") if config.offloads and not config.quantized else device
     return {
-        part: make_trainable(config, family, part, load(config, family, part, device), device)
+        part: make_trainable(config, family, part, load(config, family, part, first), device)
         for part, _, _ in trained_experts(config, family)
     }
 
@@ -151,7 +161,8 @@ def quantize_stock(
     """Quantize a transformer where the config says; `weights` fill one that is on the meta device."""
     # bitsandbytes' scales do not move with the weights
     stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
-    quantize(model, config.base_model_precision, "cpu" if stays else device, weights)
+    store = torch.device("cpu") if config.offloads else None
+    quantize(model, config.base_model_precision, "cpu" if stays else device, weights, store=store)
 
 
 def load_stock(config: FinetuneConfig, family: TuneFamily, part: str, device: torch.device | str = "cpu") -> nn.Module:
@@ -193,9 +204,14 @@ def make_trainable(
     # compiled layers do it themselves
     if config.gradient_checkpointing and not compiles(config.compile, device):
         if family.checkpoints_whole:
-            model.enable_gradient_checkpointing(recomputing(config.gradient_checkpointing))
+            model.enable_gradient_checkpointing(unless_offloaded(recomputing(config.gradient_checkpointing)))
         else:
             checkpoint_layers(layers_of(model), config.gradient_checkpointing)
+    if config.offloads:
+        assert config.offload != "none"
+        margin = DRAWING if config.prompts else MARGIN
+        Offload(model, layers_of(model), config.offload, device=device, margin=margin, say=print_once_per_job)
+        return model.train()
     # a sharded one moves layer by layer, when it is sharded
     return model.train() if config.sharded else model.to(device).train()
 

@@ -167,6 +167,10 @@ bf16 is far slower on a CPU."""
 where they do not; flash, efficient and math are that one alone; default leaves it to torch."""
     graphs: bool = False
     """Run the network as CUDA graphs, on one GPU: for steps that wait for the host."""
+    offload: Literal["none", "auto"] | int = "none"
+    """Layers whose frozen weights wait in host memory, quantized if the base is, and are copied to the GPU ahead of \
+their use: a number, or auto for as few as the memory of the first step allows. They are computed again in the \
+backward pass, whatever gradient_checkpointing is. For adapters."""
     parallel: Parallel = "ddp"
     """How processes share the model: ddp keeps it whole on each GPU; fsdp keeps a shard of weights, average and \
 moments on each; hsdp does so in groups of shard_size processes. Sharded runs write their result at the end."""
@@ -316,6 +320,11 @@ mapping in .json or .yaml."""
     def quantized(self) -> bool:
         """Whether the base's weights are quantized."""
         return self.base_model_precision not in UNQUANTIZED
+
+    @property
+    def offloads(self) -> bool:
+        """Whether layers are kept in host memory."""
+        return self.offload not in ("none", 0)
 
     @property
     def adapts(self) -> bool:

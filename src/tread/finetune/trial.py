@@ -140,20 +140,22 @@ class _Trials:
         if self.quantized:
             changed = [] if stock is None else [compare("quantized", own, stock, None)]
             return model, own, changed
-        assert stock is not None
+        if stock is None:
+            return model, own, []
         limit = TOLERANCE[self.accelerator.mixed_precision]
         return model, stock, [compare("adapted" if config.adapts else "loaded to train", own, stock, limit)]
 
     def _stock(self, part: str, model: nn.Module, device: torch.device) -> Tensor | None:
-        """The stock transformer's own prediction; None if it is to be quantized and does not fit before."""
+        """The stock transformer's own prediction; None if it does not fit before it is quantized or offloaded."""
+        smaller = self.quantized or self.config.offloads
         try:
             task = self._task({part: model.to(device)}, {part: None})
             return predict(task, self.accelerator, self._batch(task, part))[0]
         except RuntimeError as error:
-            if not (self.quantized and is_out_of_memory(error)):
+            if not (smaller and is_out_of_memory(error)):
                 raise
-            self.accelerator.print(f"the {part} does not fit unquantized, so the two are not compared.")
+            self.accelerator.print(f"the {part} does not fit as it is, so the two are not compared.")
         finally:
-            if self.quantized:
-                model.to("cpu")  # it is quantized one linear at a time
+            if smaller:
+                model.to("cpu")  # it is quantized one linear at a time, and offloaded layer by layer
         return None

@@ -21,6 +21,8 @@ from torch import nn
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tread.kernels.offload.call import unless_offloaded
+
 Checkpointing = bool | Literal["selective"]
 
 LEAST = 256
@@ -53,7 +55,7 @@ def recomputing(how: Checkpointing, *, compiled: bool = False) -> Callable[..., 
 def checkpoint_layers(layers: Iterable[nn.Module], how: Checkpointing) -> None:
     """Checkpoint each layer in its own `forward`, for a model whose checkpointing leaves arguments of layers out."""
     for layer in layers:
-        layer.forward = wraps(layer.forward)(partial(recomputing(how), layer.forward))
+        layer.forward = wraps(layer.forward)(partial(unless_offloaded(recomputing(how)), layer.forward))
 
 
 def _is_expensive(name: str, args: tuple[Any, ...]) -> bool:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.kernels.checkpointing import Checkpointing, recomputing
+from tread.kernels.offload.call import set_compiled_code
 from tread.routing import noise
 from tread.routing.budget import SHAPE_LEVELS
 from tread.routing.plan import RoutePlan
@@ -70,7 +71,7 @@ def compile_layers(
     lowering.force_non_lazy_backward_lowering = True
     attempt = Attempt(say, shapes=shapes, training_only=training_only)
     for layer in layers:
-        layer._compiled_call_impl = CompiledLayer(layer, attempt, checkpointed, options)
+        set_compiled_code(layer, CompiledLayer(layer, attempt, checkpointed, options))
     say(f"{counted(len(layers), 'layer')} will be compiled when first run, for up to {counted(shapes, 'shape')} each.")
     return attempt
 
@@ -151,6 +152,10 @@ class CompiledLayer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(False if self.checkpointed is None else self.checkpointed, args, kwargs)
+
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's output, not checkpointed."""
+        return self._run(False, args, kwargs)
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output, checkpointed if `checkpointed` does not forbid it."""

@@ -19,6 +19,7 @@ from tread.kernels.attention import Attention, remember_attention, use_attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Attempt, Switch, compile_layers, compile_noise
 from tread.kernels.graphs import Graphs, is_distributed
+from tread.kernels.offload.call import compiled_code, is_offloaded, set_compiled_code
 from tread.routing import noise
 from tread.routing.handle import Handle
 
@@ -53,7 +54,7 @@ class Fast:
     ) -> None:
         say = say or print_once_per_job
         self.model, self.layers, device = model, list(layers), device or next(model.parameters()).device
-        self._before = [layer.__dict__.get("_compiled_call_impl") for layer in self.layers]
+        self._before = [compiled_code(layer) for layer in self.layers]
         SETTINGS.enter(self)
         use_attention(attention, device)
         self.attempt: Attempt | None = None
@@ -68,7 +69,10 @@ class Fast:
         has_one_gpu = device.type == "cuda" and not is_distributed()
         if graphs is True and not has_one_gpu:
             say(f"{graphs_setting} needs exactly one CUDA GPU; continuing without.")
-        if graphs and has_one_gpu:
+        if graphs and any(is_offloaded(layer) for layer in self.layers):
+            if graphs is True:
+                say(f"{graphs_setting} cannot replay the copies of offloaded layers; continuing without.")
+        elif graphs and has_one_gpu:
             self.graphs = Graphs(model, handles, say)
             if around(model) is None:
                 Around().put_on(model)
@@ -90,9 +94,7 @@ class Fast:
         if not SETTINGS.leave(self):
             return
         for layer, before in zip(self.layers, self._before, strict=True):
-            layer._compiled_call_impl = before
-            if before is None:
-                del layer.__dict__["_compiled_call_impl"]
+            set_compiled_code(layer, before)
         if self.graphs is not None:
             self.graphs.close()
             self._around().outer = None

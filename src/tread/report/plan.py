@@ -14,6 +14,7 @@ from tread.errors import ConfigError, RiskWarning, check_int
 from tread.report.planning.cluster import make_cluster
 from tread.report.planning.links import read_links
 from tread.report.planning.models import find_model
+from tread.report.planning.offload import offloaded
 from tread.report.planning.page import write_page
 from tread.report.planning.settings import make_run
 from tread.report.planning.text import describe, describe_cluster, report, report_cluster
@@ -65,6 +66,7 @@ def plan_model(
     parallel: str | None = None,
     shard_size: int | None = None,
     collectives: Sequence[Path] = (),
+    offload: str | None = None,
     **settings: Any,
 ) -> str:
     """The text of `tread plan MODEL`; `settings` are those of `make_run`. With `html` the page is written too.
@@ -83,6 +85,9 @@ def plan_model(
     if plan is None:
         raise ConfigError(f"--routes is {config!r}, which has no tread_config; name a preset: {', '.join(PRESETS)}.")
     resolved = plan.resolve(model.depth)
+    if offload is not None and (html is not None or cluster is not None):
+        raise ConfigError("--offload is for the report of one GPU: leave out --html and --gpus, or --offload.")
+    run = offloaded(model, run, resolved, offload)
     if html is not None:
         write_page(html, model, run, resolved)
     if json:

@@ -134,7 +134,7 @@ class _Snapshot:
         return end
 
 
-class _Region:
+class Region:
     """One call of a checkpointed function, with a snapshot of every handle."""
 
     def __init__(self, *, reentrant: bool) -> None:
@@ -175,7 +175,7 @@ class _Hook(_stock_hook):
         super().__init__(frame)
         self._region = None
         if TracingContext.try_get() is None:  # tracing uses the same hooks but never recomputes
-            self._region = _Region(reentrant=False)
+            self._region = Region(reentrant=False)
             frame.recompute_fn = partial(self._region.again, frame.recompute_fn)
 
     def __enter__(self) -> Any:
@@ -194,14 +194,14 @@ def _apply(cls: type, function: Callable[..., Any], preserve: bool, *args: Any) 
     stock = super(torch_checkpoint.CheckpointFunction, cls).apply  # pyright: ignore[reportArgumentType]
     if not torch.is_grad_enabled() or TracingContext.try_get() is not None:
         return stock(function, preserve, *args)
-    rerun = _Rerun(_Region(reentrant=True), function)
+    rerun = _Rerun(Region(reentrant=True), function)
     return rerun.unpacked(stock(rerun, preserve, *rerun.given, *args))
 
 
 class _Rerun:
     """The function of a reentrant call, with the bypass of each handle as an explicit input and output."""
 
-    def __init__(self, region: _Region, function: Callable[..., Any]) -> None:
+    def __init__(self, region: Region, function: Callable[..., Any]) -> None:
         self._region, self._function, self._first = region, function, True
         # inside a layer no window opens or closes
         self._bypasses = [

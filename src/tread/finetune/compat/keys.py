@@ -62,13 +62,12 @@ RULES: dict[str, Rule] = {
     **_each(
         "text_encoder_1_precision text_encoder_2_precision text_encoder_3_precision text_encoder_4_precision", _ENCODER
     ),
-    "ramtorch": unless_off(_MEMORY),
+    **_each("ramtorch musubi_blocks_to_swap enable_group_offload", rules.offload),
     "ramtorch_text_encoder": _ENCODER,
     **_each(
         "ramtorch_transformer_percent ramtorch_target_modules ramtorch_disable_extensions ramtorch_disable_sync_hooks",
         _RAMTORCH,
     ),
-    **_each("musubi_blocks_to_swap enable_group_offload", unless_off(_MEMORY)),
     "context_parallel_size": unless_off(
         "each GPU takes whole samples: use a smaller resolution or fewer frames, or quantize the base", off=(1, *OFF)
     ),

@@ -348,6 +348,16 @@ def targets(value: Any, config: Mapping[str, Any]) -> Outcome:
     return renamed("lora_targets")(value, config) if value else Outcome.ignored("off")
 
 
+def offload(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """Options that keep weights in host memory; a number is one of layers, and the rest leaves it to the memory."""
+    if value in OFF:
+        return Outcome.ignored("off")
+    if "offload" in config:
+        return Outcome.ignored("offload is there too, and is read instead")
+    layers = value if type(value) is int else "auto"
+    return Outcome.translated({"offload": layers}, "frozen layers in host memory, fetched ahead of use")
+
+
 def lora_shape(name: str) -> Rule:
     """The rule of rank and alpha, which lycoris_config replaces by its own."""
 

@@ -39,8 +39,16 @@ GROUP = 64
 FLOAT8 = float8.FORWARD
 
 
-def quantize(model: nn.Module, precision: str, device: torch.device | str, weights: Weights | None = None) -> None:
-    """Freeze the model and quantize the linears of its layers; their weights are on `device` afterwards.
+def quantize(
+    model: nn.Module,
+    precision: str,
+    device: torch.device | str,
+    weights: Weights | None = None,
+    *,
+    store: torch.device | None = None,
+) -> None:
+    """Freeze the model and quantize the linears of its layers; their weights are on `device` afterwards, or on `store`,
+    except for the scales of bitsandbytes.
 
     A model on the meta device is filled from `weights`, each linear just before it is quantized; what is not quantized
     is on the CPU afterwards. `check_precision` tells beforehand whether the quantized model can run on a device.
@@ -54,7 +62,10 @@ def quantize(model: nn.Module, precision: str, device: torch.device | str, weigh
             give_back()  # a linear's temporary tensors would stay between the packed ones, and add up
             weights.fill(linears[name], name)
         # popped: nothing may hold a linear that has been replaced
-        model.set_submodule(name, method.apply(linears.pop(name).to(device)).requires_grad_(False))
+        made = method.apply(linears.pop(name).to(device)).requires_grad_(False)
+        for tensor in (*made.parameters(), *made.buffers()) if store is not None else ():
+            tensor.data = tensor.data.to(store)
+        model.set_submodule(name, made)
     if weights is not None:
         weights.fill(model)
         give_back()

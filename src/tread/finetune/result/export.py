@@ -92,7 +92,8 @@ def _merged(
         merge_adapter(model)
         if dtype == "fp16":
             model.half()
-    full = replace(config, model_type="full", base_model_precision="no_change", use_dora=False, init_lora=None)
+    plain = replace(config, base_model_precision="no_change", offload="none", use_dora=False, init_lora=None)
+    full = replace(plain, model_type="full")
     return write_result(folder, family, models, full, {**manifest, "merged": called(config)})
 
 

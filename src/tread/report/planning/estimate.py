@@ -14,6 +14,7 @@ from tread.report.planning.tables import (
     RESERVED,
     WORKING,
 )
+from tread.report.planning.weights import weight_bytes
 from tread.routing.budget import kept_count
 from tread.routing.plan import RoutePlan
 
@@ -97,6 +98,13 @@ def _flops(layers: Layers, run: Run, image: int, *, recomputed: bool = True) -> 
     return run.batch * (forward + again + backward)
 
 
+def forward_flops(model: Model, run: Run, counts: Sequence[int]) -> float:
+    """FLOPs of the layers in one forward of the whole batch."""
+    once = replace(run, checkpointing="none"), replace(run, checkpointing="full")
+    plain, again = (sum(_layer_flops(model, one, counts)) for one in once)
+    return again - plain
+
+
 def _memory(
     model: Model, run: Run, dense: Sequence[int], routed: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, float]]:
@@ -114,7 +122,7 @@ def _memory(
 
 def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
     """Bytes that every moment of a step holds, by part; and those of the gradients."""
-    weights = sum(size * model.weights[name] for name, size in PRECISIONS[run.precision].items())
+    weights = weight_bytes(model, run.precision, run.offload)
     if run.way == "full":
         trained, size = model.weights["all"], PRECISIONS[run.precision]["all"]
         adapter = 0.0

@@ -25,6 +25,8 @@ class Run:
     checkpointing: str
     graphs: bool
     ema: bool
+    offload: int = 0
+    """Layers whose weights are in host memory."""
 
 
 def make_run(

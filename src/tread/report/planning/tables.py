@@ -40,6 +40,8 @@ CARDS = (12, 16, 24, 48, 80)
 """Memory of common GPUs in GB."""
 RESERVED = 1.0
 """GiB of a card that a run cannot have: the driver's context, and what the allocator cannot use."""
+SLOTS = 2
+"""Offloaded layers that a GPU has room for, as tread.kernels.offload has it; a plan is made without torch."""
 WORKING = {"bytes": 0.4 * GIB, "layer": 0.3, "graphs": 0.06, "graphs_bytes": 0.3 * GIB, "other_graphs": 0.55}
 """What a step holds beside, fitted to the H200's rows: some bytes, a share of what a layer without checkpointing saves
 for the gradients in its backward, with CUDA graphs a share of the activations and some bytes more, and, where dense

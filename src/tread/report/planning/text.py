@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +12,7 @@ from tread.report.planning.cluster import Cluster, Step, calls, steps
 from tread.report.planning.estimate import PARTS, Choice, Estimate, choices, estimate
 from tread.report.planning.links import Links
 from tread.report.planning.models import Model
+from tread.report.planning.offload import offload_lines, offload_report, offloading
 from tread.report.planning.settings import Run
 from tread.report.planning.tables import CARDS, GIB, RESERVED
 from tread.routing.plan import RoutePlan
@@ -39,7 +40,8 @@ def report(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
         "memory": {"dense": dense, "routed": routed},
         "gib": {"dense": found.gib[0], "routed": found.gib[1]},
         "warnings": risks(run, plan, found),
-        "fits": [asdict(choice) for choice in choices(model, run, plan)],
+        "fits": [asdict(choice) for choice in choices(model, replace(run, offload=0), plan)],
+        "offload": offload_report(offloading(model, run, plan)),
     }
 
 
@@ -65,6 +67,7 @@ def describe(model: Model, run: Run, plan: RoutePlan) -> str:
         if max(dense, routed) >= 0.005:
             lines.append(f"  {part:<16} {dense:10.2f} {routed:10.2f}")
     lines += [f"  {'together':<16} {found.gib[0]:10.2f} {found.gib[1]:10.2f}", "", *_fit_lines(model, run, plan)]
+    lines += ["", *offload_lines(model, offloading(model, run, plan))] if run.way != "full" else []
     for risk in risks(run, plan, found):
         warnings.warn(risk, RiskWarning, stacklevel=2)
     return "\n".join(lines)
@@ -120,6 +123,7 @@ def _heading(model: Model, run: Run, found: Estimate) -> str:
     if run.text:
         parts.append(f"{run.text} of text")
     graphs = ", CUDA graphs" if run.graphs else ""
+    graphs += f", {counted(run.offload, 'layer')} offloaded" if run.offload else ""
     return (
         f"{model.title}: {model.weights['all'] / 1e9:.2f} billion weights in {model.depth} layers\n"
         f"{run.width} x {run.height} pixels{frames}: {' + '.join(parts)}; batch {run.batch}\n"
@@ -141,9 +145,10 @@ def _layer_lines(found: Estimate) -> list[str]:
 
 def _fit_lines(model: Model, run: Run, plan: RoutePlan) -> list[str]:
     lines = [f"fits a GPU of ({RESERVED:g} GiB is left for the driver and the allocator)"]
-    for choice in choices(model, run, plan):
+    for choice in choices(model, replace(run, offload=0), plan):
         name = f"{choice.precision}, {HOW[choice.checkpointing]}"
-        mark = " <-" if (choice.precision, choice.checkpointing) == (run.precision, run.checkpointing) else ""
+        here = (choice.precision, choice.checkpointing) == (run.precision, run.checkpointing)
+        mark = " <-" if here and not run.offload else ""
         lines.append(
             f"  {name:<32} routed {choice.gib[1]:6.1f} GiB: {_card(choice, 1):<16} dense {choice.gib[0]:6.1f} GiB: "
             f"{_card(choice, 0)}{mark}"

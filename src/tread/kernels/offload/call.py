@@ -1,0 +1,207 @@
+"""The call of an offloaded layer: its weights are fetched for the forward, and again for the backward.
+
+- Kernels save weights for backward, some of them out of autograd's sight (bitsandbytes), and by then the slot holds
+  another layer: no version counter would notice. So a layer is one autograd function that saves its inputs only;
+  backward runs the layer again and takes its gradients while the weights are there. Offloading implies checkpointing.
+- Trained parameters (an adapter's) are inputs of that function, so autograd, its hooks and DDP see them as ever.
+- The recomputation has the forward's random numbers, autocast and routing (`recomputed.py`). Compiled code runs with
+  gradients enabled both times, so that one program serves both.
+- The call is the layer's `_compiled_call_impl`, compiled or not. Routing wraps it as it wraps compiled code, so the
+  function sees the tokens that were kept.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.autograd.function import once_differentiable
+
+from tread.errors import ConfigError
+from tread.kernels.offload.host import HostLayer
+from tread.kernels.offload.recomputed import Hidden, Parts, leaves_of
+from tread.kernels.offload.ring import Pass, Ring
+from tread.routing.recompute import Region
+
+_calls: WeakKeyDictionary[nn.Module, ref["OffloadedCall"]] = WeakKeyDictionary()
+"""Layer -> its call; a reference, because the call holds the layer."""
+_CODE = "_compiled_call_impl"
+"""The attribute of a module that is called in place of its `forward` and hooks."""
+
+
+class Owner(Protocol):
+    """The part of `Offload` that a call uses."""
+
+    ring: Ring
+
+    def begin(self) -> None:
+        """Called before a forward with gradients."""
+
+
+def _call_of(layer: nn.Module) -> "OffloadedCall | None":
+    found = _calls.get(layer)
+    return None if found is None else found()
+
+
+def is_offloaded(layer: nn.Module) -> bool:
+    """Whether the weights of a layer are in host memory."""
+    call = _call_of(layer)
+    return call is not None and call.host is not None
+
+
+def compiled_code(layer: nn.Module) -> Callable[..., Any] | None:
+    """The compiled code of a layer, offloaded or not; None if it runs eager."""
+    call = _call_of(layer)
+    return layer.__dict__.get(_CODE) if call is None else call.code
+
+
+def set_compiled_code(layer: nn.Module, code: Callable[..., Any] | None) -> None:
+    """Let a layer run compiled code, or eager if it is None."""
+    if (call := _call_of(layer)) is not None:
+        call.code = code
+    elif code is not None:
+        layer._compiled_call_impl = code
+    else:
+        layer.__dict__.pop(_CODE, None)
+
+
+def unless_offloaded(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """A checkpoint function `(layer, *args)` that leaves offloaded layers alone, which recompute by themselves."""
+
+    def call(block: Any, *args: Any, **kwargs: Any) -> Any:
+        layer = getattr(block, "__self__", block)  # some models pass `block.__call__`
+        return block(*args, **kwargs) if is_offloaded(layer) else checkpoint(block, *args, **kwargs)
+
+    return call
+
+
+class OffloadedCall:
+    """Calls `layer` with the weights of `host`, fetched into the owner's ring."""
+
+    def __init__(self, layer: nn.Module, host: HostLayer, owner: Owner) -> None:
+        self.layer, self._owner = layer, owner
+        self.host: HostLayer | None = host
+        """None: the layer has its weights on the device again."""
+        self.code = compiled_code(layer)
+        """Compiled code of the layer; None: it runs eager."""
+        self._checked = False
+        layer._compiled_call_impl = self
+        _calls[layer] = ref(self)
+
+    def remove(self) -> None:
+        """Call the layer as before."""
+        self.host = None
+        del _calls[self.layer]
+        set_compiled_code(self.layer, self.code)
+
+    @_disable_dynamo
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self._owner.begin()
+        if self.host is None:
+            return (self.code or self.layer._call_impl)(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            with self.visit("inference"):
+                return self.run(args, kwargs)
+        trained = [parameter for parameter in self.layer.parameters() if parameter.requires_grad]
+        if any(id(parameter) in self.host.ids for parameter in trained):
+            raise ConfigError("weights of an offloaded layer were unfrozen, and only frozen ones can be offloaded.")
+        given = Parts((args, kwargs))
+        once = _Once(self, trained, given)
+        made = _Function.apply(once, *trained, *given.tensors)
+        return once.output.whole(made)  # pyright: ignore[reportArgumentType]
+
+    def visit(self, how: Pass) -> AbstractContextManager[None]:
+        """Inside, the layer has its weights on the device."""
+        return nullcontext() if self.host is None else self._owner.ring.visit(how, self.host)
+
+    def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The output of the layer, not checkpointed."""
+        code = self.layer._call_impl if self.code is None else getattr(self.code, "plain", self.code)
+        return code(*args, **kwargs)
+
+    def check(self, outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+        """Refuse, in the first backward, a layer that trains parameters which are not its own."""
+        strange = None if self._checked else next(leaves_of(outputs, known), None)
+        if strange is not None:
+            raise ConfigError(
+                f"the offloaded {type(self.layer).__name__} computes with a trained tensor of shape "
+                f"{tuple(strange.shape)} that is neither its argument nor its parameter, as lycoris adapters are: "
+                "leave offload out, or use an adapter of peft."
+            )
+        self._checked = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """None: a copied layer is not offloaded."""
+
+
+class _Once:
+    """One call of an offloaded layer, from its forward to its backward."""
+
+    def __init__(self, call: OffloadedCall, trained: Sequence[Tensor], given: Parts) -> None:
+        self._call, self._trained, self._given = call, list(trained), given
+        self.count = len(trained)
+        """Trained parameters, which come first among the tensors."""
+        self._region, self._hidden = Region(reentrant=False), Hidden(given.tensors)
+        self.output = given
+        """The layer's output; set by `first`."""
+
+    def first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The tensors of the layer's output, without a graph."""
+        self._given.tensors = []  # autograd saves them
+        enabled = self._call.code is not None
+        self._region.begin()
+        try:
+            with torch.set_grad_enabled(enabled), self._call.visit("forward"):
+                self.output = Parts(self._run(_detached(tensors[self.count :])))
+        finally:
+            self._region.end()
+        made, self.output.tensors = self.output.tensors, []
+        return tuple(x.detach() for x in made)
+
+    def again(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of the trained parameters and of the tensors in the arguments; None for those without."""
+        return self._region.again(self._gradients, _detached(tensors), gradients)
+
+    def _gradients(self, given: list[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        inputs = [*self._trained, *given]
+        wanted = [x for x in inputs if x.requires_grad]
+        with torch.enable_grad(), self._hidden.restored(), self._call.visit("backward"):
+            made = Parts(self._run(given)).tensors
+            pairs = [(x, g) for x, g in zip(made, gradients, strict=True) if g is not None and x.requires_grad]
+            if not pairs:
+                return [None] * len(inputs)
+            outputs, weights = [x for x, _ in pairs], [g for _, g in pairs]
+            self._call.check(outputs, wanted)
+            found = iter(torch.autograd.grad(outputs, wanted, weights, allow_unused=True))
+            return [next(found) if x.requires_grad else None for x in inputs]
+
+    def _run(self, tensors: Sequence[Tensor]) -> Any:
+        args, kwargs = self._given.whole(tensors)
+        return self._call.run(args, kwargs)
+
+
+def _detached(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors as leaves of a graph of their own."""
+    return [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+
+
+class _Function(torch.autograd.Function):
+    """An offloaded layer in autograd's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, once: _Once, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.once = once
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors[once.count :])
+        made = once.first(tensors)
+        ctx.mark_non_differentiable(*(x for x in made if not (x.is_floating_point() or x.is_complex())))
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, *ctx.once.again(ctx.saved_tensors, gradients)

@@ -1,0 +1,32 @@
+"""Memory of a GPU, as `offload: auto` needs to know it: what is free, and what the fullest moment so far left."""
+
+import torch
+from torch import nn
+
+MARGIN = 0.1
+"""Share of the card that stays free unless another is asked for."""
+
+
+def weight_bytes(model: nn.Module, device: torch.device | None = None) -> int:
+    """Bytes of a model's parameters and buffers; of those on `device`, if it is given."""
+    tensors = (*model.parameters(), *model.buffers())
+    return sum(tensor.nbytes for tensor in tensors if device is None or tensor.device.type == device.type)
+
+
+def would_be_free(model: nn.Module, device: torch.device) -> float:
+    """Bytes that would be free on a GPU without the model; on a CPU there is no limit to keep to."""
+    if device.type != "cuda":
+        return float("inf")
+    return _limit(device) - torch.cuda.memory_allocated(device) + weight_bytes(model, device)
+
+
+def peak_left(device: torch.device, margin: float) -> float:
+    """Bytes that the fullest moment of this process left free on a GPU, less the margin."""
+    return (1 - margin) * _limit(device) - torch.cuda.max_memory_allocated(device)
+
+
+def _limit(device: torch.device) -> float:
+    """Bytes that torch may take of a GPU: those it has, and what is free, up to the fraction that was set."""
+    free, total = torch.cuda.mem_get_info(device)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    return min(torch.cuda.memory_reserved(device) + free, share * total)

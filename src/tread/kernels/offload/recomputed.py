@@ -1,0 +1,62 @@
+"""What it takes to run a layer a second time: its arguments, its random numbers, and its autocast."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+_TENSOR = object()
+
+
+class Parts:
+    """A nest of tuples, lists and dicts: its `tensors`, and what else it takes to make it again."""
+
+    def __init__(self, value: Any) -> None:
+        flat, self._spec = tree_flatten(value)
+        self.tensors: list[Tensor] = [x for x in flat if isinstance(x, Tensor)]
+        self._flat = [_TENSOR if isinstance(x, Tensor) else x for x in flat]
+
+    def whole(self, tensors: Sequence[Tensor]) -> Any:
+        """The nest with these tensors."""
+        given = iter(tensors)
+        return tree_unflatten([next(given) if x is _TENSOR else x for x in self._flat], self._spec)
+
+
+class Hidden:
+    """What a layer depends on beside its arguments: random numbers and autocast, on the devices of `tensors`."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._random, (self._devices, self._states) = torch.get_rng_state(), get_device_states(*tensors)
+        kinds = {"cpu", *(x.device.type for x in tensors)}
+        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Inside, both are as they were."""
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(self._devices))
+            torch.set_rng_state(self._random)
+            if self._devices:
+                set_device_states(self._devices, self._states)
+            for kind, enabled, dtype in self._autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
+            yield
+
+
+def leaves_of(outputs: Sequence[Tensor], known: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The leaves that autograd would reach from `outputs`, other than those `known`."""
+    ids, seen = {id(x) for x in known}, set[Any]()
+    waiting: list[Any] = [x.grad_fn for x in outputs]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in ids:
+            yield leaf
+        waiting += [other for other, _ in node.next_functions]

@@ -1,0 +1,96 @@
+"""`tread plan --offload`: weights by layer against the stock classes, what a card needs, and where copies limit."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tread.attach.registry import layers_of
+from tread.cli import main
+from tread.kernels.offload import ring
+from tread.report.planning.models import find_model
+from tread.report.planning.offload import CARDS
+from tread.report.planning.tables import RESERVED
+from tread.report.planning.weights import layer_bytes, moved
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    main(["plan", *words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [
+        ("flux", "FluxTransformer2DModel"),
+        ("wan", "WanTransformer3DModel"),
+        ("qwen_image", "QwenImageTransformer2DModel"),
+    ],
+)
+def test_the_weights_of_a_layer_are_those_of_the_stock_class(name: str, cls: str) -> None:
+    """The shares are found from FLOPs, the classes are counted parameter by parameter."""
+    import diffusers
+
+    with torch.device("meta"):
+        model = getattr(diffusers, cls)()
+    linears = [
+        sum(2 * one.weight.numel() for one in layer.modules() if isinstance(one, nn.Linear))
+        for layer in layers_of(model)
+    ]
+    assert layer_bytes(find_model(name), "bf16") == pytest.approx(linears, rel=0.01)
+
+
+def test_offloaded_layers_leave_the_weights_and_slots_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("flux", "--precision", "fp8", "--checkpointing")
+    whole, some = planned(capsys, *words), planned(capsys, *words, "--offload", "20")
+    away, slots = moved(find_model("flux"), "fp8", 20)
+    assert slots == ring.SLOTS * max(layer_bytes(find_model("flux"), "fp8"))
+    for how in ("dense", "routed"):
+        assert whole["memory"][how]["weights"] - some["memory"][how]["weights"] == pytest.approx(away - slots)
+        rest = {part: size for part, size in some["memory"][how].items() if part != "weights"}
+        assert rest == {part: whole["memory"][how][part] for part in rest}
+    assert whole["fits"] == some["fits"]
+
+
+def test_the_fewest_layers_fit_the_card_and_one_less_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    told = planned(capsys, "flux", "--precision", "bf16")
+    (found,) = (one for one in told["offload"] if one["precision"] == "bf16")
+    for card in CARDS:
+        number = found["fewest"][str(card)]
+        fits = [
+            planned(capsys, "flux", "--offload", str(n))["gib"]["routed"] <= card - RESERVED
+            for n in (number, number - 1)
+        ]
+        assert fits == [True, False]
+    assert planned(capsys, "flux", "--offload", "auto")["settings"]["offload"] == found["fewest"]["8"]
+
+
+def test_copies_hide_longer_on_a_faster_link_and_behind_all_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """TFLOP/s = FLOPs of the forward over the seconds in which the layers are copied."""
+    told = planned(capsys, "flux", "--precision", "fp8", "--checkpointing")
+    (found,) = (one for one in told["offload"] if one["precision"] == "fp8")
+    plain = planned(capsys, "flux", "--precision", "fp8")
+    forward = told["flops"]["dense"] - plain["flops"]["dense"]
+    seconds = sum(layer_bytes(find_model("flux"), "fp8")) / 12e9
+    assert found["hides"]["12"][0] == pytest.approx(forward / seconds / 1e12, rel=1e-6)
+    assert found["hides"]["25"][0] == pytest.approx(25 / 12 * found["hides"]["12"][0])
+    assert found["hides"]["12"][1] < found["hides"]["12"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("flux", "--offload", "58"), "give a number of layers up to 57, or auto"),
+        (("flux", "--offload", "some"), "give a number of layers up to 57, or auto"),
+        (("flux", "--full", "--offload", "3"), "all weights are trained"),
+        (("flux", "--gpus", "2", "--offload", "3"), "for the report of one GPU"),
+    ],
+)
+def test_errors(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", *words])
+    assert message in capsys.readouterr().err.replace("\n", " ")
