@@ -107,7 +107,10 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 def test_unknown_command_and_arguments(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fail("trian") == f"tread: there is no command 'trian'; choose one of: {', '.join(COMMANDS)}"
+    known = f"Choose one of: {', '.join(COMMANDS)}."
+    assert fail("trian") == f"tread: there is no command 'trian'. Did you mean 'train'? {known}"
+    assert fail("xx") == f"tread: there is no command 'xx'. {known}"
+    assert fail("init", "fluxx", "--model", "m", "--data", "d").endswith(" wan, z_image. Did you mean 'flux'?")
     with pytest.raises(SystemExit) as end:
         main(["sample"])
     assert end.value.code == 2

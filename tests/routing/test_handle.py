@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -61,6 +62,15 @@ def test_routes_of_the_same_ratio_select_differently():
     routes = [{"selection_ratio": 0.5, "start_layer_idx": i, "end_layer_idx": i} for i in (2, 3)]
     first, second = run(Handle(RoutePlan.from_config({"routes": routes}), depth=8), depth=8)
     assert not first.equal(second)
+
+
+def test_the_step_may_be_numpys():
+    handle = Handle(PLAN, depth=12)
+    handle.set_step(np.int64(7))  # pyright: ignore[reportArgumentType]
+    assert handle.state_dict() == {"step": 7, "micro_step": 0}
+    assert repr(handle) == "<Handle: route 2..8 at 0.5 of 12 layers, step 7>"
+    with pytest.raises(ConfigError, match=r"step is tensor\(3\); it must be a whole number\. A tensor's value is int"):
+        handle.set_step(torch.tensor(3))  # pyright: ignore[reportArgumentType]
 
 
 def test_a_loop_without_set_step_advances_and_resumes():

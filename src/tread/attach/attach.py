@@ -33,8 +33,8 @@ from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.kernels.fast import SETTINGS, SHAPES, Fast
 from tread.routing import recompute
-from tread.routing.forced import Forced
 from tread.routing.handle import Handle
+from tread.routing.mode import Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.state import State, unseen
 
@@ -221,6 +221,9 @@ class Attachment(Handle):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
         """A copied model is not attached, so a copied handle is the original."""
         return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError("a handle cannot be pickled: save handle.state_dict(), and attach the model after loading it.")
 
     def __enter__(self) -> "Attachment":
         return self

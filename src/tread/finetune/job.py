@@ -40,7 +40,7 @@ class FinetuneJob(JobConfig):
             output_dir=config.output_dir,
             resume=config.resume_from_checkpoint,
             train=LoopConfig(
-                steps=config.max_train_steps,
+                steps=config.max_train_steps or 1,  # 0: the data will tell how many an epoch has
                 batch_size=config.train_batch_size * config.gradient_accumulation_steps * processes,
                 micro_steps=config.gradient_accumulation_steps,
                 seed=config.seed,
