@@ -116,6 +116,6 @@ class FinetuneJob(JobConfig):
         if self.tune.use_ema:
             ways.append("set use_ema to false")
         if self.tune.plan() is None:
-            ways.append("route tokens (tread_config: balanced)")
+            ways.append("route tokens (tread_config: lora)")
         ways.append("lower the resolution of the data")
         return "Any of these needs less: " + "; ".join(ways) + "."

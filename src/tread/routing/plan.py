@@ -37,7 +37,7 @@ DEFAULT_SEED = 42
 DEFAULT_IMPORTANCE = {"random": 0.0, "l1": 0.5}
 NO_ROUTES = (
     "TREAD training requires you to configure the routes: give `routes`, a list of "
-    '{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}, or a `preset`: '
+    '{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -4}, or a `preset`: '
     f"{', '.join(PRESETS)}."
 )
 
