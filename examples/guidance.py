@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tread
 from tread.sampling.guidance import guide
 
-ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
+ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -3}]}
 ATTENTION: Any = {"attention_head_dim": 16, "num_attention_heads": 2, "joint_attention_dim": 32}
 
 

@@ -33,6 +33,8 @@ def batches(folder: Path | None, size: int, device: torch.device) -> Iterator[di
     """Batches without end, from the files of a folder or made up."""
     found = [{name: torch.randn(shape) for name, shape in SHAPES.items()} for _ in range(4)]
     files = sorted(folder.glob("*.safetensors")) if folder else []
+    if folder and not files:
+        raise SystemExit(f"no .safetensors files in {folder}: --data names a folder of latents.")
     while True:
         for chosen in torch.randperm(len(files) or len(found)).split(size):
             samples = [load_file(files[i]) if files else found[i] for i in chosen.tolist()]

@@ -99,9 +99,9 @@ def main(steps: int = 60) -> None:
     print(f"dense: loss {train(PixelTransformer(), steps):.3f}")
     torch.manual_seed(0)
     model = PixelTransformer()
-    routes = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
+    routes = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -3}]}
     with tread.attach(model, routes, family=FAMILY) as handle:
-        print(f"routed: loss {train(model, steps):.3f}, {handle.kept_share:.0%} of the tokens in layers 2..4")
+        print(f"routed: loss {train(model, steps):.3f}, {handle.kept_share:.0%} of the tokens in layers 2..3")
 
 
 if __name__ == "__main__":

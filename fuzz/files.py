@@ -35,7 +35,7 @@ def model_file() -> bytes:
 
 
 def optimizer_file() -> bytes:
-    from tread.training.checkpoint import optimizer_tensors
+    from tread.training.parts import optimizer_tensors
 
     return save(optimizer_tensors(trained()[1]))
 
@@ -55,13 +55,13 @@ def read_manifest(path: Path) -> None:
 
 
 def read_model(path: Path) -> None:
-    from tread.training.checkpoint import load_part, load_tensors
+    from tread.training.parts import load_into
 
-    load_tensors(linear().state_dict(), load_part(path.parent, "model"), path)
+    load_into(linear().state_dict(), path.parent, "model")
 
 
 def read_optimizer(path: Path) -> None:
-    from tread.training.checkpoint import load_optimizer, load_part
+    from tread.training.parts import load_optimizer, load_part
 
     load_optimizer(trained()[1], load_part(path.parent, "optimizer"), path)
 

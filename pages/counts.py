@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 from pages.subjects import DEPTH, DiTSubject, shallow
+from pages.values import without_values
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.fast import Fast
 
@@ -27,6 +28,8 @@ POINTS = ((16, 8), (32, 8), (64, 8), (16, 16), (32, 16), (16, 32))
 """Image and text tokens at which FLOPs are counted: as many as a polynomial of second degree has terms."""
 BACKEND = "aot_eager_decomp_partition"
 """torch.compile up to the partitioner, which decides what is saved; no code is generated."""
+RANDOM_STATE = torch.get_rng_state().numel()
+"""Bytes of the state of random numbers that a checkpointed layer with masked attention saves, here and not on GPUs."""
 HOW: dict[str, Checkpointing] = {"none": False, "full": True, "selective": "selective"}
 
 
@@ -51,7 +54,7 @@ def counted(subject: Any, ways: Sequence[str]) -> dict[str, Any]:
     return {"stacks": stacks, "outside": outside}
 
 
-def fitted(subject: Any, way: str) -> dict[str, dict[str, list[int]]]:
+def fitted(subject: Any, way: str) -> dict[str, dict[str, list[int | float]]]:
     """Forward and backward FLOPs of one layer of each stack and, under "", outside of them, as polynomials.
 
     Terms are 1, n, t, n^2, n t and t^2 for n image and t text tokens, per sample.
@@ -61,9 +64,10 @@ def fitted(subject: Any, way: str) -> dict[str, dict[str, list[int]]]:
     points = [(unit * image, unit * text if texts else 0) for image, text in (POINTS if texts else POINTS[:3])]
     terms = [_terms(image, text) if texts else [1, image, image * image] for image, text in points]
     rows = [flops_at(subject, way, image, text) for image, text in points]
-    found: dict[str, dict[str, list[int]]] = {}
+    found: dict[str, dict[str, list[int | float]]] = {}
     for name in ("", *subject.stacks):
-        solved = {part: solve(terms, [row[name][part] for row in rows]) for part in ("forward", "backward")}
+        parts = {part: [row[name][part] for row in rows] for part in ("forward", "backward")}
+        solved = {part: solve(terms, values, subject.texts) for part, values in parts.items()}
         found[name] = {part: x if texts else [x[0], x[1], 0, x[2], 0, 0] for part, x in solved.items()}
     return found
 
@@ -72,8 +76,8 @@ def _terms(image: int, text: int) -> list[int]:
     return [1, image, text, image * image, image * text, text * text]
 
 
-def solve(matrix: Sequence[Sequence[int]], values: Sequence[int]) -> list[int]:
-    """The solution of a linear system, which must be whole: FLOPs are counts."""
+def solve(matrix: Sequence[Sequence[int]], values: Sequence[int], parts: int = 1) -> list[int | float]:
+    """The solution of a linear system, which must be whole or a number of `parts`-ths: FLOPs are counts."""
     rows = [[Fraction(x) for x in row] + [Fraction(value)] for row, value in zip(matrix, values, strict=True)]
     for i in range(len(rows)):
         pivot = next(j for j in range(i, len(rows)) if rows[j][i])
@@ -83,8 +87,8 @@ def solve(matrix: Sequence[Sequence[int]], values: Sequence[int]) -> list[int]:
             if j != i:
                 rows[j] = [x - rows[j][i] * y for x, y in zip(rows[j], rows[i], strict=True)]
     found = [row[-1] for row in rows]
-    assert all(x.denominator == 1 for x in found), found
-    return [int(x) for x in found]
+    assert all(parts % x.denominator == 0 for x in found), found
+    return [int(x) if x.denominator == 1 else float(x) for x in found]
 
 
 def flops_at(subject: Any, way: str, image: int, text: int) -> dict[str, dict[str, int]]:
@@ -112,7 +116,8 @@ def total_flops(subject: Any, way: str, image: int, text: int, depths: Mapping[s
 def saved_bytes(subject: Any, way: str, how: Checkpointing) -> dict[str, dict[str, int]]:
     """Bytes saved for backward by one layer of each stack and, under "", outside of the layers.
 
-    `constant` whatever the batch; per sample `sample`, `image` per image token and `text` per text token.
+    `constant` whatever the batch; per sample `sample`, `image` per image token, `text` per text token and, of attention
+    masks, `square` per pair of tokens.
     """
     where: list[str] = [""]
     found: dict[str, dict[str, int]] = {}
@@ -131,13 +136,13 @@ def saved_bytes(subject: Any, way: str, how: Checkpointing) -> dict[str, dict[st
             backend=BACKEND,
         )
         for name, layer in layers.items():
-            layer._compiled_call_impl = Marked(layer._compiled_call_impl, where, name)
+            layer._compiled_call_impl = Marked(layer._compiled_call_impl, where, name, values=subject.values)
         known = {_storage(x) for x in (*model.parameters(), *model.buffers())}
         held: list[Tensor] = []
 
         def pack(tensor: Tensor) -> Tensor:
             key = _storage(tensor)
-            if key not in known:
+            if key not in known and tensor.numel() != RANDOM_STATE:
                 known.add(key)
                 held.append(tensor)
                 _add(found.setdefault(where[0], {}), tensor, image, text)
@@ -154,13 +159,20 @@ def saved_bytes(subject: Any, way: str, how: Checkpointing) -> dict[str, dict[st
     }
     for name, counts in last.items():
         assert counts["image"] or not name, f"{name} saves nothing per image token: {counts}"
-        counts["sample"] += subject.registers * counts["text"]
+        registers, square = subject.registers, counts.get("square", 0)  # (n + t + registers)^2 pairs
+        counts["sample"] += registers * counts["text"] + square * registers**2
+        for kind in ("image", "text"):
+            counts[kind] += 2 * square * registers
     return last
 
 
 def _add(counts: dict[str, int], tensor: Tensor, image: int, text: int) -> None:
     storage = tensor.untyped_storage()
     size, per_item = storage.nbytes() // tensor.element_size(), tensor.element_size()
+    if size % (pairs := (image + text) ** 2) == 0:  # an attention mask
+        batched = size % (pairs * BATCH) == 0
+        counts["square"] = counts.get("square", 0) + size // pairs // (BATCH if batched else 1) * per_item
+        return
     kind = next((name for name, prime in PRIMES.items() if size % prime == 0), None)
     if kind is None:
         batched = size % BATCH == 0
@@ -184,12 +196,12 @@ def _storage(tensor: Tensor) -> int:
 class Marked:
     """A layer's call that says which layer runs."""
 
-    def __init__(self, call: Callable[..., Any], where: list[str], name: str) -> None:
-        self.call, self.where, self.name = call, where, name
+    def __init__(self, call: Callable[..., Any], where: list[str], name: str, *, values: bool) -> None:
+        self.call, self.where, self.name, self.values = call, where, name, values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.where[0] = self.name
         try:
-            return self.call(*args, **kwargs)
+            return without_values(self.call, args, kwargs, values=self.values)
         finally:
             self.where[0] = ""

@@ -31,14 +31,18 @@ class Line:
     """Text tokens of a step; None: the longest that the family reads."""
     references: bool = False
     """Whether samples may have reference images."""
-    reads_lengths: bool = False
-    """Whether the forward reads the lengths of texts from their mask, where fake tensors have no values."""
+    reads_values: bool = False
+    """Whether the forward reads the values of masks, such as the lengths of texts (`values.py`)."""
     frames: int = 1
     """Usual frames of a clip."""
     unit: int = 1
-    """Token counts that the model pads to."""
+    """Token counts are multiples of it: the model pads to it, or its text has at least as many registers."""
     registers: int = 0
-    """Learned tokens that the model adds to the text."""
+    """Tokens that the model adds to the text: learned ones, or inputs of one length."""
+    texts: int = 1
+    """Tokens in the sequence for each token of a text: several encoders read it."""
+    padded: int = 0
+    """Tokens that the model pads images to unless they are square."""
     idle: tuple[str, ...] = ()
     """Modules of a layer that do not run in training."""
 
@@ -142,6 +146,39 @@ MODELS: dict[str, Line] = {
         pipeline=1,
         references=True,
     ),
+    "hidream": Line(
+        family="hidream",
+        model="HiDreamImageTransformer2DModel",
+        title="HiDream-I1",
+        channels=16,
+        text={"t5": ("T", 4096), "llama": (32, "T", 4096), "pooled": ("text_emb_dim",)},
+        vae=SD_VAE,
+        config={
+            "patch_size": 2,
+            "in_channels": 16,
+            "caption_channels": (4096, 4096),
+            "axes_dims_rope": (64, 32, 32),
+            "max_resolution": (128, 128),
+            "llama_layers": (*range(32), *(31,) * 16),
+        },
+        reads=384,
+        unit=6,  # half of the tokens go to each expert, and a third of the text to each encoder
+        texts=3,
+        padded=4096,
+    ),
+    "hunyuanvideo": Line(
+        family="hunyuanvideo",
+        model="HunyuanVideo15Transformer3DModel",
+        title="HunyuanVideo 1.5",
+        channels=32,
+        text={"embeds": ("T", "text_embed_dim"), "quoted": (8, "text_embed_2_dim")},
+        vae={"spatial_compression_ratio": 16, "temporal_compression_ratio": 4},
+        reads=256,
+        reads_values=True,
+        frames=121,
+        unit=32,
+        registers=256 + 729,  # quoted text, and the first frame or zeros in its place
+    ),
     "hunyuanvideo1": Line(
         family="hunyuanvideo1",
         model="HunyuanVideoTransformer3DModel",
@@ -212,7 +249,7 @@ MODELS: dict[str, Line] = {
         text={"embeds": ("T", "cap_feat_dim")},
         vae=SD_VAE,
         config={"cap_feat_dim": 2304},
-        reads_lengths=True,
+        reads_values=True,
     ),
     "pixart_sigma": Line(
         family="pixart_sigma",
@@ -250,6 +287,17 @@ MODELS: dict[str, Line] = {
         pipeline=2,
         reads=448,  # 256 of a caption, and those of the reference that the text encoder sees
         references=True,
+    ),
+    "qwen_image21": Line(
+        family="qwen_image21",
+        model="QwenImage21Transformer2DModel",
+        title="Qwen-Image 2.1",
+        channels=64,
+        text={"embeds": ("T", "context_in_dim")},
+        vae={"scale_factor_spatial": 16},
+        reads=256,
+        reads_values=True,
+        unit=4,
     ),
     "sd3": Line(
         family="sd3",

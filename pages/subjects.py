@@ -13,11 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from diffusers.models.transformers.transformer_hidream_image import HiDreamImageTransformer2DModel, MOEFeedForwardSwiGLU
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional as F
 
 from pages.model_lines import Line
+from pages.values import Values
 from tread.attach.registry import family_of
 from tread.finetune.families import family_class
 from tread.finetune.family import Batch
@@ -50,26 +52,28 @@ class Subject:
             self.family = family_class(line.family)(source)
         self.settings = settings
         self.stacks = [stack.name for stack in family_of(self.model).stacks]
+        self.values = line.reads_values
 
     def batch(self, count: int, image: int, text: int) -> tuple[Tensor, Batch]:
         """Noisy latents of `image` tokens in one row, and the texts of a batch as the family collates them."""
         frames, rows, columns = self.family.patch
         grid = (frames, rows, columns * image) if self.family.video else (rows, columns * image)
         noisy = torch.zeros(count, self.line.channels, *grid)
-        sizes = {"T": text} | self.settings
-        self.family.text_length = text  # some pad every text to it
+        each = text // self.line.texts
+        sizes = {"T": each} | self.settings
+        self.family.text_length = each  # some pad every text to it
         with unset_fake_temporarily():  # collating reads values
             shapes = {k: [sizes[x] if isinstance(x, str) else x for x in v] for k, v in self.line.text.items()}
             one = {name: torch.ones(shape) for name, shape in shapes.items()}
             texts = self.family.collate_text([one] * count)
-        made = {f"text.{name}": torch.ones_like(x) for name, x in texts.items()}
+        read = self.values  # floating-point numbers are made fake, and masks with them unless they are read
+        made = {f"text.{k}": x if read and not x.is_floating_point() else torch.ones_like(x) for k, x in texts.items()}
         return noisy, {"mean": noisy} | made
 
     def loss(self, model: nn.Module, count: int, image: int, text: int) -> Tensor:
         """A loss of one forward."""
         noisy, batch = self.batch(count, image, text)
-        lengths = patch.object(FakeTensor, "tolist", lambda counts: [text] * counts.numel())
-        with lengths if self.line.reads_lengths else nullcontext():
+        with Values() if self.values else nullcontext():
             prediction = self.family.predict(model, noisy, torch.full((count,), 0.5), batch)
         return (prediction.float() - 1).square().mean()
 
@@ -96,6 +100,10 @@ class Subject:
     def registers(self) -> int:
         return self.line.registers
 
+    @property
+    def texts(self) -> int:
+        return self.line.texts
+
     def adapt(self, model: nn.Module, way: str) -> None:
         """Put the product's LoRA on it."""
         add_adapter(model, kind="standard", rank=RANK, alpha=RANK, targets=self.targets[way], seed=0)
@@ -118,7 +126,7 @@ class DiTSubject:
     """The DiT of `tread train`, which takes classes instead of texts."""
 
     stacks = ("blocks",)
-    unit, registers = 1, 0
+    unit, registers, texts, values = 1, 0, 1, False
 
     def __init__(self, size: str) -> None:
         self.arguments: dict[str, Any] = model_size(size)
@@ -160,6 +168,8 @@ def shallow(subject: Any, way: str, image: int, depths: Mapping[str, int]) -> It
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(patch.object(F, "layer_norm", _layer_norm))
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attend))
+        stack.enter_context(patch.object(HiDreamImageTransformer2DModel, "patchify", _square))
+        stack.enter_context(patch.object(MOEFeedForwardSwiGLU, "forward", _equal_shares))
         _make_fake(model)
         yield model
 
@@ -196,10 +206,38 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention as GPUs run it: query, key, value, output and one number per row are saved, no scores."""
+    """Attention as GPUs run it: query, key, value, output and one number per row are saved, no scores.
+
+    A mask with a row for each query is a table of numbers to the kernel that takes masks, the memory-efficient one.
+    """
     if torch.is_autocast_enabled("cpu"):
         query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    return cudnn.attend(query, key, value, scale)
+    if attn_mask is None or attn_mask.shape[-2] == 1:
+        return cudnn.attend(query, key, value, scale)
+    bias = attn_mask if attn_mask.dtype != torch.bool else torch.where(attn_mask, 0.0, -torch.inf)
+    bias = bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])  # (B, H, S, T)
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)[0]
+
+
+_PATCHIFY = HiDreamImageTransformer2DModel.patchify
+
+
+def _square(model: Any, latents: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
+    """HiDream's patches of latents in one row as if the grid were square: neither padded nor masked."""
+    model.max_seq = latents.shape[2] * latents.shape[3] // model.config.patch_size**2
+    tokens, _, sizes, positions = _PATCHIFY(model, latents)
+    return tokens, None, sizes, positions
+
+
+def _equal_shares(experts: Any, x: Tensor) -> Tensor:
+    """HiDream's experts with a gate that gives each as many tokens; together they compute as much in any case."""
+    chosen, weight, _ = experts.gate(x)
+    rows = x.view(-1, x.shape[-1]).repeat_interleave(experts.num_activated_experts, dim=0)  # (k B S, D)
+    y = torch.empty_like(rows)
+    for taken, expert in zip(chosen.view(-1).argsort().chunk(len(experts.experts)), experts.experts, strict=True):
+        y[taken] = expert(rows[taken]).to(x.dtype)
+    y = (y.view(*weight.shape, -1) * weight.unsqueeze(-1)).sum(dim=1).view(x.shape)  # (B, S, D)
+    return y.to(x.dtype) + experts.shared_experts(x)

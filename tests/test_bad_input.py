@@ -32,8 +32,8 @@ from tread.finetune.data.cache import Cache
 from tread.finetune.model.source import Source
 from tread.pretrain.config import compose, from_run
 from tread.routing.plan import RoutePlan
-from tread.training.checkpoint import load_optimizer
 from tread.training.metrics import read_metrics
+from tread.training.parts import load_optimizer
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 OURS = (ConfigError, DataError, CheckpointError)

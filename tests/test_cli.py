@@ -20,7 +20,7 @@ from tread.cli import COMMANDS, main
 
 ROUTES = '{"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 2}]}'
 TINY = [
-    *["train", "model.depth=4", "model.width=16", "model.heads=2", "train.batch_size=8", "train.precision=float32"],
+    *["train", "model.depth=5", "model.width=16", "model.heads=2", "train.batch_size=8", "train.precision=float32"],
     *["train.steps=2", "sample.every=0", "validation.samples=4", "log.trackers=none", f"model.tread_config={ROUTES}"],
 ]
 LATENTS = [*TINY, "data=latents", "data.num_classes=3"]
@@ -107,7 +107,10 @@ def test_every_command_explains_itself(command: str) -> None:
 
 
 def test_unknown_command_and_arguments(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fail("trian") == f"tread: there is no command 'trian'; choose one of: {', '.join(COMMANDS)}"
+    known = f"Choose one of: {', '.join(COMMANDS)}."
+    assert fail("trian") == f"tread: there is no command 'trian'. Did you mean 'train'? {known}"
+    assert fail("xx") == f"tread: there is no command 'xx'. {known}"
+    assert fail("init", "fluxx", "--model", "m", "--data", "d").endswith(" wan, z_image. Did you mean 'flux'?")
     with pytest.raises(SystemExit) as end:
         main(["sample"])
     assert end.value.code == 2
@@ -296,7 +299,7 @@ def test_plan_warns_of_risks_and_refuses_mistakes(
 ) -> None:
     main(["plan", "max-speed", *SHAPE])
     warned = capsys.readouterr().err
-    assert warned.count("warning: route 1..27 at 0.7") == 3
+    assert warned.count("warning: route 1..27 at 0.7") == 4
     (tmp_path / "numbers.yaml").write_text("1: 2")
     assert fail("plan", str(tmp_path / "numbers.yaml"), *SHAPE).startswith("tread plan: tread_config: unknown key '1'.")
     assert fail("plan", "papr", *SHAPE).startswith("tread plan: tread_config is 'papr': no preset (balanced, ")

@@ -47,10 +47,8 @@ ALLOWED: dict[str, set[str]] = {
         *("errors", "words", "files", "config", "routing", "kernels", "models", "attach"),
         *("training", "page", "pretrain", "finetune", "report"),
     },
-    "cli": {
-        *("__init__", "errors", "terminal", "config", "routing", "data", "page", "pretrain", "finetune", "report"),
-        "autotune",
-    },
+    "commands": {"terminal", "config", "routing", "data", "page", "pretrain", "finetune", "report", "autotune"},
+    "cli": {"__init__", "errors", "terminal", "commands"},
     "__main__": {"cli"},
 }
 """What each room may import, from the lowest to the highest; `__init__` is `import tread` itself."""

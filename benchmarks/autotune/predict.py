@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tread.autotune.cost import Routes, fit, key_of, probes, routes_of
+from tread.autotune.cost import Routes, fit, key_of, routes_of
 from tread.autotune.jobs.job import read_job
 from tread.autotune.measure import Budget, Timer, measure_kept, measure_seconds, steady
 from tread.autotune.rules import RATIOS
@@ -52,9 +52,7 @@ def measure(config: str | None, settings: Sequence[str], *, timer: Timer | None 
         subject = Subject(job.open(folder, TRIED))
         store, budget = Store(folder, job.identity(), {}), Budget(float("inf"))
         tokens = subject.tokens(measure_kept(subject, store, TRIED))
-        cost = fit(
-            measure_seconds(subject, store, probes(subject.stacks, RATIOS), timer, budget), subject.stacks, tokens
-        )
+        cost = fit(measure_seconds(subject, store, subject.probes(RATIOS), timer, budget), subject.stacks, tokens)
         again = Store(folder / "again", job.identity(), {})
         again.path.parent.mkdir()
         plans = [(), *unseen(subject.rules.depth)]

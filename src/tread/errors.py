@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 LONGEST = 500
@@ -154,9 +155,10 @@ def _listed(names: list[str], most: int = 300) -> str:
 
 
 def check_int(value: object, name: str, low: int | None = None, fix: str = "") -> int:
-    """A whole number, not a bool, not below `low`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """A whole number, numpy's too, but not a bool, not below `low`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name} is {shown(value)}; it must be a whole number. {fix}".strip())
+    value = int(value)
     if low is not None and value < low:
         raise ConfigError(f"{name} is {shown(value)}; it must be at least {low}. {fix}".strip())
     if abs(value) >= 2**63:

@@ -1,6 +1,7 @@
 """What `attach` takes and refuses: configs, seeds, classes of models, a second attach."""
 
 import json
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -71,6 +72,13 @@ def test_a_handle_that_was_detached_refuses_to_route(name: str, attach: Attach):
     with refused if name in ASK else nullcontext():
         (ASK | TELL)[name](handle)
     handle.detach()  # as often as one likes
+
+
+def test_a_handle_is_not_pickled_but_its_state_is(attach: Attach):
+    handle = attach(FLUX.model(), ROUTES)
+    with pytest.raises(TypeError, match=r"^a handle cannot be pickled: save handle\.state_dict\(\)"):
+        pickle.dumps(handle)
+    assert pickle.loads(pickle.dumps(handle.state_dict())) == handle.state_dict()
 
 
 def test_the_handle_is_a_context_manager_that_detaches_on_errors_too():

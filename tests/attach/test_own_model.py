@@ -79,6 +79,9 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert (tmp_path / "pytorch_lora_weights.safetensors").is_file()
     said = capsys.readouterr().out
     assert "dense loss" in said
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=r"no \.safetensors files in"):
+        loop["main"](["--data", str(tmp_path / "empty"), "--out", str(tmp_path)])
 
 
 def test_the_guides_losses():

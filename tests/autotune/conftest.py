@@ -28,6 +28,7 @@ def law(monkeypatch: pytest.MonkeyPatch) -> Law:
         known.calls += 1
         if known.calls == known.interrupt:
             raise KeyboardInterrupt
+        known.watch()
         for _ in range(known.steps):
             step()
         return known.seconds()

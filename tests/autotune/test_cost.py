@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tread.autotune.cost import Cost, Routes, Stack, Tokens, fit, key_of, probes, routes_of, terms
+from tread.autotune.cost import Cost, Routes, Stack, Tokens, fit, key_of, probes, ratios_of, routes_of, terms
 from tread.routing.budget import kept_count
 from tread.routing.route import Route
 
@@ -48,7 +48,7 @@ UNSEEN: list[Routes] = [
     ids=["plain", "mask", "references", "few"],
 )
 def test_a_known_law_is_recovered_and_predicts_plans_that_were_not_timed(tokens: Tokens) -> None:
-    timed = {routes: true_seconds(routes, tokens) for routes in probes(STACKS, RATIOS)}
+    timed = {routes: true_seconds(routes, tokens) for routes in probes(STACKS, RATIOS, first=2, last=17)}
     cost = fit(timed, STACKS, tokens)
     assert cost.error < 1e-9
     for routes in UNSEEN:
@@ -58,7 +58,9 @@ def test_a_known_law_is_recovered_and_predicts_plans_that_were_not_timed(tokens:
 
 def test_the_coefficients_are_those_of_the_law() -> None:
     tokens = Tokens(count=4096)
-    cost = fit({routes: true_seconds(routes, tokens) for routes in probes(STACKS, RATIOS)}, STACKS, tokens)
+    cost = fit(
+        {routes: true_seconds(routes, tokens) for routes in probes(STACKS, RATIOS, first=2, last=17)}, STACKS, tokens
+    )
     assert cost.window == pytest.approx(WINDOW, rel=1e-6)
     assert cost.fixed == pytest.approx(FIXED, rel=1e-6)
     assert cost.linear == pytest.approx([LAYER[stack.name][0] for stack in STACKS], rel=1e-6)
@@ -67,17 +69,33 @@ def test_the_coefficients_are_those_of_the_law() -> None:
 
 def test_savings_of_windows_add_up() -> None:
     tokens = Tokens(count=1024)
-    cost = fit({routes: true_seconds(routes, tokens) for routes in probes(STACKS, RATIOS)}, STACKS, tokens)
+    cost = fit(
+        {routes: true_seconds(routes, tokens) for routes in probes(STACKS, RATIOS, first=2, last=17)}, STACKS, tokens
+    )
     for routes in UNSEEN:
         together = sum(cost.saving(one) for one in routes)
         assert cost.seconds(()) - cost.seconds(routes) == pytest.approx(together, abs=1e-12)
+
+
+def test_three_lengths_are_timed_whatever_the_model() -> None:
+    """Each is compiled for every class of layer; layers that no window may have are never routed."""
+    more = (*STACKS, Stack(name="last", first=19, last=20))
+    for ratios, lengths in ((RATIOS, [0.25, 0.75]), ([0.5], [0.5])):
+        plans = probes(more, ratios, first=2, last=18)
+        assert ratios_of(plans) == lengths
+        routed = {layer for routes in plans for r in routes for layer in range(r.start_layer_idx, r.end_layer_idx + 1)}
+        assert routed == set(range(2, 19))
+        assert len(plans) == len(set(plans)) == 1 + 2 * (len(lengths) + 2)
 
 
 def test_no_coefficient_is_negative_and_no_nonnegative_fit_is_better() -> None:
     """Noise, and a law that the terms do not have: steps that cost less at more tokens."""
     number = random.Random(3)
     tokens = Tokens(count=1024)
-    timed = {routes: (2 - true_seconds(routes, tokens)) * number.uniform(0.9, 1.1) for routes in probes(STACKS, RATIOS)}
+    timed = {
+        routes: (2 - true_seconds(routes, tokens)) * number.uniform(0.9, 1.1)
+        for routes in probes(STACKS, RATIOS, first=2, last=17)
+    }
     cost = fit(timed, STACKS, tokens)
     found = np.array([cost.fixed, cost.window, *cost.linear, *cost.square])
     assert found.min() >= 0
@@ -94,7 +112,9 @@ def test_no_coefficient_is_negative_and_no_nonnegative_fit_is_better() -> None:
 
 def test_one_ratio_is_enough_for_windows_of_that_ratio() -> None:
     tokens = Tokens(count=1024)
-    cost = fit({routes: true_seconds(routes, tokens) for routes in probes(STACKS, [0.5])}, STACKS, tokens)
+    cost = fit(
+        {routes: true_seconds(routes, tokens) for routes in probes(STACKS, [0.5], first=2, last=17)}, STACKS, tokens
+    )
     for routes in [(route(0.5, 2, 9),), (route(0.5, 1, 3), route(0.5, 8, 17))]:
         assert cost.seconds(routes) == pytest.approx(true_seconds(routes, tokens), rel=1e-9)
 
@@ -112,6 +132,8 @@ def test_names_of_plans() -> None:
 
 def test_the_figures_go_into_a_file() -> None:
     tokens = Tokens(count=64)
-    cost = fit({routes: true_seconds(routes, tokens) for routes in probes(STACKS, RATIOS)}, STACKS, tokens)
+    cost = fit(
+        {routes: true_seconds(routes, tokens) for routes in probes(STACKS, RATIOS, first=2, last=17)}, STACKS, tokens
+    )
     assert isinstance(cost, Cost)
     assert cost.to_config()["layers"]["single"]["linear"] == cost.linear[1]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from tests.autotune.tuned import FAST, SCRATCH, Law, config_file, gap_of, measurements, tune_cli, written
 from tests.report.conftest import Tune
@@ -120,6 +121,16 @@ def test_a_target_that_no_plan_reaches(law: Law, capsys: Capture) -> None:
     assert f"has steps {fastest[0]:.2f} times as fast as dense at a loss gap of {fastest[1]:.2%}" in shown.err
     assert not (OUT / "tread_config.json").exists()
     assert "no plan within the rules" in (OUT / "report.html").read_text()
+
+
+def test_a_busy_device_is_told(law: Law, capsys: Capture) -> None:
+    """Steps of finalists take longer than the fit of the probes says: another program has begun."""
+    law.watch = lambda: setattr(law, "fixed", 2.0 if law.calls > 15 else 0.25)
+    assert tune_cli(*SCRATCH, "--target-speedup", "1.05", "--edges", "3", *FAST) == 0
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "something else may use this device" in line]
+    chosen = next(one for one in measurements(OUT)["result"]["finalists"])
+    assert f"was timed at {chosen['timed_speedup']:.2f} times" in note
+    assert chosen["timed_speedup"] < 1
 
 
 def test_windows_that_save_nothing(law: Law, capsys: Capture) -> None:
@@ -298,6 +309,21 @@ def test_a_fine_tune(law: Law, tune: Tune, capsys: Capture) -> None:
     main([*command.removeprefix("train with: tread ").split(), "output_dir=run"])
     record = json.loads(Path("run/run.json").read_text())
     assert record["facts"]["tread_config"]["routes"] == told["routes"]
+
+
+def test_nothing_is_compiled_in_timed_steps(law: Law, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are compiled for the lengths of all timed plans before the first one is timed; sensitivity is eager."""
+    compiled, seen = torch.compile, []
+    monkeypatch.setattr(torch, "compile", lambda *given, **options: compiled(*given, **options, backend="eager"))
+    torch._dynamo.reset()
+    counters["stats"].clear()
+    law.watch = lambda: seen.append(counters["stats"]["unique_graphs"])
+    given = [*SCRATCH, "train.compile=true", "--target-speedup", "1.05", "--edges", "3", "--start-steps", "3"]
+    assert tune_cli(*given, "--ratios", "0.25,0.5") == 0
+    assert "a first step that compiles layers for 3 lengths: 64, 48 and 32 tokens" in capsys.readouterr().out
+    assert len(seen) == law.calls >= 15
+    assert seen[0] >= 3
+    assert set(seen) == {counters["stats"]["unique_graphs"]}
 
 
 def test_finalists_of_a_fine_tune_are_run_beside_dense(law: Law, tune: Tune) -> None:

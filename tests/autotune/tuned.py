@@ -1,7 +1,7 @@
 """A known cost of a step, plans by brute force, and tiny jobs that are tuned."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Law:
     """Plans whose losses were measured."""
     interrupt: int | None = None
     """The call at which the user presses Ctrl-C."""
+    watch: Callable[[], None] = lambda: None
+    """Called before each timing."""
     subject: Subject | None = None
 
     def clock(self) -> float:

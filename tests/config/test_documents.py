@@ -42,6 +42,15 @@ def test_a_key_given_twice_is_refused(text: str) -> None:
         parse_json('{"a": [{"b": 1, "b": 2}]}')
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.json", '{"a": 1}'), ("a.yaml", "a: 1"), ("a.toml", "a = 1"), (".env", "a=1")]
+)
+def test_a_byte_order_mark_is_no_content(name: str, text: str, tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert settled(read_document(tmp_path / name)) == {"a": 1}
+
+
 def test_files(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1e-4, "b": "1"}')
     (tmp_path / "a.yml").write_text("a: 1e-4\nb: '1'\n")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from tests.finetune.encoded import RNG, Encoder, TextEncoder, encode, pad
-from tread.data.captioned.buckets import Bucket, BucketOrder
+from tread.data.captioned.buckets import Bucket
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.finetune.data.cache import Cache, CachedSamples, Tensors
@@ -30,7 +30,7 @@ def test_a_loader_reads_the_picks(pictures: Path, tmp_path: Path, workers: int) 
     data = CachedSamples(
         cache, entries, encode_texts(cache, captions, encode=TextEncoder(), identity="t", progress=False)
     )
-    order = BucketOrder(data.groups, data.repeats, batch=2, seed=0)
+    order = data.order(2, seed=0)
     slices = {"batch": 2, "micro_steps": 1, "rank": 0, "world": 1, "start_step": 0, "steps": 6}
     sampler = PickSampler(order, **slices, caption_dropout=0.5, seed=0)
     loader = DataLoader(

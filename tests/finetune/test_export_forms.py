@@ -28,7 +28,7 @@ from tread.finetune.model.merge import merge_adapter
 from tread.finetune.model.original_names import Layout
 from tread.finetune.model.source import Source
 from tread.finetune.result.layout import write_layout
-from tread.training.checkpoint import load_part
+from tread.training.parts import load_part
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]

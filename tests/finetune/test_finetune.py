@@ -257,6 +257,8 @@ def test_the_end_names_what_was_made(config: Any, tmp_path: Path, capsys: pytest
     assert f"result: {folder / 'pytorch_lora_weights.safetensors'}" in said
     assert said[-1] == f"newest preview: {folder / 'previews' / 'step-00000001-0.png'}"
     assert yaml.safe_load((folder / "config.yaml").read_text())["mixed_precision"] == "no"
+    facts = json.loads((folder / "run.json").read_text())["facts"]
+    assert not {"contents", "held_out", "captions"} & facts.keys(), "fingerprints are for a resume, in checkpoints"
 
 
 def test_a_base_in_bf16_is_computed_in_bf16_on_a_cpu_too(config: Any, tmp_path: Path) -> None:

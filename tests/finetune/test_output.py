@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,10 @@ def test_the_card(flux: tuple[TuneFamily, Path]):
     dense = card(family, ["transformer"], config, {"step": 1, "tread_config": None})
     assert "token routing" not in dense
     assert "| routes | none: dense |" in dense
+    precisions = {("no", "lora"): "fp32", ("bf16", "lora"): "bf16", ("bf16", "full"): "fp32"}
+    for (mixed, kind), base in precisions.items():
+        changed = replace(config, mixed_precision=mixed, model_type=kind)
+        assert f"| precision of the base | {base} |" in card(family, ["transformer"], changed, facts)
 
 
 def test_a_save_that_fails_leaves_the_earlier_result(

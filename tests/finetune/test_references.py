@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tests.finetune.encoded import RNG, Encoder, samples_in
 from tests.finetune.tasks import make_config, make_task
 from tests.tiny.pictures import write_noise
-from tread.data.captioned.buckets import Bucket, BucketOrder
+from tread.data.captioned.buckets import Bucket
 from tread.data.captioned.samples import Sample
 from tread.errors import ConfigError
 from tread.finetune.data.cache import Cache, CachedSamples, Tensors
@@ -64,7 +64,7 @@ def test_samples_of_one_number_and_sizes_are_batched(pictures: Path, edits: dict
     ]
     texts = encode_seen_texts(cache, [(f"picture {n}", ()) for n in range(6)], encode=see, identity="t", progress=False)
     data = CachedSamples(cache, entries, texts)
-    order = BucketOrder(data.groups, data.repeats, batch=2, seed=0)
+    order = data.order(2, seed=0)
     batches = [sorted(order.batch(index).tolist()) for index in range(order.batches)]
     assert [1, 2] in batches
     assert all(len({data.groups[i] for i in batch}) == 1 for batch in batches)

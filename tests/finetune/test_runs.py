@@ -168,6 +168,14 @@ def test_a_step_of_several_buckets_is_the_mean_over_its_samples(config: Finetune
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_epochs_count_buckets_and_repeats(config: FinetuneConfig) -> None:
+    """Two epochs of four squares and two wide pictures, three visits each: (12 / 4 + 2 batches of 6 / 4) * 2 = 10."""
+    data = {"instance_data_dir": str(Path(config.cache_dir).parent / "images"), "resolution": 64, "repeats": 3}
+    length = {"num_train_epochs": 2, "max_train_steps": 0, "train_batch_size": 4, "gradient_accumulation_steps": 3}
+    folder = finetune(replace(config, data=data, num_eval_images=0, tread_config=None, **length))
+    assert [line["step"] for line in read_metrics(folder) if "loss" in line] == [1, 2, 3, 4], "10 / 3, to the end"
+
+
 class Hub(ThreadingHTTPServer):
     """The requests of an upload, answered as the hub answers them; `files` is what was committed."""
 

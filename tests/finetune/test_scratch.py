@@ -24,8 +24,9 @@ from tread.finetune.result.export import export
 from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.starter import starter_config
-from tread.training.checkpoint import list_checkpoints, load_part
+from tread.training.checkpoint import list_checkpoints
 from tread.training.metrics import read_metrics
+from tread.training.parts import load_part
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]

@@ -107,7 +107,8 @@ def test_a_full_fine_tune_gets_the_same_schedule_and_a_dense_one_no_plan() -> No
 
 
 def test_epochs_become_steps_and_the_schedule_follows() -> None:
-    config = made(num_train_epochs=3, max_train_steps=0, tread_config="lora").with_steps(20)
+    epochs = {"num_train_epochs": 3, "max_train_steps": 0, "gradient_accumulation_steps": 4}
+    config = made(**epochs, tread_config="lora").with_steps(80)
     assert (config.max_train_steps, config.num_train_epochs) == (60, 0)
     plan = config.plan()
     assert plan is not None

@@ -18,7 +18,8 @@ from tread.cli import main
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.run import finetune
-from tread.training.checkpoint import list_checkpoints, load_part
+from tread.training.checkpoint import list_checkpoints
+from tread.training.parts import load_part
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FLUX: dict[str, Any] = {"model_family": "flux", "tokenizer_max_length": 32}

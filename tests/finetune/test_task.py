@@ -124,7 +124,7 @@ def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
     assert FinetuneJob.of(lavish).memory_advice == (
         "Any of these needs less: set gradient_checkpointing to true; set base_model_precision to 'int8'; set "
         "train_batch_size to 1 and raise gradient_accumulation_steps instead; set use_ema to false; route tokens "
-        "(tread_config: balanced); lower the resolution of the data."
+        "(tread_config: lora); lower the resolution of the data."
     )
     frugal = make_config(tmp_path, "x", base_model_precision="nf4", train_batch_size=1)
     assert FinetuneJob.of(frugal).memory_advice == "Any of these needs less: lower the resolution of the data."

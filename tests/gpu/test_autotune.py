@@ -30,11 +30,16 @@ def test_from_scratch(law: Law, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert one["timed_speedup"] == pytest.approx(one["speedup"], rel=1e-9)
 
 
-def test_a_fine_tune(law: Law, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fine_tune(
+    law: Law, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One ratio, because layers are compiled for each: of the second stack, dense and routed, also once more where a
+    window begins or ends, with inputs in another layout."""
     monkeypatch.chdir(tmp_path)
     law.steps = 5
     config = tune("flux", graphs=True, mixed_precision="bf16", max_train_steps=4, validation_prompt=None)
-    assert tune_cli(config_file(config), "--target-speedup", "1.01") == 0
+    assert tune_cli(config_file(config), "--target-speedup", "1.01", "--ratios", "0.4") == 0
+    assert "a first step that compiles layers for 2 lengths: 16 and 10 tokens" in capsys.readouterr().out
     facts = measurements(Path("autotune/c"))
     assert facts["result"]["cost"]["error"] < 1e-9
     assert json.loads(Path("autotune/c/tread_config.json").read_text())["tread_config"]["routes"]

@@ -17,9 +17,10 @@ from tread.kernels import graphs
 from tread.models import DiT
 from tread.pretrain.config import compose
 from tread.pretrain.run import pretrain
-from tread.training.checkpoint import load_part, newest
+from tread.training.checkpoint import newest
 from tread.training.loop import CHECKPOINTS
 from tread.training.metrics import read_metrics
+from tread.training.parts import load_part
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 ROUTE = {"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}

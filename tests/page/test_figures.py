@@ -35,6 +35,14 @@ def speeds(kept: list[float], every: int, speed: dict[float, float]) -> list[dic
     return lines
 
 
+def test_ticks_of_a_narrow_range_are_told_apart() -> None:
+    """A loss that hardly moves: 2.3071 and 2.3073 are both 2.307 in four digits."""
+    line = Line(name="run", run=0, points=[(0.0, 2.30705), (1.0, 2.30735)])
+    figure = Curves(key="k", title="loss", x="steps", lines=[line])
+    shown = re.findall(r'text-anchor="end">([0-9.]+)<', draw(figure))
+    assert len(shown) == len(set(shown)) >= 2
+
+
 def test_the_clock_adds_the_stretches(tmp_path: Path) -> None:
     """Ten samples a step: two stretches of 5 steps at 10 and 20 samples per second take 5 and 2.5 seconds."""
     lines = [*speeds([1.0] * 5 + [0.5] * 5, 5, {1.0: 10, 0.5: 20}), {"step": 10, "val_loss": 0.25}]

@@ -221,6 +221,8 @@ def test_what_is_no_run_is_refused(capsys: Capture, tmp_path: Path, runs: Path) 
     (tmp_path / "empty").mkdir()
     assert refused(capsys, "nowhere") == "there is no 'nowhere'; name the folder of a run."
     assert refused(capsys, "empty").startswith("'empty' is not the folder of a run: it has no config.yaml, and no ")
+    Path("empty/measurements.json").write_text("{}")
+    assert refused(capsys, "empty").startswith("'empty' is the folder of a tuning, whose report `tread autotune` has ")
     Path("x.json").write_text("{}")
     assert refused(capsys, "x.json").startswith("'x.json' has no figures of an evaluation: give what `tread eval ")
     Path("empty/config.yaml").write_text("[1, 2]")

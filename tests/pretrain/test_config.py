@@ -99,6 +99,15 @@ def test_edits_of_the_files_take_effect_and_are_overruled_in_order(tmp_path: Pat
     assert compose([str(recipe), "model=dit"], tmp_path / "configs").model.size == "tiny"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("m.yaml", "train: {steps: 7}"), ("m.json", '{"train": {"steps": 7}}'), ("m.toml", "train.steps = 7")],
+)
+def test_a_file_may_be_yaml_json_or_toml(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert compose([str(tmp_path / name)]).train.steps == 7
+
+
 def test_files_of_earlier_versions(tmp_path: Path) -> None:
     """Hydra's `defaults:` lists, the old name of model.size, the old default of output_dir."""
     new = compose(["model=dit", "objective=edm", "model.size=S/2", "train.steps=7", "objective.p_mean=-0.4"])

@@ -18,7 +18,8 @@ from tread.errors import CheckpointError, ConfigError
 from tread.pretrain.sample import open_run, parse_classes, parse_seeds, sample_run
 from tread.sampling.grid import make_grid
 from tread.sampling.guidance import Branches
-from tread.training.checkpoint import load_part, save
+from tread.training.checkpoint import save
+from tread.training.parts import load_part
 
 
 def pixels(folder: Path) -> dict[str, np.ndarray]:

@@ -2,16 +2,21 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
-from torch import nn
+from diffusers.models.transformers.transformer_hidream_image import MoEGate
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from pages import counts, models
 from pages.model_lines import MODELS, Line
 from pages.subjects import Subject
 from tread.finetune.families import TUNE_FAMILIES
+from tread.kernels import cudnn
 from tread.report.planning.models import documents, find_model
 from tread.routing.cost import LayerShape
 
@@ -26,6 +31,25 @@ TINY = {
     "pooled_projection_dim": 24,
 }
 
+SMALL: dict[str, dict[str, Any]] = {
+    "hidream": {
+        "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16,
+        "caption_channels": (24, 40), "text_emb_dim": 12, "axes_dims_rope": (8, 4, 4), "llama_layers": (0, 1, 2, 1),
+    },
+    "hunyuanvideo": {
+        "num_layers": 2, "num_refiner_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16,
+        "rope_axes_dim": (4, 6, 6), "text_embed_dim": 24, "text_embed_2_dim": 20, "image_embed_dim": 28,
+    },
+    "lumina2": {
+        "num_layers": 2, "num_refiner_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_kv_heads": 2,
+        "axes_dim_rope": (4, 6, 6), "cap_feat_dim": 24,
+    },
+    "qwen_image21": {
+        "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "axes_dims_rope": (4, 6, 6),
+        "context_in_dim": 24, "in_channels": 64,
+    },
+}  # fmt: skip
+TEXTS: dict[str, Any] = {"hidream": {"t5": ("T", 24), "llama": (3, "T", 40), "pooled": ("text_emb_dim",)}}
 SILENCE = {"ltxvideo2": 2 * 4 * 2048}
 """FLOPs of one token of silence that attends to itself and to one token of text."""
 
@@ -72,8 +96,38 @@ def test_flops_are_those_of_the_linears_of_a_layer(name: str) -> None:
         constant -= text * registers + square * registers**2 + SILENCE.get(name, 0)
         layer = subject.model.get_submodule(stack.name)[1]
         linears = [(where, module) for where, module in layer.named_modules() if isinstance(module, nn.Linear)]
-        weights = sum(linear.weight.numel() for where, linear in linears if not where.startswith(idle))
+        weights = sum(_met(where, linear) for where, linear in linears if not where.startswith(idle))
+        weights += sum(module.weight.numel() for module in layer.modules() if isinstance(module, MoEGate))
         assert 2 * weights == constant + image + text or (image == text and 2 * weights == constant + image)
+
+
+def _met(where: str, linear: nn.Linear) -> int:
+    """Weights that a token meets: HiDream's gate sends it to two of four experts."""
+    return linear.weight.numel() // (2 if ".experts." in where else 1)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_flops_of_models_that_read_values_are_those_of_a_real_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by torch on real weights and tensors at tiny size: masks are read, and a gate chooses experts."""
+    line = replace(MODELS[name], config={**MODELS[name].config, **SMALL[name]}, text=TEXTS.get(name, MODELS[name].text))
+    subject = Subject(line)
+    image, text = 64, 2 * line.unit
+    counted = counts.total_flops(subject, "full", image, text, dict.fromkeys(subject.stacks, counts.DEPTH))
+    torch.manual_seed(0)
+    model = subject.cls(**line.config).train()
+    noisy, batch = subject.batch(1, image, text)
+    if name == "hidream":  # a square, which is not padded
+        noisy = torch.randn(1, line.channels, 16, 16)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", _attention)
+    with FlopCounterMode(display=False) as forward:
+        prediction = subject.family.predict(model, noisy, torch.full((1,), 0.5), batch)
+    with FlopCounterMode(display=False) as backward:
+        prediction.square().mean().backward()
+    assert counted == {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | None = None, **__: Any) -> Tensor:
+    return cudnn.attend(query, key, value, scale)
 
 
 def test_flops_of_a_dit_are_those_of_its_formula() -> None:

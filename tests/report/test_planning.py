@@ -127,17 +127,30 @@ def test_every_family_of_fine_tuning_can_be_planned_or_says_why_not() -> None:
     assert set(UNCOUNTED) <= set(TUNE_FAMILIES) - set(documents())
 
 
-@pytest.mark.parametrize("name", UNCOUNTED)
-def test_a_family_without_counts_says_why_and_what_to_do(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["plan", name])
-    assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert said == (
-        f"tread plan: {name} cannot be planned yet: {UNCOUNTED[name]}. For routes alone, name a preset in its place "
-        "and give --depth, --width and --tokens.\n"
-    )
-    assert len(said) <= 500
+def test_a_family_without_counts_says_why_and_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(UNCOUNTED, "flux9", "nobody has seen it")
+    for name, reason in UNCOUNTED.items():
+        with pytest.raises(SystemExit) as end:
+            main(["plan", name])
+        assert end.value.code == 2
+        said = capsys.readouterr().err
+        assert said == (
+            f"tread plan: {name} cannot be planned yet: {reason}. For routes alone, name a preset in its place and "
+            "give --depth, --width and --tokens.\n"
+        )
+        assert len(said) <= 500
+
+
+@pytest.mark.parametrize(("size", "padding"), [("1024", 0), ("2048", 0), ("768x1024", 1024), ("1344x768", 64)])
+def test_an_image_that_is_not_square_is_padded_and_padding_is_never_dropped(size: str, padding: int) -> None:
+    """HiDream: 4,096 tokens, as the pipeline's own 1024 x 1024 pixels have."""
+    model = find_model("hidream")
+    found = estimate(model, make_run(model, resolution=size), RoutePlan.from_config("balanced").resolve(model.depth))
+    assert found.padding == padding
+    assert found.layers[0] == found.image + padding
+    assert found.layers[10] == found.image - found.image // 2 + padding
 
 
 @pytest.mark.parametrize("name", documents())
@@ -208,6 +221,8 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
         (["flx"], "'flx' is no model that `tread plan` knows. Did you mean 'flux'?"),
         (["flux", "--resolution", "1000"], "--resolution is 1000, and sides of flux are multiples of 16 pixels: use"),
         (["flux", "--resolution", "big"], "--resolution is 'big'; give a side in pixels such as 1024, or"),
+        (["hidream", "--resolution", "1280x1024"], "--resolution is 1280x1024, which is 5120 tokens, and"),
+        (["qwen_image21", "--resolution", "1040"], "--resolution is 1040, and sides of qwen_image21 are"),
         (["flux", "--frames", "5"], "--frames is 5, but flux is a model of images; leave it out."),
         (["wan", "--frames", "80"], "--frames is 80, and clips of wan have 1 + a multiple of 4 frames: use 77 or 81."),
         (["flux", "--references", "1"], "--references is 1, but flux takes no reference images; leave it out."),

@@ -114,6 +114,25 @@ def test_a_given_step_and_given_samples_replace_the_handles_own():
         run(handle)
 
 
+def test_a_step_may_be_a_tensor_one_for_all_or_one_for_each():
+    handle = Handle(PLAN, depth=12)
+    found = []
+    for step in (5, torch.tensor(5), torch.tensor([5]), torch.tensor([5] * 4)):
+        with handle.routed(step=step):
+            found.append(run(handle)[0])
+    assert all(ids.equal(found[0]) for ids in found)
+    with (
+        pytest.raises(ConfigError, match=r"float32 of shape \(\); it must be whole"),
+        handle.routed(step=torch.tensor(5.0)),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigError, match="step has 3 values; this forward has 4 samples"),
+        handle.routed(step=torch.arange(3)),
+    ):
+        run(handle)
+
+
 def test_samples_on_the_host_do_not_make_it_wait():
     """The meta device stands for a GPU, to which a copy waits unless it is told not to."""
     copies: list[bool] = []

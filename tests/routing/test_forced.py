@@ -5,7 +5,7 @@ import torch
 
 from tread import ConfigError, Handle, RoutePlan
 from tread.routing.budget import kept_count
-from tread.routing.forced import Forced
+from tread.routing.mode import Forced
 
 SCORE = torch.zeros(2, 6, dtype=torch.int64)
 MASK = torch.tensor([[False, True, False, False], [False, False, False, True]])

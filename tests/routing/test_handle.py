@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
@@ -63,6 +64,15 @@ def test_routes_of_the_same_ratio_select_differently():
     assert not first.equal(second)
 
 
+def test_the_step_may_be_numpys():
+    handle = Handle(PLAN, depth=12)
+    handle.set_step(np.int64(7))  # pyright: ignore[reportArgumentType]
+    assert handle.state_dict() == {"step": 7, "micro_step": 0}
+    assert repr(handle) == "<Handle: route 2..8 at 0.5 of 12 layers, step 7>"
+    with pytest.raises(ConfigError, match=r"step is tensor\(3\); it must be a whole number\. A tensor's value is int"):
+        handle.set_step(torch.tensor(3))  # pyright: ignore[reportArgumentType]
+
+
 def test_a_loop_without_set_step_advances_and_resumes():
     """Regression: generator state was not saved, so a resumed run replayed its masks."""
     handle = Handle(PLAN, depth=12)
@@ -118,10 +128,11 @@ def test_risky_settings_warn_once_with_the_reason():
         for _ in range(2):
             run(handle)
     texts = [str(w.message) for w in caught]
-    assert len(texts) == 3
+    assert len(texts) == 4
     assert "starts before layer 2" in texts[0]
     assert "the last of 12 layers" in texts[1]
-    assert "keeps 20 of 64 tokens" in texts[2]
+    assert "a dropped token passes 1 of 12 layers" in texts[2]
+    assert "keeps 20 of 64 tokens" in texts[3]
     with pytest.warns(RiskWarning, match="forces 60 of 64") as caught:
         mask = torch.zeros(4, 64, dtype=torch.bool)
         mask[0, :60] = True

@@ -102,7 +102,8 @@ def with_route(**changes):
         (with_route(mask_ratio=0.5), r"routes\[0\]: unknown key 'mask_ratio'"),
         ({"routes": [{"selection_ratio": 0.5}]}, r"routes\[0\] lacks start_layer_idx, end_layer_idx"),
         ("{broken", r"not valid JSON"),
-        ("no/such/file.json", r"'no/such/file.json': no preset .* and no such file"),
+        ("no/such/file.json", r"'no/such/file.json': no preset .* and no such file\.$"),
+        ("papr", r"'papr': no preset .* and no such file\. Did you mean 'paper'\?$"),
         (17, r"tread_config is 17"),
     ],
 )

@@ -1,8 +1,9 @@
-"""Ratios that cost an adapter quality are warned of, and no others."""
+"""Ratios that cost an adapter quality, and windows that leave a token too few layers, are warned of; no others."""
 
 import pytest
 
 from tread import RoutePlan
+from tread.routing.plan import PRESETS
 from tread.routing.risks import adapter_risks, layer_risks
 
 
@@ -21,6 +22,28 @@ def test_a_high_ratio_is_told_with_the_reason_and_the_way_out() -> None:
 def test_the_preset_for_adapters_is_no_risk() -> None:
     plan = RoutePlan.from_config("lora").resolve(12)
     assert adapter_risks(plan) == layer_risks(plan) == []
+
+
+@pytest.mark.parametrize("depth", [12, 28, 57])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_that_leaves_a_dropped_token_three_layers_is_told(preset: str, depth: int) -> None:
+    plan = RoutePlan.from_config(preset).resolve(depth)
+    kept = set(range(depth))
+    for route in plan.routes:
+        kept -= set(range(route.start_layer_idx, route.end_layer_idx + 1))
+    told = [risk for risk in layer_risks(plan) if f"a dropped token passes {len(kept)} of {depth} layers." in risk]
+    assert bool(told) == (len(kept) < 4)
+    assert (len(kept) < 4) == (preset in ("balanced", "masked", "max-speed"))
+
+
+def test_a_shallow_model_is_advised_to_train_dense() -> None:
+    """Four layers have no window that leaves four; five have one, which is what the advice says."""
+    routes = [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 2}]
+    (risk,) = layer_risks(RoutePlan.from_config({"routes": routes}).resolve(4))
+    assert risk.endswith("A model this shallow trains better dense.")
+    advised = [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -3}]
+    for depth in (5, 12, 57):
+        assert layer_risks(RoutePlan.from_config({"routes": advised}).resolve(depth)) == []
 
 
 def _plan(ratio: float) -> RoutePlan:

@@ -13,9 +13,9 @@ from torch import Tensor
 from tread.pretrain.config import compose
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
-from tread.training.checkpoint import trained
 from tread.training.job import end, make_accelerator
 from tread.training.loop import Session, fit
+from tread.training.parts import trained
 
 
 def digest(weights: dict[str, Tensor]) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tread.errors import CheckpointError, ConfigError
+from tread.errors import CheckpointError
 from tread.training import checkpoint
-from tread.training.checkpoint import MANIFEST, list_checkpoints, load_part, newest, read_manifest, save
+from tread.training.checkpoint import MANIFEST, list_checkpoints, newest, read_manifest, save
+from tread.training.parts import load_part
 
 Break = Callable[[Path], object]
 
@@ -40,44 +41,6 @@ def test_round_trip_is_exact_with_its_facts(tmp_path: Path) -> None:
         assert torch.equal(loaded[name], tensor)
     manifest = read_manifest(path)
     assert (manifest["step"], manifest["shape"], manifest["tread_config"]) == (12, [4, 2, 2], None)
-
-
-def test_an_optimizer_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    def make() -> tuple[nn.Module, torch.optim.AdamW]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
-        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def steps(model: nn.Module, optimizer: torch.optim.AdamW, first: int, last: int) -> None:
-        for step in range(first, last):
-            x = torch.randn(16, 4, generator=torch.Generator().manual_seed(step))
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    straight, optimizer = make()
-    steps(straight, optimizer, 0, 5)
-    tensors = {"model": straight.state_dict(), "optimizer": checkpoint.optimizer_tensors(optimizer)}
-    path = save(tmp_path, 5, tensors, {}, keep=1)
-    steps(straight, optimizer, 5, 9)
-
-    resumed, other = make()
-    checkpoint.load_tensors(checkpoint.trained(resumed), load_part(path, "model"), path)
-    checkpoint.load_optimizer(other, load_part(path, "optimizer"), path)
-    steps(resumed, other, 5, 9)
-    for one, two in zip(straight.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, two)
-
-
-def test_hyper_parameters_stay_as_configured_now(tmp_path: Path) -> None:
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, eps=1e-8)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    other = torch.optim.AdamW(model.parameters(), lr=0.25, eps=1e-6)
-    checkpoint.load_optimizer(other, checkpoint.optimizer_tensors(optimizer), tmp_path)
-    assert (other.param_groups[0]["lr"], other.param_groups[0]["eps"]) == (0.25, 1e-6)
-    assert other.state_dict()["state"][0]["step"] == 1
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
@@ -304,32 +267,6 @@ def test_a_save_that_fails_puts_back_what_it_was_to_replace(tmp_path: Path, monk
     assert only(tmp_path) == ("step-00000001", 1.0)
 
 
-def test_a_part_that_is_not_there(tmp_path: Path) -> None:
-    saved(tmp_path, 1)
-    with pytest.raises(CheckpointError, match=r"^cannot read .*/step-00000001/teacher\.safetensors: "):
-        load_part(tmp_path / "step-00000001", "teacher")
-
-
-@pytest.mark.parametrize(
-    ("other", "difference"),
-    [
-        (nn.Linear(3, 3), "weight is (2, 3) there and (3, 3) here"),
-        (nn.Linear(3, 2, bias=False), "bias is (2,) there and absent here"),
-        (nn.Sequential(nn.Linear(3, 2)), "0.weight is absent there and (2, 3) here"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(other: nn.Module, difference: str) -> None:
-    before = [parameter.clone() for parameter in other.parameters()]
-    with pytest.raises(ConfigError) as error:
-        checkpoint.load_tensors(checkpoint.trained(other), nn.Linear(3, 2).state_dict(), Path("run/step-00000001"))
-    assert str(error.value) == (
-        f"the checkpoint run/step-00000001 is of another model: {difference}. Set the model and the data as in "
-        "that run's config.yaml, or begin a run in another output_dir."
-    )
-    for one, two in zip(before, other.parameters(), strict=True):
-        assert torch.equal(one, two)
-
-
 def test_the_manifest_says_what_others_need(trained: Path) -> None:
     path = list_checkpoints(trained / "checkpoints")[-1]
     manifest = json.loads((path / MANIFEST).read_text())
@@ -346,9 +283,3 @@ def test_checkpoints_without_checksums_still_load(tmp_path: Path) -> None:
     assert manifest.pop("checksums").keys() == manifest["files"].keys()
     (tmp_path / "step-00000001" / MANIFEST).write_text(json.dumps(manifest))
     assert newest(tmp_path, pytest.fail) == (tmp_path / "step-00000001", manifest)
-
-
-def test_an_optimizer_without_state_is_refused(tmp_path: Path) -> None:
-    optimizer = torch.optim.AdamW(nn.Linear(2, 1).parameters())
-    with pytest.raises(CheckpointError, match=r"^the optimizer's state in .* is empty: "):
-        checkpoint.load_optimizer(optimizer, {}, tmp_path)

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tread.errors import ConfigError
-from tread.training.checkpoint import load_optimizer, optimizer_tensors
 from tread.training.optimizers.make import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
+from tread.training.parts import load_optimizer, optimizer_tensors
 from tread.training.settings import OptimizerConfig
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.tiny.runs import assert_same_state, final_state, make_session, metrics, train
 from tread.errors import ConfigError
-from tread.training import checkpoint
+from tread.training import checkpoint, parts
 from tread.training.loop import Session
 from tread.training.optimizers import self_tuned
 from tread.training.optimizers.make import averaged_weights, keeps_average, make_optimizer
@@ -183,19 +183,19 @@ def averages(session: Session) -> dict[str, Tensor]:
 
 def test_validation_and_results_see_the_average_and_training_goes_on_untouched(tmp_path: Path):
     session = schedule_free_session(tmp_path, ema=False)
-    expected, before = averages(session), checkpoint.trained(session.task.model)
+    expected, before = averages(session), parts.trained(session.task.model)
     before = {name: tensor.clone() for name, tensor in before.items()}
     with session.averaged():
-        inside = {name: tensor.clone() for name, tensor in checkpoint.trained(session.task.model).items()}
+        inside = {name: tensor.clone() for name, tensor in parts.trained(session.task.model).items()}
     for name, tensor in expected.items():
         torch.testing.assert_close(inside[name], tensor, rtol=1e-5, atol=1e-6)
     assert any(not torch.equal(inside[name], before[name]) for name in before)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in checkpoint.trained(session.task.model).items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in parts.trained(session.task.model).items())
 
     session.save(tmp_path / "saved", 4)
     path = checkpoint.checkpoint_path(tmp_path / "saved", 4)
     for part, wanted in (("model", before), ("ema", inside)):
-        saved = checkpoint.load_part(path, part)
+        saved = parts.load_part(path, part)
         assert all(torch.equal(saved[name], tensor) for name, tensor in wanted.items()), part
 
 
@@ -226,7 +226,7 @@ def test_a_state_of_another_optimizer_is_refused(tmp_path: Path):
     adaptive.step()
     for optimizer, other in ((plain, adaptive), (adaptive, plain)):
         with pytest.raises(checkpoint.CheckpointError, match="does not belong to this run"):
-            checkpoint.load_optimizer(optimizer, checkpoint.optimizer_tensors(other), tmp_path)
+            parts.load_optimizer(optimizer, parts.optimizer_tensors(other), tmp_path)
 
 
 @pytest.mark.parametrize(("name", "package"), [("prodigy", "prodigyopt"), ("adamw-schedule-free", "schedulefree")])

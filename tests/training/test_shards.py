@@ -8,7 +8,8 @@ import torch
 
 from tests.programs import PROCESSES, run
 from tests.training.shards import MODES, bf16_weights, round_stochastically
-from tread.training.checkpoint import list_checkpoints, load_part, read_whole
+from tread.training.checkpoint import list_checkpoints, read_whole
+from tread.training.parts import load_part
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -34,8 +34,8 @@ from tread.kernels.compiling import Switch
 from tread.kernels.fast import SETTINGS, SHAPES, Fast, print_once_per_job
 from tread.kernels.offload.offload import Offload, Offloaded
 from tread.routing import recompute
-from tread.routing.forced import Forced
 from tread.routing.handle import Handle
+from tread.routing.mode import Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.state import State, unseen
 
@@ -252,6 +252,9 @@ class Attachment(Handle):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
         """A copied model is not attached, so a copied handle is the original."""
         return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError("a handle cannot be pickled: save handle.state_dict(), and attach the model after loading it.")
 
     def __enter__(self) -> "Attachment":
         return self

@@ -1,8 +1,9 @@
 """The time of a training step under any plan, fitted to timed steps.
 
-- What is timed are whole optimizer steps of the user's own job, with windows over all or half of a stack at several
-  ratios: precision, adapter, checkpointing, compiled layers and CUDA graphs are those of the run, and what cannot be
-  taken apart (a host that runs ahead, kernels that overlap) need not be.
+- What is timed are whole optimizer steps of the user's own job, with windows over all or half of a stack at two
+  ratios, the same for all of them, because each is a length to compile for: precision, adapter, checkpointing, compiled
+  layers and CUDA graphs are those of the run, and what cannot be taken apart (a host that runs ahead, kernels that
+  overlap) need not be.
 - A layer's time is linear in its tokens, for products, plus quadratic, for attention; a window costs something for
   selecting, gathering and restoring. So a step takes
 
@@ -13,7 +14,7 @@
 - The saving of a window does not depend on the other windows, which is what makes the search exact.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -46,6 +47,11 @@ def routes_of(key: str) -> Routes:
     return tuple(found)
 
 
+def ratios_of(plans: Iterable[Routes]) -> list[float]:
+    """The ratios of some plans, each once: with dense, they are the lengths of the stream that layers see."""
+    return sorted({route.selection_ratio for routes in plans for route in routes})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     """A list of layers that cost the same: layers `first`..`last` of the model."""
@@ -73,17 +79,22 @@ class Tokens:
         return kept_count(self.count, ratio, self.forced, self.always) if found is None else found
 
 
-def probes(stacks: Sequence[Stack], ratios: Sequence[float]) -> list[Routes]:
-    """The plans to time: dense, each stack as a whole at up to three ratios, and its halves at the middle one."""
-    ratios = sorted(ratios)
-    chosen = sorted({ratios[0], ratios[len(ratios) // 2], ratios[-1]})
+def probes(stacks: Sequence[Stack], ratios: Sequence[float], *, first: int, last: int) -> list[Routes]:
+    """The plans to time: dense, what a stack has of layers `first`..`last` at two ratios, and its halves at one.
+
+    With dense these are three lengths, as many as a layer's coefficients: the lowest ratio and the highest, so that
+    others lie between. Layers that no window may have are never routed: their code would be compiled for nothing.
+    """
+    low, high = min(ratios), max(ratios)
     found: list[Routes] = [()]
     for stack in stacks:
-        found += [_window(ratio, stack.first, stack.last) for ratio in chosen]
-        half = stack.first + (stack.last - stack.first + 1) // 2
-        if half > stack.first:
-            middle = ratios[len(ratios) // 2]
-            found += [_window(middle, stack.first, half - 1), _window(middle, half, stack.last)]
+        start, end = max(stack.first, first), min(stack.last, last)
+        if start > end:
+            continue
+        found += [_window(ratio, start, end) for ratio in sorted({low, high})]
+        half = start + (end - start + 1) // 2
+        if half > start:
+            found += [_window(high, start, half - 1), _window(high, half, end)]
     return found
 
 
@@ -144,10 +155,15 @@ def terms(routes: Sequence[Route], stacks: Sequence[Stack], tokens: Tokens) -> n
 
 
 def fit(seconds: Mapping[Routes, float], stacks: Sequence[Stack], tokens: Tokens) -> Cost:
-    """The cost that is nearest to timed plans in the mean of squared relative differences."""
+    """The cost that is nearest to timed plans in the mean of squared relative differences.
+
+    Layers that none of them routes take as long in all of them: their time is in `fixed`.
+    """
     rows = np.stack([terms(routes, stacks, tokens) for routes in seconds])  # (N, P)
     times = np.array(list(seconds.values()))
-    found = _nonnegative(rows / times[:, None], np.ones_like(times))
+    told = np.array([True, *(rows.min(axis=0) < rows.max(axis=0))[1:]])
+    found = np.zeros(rows.shape[1])
+    found[told] = _nonnegative(rows[:, told] / times[:, None], np.ones_like(times))
     predicted = rows @ found
     count = len(stacks)
     return Cost(

@@ -1,8 +1,10 @@
 """The measurements, one after the other: each is kept before the next begins, and none begins that has no time left.
 
 - Steps are timed as they run in training: several between two synchronisations, after others of their kind, so that
-  nothing is compiled or captured in them. All plans are gone through three times, the second time backwards, so that a
-  device that slows down slows all of them; the least of the three counts, because what disturbs a step only adds to it.
+  nothing is compiled or captured in them. Layers are compiled before that, by a first step of each plan behind a bar of
+  its own: the time that timing still takes is then that of steps alone.
+- All plans are gone through three times, the second time backwards, so that a device that slows down slows all of them;
+  the least of the three counts, because what disturbs a step only adds to it.
 - The time that a measurement takes is that of the last one of its kind; what does not fit into the budget is left out,
   and the search goes over what there is.
 """
@@ -107,6 +109,9 @@ def measure_seconds(
     visits = [(number, routes) for number, order in enumerate(orders) for routes in order]
     due = [(number, routes) for number, routes in visits if len(store.get("seconds", key_of(routes)) or ()) <= number]
     step = subject.stepping()
+    if fresh := subject.uncompiled(routes for _, routes in due):
+        for routes in budget.fitting(fresh, "compiling"):
+            subject.compile(routes)
     for _, routes in budget.fitting(due, "timing steps"):
         subject.release()
         with subject.routed(routes):

@@ -15,6 +15,7 @@ from tread.files import atomic_write
 from tread.page.document import Section, document
 from tread.page.figure import Curves, Line
 from tread.page.html import Html, joined, tag
+from tread.page.sections import moment
 from tread.page.svg import WIDTH, draw, layers
 
 FILE = "report.html"
@@ -184,8 +185,12 @@ def heat(one: HeatMap, most: float) -> Html:
 
 
 def _short(gap: float) -> str:
-    """A gap in percent, in at most four characters."""
-    percent = 100 * gap
+    """A gap in percent, in at most four characters.
+
+    >>> _short(0.0123), _short(-0.0001), _short(0.234)
+    ('1.2', '0.0', '23')
+    """
+    percent = round(100 * gap, 1) + 0.0
     return f"{percent:.1f}" if abs(percent) < 10 else f"{percent:.0f}"
 
 
@@ -205,7 +210,9 @@ def _times(result: Mapping[str, Any]) -> Html:
         )
     cost = result["cost"]
     layered = [
-        [name, f"{1000 * one['linear']:.4g}", f"{1000 * one['square']:.4g}"] for name, one in cost["layers"].items()
+        [name, f"{1000 * one['linear']:.4g}", f"{1000 * one['square']:.4g}"]
+        for name, one in cost["layers"].items()
+        if one["linear"] or one["square"]  # others were not routed
     ]
     words = (
         f"A step takes {1000 * cost['fixed']:.4g} ms whatever the plan, {1000 * cost['window']:.4g} ms for each window "
@@ -232,8 +239,8 @@ def _verified(result: Mapping[str, Any]) -> Html | None:
 def _starts(facts: Mapping[str, Any]) -> Html:
     parts: list[object] = []
     for start in facts["starts"]:
-        parts.append(tag("p", f"{start.get('time', '')}, {start.get('device', '')}", class_="start"))
+        parts.append(tag("p", f"{moment(start)}, {start.get('device', '')}", class_="start"))
         parts.append(tag("pre", tag("code", start.get("command", ""))))
     versions = facts["starts"][-1].get("versions") or {}
-    parts.append(table(("package", "version"), [[name, value or ""] for name, value in versions.items()]))
+    parts.append(table(("package", "version"), [[name, value] for name, value in versions.items() if value]))
     return joined(parts)

@@ -19,7 +19,6 @@ from tread.routing.risks import (
     HIGH_RATIO,
     adapter_risks,
     layer_risks,
-    passage_risks,
     token_risks,
 )
 from tread.routing.route import Route
@@ -41,7 +40,7 @@ class Rules:
     def broken(self, routes: Sequence[Route]) -> list[str]:
         """The risks of a plan with these routes, in the words of their warnings; empty if it may be proposed."""
         plan = RoutePlan(routes=tuple(routes)).resolve(self.depth)
-        risks = layer_risks(plan) + passage_risks(plan) + token_risks(plan, self.tokens)
+        risks = layer_risks(plan) + token_risks(plan, self.tokens)
         return risks + (adapter_risks(plan) if self.adapts else [])
 
     @property

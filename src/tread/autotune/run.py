@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from tread.autotune import text
-from tread.autotune.cost import Cost, Routes, fit, key_of, probes, routes_of
+from tread.autotune.cost import Cost, Routes, fit, key_of, ratios_of, routes_of
 from tread.autotune.goal import Goal
 from tread.autotune.jobs.job import Job, read_job, stem
 from tread.autotune.measure import Budget, Timer, measure_kept, measure_losses, measure_seconds, steady
@@ -34,6 +34,8 @@ from tread.routing.route import Route
 from tread.training.record import origin
 
 FINALISTS = 3
+FAR_OFF = 0.1
+"""Share by which a timed speed-up may fall short of the predicted one before the command says so."""
 CONFIG_FILE = "tread_config.json"
 
 
@@ -155,7 +157,10 @@ class _Tuning:
 
     def _cost(self, subject: Subject, ratios: Sequence[float], timer: Timer, budget: Budget) -> Cost:
         tokens = subject.tokens(measure_kept(subject, self.store, ratios))
-        plans = probes(subject.stacks, ratios)
+        plans = subject.probes(ratios)
+        print(
+            text.timing(len(plans), [tokens.kept(ratio) for ratio in ratios_of(plans)], tokens.count, subject.compiles)
+        )
         seconds = measure_seconds(subject, self.store, plans, timer, budget)
         if len(seconds) < len(plans):
             raise ConfigError(
@@ -216,7 +221,7 @@ class _Tuning:
             "cost": cost.to_config(),
             "timed": {
                 key_of(routes): {"predicted": cost.seconds(routes), "rounds": self.store.get("seconds", key_of(routes))}
-                for routes in probes(subject.stacks, subject.rules.ratios(self.options.ratios))
+                for routes in subject.probes(subject.rules.ratios(self.options.ratios))
             },
             "measured": len(losses),
             "windows": sorted(losses),
@@ -278,6 +283,9 @@ class _Tuning:
             self._write(result | {"notes": [reason, *self.notes]})
             raise ConfigError(reason)
         chosen = next(one for one in result["finalists"] if one["plan"] == left[0])
+        timed, speedup = chosen["timed_speedup"], chosen["speedup"]
+        if timed is not None and timed < (1 - FAR_OFF) * speedup:
+            self.notes.append(text.SLOWER.format(timed=timed, speedup=speedup))
         if share:
             whole = 1 / ((1 - share) / chosen["speedup"] + share)
             self.notes.append(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from tread.autotune.cost import Routes, Stack, Tokens
+from tread.autotune.cost import Routes, Stack, Tokens, probes
 from tread.autotune.rules import Rules
 from tread.errors import ConfigError
 from tread.routing.handle import Handle
@@ -67,6 +67,8 @@ class Subject:
         self.started = False
         """Whether `start` has run."""
         self._dense: dict[tuple[int, float, bytes | None], float] = {}
+        self._compiled: set[Routes] = set()
+        """Plans that a step has run under."""
 
     @property
     def handles(self) -> Sequence[Handle]:
@@ -114,6 +116,26 @@ class Subject:
                 session.config = config
 
         return step
+
+    @property
+    def compiles(self) -> bool:
+        """Whether layers are compiled, for each length of the stream anew."""
+        return any(fast.attempt is not None for fast in self.session.fast)
+
+    def probes(self, ratios: Sequence[float]) -> list[Routes]:
+        """The plans that are timed."""
+        return probes(self.stacks, ratios, first=self.rules.first, last=self.rules.last)
+
+    def uncompiled(self, plans: Iterable[Routes]) -> list[Routes]:
+        """Those of the plans, each once, that no step has run under, if layers are compiled."""
+        return [routes for routes in dict.fromkeys(plans) if routes not in self._compiled] if self.compiles else []
+
+    def compile(self, routes: Routes) -> None:
+        """Run one step under a plan, which compiles what its layers lack."""
+        self.release()
+        with self.routed(routes):
+            self.stepping()()
+        self._compiled.add(routes)
 
     def start(self, steps: int, show: Callable[[range], Iterable[int]]) -> None:
         """Train dense for some steps, which gives a new model something to lose; always the same ones."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tread.autotune.cost import routes_of
+from tread.autotune.measure import ROUNDS
 from tread.autotune.verify import FALLS_APART
 from tread.words import counted
 
@@ -19,6 +20,10 @@ GAP = (
 BELOW = (
     "{below} of {every} windows have a lower loss routed than dense, as a model has that is hardly trained; they count "
     "as 0, and the order of small gaps means little. Raise --start-steps, or measure on more trained weights."
+)
+SLOWER = (
+    "The chosen plan was timed at {timed:.2f} times the speed of dense steps, where the fit says {speedup:.2f}: "
+    "something else may use this device. Do not trust these speed-ups; tune again, into another --out, when it is idle."
 )
 SUMMED = "The gap of several windows is predicted as the sum of theirs; that of finalists is measured as a whole."
 FRESH = (
@@ -52,6 +57,20 @@ def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool
         f"{best['speedup']:.2f} times as fast as dense at a loss gap of {best['gap']:.2%}. Ask for that; all "
         "measurements are kept."
     )
+
+
+def timing(plans: int, kept: Sequence[int], tokens: int, compiles: bool) -> str:
+    """What is about to be timed, and how often layers are compiled for it.
+
+    >>> timing(9, [3072, 2458], 4096, True)
+    'timing 9 plans, 3 times each, after a first step that compiles layers for 3 lengths: 4096, 3072 and 2458 tokens'
+    """
+    said = f"timing {counted(plans, 'plan')}, {ROUNDS} times each"
+    lengths = list(dict.fromkeys([tokens, *kept]))
+    if not compiles:
+        return said
+    named = f"{', '.join(map(str, lengths[:-1]))} and {lengths[-1]}" if len(lengths) > 1 else str(lengths[0])
+    return f"{said}, after a first step that compiles layers for {counted(len(lengths), 'length')}: {named} tokens"
 
 
 def summary(result: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ def read_document(path: Path, setting: str = "") -> object:
         beside = "" if path.is_absolute() else f" (paths are relative to the working directory, {Path.cwd()})"
         raise ConfigError(f"{what} does not exist{beside}.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{what} is not text; a config is JSON, YAML or TOML in UTF-8.") from None
     suffix = ENV_SUFFIX if path.name.lower() == ENV_SUFFIX else path.suffix.lower()

@@ -27,6 +27,7 @@ from tread.finetune.compat.rules import Verdict
 from tread.finetune.compat.translate import KeyVerdict, Translated, translate
 from tread.finetune.settings import SCRATCH, FinetuneConfig
 from tread.routing.plan import PRESETS
+from tread.routing.plan import read_mapping as read_routes
 
 FILES = (
     *("data_backend_config", "lycoris_config", "user_prompt_library", "peft_lora_target_modules", "tread_config"),
@@ -206,10 +207,7 @@ def _read_in(key: str, config: Mapping[str, Any]) -> Any:
     if key == "validation_prompt":
         return _prompts(value) if value.lower().endswith(PROMPT_FILES) and "\n" not in value else value
     if key == "tread_config":
-        if value in PRESETS or value.lstrip().startswith("{"):
-            return value
-        if not is_file(value):
-            raise ConfigError(f"tread_config is {shown(value)}: no preset ({', '.join(PRESETS)}) and no such file.")
+        return value if value in PRESETS or value.lstrip().startswith("{") else read_routes(value)
     unused = key == "lycoris_config" and config.get("lora_type") != "lycoris"
     return value if unused else _content(value, key)
 

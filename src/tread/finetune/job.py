@@ -40,7 +40,7 @@ class FinetuneJob(JobConfig):
             output_dir=config.output_dir,
             resume=config.resume_from_checkpoint,
             train=LoopConfig(
-                steps=config.max_train_steps,
+                steps=config.max_train_steps or 1,  # 0: the data will tell how many an epoch has
                 batch_size=config.train_batch_size * config.gradient_accumulation_steps * processes,
                 micro_steps=config.gradient_accumulation_steps,
                 seed=config.seed,
@@ -116,6 +116,6 @@ class FinetuneJob(JobConfig):
         if self.tune.use_ema:
             ways.append("set use_ema to false")
         if self.tune.plan() is None:
-            ways.append("route tokens (tread_config: balanced)")
+            ways.append("route tokens (tread_config: lora)")
         ways.append("lower the resolution of the data")
         return "Any of these needs less: " + "; ".join(ways) + "."

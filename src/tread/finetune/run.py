@@ -45,6 +45,7 @@ from tread.training import checkpoint
 from tread.training.job import claimed_folder, end, make_accelerator, run
 from tread.training.loop import CHECKPOINTS
 from tread.training.memory import AnonymousPeak, out_of_memory
+from tread.training.parts import averaged_part, load_into, trained
 
 DRAWING = 0.25
 """Share of the GPU that `offload: auto` leaves to the autoencoder, in runs that draw previews."""
@@ -57,8 +58,8 @@ def finetune(config: FinetuneConfig) -> Path:
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
         check_model(config, family, accelerator.device)
         data = prepare(config, family, accelerator, folder)
-        per_epoch = -(-len(data.train) // (config.train_batch_size * accelerator.num_processes))
-        config = config.with_steps(max(1, per_epoch // config.gradient_accumulation_steps))
+        order = data.train.order(config.train_batch_size * accelerator.num_processes, config.seed)
+        config = config.with_steps(order.batches)
         begun = resumed_checkpoints(config)  # they have the adapter's weights, and its first file may be gone
         with AnonymousPeak() as loading:
             models = load_models(replace(config, init_lora=None) if begun else config, family, accelerator.device)
@@ -107,9 +108,7 @@ def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> 
     if config.quantized:
         plain = replace(plain, base_model_precision="no_change")
     models = load_models(plain, family, torch.device("cpu"))
-    checkpoint.load_into(
-        checkpoint.trained(joined(models)), path, "ema" if checkpoint.has_part(manifest, "ema") else "model"
-    )
+    load_into(trained(joined(models)), path, averaged_part(manifest))
     return models, family
 
 

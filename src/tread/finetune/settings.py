@@ -369,11 +369,12 @@ mapping in .json or .yaml."""
             )
         return None
 
-    def with_steps(self, steps_per_epoch: int) -> "FinetuneConfig":
-        """The config with num_train_epochs turned into max_train_steps."""
+    def with_steps(self, batches: int) -> "FinetuneConfig":
+        """The config with num_train_epochs turned into max_train_steps; `batches` are the micro-steps of an epoch."""
         if self.num_train_epochs == 0:
             return self
-        return replace(self, max_train_steps=self.num_train_epochs * steps_per_epoch, num_train_epochs=0)
+        steps = -(-self.num_train_epochs * batches // self.gradient_accumulation_steps)  # the last epoch to its end
+        return replace(self, max_train_steps=steps, num_train_epochs=0)
 
     def plan(self) -> RoutePlan | None:
         """The routing, with the default schedule where tread_config leaves it out; None: dense."""

@@ -213,7 +213,7 @@ def _resolution(samples: list[Sample], most: int, multiple: int) -> int:
 
 def _route(depth: int, ratio: float) -> dict[str, float | int]:
     """The route of preset 'lora' with another ratio; a shallow model gets a shorter window."""
-    start, end = (3, -4) if depth >= 8 else (2, -2) if depth >= 4 else (0, -1)
+    start, end = (3, -4) if depth >= 8 else (2, -3) if depth >= 5 else (0, -1)
     return {"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}
 
 

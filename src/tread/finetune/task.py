@@ -26,7 +26,6 @@ from tqdm import tqdm
 
 from tread.attach.attach import Attachment
 from tread.attach.registry import layers_of
-from tread.data.captioned.buckets import BucketOrder
 from tread.data.workers import fetched
 from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
@@ -98,7 +97,7 @@ class Finetuning:
         self._validated = self.target.unweighted()
         micro_steps, world = config.gradient_accumulation_steps, accelerator.num_processes
         size = config.train_batch_size * world
-        self.order = BucketOrder(data.train.groups, data.train.repeats, batch=size, seed=config.seed)
+        self.order = data.train.order(size, config.seed)
         self._slices = {"batch": size * micro_steps, "micro_steps": micro_steps, "world": world}
         self._slices["rank"] = accelerator.process_index
         self._previews = make_previews(config, family, data, folder, accelerator)

@@ -26,6 +26,8 @@ from tread.words import counted
 Kind = Literal["pretraining", "fine-tuning", "evaluation"]
 FIGURES = "evaluation.json"
 """What `tread eval --work FOLDER` leaves there."""
+TUNING = "measurements.json"
+"""What `tread autotune` leaves in its folder."""
 MOST_TOKENS, MOST_STEPS, LARGEST = 2**20, 2**53, 1e100
 """More is no run's: it is a damaged file."""
 Points = list[tuple[float, float]]
@@ -127,6 +129,11 @@ def read_run(path: Path) -> Run:
         return _training(path)
     if is_file(path / FIGURES):
         return _evaluation(path / FIGURES, _name(path))
+    if is_file(path / TUNING):
+        raise ConfigError(
+            f"{shown(str(path), 200)} is the folder of a tuning, whose report `tread autotune` has written there, "
+            "report.html; name runs, such as those below its folder verify."
+        )
     raise ConfigError(
         f"{shown(str(path), 200)} is not the folder of a run: it has no {CONFIG_FILE}, and no {FIGURES} of "
         "`tread eval --work`."

@@ -1,6 +1,6 @@
 """The sections of the page: what each figure, table and gallery says, for one run or several beside each other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -265,14 +265,18 @@ def _count(value: Any) -> str:
     return "unknown" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
+def moment(start: Mapping[str, Any]) -> str:
+    """The time of a start, as people write it."""
+    return str(start.get("time", "")).replace("T", " ").replace("+00:00", " UTC")
+
+
 def _starts(runs: Sequence[Run]) -> Html | None:
     """The command of each start, and versions a column per run."""
     parts: list[object] = []
     for index, run in enumerate(runs):
         for start in run.starts:
             at = f", from step {start['step']:,}" if isinstance(start.get("step"), int) and start["step"] else ""
-            when = str(start.get("time", "")).replace("T", " ").replace("+00:00", " UTC")
-            head = joined([_chip(run, index) if len(runs) > 1 else "", f" {when}{at}"])
+            head = joined([_chip(run, index) if len(runs) > 1 else "", f" {moment(start)}{at}"])
             parts.append(tag("p", head, class_="start"))
             parts.append(tag("pre", tag("code", start.get("command", ""))))
     last = [run.starts[-1].get("versions") if run.starts else None for run in runs]

@@ -11,6 +11,7 @@ from statistics import median
 
 from tread.page.figure import Bar, Bars
 from tread.page.read import Run, is_number
+from tread.words import counted
 
 SPEED_SETTINGS = (
     *("model.", "data.", "train.batch_size", "train.micro_steps", "train.precision", "train.compile", "train.graphs"),
@@ -59,7 +60,7 @@ def _speedup(runs: Sequence[Run], index: int) -> Speedup:
             means = "it has no dense steps, and no dense run beside it that is otherwise alike; add one to the command"
         else:
             dense = laps(beside, 1.0)
-            means = f"the medians of {len(routed)} stretches of this run and {len(dense)} of {beside.name}"
+            means = f"the medians of {counted(len(routed), 'stretch')} of this run and {len(dense)} of {beside.name}"
     if routed and dense:
         measured = median(routed) / median(dense)
     return Speedup(run=index, predicted=predicted if is_number(predicted) else None, measured=measured, means=means)

@@ -5,7 +5,7 @@ are in a block of JSON beside it, for the script that shows them under the point
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tread.errors import shortened
 from tread.page.figure import COLOURS, Bars, Curves, Figure, Line, bounds
@@ -15,6 +15,8 @@ WIDTH, HEIGHT = 420, 250
 TOP, BOTTOM = 12, 34
 CHARACTER = 6.6
 """Width of a character of a label, in the units of the drawing."""
+DIGITS = 4
+"""Digits of a number on an axis, unless two would look the same."""
 NAME = 14
 """Characters of a run's name at the end of its line; the legend has all of it."""
 
@@ -37,7 +39,7 @@ def _curves(figure: Curves) -> Html:
     x0, x1, y0, y1 = bounds(figure)
     labelled = len({line.name for line in figure.lines}) > 1
     right = 12 + (CHARACTER * max(len(shortened(line.name, NAME)) for line in figure.lines) + 6 if labelled else 0)
-    marks = {y: _tick(y, figure) for y in (log_ticks(y0, y1) if figure.log else ticks(y0, y1, 5))}
+    marks = _marks(log_ticks(y0, y1) if figure.log else ticks(y0, y1, 5), figure)
     left = 14 + CHARACTER * max((len(text) for text in marks.values()), default=0)
     width, height = WIDTH - left - right, HEIGHT - TOP - BOTTOM
     scale = math.log10 if figure.log else float
@@ -89,8 +91,14 @@ def _curves(figure: Curves) -> Html:
     return joined([drawing, data_block(numbers)])
 
 
-def _tick(value: float, figure: Curves) -> str:
-    return f"{value:.0%}" if figure.percent else number(value)
+def _marks(values: Sequence[float], figure: Curves) -> dict[float, str]:
+    """The values of an axis with their texts, in as many digits as it takes to tell them apart."""
+    texts: list[str] = []
+    for digits in range(DIGITS, 10):
+        texts = [f"{y:.{max(0, digits - DIGITS)}%}" if figure.percent else number(y, digits) for y in values]
+        if len(set(texts)) == len(texts):
+            break
+    return dict(zip(values, texts, strict=True))
 
 
 def _line(line: Line, across: Callable[[float], float], down: Callable[[float], float], *, log: bool) -> Html:
@@ -196,7 +204,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [float(f"{value:.1g}") for value in every if low * 0.999 <= value <= high * 1.001]
 
 
-def number(value: float) -> str:
+def number(value: float, digits: int = DIGITS) -> str:
     """A number as an axis shows it.
 
     >>> number(0.0), number(25000.0), number(0.0003), number(12.5)
@@ -207,8 +215,10 @@ def number(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             unit = 1e3 if letter == "k" else size
-            return f"{value / unit:.4g}{letter}"
-    return f"{value:.0e}".replace("e-0", "e-") if abs(value) < 1e-4 else f"{value:.4g}"
+            return f"{value / unit:.{digits}g}{letter}"
+    if abs(value) < 1e-4:
+        return f"{value:.{digits - DIGITS}e}".replace("e-0", "e-")
+    return f"{value:.{digits}g}"
 
 
 def _short(value: float) -> float:

@@ -130,7 +130,7 @@ def _today(layer: dict[str, Any]) -> dict[str, Any]:
 
 def _split(given: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The config file, if the first argument is one, and the settings."""
-    if given and "=" not in given[0] and Path(given[0]).suffix.lower() in (*YAML_SUFFIXES, ".json"):
+    if given and "=" not in given[0] and Path(given[0]).suffix.lower() in (*YAML_SUFFIXES, ".json", ".toml"):
         return find_recipe(Path(given[0])), list(given[1:])
     return None, list(given)
 

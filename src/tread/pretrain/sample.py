@@ -4,12 +4,13 @@ A checkpoint says the shape of its samples and how many classes it knows, so the
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from tread.errors import CheckpointError, ConfigError, TreadWarning, check_int, shown
@@ -27,8 +28,9 @@ from tread.sampling.grid import image_names, make_grid, save_images
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_interval
 from tread.sampling.solvers import churn_of
-from tread.training.checkpoint import MANIFEST, load_part, load_tensors, newest, read_whole, trained
+from tread.training.checkpoint import MANIFEST, newest, read_whole
 from tread.training.loop import CHECKPOINTS
+from tread.training.parts import load_into, trained
 from tread.words import counted
 
 GRID_ROWS, GRID_COLUMNS = 20, 10
@@ -70,8 +72,8 @@ def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str 
     channels, height, width = manifest["shape"]
     model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
     part = "ema" if averaged else "model"
-    weights = load_part(path, part)
-    load_tensors(trained(model), weights, path)
+    weights = trained(model)
+    load_into(weights, path, part)
     if odd := [name for name, tensor in weights.items() if not tensor.isfinite().all()]:
         raise CheckpointError(
             f"{path / part}.safetensors has NaN or infinite weights ({counted(len(odd), 'tensor')}, the first is "
@@ -169,17 +171,13 @@ def sample_run(
     that `seed` draws first. `weak` is a run or a checkpoint for the guidance kinds `ag` and `ag+sg`; the ratios are
     those of `guidance.Branches`. Everything that can be refused is refused before the first sample is drawn.
     """
-    for option, value, low in (("--per-class", per_class, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
-        if value is not None:
-            check_int(value, option, low)
-        if value is not None and seeds is not None and option != "--batch-size":
-            raise ConfigError(f"--seeds draws one image for each seed, so {option} says nothing; leave it out.")
-    drawn = None if seeds is None else parse_seeds(seeds)
+    _check_options(per_class, batch_size, seed, seeds)
     for option, value in (("--guidance", guidance), ("--churn", churn), ("--churn-noise", churn_noise)):
         if value is not None:
             check_number(option, value, at_least=0)
     check_interval(interval, "--interval")
     check_interval(churn_interval, "--churn-interval")
+    drawn = None if seeds is None else parse_seeds(seeds)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, averaged=averaged, device=device)
     defaults = opened.config.sample
@@ -201,19 +199,7 @@ def sample_run(
     if branches.needs_routes:
         for place, each in ((run, opened), (weak, lesser)):
             _route(each, place)
-    chosen = (
-        range(min(10, opened.num_classes) if drawn is None else opened.num_classes)
-        if classes is None
-        else parse_classes(classes, opened.num_classes, opened.classes)
-    )
-    if drawn is None:
-        per_row = PER_CLASS if per_class is None else per_class
-        labels = [label for label in chosen for _ in range(per_row)]
-        names, rows = image_names(labels), [opened.classes[label] for label in chosen] if opened.classes else []
-    else:
-        per_row, rows = min(len(drawn), GRID_COLUMNS), []
-        labels = [chosen[seed % len(chosen)] for seed in drawn]
-        names = [f"{seed:06d}.png" for seed in drawn]
+    pictures = _pictures(opened, classes, PER_CLASS if per_class is None else per_class, drawn)
     data, vae = opened.config.data, vae or defaults.vae
     if data["name"] == "latents" and vae is None:
         print("no --vae given: the pictures show the first latent channels, not images.")
@@ -243,34 +229,68 @@ def sample_run(
     }
     flops = flops_per_sample(opened.model, opened.objective, **settings)
     print(f"{flops / 1e9:.4g} GFLOPs a sample: {branches.kind} {settings['guidance']:g}, {settings['steps']} steps")
+
+    def draw(labels: Tensor, **own: Any) -> Tensor:
+        return decode(
+            generate(opened.model, opened.objective, labels, **(settings | own), device=device, progress=False)
+        )
+
+    return _draw(pictures, folder, batch_size, draw)
+
+
+def _check_options(per_class: int | None, batch_size: int, seed: int | None, seeds: str | None) -> None:
+    for option, value, low in (("--per-class", per_class, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
+        if value is not None:
+            check_int(value, option, low)
+        if value is not None and seeds is not None and option != "--batch-size":
+            raise ConfigError(f"--seeds draws one image for each seed, so {option} says nothing; leave it out.")
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """What is drawn: the label, the file and the seed of each image, and the grid of the first ones."""
+
+    labels: list[int]
+    names: list[str]
+    seeds: list[int] | None
+    """None: one seed for all."""
+    columns: int
+    rows: list[str]
+    """Names left of the rows of the grid."""
+
+
+def _pictures(run: Run, classes: str | None, per_class: int, seeds: list[int] | None) -> _Pictures:
+    chosen = range(min(10, run.num_classes) if seeds is None else run.num_classes)
+    if classes is not None:
+        chosen = parse_classes(classes, run.num_classes, run.classes)
+    if seeds is not None:
+        labels, names = [chosen[seed % len(chosen)] for seed in seeds], [f"{seed:06d}.png" for seed in seeds]
+        return _Pictures(labels, names, seeds, min(len(seeds), GRID_COLUMNS), [])
+    labels = [label for label in chosen for _ in range(per_class)]
+    rows = [run.classes[label] for label in chosen] if run.classes else []
+    return _Pictures(labels, image_names(labels), None, per_class, rows)
+
+
+def _draw(pictures: _Pictures, folder: Path, batch_size: int, draw: Callable[..., Tensor]) -> Path:
+    """Write the PNGs, batch by batch, and their grid; `draw(labels, ...)` gives uint8 images (B, H, W, 3 or 1)."""
     grid = folder / "grid.png"
-    if older := {path.name for path in folder.glob("*.png")} - {grid.name, *names}:
+    if older := {path.name for path in folder.glob("*.png")} - {grid.name, *pictures.names}:
         warnings.warn(
             f"{folder} also holds {counted(len(older), 'image')} of other calls, which `tread eval` would count: "
             "delete them, or name another folder with --out.",
             TreadWarning,
             stacklevel=2,
         )
-    pictures = []
-    for first in tqdm(range(0, len(labels), batch_size), desc="sampling", unit="batch"):
+    shown: list[Tensor] = []
+    for first in tqdm(range(0, len(pictures.labels), batch_size), desc="sampling", unit="batch"):
         here = slice(first, first + batch_size)
-        if drawn is not None:
-            settings["seed"] = torch.tensor(drawn[here])
-        samples = generate(
-            opened.model,
-            opened.objective,
-            torch.tensor(labels[here]),
-            **settings,
-            batch_size=batch_size,
-            first_index=first,
-            device=device,
-            progress=False,
-        )
-        images = decode(samples).cpu()  # (B, H, W, 3 or 1)
-        save_images(images, names[here], folder)
-        places = [divmod(index, per_row) for index in range(first, first + len(images))]  # in the grid
-        pictures += [x for x, (i, j) in zip(images, places, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
-    make_grid(torch.stack(pictures), columns=min(per_row, GRID_COLUMNS), rows=rows[:GRID_ROWS]).save(grid)
+        own = {} if pictures.seeds is None else {"seed": torch.tensor(pictures.seeds[here])}
+        images = draw(torch.tensor(pictures.labels[here]), batch_size=batch_size, first_index=first, **own).cpu()
+        save_images(images, pictures.names[here], folder)
+        places = [divmod(index, pictures.columns) for index in range(first, first + len(images))]  # in the grid
+        shown += [x for x, (i, j) in zip(images, places, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
+    columns = min(pictures.columns, GRID_COLUMNS)
+    make_grid(torch.stack(shown), columns=columns, rows=pictures.rows[:GRID_ROWS]).save(grid)
     return grid
 
 

@@ -51,7 +51,7 @@ class ModelConfig:
     weights: str | None = None
     """facebookresearch/DiT's weights to start from: .safetensors, .pt, or a checkpoint of its train.py"""
     tread_config: dict[str, Any] | str | None = None
-    """the routes: a mapping, a preset such as balanced, or a JSON or YAML file; null: dense"""
+    """the routes: a mapping, a preset such as paper, or a JSON or YAML file; null: dense"""
 
     def __post_init__(self) -> None:
         if self.tread_config is not None:

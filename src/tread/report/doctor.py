@@ -105,7 +105,7 @@ def describe(trial: "Trial") -> str:
         return f"{trial.part}\n{table(rows)}"
     rows.append(("dense step", f"{_step(trial.dense)}; the eager loss is {trial.eager_loss:.4g}"))
     if trial.routed is None:
-        rows.append(("routed step", "none: the config has no tread_config; give it a preset such as balanced"))
+        rows.append(("routed step", "none: the config has no tread_config; give it a preset such as lora"))
     else:
         rows.append(("routed step", _step(trial.routed)))
         kept = ", ".join(f"{count} of {trial.tokens}" for count in trial.kept) or "all"

@@ -10,7 +10,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -19,36 +19,21 @@ from torch import Tensor
 from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise, recompute
 from tread.routing.budget import kept_count
-from tread.routing.forced import NONE_FORCED, Forced
+from tread.routing.mode import (
+    NONE_FORCED,
+    Forced,
+    Given,
+    Mode,
+    check_fits,
+    fitting,
+    sample_positions,
+    step_tensor,
+)
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.route import Route
 from tread.routing.selection import check_mask, check_selection, l1_rank, mixed_score, select
 from tread.routing.state import Select, State
-
-
-class _Given(NamedTuple):
-    """A selection (B, K) that the caller gave, and its largest index."""
-
-    ids: Tensor
-    largest: int
-
-
-@dataclass(frozen=True)
-class _Mode:
-    """Settings of the context managers: routing on or off, a ratio, selections, the step and sample positions to draw
-    for, a force mask, the largest number of tokens it forces in a sample and how many leading ones it forces in all,
-    whether tokens are permuted. None means not set."""
-
-    on: bool | None = None
-    ratio: float | None = None
-    selections: tuple[_Given, ...] | None = None
-    step: Tensor | None = None
-    samples: Tensor | None = None
-    mask: Tensor | None = None
-    masked: int | None = None
-    leading: int = 0
-    permuted: bool = False
 
 
 class Held(NamedTuple):
@@ -57,7 +42,7 @@ class Held(NamedTuple):
     step: Tensor
     micro_step: Tensor
     scale: float | None
-    mode: _Mode
+    mode: Mode
 
 
 class Layout(TypedDict, total=False):
@@ -87,13 +72,17 @@ class Handle:
         self.entered = False
         self._selections: dict[int, Tensor] = {}
         self._tokens = 0
-        self._mode = _Mode()
+        self._mode = Mode()
         self._scale: float | None = None if plan.schedule else 1.0
         self._step = torch.zeros((), dtype=torch.int64)
         self._micro_step = torch.zeros((), dtype=torch.int64)
         self._said: set[str] = set()
         warn_once(layer_risks(self.plan), self._said)
         recompute.follow(self)
+
+    def __repr__(self) -> str:
+        routes = ", ".join(map(str, self.plan.routes))
+        return f"<{type(self).__name__}: {routes} of {self.plan.depth} layers, step {int(self._step)}>"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -104,7 +93,7 @@ class Handle:
 
         A loop that never calls this advances by itself, one micro-step per routed forward.
         """
-        check_int(step, "step", 0)
+        step = check_int(step, "step", 0, fix="A tensor's value is int(step), which waits for its device.")
         self._step.fill_(step)
         self._micro_step.zero_()
         if self.plan.schedule is not None:
@@ -145,8 +134,8 @@ class Handle:
         `step` and `samples` (B,) replace the step and the global sample positions that selections are drawn for. With
         a `step`, one for all samples or one for each, (B,), every forward inside drops the same tokens and the handle's
         own step does not move. A single position (1,) serves the whole batch, whose samples then drop the same tokens,
-        unless their steps differ. The range of given indices is read here,
-        outside the forward, with one synchronisation if they are on a GPU.
+        unless their steps differ. The range of given indices is read here, outside the forward, with one
+        synchronisation if they are on a GPU.
         """
         if selection_ratio is not None:
             check_fraction(selection_ratio, "selection_ratio", closed=False)
@@ -154,10 +143,8 @@ class Handle:
             raise ConfigError(f"{len(selections)} selections for {len(self.plan.routes)} routes; give one per route.")
         given = None
         if selections is not None:
-            given = tuple(_Given(ids, check_selection(ids, f"selections[{i}]")) for i, ids in enumerate(selections))
-        fixed = step.unsqueeze(1) if isinstance(step, Tensor) else None  # (B, 1)
-        if step is not None and fixed is None:
-            fixed = torch.tensor(check_int(step, "step", 0))
+            given = tuple(Given(ids, check_selection(ids, f"selections[{i}]")) for i, ids in enumerate(selections))
+        fixed = None if step is None else step_tensor(step)
         with self._set(on=True, ratio=selection_ratio, selections=given, step=fixed, samples=samples):
             yield
 
@@ -204,7 +191,7 @@ class Handle:
         on = self.is_on(training=training)
         return tuple(self._ratio(self._mode, route) if on else 0.0 for route in self.plan.routes)
 
-    def _ratio(self, mode: _Mode, route: Route) -> float:
+    def _ratio(self, mode: Mode, route: Route) -> float:
         return route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
 
     def begin(self, *, training: bool, forced: Forced = NONE_FORCED, **layout: Unpack[Layout]) -> State:
@@ -282,7 +269,7 @@ class Handle:
             kept = here if kept is None else kept & here
         return kept
 
-    def _selector(self, mode: _Mode, forced: Forced) -> Select:
+    def _selector(self, mode: Mode, forced: Forced) -> Select:
         """The function that selects the tokens of each route in this forward; increments the micro-step."""
         step, micro_step = self._step, self._micro_step.clone()
         if mode.step is not None:
@@ -294,10 +281,13 @@ class Handle:
             batch, tokens = stream.shape[:2]
             self._tokens = tokens
             if mode.selections is not None:
-                return _fitting(mode.selections[index], index, batch, tokens).to(stream.device)
-            self._check(mode, batch, tokens - forced.references)
+                return fitting(mode.selections[index], index, batch, tokens).to(stream.device)
+            target = tokens - forced.references
+            check_fits(mode, batch, target)
+            if not torch.compiler.is_compiling():
+                warn_once(token_risks(self.plan, target), self._said)
             ratio = self._ratio(mode, self.plan.routes[index])
-            position = _sample_positions(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
+            position = sample_positions(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
             token = torch.arange(tokens, device=stream.device)  # (S,)
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
             if mode.permuted:  # pinned tokens first, where layers look for them
@@ -309,14 +299,6 @@ class Handle:
             return select(score, kept, forced.with_mask(mode.mask, like=score))  # (B, K)
 
         return choose
-
-    def _check(self, mode: _Mode, batch: int, tokens: int) -> None:
-        if mode.mask is not None and mode.mask.shape != (batch, tokens):
-            raise ConfigError(
-                f"force_keep has shape {tuple(mode.mask.shape)}; this forward has {batch} samples of {tokens} tokens."
-            )
-        if not torch.compiler.is_compiling():
-            warn_once(token_risks(self.plan, tokens), self._said)
 
     def warn(self, risks: list[str]) -> None:
         """Warn about each risk once per handle."""
@@ -358,30 +340,3 @@ class Handle:
     def recall(self, seen: Seen) -> None:
         """Restore a captured forward's record: a replay runs no Python."""
         self._selections, self._tokens = seen
-
-
-def _fitting(given: _Given, route: int, batch: int, tokens: int) -> Tensor:
-    """The given indices (B, K), checked against the shape of this forward."""
-    if torch.compiler.is_compiling():  # reading `largest` would guard on it: a recompile for each value
-        return given.ids
-    if len(given.ids) != batch or given.largest >= tokens:
-        raise ConfigError(
-            f"selections[{route}] is for {len(given.ids)} samples, with indices up to {given.largest}; this forward "
-            f"has {batch} samples of {tokens} tokens."
-        )
-    return given.ids
-
-
-def _sample_positions(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:
-    """The positions of a forward's samples in the global batch, (B,)."""
-    if samples is None:
-        first = _rank() * batch
-        return torch.arange(first, first + batch, device=device)
-    if samples.shape not in ((batch,), (1,)):
-        raise ConfigError(f"samples has shape {tuple(samples.shape)}; this forward has {batch} samples.")
-    return samples.to(device, non_blocking=True).expand(batch)
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tread.config.documents import is_file, parse_json, read_document, settled
-from tread.errors import ConfigError, check_choice, check_fraction, check_int, check_keys, shown
+from tread.errors import ConfigError, check_choice, check_fraction, check_int, check_keys, nearest, shown
 from tread.routing.route import Route
 from tread.routing.schedule import Schedule
 
@@ -37,7 +37,7 @@ DEFAULT_SEED = 42
 DEFAULT_IMPORTANCE = {"random": 0.0, "l1": 0.5}
 NO_ROUTES = (
     "TREAD training requires you to configure the routes: give `routes`, a list of "
-    '{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}, or a `preset`: '
+    '{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -4}, or a `preset`: '
     f"{', '.join(PRESETS)}."
 )
 
@@ -144,8 +144,9 @@ def read_mapping(config: object) -> Mapping[str, Any]:
         config = parse_json(config, "tread_config")
     elif isinstance(config, str | Path):
         if not is_file(config):
+            close = nearest(config, PRESETS)
             raise ConfigError(
-                f"tread_config is {shown(str(config))}: no preset ({', '.join(PRESETS)}) and no such file."
+                f"tread_config is {shown(str(config))}: no preset ({', '.join(PRESETS)}) and no such file{close}"
             )
         config = settled(read_document(Path(config), "tread_config"))
     if not isinstance(config, Mapping):

@@ -15,7 +15,8 @@ ADAPTER_RATIO = PRESETS["lora"].selection_ratio
 
 
 def layer_risks(plan: RoutePlan) -> list[str]:
-    """Risks of windows over the first two layers or the last one of a resolved plan."""
+    """Risks of the windows of a resolved plan: over the first two layers or the last one, or over too many of them."""
+    assert plan.depth is not None
     risks = []
     for route in plan.routes:
         if route.start_layer_idx < FIRST_LAYERS:
@@ -23,28 +24,30 @@ def layer_risks(plan: RoutePlan) -> list[str]:
                 f"{route} starts before layer 2: the first layers build what the dropped tokens carry past the "
                 "window, and the paper found layer 2 the best start. Set start_layer_idx to 2, or preset 'paper'."
             )
-        if plan.depth is not None and route.end_layer_idx == plan.depth - 1:
+        if route.end_layer_idx == plan.depth - 1:
             risks.append(
                 f"{route} includes the last of {plan.depth} layers: dropped tokens then reach the output without a "
-                "dense layer after the window. Set end_layer_idx to -4 (the paper) or at most -2."
+                "dense layer after the window. Set end_layer_idx to -4 (the paper) or at most -3."
             )
-    return risks
+    return risks + _passage_risks(plan, plan.depth)
 
 
-def passage_risks(plan: RoutePlan) -> list[str]:
-    """Risks of a resolved plan whose windows together leave a dropped token too few layers.
+def _passage_risks(plan: RoutePlan, depth: int) -> list[str]:
+    """Risks of windows that together leave a dropped token too few layers.
 
     A token may be dropped in every window, so their lengths add up.
     """
-    assert plan.depth is not None
-    left = plan.depth - sum(route.end_layer_idx - route.start_layer_idx + 1 for route in plan.routes)
+    left = depth - sum(route.end_layer_idx - route.start_layer_idx + 1 for route in plan.routes)
     if left >= FEWEST_LAYERS:
         return []
     routes = " and ".join(str(route) for route in plan.routes)
+    advice = "A model this shallow trains better dense."
+    if depth > FEWEST_LAYERS:
+        advice = f"Leave {FEWEST_LAYERS}, for example with start_layer_idx 2 and end_layer_idx -3."
     return [
-        f"{routes} leave a dropped token {left} of {plan.depth} layers: from scratch, windows that left it three or "
-        "two of twelve fell apart, in distance and in loss; those that left four or more did not (docs/results.md). "
-        f"Shorten the windows until {FEWEST_LAYERS} layers are left."
+        f"{routes}: a dropped token passes {left} of {depth} layers. Trained from scratch, windows that left it three "
+        "or two of twelve fell apart, in distance and in loss; those that left four or more did not "
+        f"(docs/results.md). {advice}"
     ]
 
 

@@ -36,6 +36,7 @@ from tread.training.metrics import Metrics
 from tread.training.optimizers.make import applied_rate, averaged_weights, keeps_average, make_optimizer
 from tread.training.optimizers.muon import embedding_tables
 from tread.training.optimizers.rates import learning_rate
+from tread.training.parts import averaged_part, load_into, load_moments, optimizer_tensors, trained
 from tread.training.ranks import found_by_main, lost_ranks
 from tread.training.settings import JobConfig
 from tread.training.sharding.saver import Saver
@@ -155,15 +156,12 @@ class Session:
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of a checkpoint, by part."""
-        parts = {
-            "model": checkpoint.trained(self.task.model),
-            "optimizer": checkpoint.optimizer_tensors(self.optimizer),
-        }
+        parts = {"model": trained(self.task.model), "optimizer": optimizer_tensors(self.optimizer)}
         if self.ema is not None:
             parts["ema"] = self.ema.averages
         elif keeps_average(self.optimizer):  # what results are made of; training goes on from the other weights
             with averaged_weights(self.optimizer):
-                parts["ema"] = checkpoint.trained(self.task.model)
+                parts["ema"] = trained(self.task.model)
         return parts
 
     def make_result(self, path: Path) -> None:
@@ -181,11 +179,11 @@ class Session:
             return 0
         path, manifest = found
         self._check_data(path, manifest)
-        checkpoint.load_into(checkpoint.trained(self.task.model), path, "model")
+        load_into(trained(self.task.model), path, "model")
         if self.ema is not None:
             # a run that had no average so far starts it from its weights
-            checkpoint.load_into(self.ema.averages, path, "ema" if checkpoint.has_part(manifest, "ema") else "model")
-        checkpoint.load_moments(self.optimizer, path)
+            load_into(self.ema.averages, path, averaged_part(manifest))
+        load_moments(self.optimizer, path)
         self.due = manifest.get("due", False)
         self.accelerator.print(f"resumed from {path}")
         return manifest["step"]

@@ -20,12 +20,11 @@ from accelerate import Accelerator
 
 from tread.errors import masked
 from tread.files import atomic_write, writing
+from tread.training.contents import KINDS
 from tread.training.task import Task
 
 FILE = "run.json"
 PACKAGES = ("tread-diffusion", "torch", "accelerate", "diffusers", "transformers", "peft", "bitsandbytes", "numpy")
-LEFT_OUT = ("contents",)
-"""Facts that are for a resume alone: the fingerprint of the data."""
 
 
 def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -> None:
@@ -33,7 +32,7 @@ def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -
     record = {
         "summary": task.summary(),
         "unit": task.unit,
-        "facts": {name: fact for name, fact in task.facts.items() if name not in LEFT_OUT},
+        "facts": {name: fact for name, fact in task.facts.items() if name not in KINDS},  # those are for a resume
         "starts": [
             *starts(read_record(folder)),
             {"step": step, **origin(accelerator.device, accelerator.num_processes)},

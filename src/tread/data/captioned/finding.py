@@ -164,7 +164,9 @@ def _captions(config: DataConfig, path: Path, cell: Sequence[Any] | None) -> tup
         try:
             read = _text(text) if is_file(text) else ""
             found = read.splitlines() if config.caption_lines else [read]
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError:
+            return Skipped(str(path), f"its caption {text.name} is not UTF-8 text: save it again as UTF-8")
+        except OSError as error:
             return Skipped(str(path), f"its caption {text.name} cannot be read ({error})")
     else:
         found, lack = cell or (), "it has no caption in the table"

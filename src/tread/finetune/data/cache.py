@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tread.data.captioned.buckets import Bucket
+from tread.data.captioned.buckets import Bucket, BucketOrder
 from tread.data.captioned.samples import Sample
 from tread.errors import ConfigError, DataError
 from tread.files import atomic_write
@@ -169,13 +169,12 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
 
     @property
     def groups(self) -> list[tuple[Bucket, ...]]:
-        """Group of each sample, for `BucketOrder`: samples of one group can be batched."""
+        """Group of each sample: samples of one group can be batched."""
         return [entry.group for entry in self.entries]
 
-    @property
-    def repeats(self) -> list[int]:
-        """Visits to each sample per epoch, for `BucketOrder`."""
-        return [entry.sample.repeats for entry in self.entries]
+    def order(self, batch: int, seed: int) -> BucketOrder:
+        """The order of batches of so many samples, over all processes together."""
+        return BucketOrder(self.groups, [entry.sample.repeats for entry in self.entries], batch=batch, seed=seed)
 
     def __getitem__(self, pick: Pick | tuple[int, bool]) -> tuple[Tensors, Tensors]:
         pick = pick if isinstance(pick, Pick) else Pick(*pick)

@@ -234,9 +234,10 @@ def _table(config: FinetuneConfig, kind: ResultKind, facts: Facts) -> str:
         rows["rank, alpha"] = f"{config.lora_rank}, {config.lora_alpha or config.lora_rank:g}"
     if config.init_lora is not None:
         rows["started from"] = f"`{config.init_lora}`"
+    usual = "bf16" if config.adapts and config.mixed_precision == "bf16" else "fp32"  # trained weights are fp32
     rows |= {
         "optimizer": f"{config.optimizer}, rate {config.learning_rate:g}, {config.lr_scheduler}",
-        "precision of the base": config.base_model_precision.replace("no_change", config.mixed_precision),
+        "precision of the base": config.base_model_precision.replace("no_change", usual),
         "seed": config.seed,
         "routes": _routes(facts.get("tread_config")),
     }

@@ -43,7 +43,8 @@ function flopsOf(layers, state, image, recomputed) {
 }
 
 function savedBytes(counts, state, image) {
-  return counts.constant + state.batch * (counts.sample + counts.image * image + counts.text * state.text);
+  const square = (counts.square ?? 0) * (image + state.text) ** 2;
+  return counts.constant + state.batch * (counts.sample + counts.image * image + counts.text * state.text + square);
 }
 
 function fixedBytes(model, state) {
@@ -103,8 +104,9 @@ function estimate(state) {
   const grid = gridOf(model, state);
   const image = grid.frames * grid.rows * grid.columns;
   const reference = state.references * grid.rows * grid.columns;
-  const total = image + reference;
-  const always = state.reference_tokens === "keep" ? reference : 0;
+  const padding = state.width === state.height ? 0 : Math.max(0, model.padded - image);
+  const total = image + reference + padding;
+  const always = padding + (state.reference_tokens === "keep" ? reference : 0);
   const dense = Array(depth).fill(total);
   const routed = [...dense];
   for (const route of state.routes) {
@@ -123,6 +125,7 @@ function estimate(state) {
     grid,
     image,
     reference,
+    padding,
     total,
     always,
     layers: routed,
@@ -156,9 +159,10 @@ function warningsOf(state, depth, image) {
       end: layerIndex(route.end_layer_idx, depth),
     }))
     .sort((a, b) => a.start - b.start);
+  const named = (route) => `route ${route.start}..${route.end} at ${pythonFloat(route.ratio)}`;
   const said = (sentence, route) =>
     sentence
-      .replaceAll("{route}", `route ${route.start}..${route.end} at ${pythonFloat(route.ratio)}`)
+      .replaceAll("{route}", named(route))
       .replaceAll("{depth}", depth)
       .replaceAll("{kept}", image - Math.trunc(image * route.ratio))
       .replaceAll("{tokens}", image);
@@ -166,6 +170,11 @@ function warningsOf(state, depth, image) {
   for (const route of routes) {
     if (route.start < risks.first_layers) found.push(said(risks.first, route));
     if (route.end === depth - 1) found.push(said(risks.last, route));
+  }
+  const left = routes.reduce((sum, route) => sum - (route.end - route.start + 1), depth);
+  if (left < risks.fewest_layers) {
+    const every = routes.map(named).join(" and ");
+    found.push(said(risks.passage.replaceAll("{route}", every).replaceAll("{left}", left), routes[0]));
   }
   for (const route of routes) {
     if (route.ratio > risks.high_ratio && image <= risks.few_tokens) found.push(said(risks.few, route));

@@ -30,8 +30,10 @@ class Estimate:
     """Tokens of the target."""
     reference: int
     """Tokens of reference images."""
+    padding: int
+    """Tokens that the model adds to an image that is not square."""
     layers: tuple[int, ...]
-    """Image tokens, references among them, that each layer sees."""
+    """Image tokens, references and padding among them, that each layer sees."""
     flops: tuple[float, float]
     """FLOPs of a step: forward, backward and recomputation."""
     layer_flops: tuple[float, ...]
@@ -53,8 +55,9 @@ class Estimate:
 def estimate(model: Model, run: Run, plan: RoutePlan) -> Estimate:
     """The cost of a run whose plan is resolved for the model."""
     image, reference = tokens(model, run)
-    total = image + reference
-    always = reference if plan.reference_tokens == "keep" else 0
+    padding = 0 if run.width == run.height else max(0, model.padded - image)
+    total = image + reference + padding
+    always = padding + (reference if plan.reference_tokens == "keep" else 0)
     dense = [total] * model.depth
     routed = list(dense)
     for route in plan.routes:
@@ -67,6 +70,7 @@ def estimate(model: Model, run: Run, plan: RoutePlan) -> Estimate:
     return Estimate(
         image=image,
         reference=reference,
+        padding=padding,
         layers=tuple(routed),
         flops=(sum(_layer_flops(model, run, dense)) + outside, sum(layer_flops) + outside),
         layer_flops=tuple(layer_flops),
@@ -159,7 +163,9 @@ def passed(model: Model, run: Run, counts: Sequence[int]) -> float:
 
 
 def _saved(counts: Saved, run: Run, image: int) -> float:
-    return counts["constant"] + run.batch * (counts["sample"] + counts["image"] * image + counts["text"] * run.text)
+    square = counts.get("square", 0) * (image + run.text) ** 2
+    each = counts["sample"] + counts["image"] * image + counts["text"] * run.text + square
+    return counts["constant"] + run.batch * each
 
 
 @dataclass(frozen=True, kw_only=True)

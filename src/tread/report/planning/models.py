@@ -10,14 +10,13 @@ from typing import Any
 from tread.errors import ConfigError, nearest, shown
 
 Saved = Mapping[str, int]
-"""Bytes kept for backward: `constant`, and per sample `sample`, `image` per image token, `text` per text token."""
-
+"""Bytes kept for backward: `constant`, and per sample `sample`, `image` per image token, `text` per text token, and
+`square` per pair of tokens, if a layer makes an attention mask."""
 UNCOUNTED: dict[str, str] = {
-    "hidream": "how many tokens each of its experts takes is known in a run alone, and their memory with it",
-    "hunyuanvideo": "its layers keep an attention mask of tokens x tokens, and memory is counted per token",
-    "qwen_image21": "its forward reads from its inputs where the image begins, and is counted without values",
+    "cosmos3": "its forward takes one sample, and what a layer saves is told apart by a batch of several",
+    "qwen_layered": "no option says how many layers an image has; its model is that of qwen_image, with more tokens",
 }
-"""Families of fine-tuning that have no counts -> why."""
+"""Families of fine-tuning that have no counts yet -> why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class Layers:
 
     name: str
     count: int
-    flops: Mapping[str, Mapping[str, Sequence[int]]]
+    flops: Mapping[str, Mapping[str, Sequence[float]]]
     saved: Mapping[str, Mapping[str, Saved]]
 
 
@@ -44,6 +43,10 @@ class Model:
     """Pixels per latent along height and width."""
     patch: tuple[int, int, int]
     """Latent frames, rows and columns of one token."""
+    multiple: int
+    """Sides of images are multiples of this many pixels."""
+    padded: int
+    """Tokens that images are padded to unless they are square, which are also the most that they may have; 0: none."""
     frame_factor: int
     """Frames per latent frame."""
     frames: int
@@ -71,11 +74,6 @@ class Model:
     def batch(self) -> int:
         """A usual batch per GPU: one sample of a released model, and the paper's 256 images from scratch."""
         return 1 if self.pretrained else 256
-
-    @property
-    def multiple(self) -> int:
-        """Sides of images are multiples of this many pixels."""
-        return self.factor * self.patch[1]
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -111,7 +109,7 @@ def find_model(name: str) -> Model:
         **{
             key: found[key]
             for key in (
-                *("title", "factor", "frame_factor", "frames", "video", "references"),
+                *("title", "factor", "multiple", "padded", "frame_factor", "frames", "video", "references"),
                 *("text", "pretrained", "lora", "weights"),
             )
         },

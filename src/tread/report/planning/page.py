@@ -67,12 +67,14 @@ def risk_sentences() -> dict[str, Any]:
     """The warnings of `routing.risks` with marks for what differs between plans, and their limits."""
     route, depth, tokens = Route(selection_ratio=0.75, start_layer_idx=0, end_layer_idx=4), 5, 64
     plan = RoutePlan(routes=(route,)).resolve(depth)
-    first, last = (text.replace(str(route), "{route}") for text in risks.layer_risks(plan))
+    first, last, passage = (text.replace(str(route), "{route}") for text in risks.layer_risks(plan))
     (few,), (adapter,) = risks.token_risks(plan, tokens), risks.adapter_risks(plan)
     return {
         "first": first,
         "first_layers": risks.FIRST_LAYERS,
         "last": last.replace(f"of {depth} layers", "of {depth} layers"),
+        "passage": passage.replace(f"0 of {depth} layers", "{left} of {depth} layers"),
+        "fewest_layers": risks.FEWEST_LAYERS,
         "few": few.replace(str(route), "{route}").replace("keeps 16 of 64", "keeps {kept} of {tokens}"),
         "few_tokens": risks.FEW_TOKENS,
         "high_ratio": risks.HIGH_RATIO,

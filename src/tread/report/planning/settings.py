@@ -87,6 +87,12 @@ def _size(model: Model, resolution: str | None) -> tuple[int, int]:
                 f"--resolution is {text}, and sides of {model.name} are multiples of {model.multiple} pixels: use "
                 f"{below} or {below + model.multiple} instead of {side}."
             )
+    tokens = (width // model.multiple) * (height // model.multiple)
+    if model.padded and width != height and tokens > model.padded:
+        raise ConfigError(
+            f"--resolution is {text}, which is {tokens} tokens, and {model.name} takes {model.padded} unless the sides "
+            "are equal: use smaller sides, or a square."
+        )
     return width, height
 
 

@@ -106,6 +106,7 @@ function showFigures(found) {
   $("tokens").textContent = whole(kept);
   const parts = [whole(found.image)];
   if (found.reference) parts.push(`${whole(found.reference)} of references`);
+  if (found.padding) parts.push(`${whole(found.padding)} of padding`);
   if (state.text) parts.push(`${whole(state.text)} of text`);
   $("tokens-all").textContent = `of ${parts.join(" + ")}`;
 }

@@ -63,6 +63,11 @@ function fitted(s) {
   const next = { ...s };
   next.width = Math.max(step, Math.round(s.width / step) * step);
   next.height = Math.max(step, Math.round(s.height / step) * step);
+  const grid = gridOf(model, { ...next, frames: 1 });
+  if (model.padded && next.width !== next.height && grid.rows * grid.columns > model.padded) {
+    const side = Math.round(Math.sqrt(next.width * next.height) / step) * step; // only squares may have more
+    next.width = next.height = side;
+  }
   const frameStep = frameStepOf(model);
   next.frames = model.video ? 1 + Math.max(0, Math.round((s.frames - 1) / frameStep)) * frameStep : 1;
   next.references = model.references ? s.references : 0;
@@ -96,7 +101,7 @@ function fitted(s) {
 }
 
 const clampLayer = (layer, depth) => Math.min(depth - 1, Math.max(0, Math.round(layer)));
-const multipleOf = (model) => model.factor * model.patch[1];
+const multipleOf = (model) => model.multiple;
 const frameStepOf = (model) => model.frame_factor * model.patch[0];
 
 function configOf(s, depth) {

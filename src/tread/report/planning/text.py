@@ -31,7 +31,7 @@ def report(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
         "title": model.title,
         "settings": asdict(run),
         "tread_config": plan.to_config(),
-        "tokens": {"image": found.image, "reference": found.reference, "text": run.text},
+        "tokens": {"image": found.image, "reference": found.reference, "padding": found.padding, "text": run.text},
         "layers": [
             {"tokens": tokens, "flops": flops} for tokens, flops in zip(found.layers, found.layer_flops, strict=True)
         ],
@@ -120,6 +120,8 @@ def _heading(model: Model, run: Run, found: Estimate) -> str:
     parts = [f"{found.image:,} tokens"]
     if found.reference:
         parts.append(f"{found.reference:,} of references")
+    if found.padding:
+        parts.append(f"{found.padding:,} of padding")
     if run.text:
         parts.append(f"{run.text} of text")
     graphs = ", CUDA graphs" if run.graphs else ""
@@ -133,7 +135,7 @@ def _heading(model: Model, run: Run, found: Estimate) -> str:
 
 def _layer_lines(found: Estimate) -> list[str]:
     lines = ["layers        tokens   TFLOPs each"]
-    start, total = 0, found.image + found.reference
+    start, total = 0, found.image + found.reference + found.padding
     for (tokens, flops), group in groupby(zip(found.layers, found.layer_flops, strict=True)):
         count = len(list(group))
         span = f"{start}..{start + count - 1}" if count > 1 else str(start)
