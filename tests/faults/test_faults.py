@@ -10,7 +10,7 @@ from faults.jobs import JOBS
 from faults.outcome import difference
 from faults.run import Reference, attempt, bad_end, schedule, undisturbed
 from faults.strikes import FAULTS, ORDER, fault_of
-from tread.training import checkpoint
+from tread.training import parts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KILLS = [(job, case) for job in JOBS for case in (0, 2)]
@@ -45,7 +45,7 @@ def test_a_moment_lost_on_resume_is_found(
     fourth = [number for number, event in enumerate(whole.events, 1) if event == "step"][3]
     monkeypatch.setattr("faults.run.STRIKES", (1,))
     monkeypatch.setattr("random.Random.choice", lambda _, among: fourth if fourth in among else among[0])
-    monkeypatch.setattr(checkpoint, "load_optimizer", lambda *_: None)
+    monkeypatch.setattr(parts, "load_optimizer", lambda *_: None)
     assert "run/checkpoints/step-00000004/optimizer.safetensors" in attempt(whole, 0, tmp_path / "case").wrong
 
 

@@ -123,11 +123,13 @@ def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
     lavish = make_config(tmp_path, "x", gradient_checkpointing=False, tread_config=None, use_ema=True)
     assert FinetuneJob.of(lavish).memory_advice == (
         "Any of these needs less: set gradient_checkpointing to true; set base_model_precision to 'int8'; set "
-        "train_batch_size to 1 and raise gradient_accumulation_steps instead; set use_ema to false; route tokens "
-        "(tread_config: lora); lower the resolution of the data."
+        "offload to 'auto'; set train_batch_size to 1 and raise gradient_accumulation_steps instead; set use_ema to "
+        "false; route tokens (tread_config: lora); lower the resolution of the data."
     )
     frugal = make_config(tmp_path, "x", base_model_precision="nf4", train_batch_size=1)
-    assert FinetuneJob.of(frugal).memory_advice == "Any of these needs less: lower the resolution of the data."
+    assert FinetuneJob.of(frugal).memory_advice == (
+        "Any of these needs less: set offload to 'auto'; lower the resolution of the data."
+    )
     graphed = make_config(tmp_path, "x", graphs=True)
     assert FinetuneJob.of(graphed).memory_advice.startswith("Any of these needs less: set graphs to false; ")
     full = make_config(tmp_path, "x", model_type="full", train_batch_size=1)
