@@ -71,6 +71,8 @@ class TuneFamily(ABC):
     """Parts of the pipeline that `encode_text` needs, e.g. ("tokenizer", "text_encoder")."""
     longest_text: ClassVar[int]
     """The most tokens of a caption that the stock pipeline reads."""
+    whole_texts: ClassVar[bool] = False
+    """Whether captions are read whole, so that none can be cut shorter."""
     texts_differ: ClassVar[bool] = False
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
     one_length: ClassVar[bool] = False
@@ -137,6 +139,11 @@ class TuneFamily(ABC):
     """Samples per second of the sound that is trained with a clip; None: none is."""
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
+        if self.whole_texts and text_length is not None:
+            raise ConfigError(
+                f"tokenizer_max_length is {text_length}, but a {source.pipeline_name} reads captions whole: leave it "
+                "out."
+            )
         self.source = source
         self.text_length = text_length or self.longest_text
         if self.distilled and self.few_steps is not None:

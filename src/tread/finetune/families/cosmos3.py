@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.cosmos import no_guardrail
 from tread.finetune.families.first_frame import after_first, with_first
@@ -39,6 +38,7 @@ class Cosmos3(TuneFamily):
     needed_parts = pixel_parts
     drawing_parts = ("safety_checker",)
     longest_text = 1024
+    whole_texts = True
     texts_differ = True
     one_length = True
     one_sample = True
@@ -53,11 +53,6 @@ class Cosmos3(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        if text_length is not None:
-            raise ConfigError(
-                f"tokenizer_max_length is {text_length}, but a {source.pipeline_name} reads captions whole: leave it "
-                "out."
-            )
         if self._guarded:
             self.packages = ("cosmos_guardrail",)
 

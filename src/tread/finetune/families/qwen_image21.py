@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_stills
 from tread.finetune.families.ragged_text import check_one_length, cut
 from tread.finetune.family import Batch, Text, TuneFamily
-from tread.finetune.model.source import Source
 
 SLOT = 4
 """Target tokens of one slot of `img_mask`."""
@@ -35,20 +33,13 @@ class QwenImage21(TuneFamily):
     pixel_parts = ("vae", "processor")  # without which the stock pipeline cannot be made
     packages = ("torchvision",)
     longest_text = 1024
+    whole_texts = True
     texts_differ = True
     one_length = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     guidance = 1.0
     guidance_argument = "true_cfg_scale"
     steps = 40
-
-    def __init__(self, source: Source, text_length: int | None = None) -> None:
-        super().__init__(source, text_length)
-        if text_length is not None:
-            raise ConfigError(
-                f"tokenizer_max_length is {text_length}, but a {source.pipeline_name} reads captions whole: leave it "
-                "out."
-            )
 
     @property
     def factor(self) -> int:
