@@ -14,7 +14,7 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -76,12 +76,21 @@ def measure_row(record: Record, row: Row, *, eager: bool) -> None:
     record.measure("build", partial(_build, record, row, shape, made), row="set-up")
     if not made:
         return
-    (model,) = made
-    time = partial(_time, record, row, model, shape, eager=eager)
-    resident = record.measure("in memory", partial(time, None, None), **facts)
-    for link in LINKS:
-        name = f"{row.card} GB card, {link} GB/s"
-        record.measure(name, partial(time, link, resident), link_gb_s=link, **facts)
+    resident: Facts = {}
+    for card in (None, row.card):
+        name = "in memory" if card is None else f"{card} GB card"
+        with ExitStack() as stack:
+            opened: list[Opened] = []
+            start = partial(_open, record, made[0], shape, card, stack, opened, eager=eager)
+            record.measure(f"{name}, first steps", start, row="set-up")
+            if not opened or record.warm:
+                continue
+            if card is None:
+                resident = record.measure(name, partial(_time, record, opened[0], None, {}), **facts)
+                continue
+            for link in LINKS:
+                time = partial(_time, record, opened[0], link, resident)
+                record.measure(f"{name}, {link} GB/s", time, link_gb_s=link, **facts)
 
 
 def _build(record: Record, row: Row, shape: Shape, made: list[nn.Module]) -> Facts:
@@ -93,29 +102,47 @@ def _build(record: Record, row: Row, shape: Shape, made: list[nn.Module]) -> Fac
     return {"summary": {"model": row.name, "parameters": parameters, "precision": row.precision}}
 
 
-def _time(
-    record: Record, row: Row, model: nn.Module, shape: Shape, link: int | None, resident: Facts | None, *, eager: bool
+@dataclass(frozen=True)
+class Opened:
+    """A model that has made its first steps, in memory or offloaded."""
+
+    handle: tread.Attachment
+    steps: Steps
+
+
+def _open(
+    record: Record,
+    model: nn.Module,
+    shape: Shape,
+    card: int | None,
+    stack: ExitStack,
+    opened: list[Opened],
+    *,
+    eager: bool,
 ) -> Facts:
-    """Routed steps, with layers offloaded if copies have a speed; `resident` is what the step in memory came to."""
+    """Let the model make its first steps, offloaded to fit a card or not; `stack` takes everything off again."""
     device = record.device
-    handle = tread.attach(model, ROUTES)
-    try:
-        with _capped(None if link is None else row.card, device):
-            if link is not None:
-                # a CPU has no memory to keep within
-                handle.offload("auto" if device.type == "cuda" else len(layers_of(model)), device=device)
-            with _steps(model, handle, shape, device, eager=eager) as steps, _slowed(handle, link, device):
-                for _ in range(1 if record.warm else WARM_STEPS):
-                    steps.routed()
-                if record.warm:
-                    return {}
-                flops = resident.get("flops", 0.0) if resident else count_flops(steps.routed, device).total
-                alone = watched(steps.routed, device)
-                timing = alternate({"routed": steps.routed}, device, seconds=record.seconds, rounds=2)["routed"]
-                facts = {"routed": asdict(timing) | alone, "flops": flops}
-                return facts | {"summary": _summary(handle, facts, link, resident or {})}
-    finally:
-        handle.detach()
+    handle = stack.enter_context(tread.attach(model, ROUTES))
+    stack.enter_context(_capped(card, device))
+    if card is not None:
+        # a CPU has no memory to keep within
+        handle.offload("auto" if device.type == "cuda" else len(layers_of(model)), device=device)
+    steps = stack.enter_context(_steps(model, handle, shape, device, eager=eager))
+    for _ in range(1 if record.warm else WARM_STEPS):
+        steps.routed()
+    opened.append(Opened(handle, steps))
+    return {}
+
+
+def _time(record: Record, opened: Opened, link: int | None, resident: Facts) -> Facts:
+    """Routed steps at a speed of the copies; `resident` is what the step in memory came to."""
+    device, step = record.device, opened.steps.routed
+    with _slowed(opened.handle, link, device):
+        flops = resident["flops"] if "flops" in resident else count_flops(step, device).total
+        alone = watched(step, device)
+        timing = alternate({"routed": step}, device, seconds=record.seconds, rounds=2)["routed"]
+        facts = {"routed": asdict(timing) | alone, "flops": flops}
+        return facts | {"summary": _summary(opened.handle, facts, link, resident)}
 
 
 def _summary(handle: tread.Attachment, facts: Facts, link: int | None, resident: Facts) -> Facts:
@@ -171,11 +198,11 @@ def _capped(card: int | None, device: torch.device) -> Iterator[None]:
         return
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info(device)[1]
-    torch.cuda.set_per_process_memory_fraction((card - 1) * GIB / total, device)
+    torch.cuda.set_per_process_memory_fraction((card - 1) * GIB / total)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @contextmanager

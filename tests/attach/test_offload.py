@@ -171,15 +171,18 @@ def test_backward_inside_autocast(attach: Attach) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("layers", [2, pytest.param(DEPTH, marks=pytest.mark.contract)])
 @pytest.mark.parametrize("checkpointing", [True, pytest.param(None, marks=pytest.mark.contract)])
-def test_compiled_layers(checkpointing: bool | None, attach: Attach, poisoned: None) -> None:
-    plain, model = adapted(FLUX), adapted(FLUX)
+def test_compiled_layers(checkpointing: bool | None, layers: int, attach: Attach, poisoned: None) -> None:
+    """Each length has code of its own also where some layers are offloaded and the others checkpointed."""
+    plain, model, told = adapted(FLUX), adapted(FLUX), list[str]()
     expected = train(FLUX, plain, attach(plain, ROUTES))
-    handle = attach(model, ROUTES).offload(DEPTH).compile(checkpointing=checkpointing, **TRACED)
+    handle = attach(model, ROUTES).offload(layers).compile(checkpointing=checkpointing, say=told.append, **TRACED)
     for one, other in zip(train(FLUX, model, handle), expected, strict=True):
         assert_same(one, other)
     assert handle.fast is not None
     assert not handle.fast.failed
+    assert not any("saw more than" in line for line in told), told
 
 
 def count_runs(model: nn.Module) -> list[nn.Module]:

@@ -25,7 +25,7 @@ def gradients(device: str, layers: int | None, **compile_options: Any) -> list[A
         if layers is not None:
             handle.offload(layers)
             assert handle.offloaded is not None
-            assert all(call.host is not None and call.host.block.is_pinned() for call in handle.offloaded.calls)
+            assert all(call.host is not None and call.host.pinned for call in handle.offloaded.calls)
         if compile_options:
             handle.compile(**compile_options)
         return [step(FLUX, model, handle, inputs, number) for number in range(STEPS)]

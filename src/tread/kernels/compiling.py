@@ -95,7 +95,7 @@ class Attempt:
 
     def __init__(self, say: Callable[[str], None], *, shapes: int = 1, training_only: bool = False) -> None:
         self.failed, self.training_only = False, training_only
-        self._say, self._most, self._seen = say, shapes, dict[type, set[Any]]()
+        self._say, self._most, self._seen = say, shapes, dict[Any, set[Any]]()
         self._told = False
 
     def fail(self, error: Exception) -> None:
@@ -106,8 +106,8 @@ class Attempt:
             self._say(f"compiling failed, so the run goes on without it, slower ({reason}).")
         self.failed = True
 
-    def admit(self, kind: type, shape: Any) -> bool:
-        """Whether a layer of class `kind` gets code of its own for this shape."""
+    def admit(self, kind: Any, shape: Any) -> bool:
+        """Whether layers of one kind get code of their own for this shape."""
         seen = self._seen.setdefault(kind, set())
         if shape in seen:
             return True
@@ -166,7 +166,8 @@ class CompiledLayer:
         if attempt.training_only and not layer.training:
             return layer._call_impl(*args, **kwargs)
         counts = torch.is_grad_enabled() and not attempt.failed  # shapes of validation take no room from training's
-        own_code = not counts or attempt.admit(type(layer), (checkpointed, _shapes(args, kwargs)))
+        kind = type(layer), checkpointed  # of a model whose layers are offloaded in part, some are checkpointed
+        own_code = not counts or attempt.admit(kind, _shapes(args, kwargs))
         return self._variant(checkpointed, any_shape=not own_code)(*args, **kwargs)
 
     def _variant(self, checkpointed: Checkpointing, *, any_shape: bool) -> Compiled:

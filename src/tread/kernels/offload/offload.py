@@ -46,7 +46,7 @@ class Offload:
         margin: float = MARGIN,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.device = next(model.parameters()).device if device is None else torch.device(device)
+        self.device = next(model.parameters()).device if device is None else torch.empty(0, device=device).device
         self._model, self._margin, self._say = model, margin, say
         layers = list(dict.fromkeys(layers))  # a module may be several layers
         _check(layers, number)
