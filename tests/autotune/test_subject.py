@@ -19,8 +19,8 @@ from tread.autotune.jobs.pretraining import PretrainTuning
 from tread.autotune.measure import measure_kept, measure_losses
 from tread.autotune.subject import LEVELS, Subject
 from tread.config.schema import parse
+from tread.finetune.loss import VALIDATION as TUNE_VALIDATION
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.task import VALIDATION as TUNE_VALIDATION
 from tread.pretrain.config import compose
 from tread.pretrain.task import VALIDATION, Pretraining
 from tread.routing import noise

@@ -15,10 +15,10 @@ from tests.tiny.pipelines import PipelineFolder
 from tests.tiny.pipelines.case import to_image
 from tread.errors import ConfigError
 from tread.finetune.families import open_family
+from tread.finetune.loss import LATENT, NOISE, TIME
 from tread.finetune.model.source import Source
 from tread.finetune.preflight import check_batch, check_dtypes, open_model
 from tread.finetune.run import finetune
-from tread.finetune.task import LATENT, NOISE, TIME
 from tread.routing import noise
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -15,9 +15,9 @@ from tests.finetune.trained import PROMPTS, drawn, opened, text_of
 from tests.tiny.pictures import write_clips, write_noise
 from tread.errors import ConfigError, DataError
 from tread.finetune.families import open_family
+from tread.finetune.loss import LATENT, NOISE, TIME
 from tread.finetune.model.source import Source
 from tread.finetune.preflight import check_batch
-from tread.finetune.task import LATENT, NOISE, TIME
 from tread.routing import noise
 
 Folder = Callable[[str], Path]

@@ -19,10 +19,10 @@ from tests.tiny.pipelines.ltxvideo2 import AS_VIDEO, PLAIN
 from tread.errors import ConfigError
 from tread.finetune.families import open_family
 from tread.finetune.families.mel import log_mel
+from tread.finetune.loss import LATENT, NOISE, SOUND, TIME
 from tread.finetune.model.source import Source
 from tread.finetune.preflight import look
 from tread.finetune.run import finetune
-from tread.finetune.task import LATENT, NOISE, SOUND, TIME
 from tread.routing import noise
 from tread.training.metrics import read_metrics
 

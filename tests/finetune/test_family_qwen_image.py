@@ -21,8 +21,8 @@ from tread.data.captioned.entries import DataConfig
 from tread.errors import ConfigError
 from tread.finetune.families import open_family
 from tread.finetune.families.qwen_image import QwenImage
+from tread.finetune.loss import LATENT, NOISE, TIME
 from tread.finetune.model.source import Source
-from tread.finetune.task import LATENT, NOISE, TIME
 from tread.routing import noise
 
 

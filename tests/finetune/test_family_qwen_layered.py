@@ -18,12 +18,12 @@ from tread.data.captioned.buckets import Bucket, Crop
 from tread.data.captioned.pixels import read_pixels
 from tread.errors import ConfigError, TreadWarning
 from tread.finetune.families import open_family
+from tread.finetune.loss import LATENT, NOISE, TIME
 from tread.finetune.model.source import Source
 from tread.finetune.previews import check_image
 from tread.finetune.run import finetune
 from tread.finetune.starter import starter_config
 from tread.finetune.target import FlowTarget
-from tread.finetune.task import LATENT, NOISE, TIME
 from tread.routing import noise
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")

@@ -19,6 +19,7 @@ from tests.tiny.pictures import write_noise
 from tests.tiny.pipelines import PipelineFolder
 from tread.errors import ConfigError
 from tread.finetune.job import FinetuneJob
+from tread.finetune.loss import Draws
 from tread.finetune.model.source import Source
 from tread.finetune.preflight import look
 from tread.finetune.result.export import export
@@ -155,7 +156,7 @@ def test_a_step_of_several_buckets_is_the_mean_over_its_samples(config: Finetune
                 one = {name: tensor[i : i + 1] for name, tensor in batch.tensors.items()}
                 span, where = task._ranges(task.family.tokens(one["mean"]))[0], one["position"]
                 u = span.spread(noise.uniform(config.seed, int.from_bytes(b"time"), where))
-                yield from task._losses(task.model, span, one, u, where, config.seed, task.target)
+                yield from task.sample_losses(task.model, span, one, Draws(config.seed, where, u), task.target)
 
     mean = torch.stack(list(sample_losses())).mean()
     expected = torch.autograd.grad(mean, list(task.model.parameters()), allow_unused=True)

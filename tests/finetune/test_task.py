@@ -11,7 +11,7 @@ from tests.tiny.pictures import write_gradients
 from tests.tiny.pipelines import PipelineFolder
 from tread.attach.registry import layers_of
 from tread.finetune.job import FinetuneJob
-from tread.finetune.task import LATENT, NOISE, TIME
+from tread.finetune.loss import LATENT, NOISE, TIME
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import CompiledLayer
 from tread.routing import noise

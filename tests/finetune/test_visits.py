@@ -20,7 +20,8 @@ from tread.errors import ConfigError
 from tread.finetune.data.cache import Cache, CachedSamples, Texts
 from tread.finetune.data.picks import Pick
 from tread.finetune.data.prepare import check_flips
-from tread.finetune.task import NOISE, OFFSET, Finetuning
+from tread.finetune.loss import NOISE, OFFSET, Draws
+from tread.finetune.task import Finetuning
 from tread.routing import noise
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -104,8 +105,8 @@ def test_each_sample_s_loss_has_the_weight_of_its_entry(pipeline_folder: Pipelin
         else:
             span = task._ranges(16)[0]
             u = span.spread(noise.uniform(task.config.seed, int.from_bytes(b"time"), batch.tensors["position"]))
-            where = batch.tensors["position"]
-            alone = task._losses(task.model, span, batch.tensors, u, where, task.config.seed, task.target)
+            draws = Draws(task.config.seed, batch.tensors["position"], u)
+            alone = task.sample_losses(task.model, span, batch.tensors, draws, task.target)
     assert sorted(weights.tolist()) == [0.25, 0.25, 1, 1]
     assert losses[0] == pytest.approx(float((weights * alone).mean()), rel=1e-5)
     assert losses[0] != pytest.approx(losses[1], rel=1e-2)

@@ -1,10 +1,8 @@
 """Fine-tuning as a task of the loop: cached latents and text in, a loss out, previews and a dense validation loss.
 
-- Everything random is a hash of (seed, purpose, global sample position): the noise, the time, the dropped caption, the
-  latent drawn from its moments. A run is the same whatever the number of processes, and resumes exactly.
-- Masked loss: the mean of the error under the weights. Every token that carries any weight is forced, by the very
-  weights the loss uses; the count is taken on the host, before the batch moves to the device.
-- Sound that is trained with a clip has noise of its own at the clip's time, and its loss is added. It is not routed.
+- The expert and the times of a micro-batch are hashes of its position, like all that `finetune/loss.py` draws. A run is
+  the same whatever the number of processes, and resumes exactly.
+- The tokens that a mask forces are counted on the host, before the batch moves to the device.
 - The validation loss is dense, on fixed noise and evenly spread times, without the weights of entries and times and
   without an offset of the noise: the routed training loss shows the missing tokens, this one shows the quality.
 """
@@ -29,15 +27,15 @@ from tread.attach.registry import layers_of
 from tread.data.workers import fetched
 from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
-from tread.finetune.experts import Range, caller, choose, joined, ranges
+from tread.finetune.experts import Range, choose, joined, ranges
 from tread.finetune.family import Batch, TuneFamily
 from tread.finetune.job import FinetuneJob
+from tread.finetune.loss import EXPERT, TIME, VALIDATION, Draws, SampleLosses, forced_tokens, noise_offset
 from tread.finetune.model.adapters import stored_name
 from tread.finetune.preflight import target_of
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.target import Target
 from tread.kernels.compiling import compiles, lengths
 from tread.kernels.fast import Fast
 from tread.routing import noise
@@ -47,11 +45,6 @@ from tread.training.sharding.files import materialise
 from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted
-
-LATENT, NOISE, TIME, EXPERT, VALIDATION, OFFSET, SOUND = (
-    int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali", b"offs", b"soun")
-)
-
 
 Chunk = list[tuple[int, float]]
 """Samples of a batch, each with the quantile of its time."""
@@ -94,6 +87,7 @@ class Finetuning:
             self._shard()
         self.data, self.train_set, self.held_out = data, data.train, data.held_out
         self.target = target_of(config, family)
+        self.sample_losses = SampleLosses(family, handles, kept_only=config.routed_loss != "all")
         self._validated = self.target.unweighted()
         micro_steps, world = config.gradient_accumulation_steps, accelerator.num_processes
         size = config.train_batch_size * world
@@ -201,24 +195,10 @@ class Finetuning:
         return self.family.collated(self.train_set.collate(items, self.family.collate_text))
 
     def _on_device(self, batch: Batch) -> TuneBatch:
-        forced = self._forced(batch)  # on the host: its count must not wait for the device
+        forced = forced_tokens(self.family, batch)  # on the host: its count must not wait for the device
         device, micro_step = self.accelerator.device, int(batch["position"][0]) // self.order.size
         tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         return TuneBatch(tensors, forced, micro_step)
-
-    def _forced(self, batch: Batch) -> Tensor | None:
-        """Tokens with any loss weight, and those of clean latents; (B, S)."""
-        forced = None
-        if "weight" in batch:
-            weight = batch["weight"]
-            rows = weight.flatten(1)
-            masked = rows.amax(1) != rows.amin(1)  # (B,); a sample without a mask weighs the same everywhere
-            forced = self.family.any_in_token(weight > 0) & masked[:, None]
-        own = self.family.weight(batch)
-        if own is not None:
-            clean = self.family.any_in_token(own == 0)
-            forced = clean if forced is None else forced | clean
-        return forced
 
     def loss(self, model: nn.Module, batch: TuneBatch) -> Tensor:
         """The mean loss of one micro-batch."""
@@ -231,20 +211,10 @@ class Finetuning:
             # buckets of as many tokens may have other references: said, it need not be read from the device
             handle.references = self.family.reference_tokens(batch.tensors)
         with _forcing(handle, batch.forced):
-            offset = self._offset(batch.tensors)
-            losses = self._losses(model, span, batch.tensors, u, where, seed, self.target, offset=offset)
+            draws = Draws(seed, where, u, noise_offset(self.config, batch.tensors))
+            losses = self.sample_losses(model, span, batch.tensors, draws, self.target)
         own = batch.tensors.get("loss_weight")  # (B,)
         return (losses if own is None else losses * own).mean()
-
-    def _offset(self, batch: Batch) -> Tensor | None:
-        """What is added to the noise of each channel of each sample, (B, C, 1, ...); None without noise_offset."""
-        config, where, x = self.config, batch["position"], batch["mean"]
-        if config.noise_offset == 0:
-            return None
-        drawn = noise.per_sample_normal(config.seed, where, (x.shape[1],), OFFSET)  # (B, C)
-        chosen = noise.uniform(config.seed, OFFSET, where) < config.noise_offset_probability  # (B,)
-        offset = config.noise_offset * drawn * chosen[:, None]
-        return offset.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 
     def _ranges(self, tokens: int) -> list[Range]:
         return ranges(self.family, self.target, list(self.models), tokens)
@@ -264,67 +234,10 @@ class Finetuning:
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
             handle.references = self.family.reference_tokens(tensors)
-        kept = None if self.config.routed_loss == "all" else kept
         where = tensors["position"]
-        times = torch.full_like(where, at, dtype=torch.float32)
+        draws = Draws(VALIDATION, where, torch.full_like(where, at, dtype=torch.float32))
         with _forcing(handle, batch.forced), self.accelerator.autocast():
-            return self._losses(self.model, span, tensors, times, where, VALIDATION, self._validated, kept=kept)
-
-    def _losses(
-        self,
-        model: nn.Module,
-        span: Range,
-        batch: Batch,
-        u: Tensor,
-        where: Tensor,
-        seed: int,
-        target: Target,
-        *,
-        offset: Tensor | None = None,
-        kept: Tensor | None = None,
-    ) -> Tensor:
-        """The loss of each sample, (B,); `offset` is added to its noise, `kept` replaces the tokens that were kept."""
-        family = self.family
-        x = batch["mean"].float()  # (B, C, [F,] H, W)
-        if "std" in batch:
-            x = x + batch["std"].float() * noise.per_sample_normal(seed, where, x.shape[1:], LATENT)
-        drawn = noise.per_sample_normal(seed, where, x.shape[1:], NOISE)
-        if offset is not None:
-            drawn = drawn + offset
-        time = target.times(u, family.shifting_tokens(x))
-        noisy = target.mix(x, drawn, time)
-        own = family.weight(batch)
-        if own is not None:
-            noisy = torch.where(own > 0, noisy, x)
-        call: Any = caller(model, span.expert, self._several)
-        of_sound = None
-        if "sound.mean" in batch:
-            prediction, of_sound = self._with_sound(call, noisy, time, batch, where, seed, target)
-        else:
-            prediction = family.predict(call, noisy, time, batch)
-        error = target.error(prediction, x, drawn, time).mean(1, keepdim=True)  # (B, 1, [F,] H, W)
-        weight = batch["weight"].expand_as(error) if "weight" in batch else torch.ones_like(error)
-        if own is not None:
-            weight = weight * own
-        handle = self.handles[span.expert]
-        if handle is not None and kept is None and self.config.routed_loss != "all":
-            kept = handle.kept  # (B, S)
-        if kept is not None:  # references come after the target's tokens
-            weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
-        # a sample whose mask is all black teaches nothing instead of dividing by zero
-        losses = (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
-        return losses if of_sound is None else losses + of_sound
-
-    def _with_sound(
-        self, call: Any, noisy: Tensor, time: Tensor, batch: Batch, where: Tensor, seed: int, target: Target
-    ) -> tuple[Tensor, Tensor]:
-        """The prediction of the picture, and the loss of each sample's sound, (B,): noise of its own, the same time."""
-        mean, std = batch["sound.mean"].float(), batch["sound.std"].float()  # (B, L, D)
-        sound = mean + std * noise.per_sample_normal(seed, where, mean.shape[1:], LATENT, SOUND)
-        drawn = noise.per_sample_normal(seed, where, mean.shape[1:], NOISE, SOUND)
-        given = target.mix(sound, drawn, time)
-        prediction, heard = self.family.predict_with_sound(call, noisy, given, time, batch)
-        return prediction, target.error(heard, sound, drawn, time).flatten(1).mean(1)
+            return self.sample_losses(self.model, span, tensors, draws, self._validated, kept=kept)
 
     def reviews(self, step: int) -> dict[str, Review]:
         """The dense validation loss, also of checkpoints that compete for the best, and previews."""
@@ -353,9 +266,9 @@ class Finetuning:
             batch = self.family.collated(self.held_out.collate(items, self.family.collate_text))
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
             where = torch.tensor([i for i, _ in chunk], device=device)
-            u = torch.tensor([u for _, u in chunk], device=device)
+            draws = Draws(VALIDATION, where, torch.tensor([u for _, u in chunk], device=device))
             with self.accelerator.autocast():
-                losses = self._losses(self.model, part, batch, u, where, VALIDATION, self._validated)
+                losses = self.sample_losses(self.model, part, batch, draws, self._validated)
             total += losses.double().sum() * counts
         self.facts["val_loss"] = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
         return {"val_loss": self.facts["val_loss"]}
@@ -432,8 +345,9 @@ class Finetuning:
         where = torch.arange(len(picks), device=self.accelerator.device)
         u = torch.full_like(where, 0.5, dtype=torch.float32)
         found = next(one for one in self._ranges(self.family.tokens(batch.tensors["mean"])) if one.expert == part)
+        draws = Draws(self.config.seed, where, found.spread(u))
         with _forcing(self.handles[part], batch.forced), self.accelerator.autocast():
-            return self._losses(self.model, found, batch.tensors, found.spread(u), where, self.config.seed, self.target)
+            return self.sample_losses(self.model, found, batch.tensors, draws, self.target)
 
 
 def _forcing(handle: Handle | None, forced: Tensor | None) -> AbstractContextManager[None]:

@@ -19,10 +19,11 @@ from tread.finetune.data.prepare import Prepared, prepare
 from tread.finetune.experts import choose, ranges
 from tread.finetune.family import TuneFamily
 from tread.finetune.job import FinetuneJob
+from tread.finetune.loss import EXPERT
 from tread.finetune.preflight import check_model, trained_experts
 from tread.finetune.run import attach_routes, load_stock, make_trainable, open_job, quantize_stock
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.task import EXPERT, Finetuning, TuneBatch
+from tread.finetune.task import Finetuning, TuneBatch
 from tread.kernels import attention
 from tread.routing import noise
 from tread.routing.handle import Handle

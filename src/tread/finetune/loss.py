@@ -1,0 +1,127 @@
+"""The loss of a noised batch: what is drawn for its samples, which of its latents carry loss, and the loss of each.
+
+- Everything random is a hash of (seed, purpose, global sample position): the latent drawn from its moments, the noise
+  and its offset; the task draws times and experts in the same way.
+- Masked loss: the mean of the error under the weights. Every token that carries any weight is forced, by the very
+  weights the loss uses.
+- In a routed forward only kept tokens carry loss, unless `routed_loss` gives it to all.
+- Sound that is trained with a clip has noise of its own at the clip's time, and its loss is added. It is not routed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.finetune.experts import Range, caller
+from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.settings import FinetuneConfig
+from tread.finetune.target import Target
+from tread.routing import noise
+from tread.routing.handle import Handle
+
+LATENT, NOISE, TIME, EXPERT, VALIDATION, OFFSET, SOUND = (
+    int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali", b"offs", b"soun")
+)
+"""The purposes of draws: a word of each hash, so that no two of them share numbers."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random part of a batch."""
+
+    seed: int
+    where: Tensor
+    """Positions of the samples, (B,)."""
+    u: Tensor
+    """Quantiles of their times, (B,)."""
+    offset: Tensor | None = None
+    """What is added to the noise, (B, C, 1, ...)."""
+
+    def latents(self, mean: Tensor, std: Tensor | None, *words: int) -> tuple[Tensor, Tensor]:
+        """Latents drawn from their moments, and noise of the same shape; `words` tell further draws apart."""
+        x = mean.float()
+        if std is not None:
+            x = x + std.float() * noise.per_sample_normal(self.seed, self.where, x.shape[1:], LATENT, *words)
+        return x, noise.per_sample_normal(self.seed, self.where, x.shape[1:], NOISE, *words)
+
+
+def noise_offset(config: FinetuneConfig, batch: Batch) -> Tensor | None:
+    """What is added to the noise of each channel of each sample, (B, C, 1, ...); None without `noise_offset`."""
+    where, x = batch["position"], batch["mean"]
+    if config.noise_offset == 0:
+        return None
+    drawn = noise.per_sample_normal(config.seed, where, (x.shape[1],), OFFSET)  # (B, C)
+    chosen = noise.uniform(config.seed, OFFSET, where) < config.noise_offset_probability  # (B,)
+    offset = config.noise_offset * drawn * chosen[:, None]
+    return offset.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+
+
+def forced_tokens(family: TuneFamily, batch: Batch) -> Tensor | None:
+    """Tokens with any loss weight, and those of clean latents, (B, S); None where none is forced."""
+    forced = None
+    if "weight" in batch:
+        weight = batch["weight"]
+        rows = weight.flatten(1)
+        masked = rows.amax(1) != rows.amin(1)  # (B,); a sample without a mask weighs the same everywhere
+        forced = family.any_in_token(weight > 0) & masked[:, None]
+    own = family.weight(batch)
+    if own is not None:
+        clean = family.any_in_token(own == 0)
+        forced = clean if forced is None else forced | clean
+    return forced
+
+
+@dataclass(frozen=True)
+class SampleLosses:
+    """The loss of each sample of a batch, by one of the experts."""
+
+    family: TuneFamily
+    handles: Mapping[str, Handle | None]
+    """The routing of each expert, None where it is dense."""
+    kept_only: bool
+    """Whether only kept tokens carry loss in a routed forward."""
+
+    def __call__(
+        self, model: nn.Module, span: Range, batch: Batch, draws: Draws, target: Target, *, kept: Tensor | None = None
+    ) -> Tensor:
+        """The losses, (B,); `kept` (B, S) replaces the tokens that the forward itself kept."""
+        family = self.family
+        x, drawn = draws.latents(batch["mean"], batch.get("std"))  # (B, C, [F,] H, W)
+        if draws.offset is not None:
+            drawn = drawn + draws.offset
+        time = target.times(draws.u, family.shifting_tokens(x))
+        noisy = target.mix(x, drawn, time)
+        own = family.weight(batch)
+        if own is not None:
+            noisy = torch.where(own > 0, noisy, x)
+        call: Any = caller(model, span.expert, len(self.handles) > 1)
+        of_sound = None
+        if "sound.mean" in batch:
+            prediction, of_sound = self._with_sound(call, noisy, time, batch, draws, target)
+        else:
+            prediction = family.predict(call, noisy, time, batch)
+        error = target.error(prediction, x, drawn, time).mean(1, keepdim=True)  # (B, 1, [F,] H, W)
+        weight = batch["weight"].expand_as(error) if "weight" in batch else torch.ones_like(error)
+        if own is not None:
+            weight = weight * own
+        if self.kept_only:
+            handle = self.handles[span.expert]
+            if kept is None and handle is not None:
+                kept = handle.kept  # (B, S)
+            if kept is not None:  # references come after the target's tokens
+                weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
+        # a sample whose mask is all black teaches nothing instead of dividing by zero
+        losses = (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
+        return losses if of_sound is None else losses + of_sound
+
+    def _with_sound(
+        self, call: Any, noisy: Tensor, time: Tensor, batch: Batch, draws: Draws, target: Target
+    ) -> tuple[Tensor, Tensor]:
+        """The prediction of the picture, and the loss of each sample's sound, (B,): noise of its own, the same time."""
+        sound, drawn = draws.latents(batch["sound.mean"], batch["sound.std"], SOUND)  # (B, L, D)
+        given = target.mix(sound, drawn, time)
+        prediction, heard = self.family.predict_with_sound(call, noisy, given, time, batch)
+        return prediction, target.error(heard, sound, drawn, time).flatten(1).mean(1)
