@@ -24,8 +24,8 @@ from tests.tiny.pipelines import TINY
 from tests.tiny.pipelines.case import Tiny, to_image
 from tread.attach.registry import family_of
 from tread.finetune.families import open_family
-from tread.finetune.families.wan import SECOND_FILE
-from tread.finetune.family import Batch, Text, TuneFamily, has_lora_loader, reference_name
+from tread.finetune.family import Batch, Text, TuneFamily, reference_name
+from tread.finetune.model.lora_files import LORA_FILES, has_lora_loader
 from tread.finetune.model.source import Source
 from tread.finetune.target import EpsilonTarget, FlowTarget, Target, VelocityTarget
 
@@ -348,7 +348,7 @@ def test_a_lora_loads_in_the_stock_pipeline(case: Case, tmp_path: Path) -> None:
     else:
         fresh.transformer = PeftModel.from_pretrained(fresh.transformer, tmp_path)
     if len(adapted) == 2:
-        fresh.load_lora_weights(tmp_path, weight_name=SECOND_FILE, load_into_transformer_2=True)
+        fresh.load_lora_weights(tmp_path, weight_name=LORA_FILES["transformer_2"], load_into_transformer_2=True)
     for part, model in adapted.items():
         after = predict(part, getattr(fresh, part))
         assert_close(after, predict(part, model))

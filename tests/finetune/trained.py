@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import tread
 from tread.finetune.families import open_family
 from tread.finetune.family import Batch, TuneFamily
+from tread.finetune.model import lora_files
 from tread.finetune.model.adapters import adapter_metadata, adapter_state, add_adapter
 from tread.finetune.model.source import Source
 
@@ -86,5 +87,6 @@ def save_lora(family: TuneFamily, folder: Path) -> dict[str, nn.Module]:
             if "lora_B" in name:
                 parameter.data = 0.1 * drawn(*parameter.shape, seed=seed)
     layers = {part: adapter_state(model) for part, model in models.items()}
-    family.save_lora(folder, layers, {part: adapter_metadata(model) for part, model in models.items()})
+    metadata = {part: adapter_metadata(model) for part, model in models.items()}
+    lora_files.save_lora(family.source.pipeline_name, folder, layers, metadata)
     return models

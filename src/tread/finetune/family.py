@@ -11,7 +11,6 @@
 
 import inspect
 import itertools
-import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -21,7 +20,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from PIL.Image import Image
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -379,31 +377,3 @@ class TuneFamily(ABC):
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
         """Further arguments that make the stock pipeline draw exactly this size."""
         return {}
-
-    def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
-        """Write the LoRA of each transformer for the stock pipeline's loader, or for peft's where it has none."""
-        import diffusers
-
-        if not has_lora_loader(self.source.pipeline_name):
-            return _save_peft(Path(folder), layers["transformer"], metadata["transformer"])
-        cls: Any = getattr(diffusers, self.source.pipeline_name)
-        cls.save_lora_weights(
-            folder,
-            **{f"{part}_lora_layers": tensors for part, tensors in layers.items()},
-            **{f"{part}_lora_adapter_metadata": values for part, values in metadata.items()},
-        )
-
-
-def has_lora_loader(pipeline_name: str) -> bool:
-    """Whether `load_lora_weights` of a stock pipeline loads into its transformer; PRX's knows UNets alone."""
-    import diffusers
-
-    return "transformer" in getattr(getattr(diffusers, pipeline_name), "_lora_loadable_modules", ())
-
-
-def _save_peft(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """A folder for `PeftModel.from_pretrained(pipeline.transformer, folder)`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    named = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2))

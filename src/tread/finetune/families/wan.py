@@ -6,8 +6,6 @@
 - First-and-last-frame models take the last frame in the same channels, and CLIP's embeddings of both.
 - TI2V's pipeline passes a time per token even if all are equal. One time per sample gives the same result and saves
   the modulation of every token in every layer, so times are per token only when a first frame is given.
-- Stock LoRA files hold one transformer. The low-noise expert's is a second file, `SECOND_FILE`, loaded by
-  `pipeline.load_lora_weights(folder, weight_name=SECOND_FILE, load_into_transformer_2=True)`.
 """
 
 from collections.abc import Sequence
@@ -23,9 +21,6 @@ from tread.finetune.families.ragged_text import cut
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
 
-SECOND_FILE = "pytorch_lora_weights_2.safetensors"
-"""The LoRA of the low-noise expert."""
-
 
 class Wan(TuneFamily):
     """Wan 2.1 and 2.2."""
@@ -39,7 +34,6 @@ class Wan(TuneFamily):
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     packages = ("ftfy",)  # image to video cleans prompts with it
     video = True
-    packages = ("ftfy",)
     guidance = 5.0
     steps = 50
 
@@ -134,18 +128,6 @@ class Wan(TuneFamily):
             return {name: self._padded(embeds) for name, embeds in one.items()}
 
         return super().prompt_arguments(padded(text), padded(negative) if negative else None)
-
-    def save_lora(self, folder: Any, layers: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, Any]]) -> None:
-        import diffusers
-
-        cls: Any = getattr(diffusers, self.source.pipeline_name)
-        for part, tensors in layers.items():
-            cls.save_lora_weights(
-                folder,
-                transformer_lora_layers=tensors,
-                transformer_lora_adapter_metadata=metadata.get(part),
-                weight_name=SECOND_FILE if part == "transformer_2" else None,
-            )
 
     @property
     def _transformer(self) -> dict[str, Any]:

@@ -22,19 +22,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tread.errors import ConfigError, TreadWarning, shown
-from tread.finetune.families.wan import SECOND_FILE
-from tread.finetune.family import TuneFamily, has_lora_loader
+from tread.finetune.family import TuneFamily
 from tread.finetune.model.adapters import adapter_scale, adapter_state, find_linears
 from tread.finetune.model.layouts import from_layout, has_layout
+from tread.finetune.model.lora_files import LORA_FILES, PEFT_CONFIG, PEFT_FILE, PEFT_PREFIX, has_lora_loader
 from tread.finetune.model.original_names import NAMES
 from tread.finetune.settings import FinetuneConfig
 
-PEFT_FILE, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_config.json", "base_model.model."
 MAGNITUDE = "lora_magnitude_vector"
 SCALED = (".lora_B.weight", ".lokr_w1", ".lokr_w1_b")
 """The factor of an update that takes the ratio of two scales."""
-LORA_FILES = {"transformer": "pytorch_lora_weights.safetensors", "transformer_2": SECOND_FILE}
-"""The file of each transformer in a result."""
 
 
 def is_local(place: str) -> bool:

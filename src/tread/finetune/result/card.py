@@ -15,8 +15,8 @@ from typing import Any, Literal, TypedDict
 import yaml
 
 import tread
-from tread.finetune.family import TuneFamily, has_lora_loader
-from tread.finetune.model.existing import LORA_FILES
+from tread.finetune.family import TuneFamily
+from tread.finetune.model.lora_files import LORA_FILES, has_lora_loader
 from tread.finetune.settings import FinetuneConfig
 
 ResultKind = Literal["standard", "lokr", "lycoris", "full"]

@@ -26,6 +26,7 @@ import tread
 from tread.files import atomic_write, fsync, is_safetensors, writing
 from tread.finetune.family import TuneFamily
 from tread.finetune.model.adapters import adapter_metadata, adapter_state
+from tread.finetune.model.lora_files import save_lora
 from tread.finetune.result.card import LYCORIS_FILES, Facts, card, kind_of
 from tread.finetune.settings import FinetuneConfig
 
@@ -117,7 +118,8 @@ def _write_adapters(
         for part, state in states.items():
             save_file(state, folder / LYCORIS_FILES[part], metadata={"format": "pt"})
     else:
-        family.save_lora(folder, states, {part: adapter_metadata(model) for part, model in models.items()})
+        metadata = {part: adapter_metadata(model) for part, model in models.items()}
+        save_lora(family.source.pipeline_name, folder, states, metadata)
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             written: dict[str, str] = file.metadata() or {}
