@@ -261,7 +261,7 @@ def test_a_latent_pixel_forces_the_token_that_it_moves(case: Case) -> None:
                 assert not moved.any()  # the model is given the clean latent there
             else:
                 assert moved.sum() == 1
-                assert torch.equal(family.any_in_token(at.bool()), moved)
+                assert torch.equal(family.patch.any_in_token(at.bool()), moved)
     hook.remove()
 
 

@@ -151,7 +151,7 @@ def test_a_mask_covers_the_target_and_source_tokens_stay(
     )
     weight = torch.zeros(1, 1, 8, 12)
     weight[..., 5, 7] = 0.1
-    forced = family.any_in_token(weight > 0)
+    forced = family.patch.any_in_token(weight > 0)
     with handle.force_keep(forced):
         family.predict(model, torch.randn(1, 16, 8, 12), torch.tensor([0.5]), batch)
     (kept,) = handle.selections

@@ -142,7 +142,7 @@ def test_a_clean_first_frame_has_no_weight_and_time_zero(wan: Open, clip: Tensor
     assert weight is not None
     assert weight.flatten(3).amax(-1).tolist() == weight.flatten(3).amin(-1).tolist() == [[[0, 1, 1]]]
     tokens = family.tokens(batch["mean"])
-    assert family.any_in_token(weight == 0).nonzero()[:, 1].tolist() == list(range(tokens // 3))
+    assert family.patch.any_in_token(weight == 0).nonzero()[:, 1].tolist() == list(range(tokens // 3))
     seen: list[Tensor] = []
 
     def fake(**arguments: Tensor) -> tuple[Tensor]:

@@ -11,7 +11,6 @@
 
 import inspect
 import itertools
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,10 +20,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from PIL.Image import Image
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_images, frames_per_latent, pixels_per_latent
+from tread.finetune.families.tokens import Patch
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
 
@@ -158,14 +157,13 @@ class TuneFamily(ABC):
         return frames_per_latent(self.source.config("vae")) if self.video else 1
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        """Latent frames, rows and columns of one token, by the transformer's config."""
+    def patch(self) -> Patch:
+        """The latents of one token, by the transformer's config."""
         config = self.source.config("transformer")
         size = config.get("patch_size", 2)
         if isinstance(size, int):
-            return config.get("patch_size_t") or 1, size, size
-        frames, rows, columns = size
-        return frames, rows, columns
+            return Patch(config.get("patch_size_t") or 1, size, size)
+        return Patch(*size)
 
     @property
     def multiple(self) -> int:
@@ -315,28 +313,11 @@ class TuneFamily(ABC):
 
     def tokens(self, latents: Tensor) -> int:
         """Number of target tokens of latents of this shape."""
-        return math.prod(size // patch for size, patch in zip(self._grid(latents), self.patch, strict=True))
+        return self.patch.tokens(latents)
 
     def shifting_tokens(self, latents: Tensor) -> int:
         """The number of tokens by which the target shifts times."""
         return self.tokens(latents)
-
-    def any_in_token(self, latents: Tensor) -> Tensor:
-        """Bool, shaped like latents with one channel -> (B, S): True for tokens with any True in their patch."""
-        grid = latents.reshape(len(latents), 1, *self._grid(latents)).float()  # (B, 1, F, H, W)
-        return F.max_pool3d(grid, self.patch).flatten(1) > 0  # (B, S)
-
-    def of_tokens(self, values: Tensor, latents: Tensor) -> Tensor:
-        """A number per token, (B, S) -> the same number at each latent of its patch, (B, 1, [F,] H, W)."""
-        frames, rows, columns = (size // patch for size, patch in zip(self._grid(latents), self.patch, strict=True))
-        grid = values.reshape(len(values), 1, frames, rows, columns)
-        for axis, patch in zip((2, 3, 4), self.patch, strict=True):
-            grid = grid.repeat_interleave(patch, axis)
-        return grid.reshape(len(values), 1, *latents.shape[2:])  # (B, 1, [F,] H, W)
-
-    def _grid(self, latents: Tensor) -> tuple[int, int, int]:
-        *frames, rows, columns = latents.shape[2:]
-        return (frames[0] if frames else 1), rows, columns
 
     def complete(self, pipeline: Any) -> None:
         """Replace text parts that the stock pipeline calls for encoded prompts too, before it draws from such."""

@@ -66,10 +66,10 @@ def forced_tokens(family: TuneFamily, batch: Batch) -> Tensor | None:
         weight = batch["weight"]
         rows = weight.flatten(1)
         masked = rows.amax(1) != rows.amin(1)  # (B,); a sample without a mask weighs the same everywhere
-        forced = family.any_in_token(weight > 0) & masked[:, None]
+        forced = family.patch.any_in_token(weight > 0) & masked[:, None]
     own = family.weight(batch)
     if own is not None:
-        clean = family.any_in_token(own == 0)
+        clean = family.patch.any_in_token(own == 0)
         forced = clean if forced is None else forced | clean
     return forced
 
@@ -112,7 +112,7 @@ class SampleLosses:
             if kept is None and handle is not None:
                 kept = handle.kept  # (B, S)
             if kept is not None:  # references come after the target's tokens
-                weight = weight * family.of_tokens(kept[:, : family.tokens(x)].float(), error)
+                weight = weight * family.patch.of_tokens(kept[:, : family.tokens(x)].float(), error)
         # a sample whose mask is all black teaches nothing instead of dividing by zero
         losses = (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
         return losses if of_sound is None else losses + of_sound

@@ -1,11 +1,11 @@
 """The model families that can be fine-tuned.
 
 One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
-them is what several families share: `autoencoders` (pixels to latents), `patches` (latents to FLUX's tokens),
-`ragged_text` (texts of different lengths), `first_frame` (clips whose first frame is given) and `kandinsky5` (what its
-image and video models have in common). A family knows its stock pipeline and nothing of runs: modules here may import
-`finetune.family`, `finetune.source` and `finetune.target`, no other part of fine-tuning. This file imports none of
-them, so that reading a config loads neither torch nor diffusers.
+them is what several families share: `autoencoders` (pixels to latents), `tokens` (the latents of one token), `patches`
+(latents to FLUX's tokens), `ragged_text` (texts of different lengths), `first_frame` (clips whose first frame is given)
+and `kandinsky5` (what its image and video models have in common). A family knows its stock pipeline and nothing of
+runs: modules here may import `finetune.family`, `finetune.model.source` and `finetune.target`, no other part of
+fine-tuning. This file imports none of them, so that reading a config loads neither torch nor diffusers.
 """
 
 import importlib

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.finetune.families.patches import ids_of, packed, unpacked
+from tread.finetune.families.tokens import Patch
 from tread.finetune.family import JOINT_ATTENTION, JOINT_FEED_FORWARD, Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
 
@@ -36,8 +37,8 @@ class Chroma(TuneFamily):
         self.check_text_width("text_encoder", width, source.config("transformer")["joint_attention_dim"])
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        return 1, 2, 2  # of latents that are folded before the transformer, whose own patch is one
+    def patch(self) -> Patch:
+        return Patch(1, 2, 2)  # of latents that are folded before the transformer, whose own patch is one
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.cosmos import no_guardrail
 from tread.finetune.families.first_frame import after_first, with_first
+from tread.finetune.families.tokens import Patch
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
 
@@ -73,9 +74,9 @@ class Cosmos3(TuneFamily):
         return self.source.config("vae").get("scale_factor_temporal") or 4
 
     @property
-    def patch(self) -> tuple[int, int, int]:
+    def patch(self) -> Patch:
         side = self.source.config("transformer")["latent_patch_size"]
-        return 1, side, side
+        return Patch(1, side, side)
 
     @property
     def takes_image(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.finetune.families.patches import ids_of, packed, unpacked
+from tread.finetune.families.tokens import Patch
 from tread.finetune.family import JOINT_ATTENTION, JOINT_FEED_FORWARD, Batch, Text, TuneFamily
 
 
@@ -28,8 +29,8 @@ class Flux(TuneFamily):
     steps = 28
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        return 1, 2, 2  # of latents that are folded before the transformer, whose own patch is one
+    def patch(self) -> Patch:
+        return Patch(1, 2, 2)  # of latents that are folded before the transformer, whose own patch is one
 
     @property
     def reference_counts(self) -> range:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.errors import ConfigError
+from tread.finetune.families.tokens import Patch
 from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily, references
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
@@ -79,8 +80,8 @@ class Flux2(TuneFamily):
         return 2 * super().factor
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        return 1, 1, 1
+    def patch(self) -> Patch:
+        return Patch(1, 1, 1)
 
     @property
     def reference_counts(self) -> range:

@@ -44,14 +44,13 @@ class Kandinsky5(TuneFamily):
 
     def call(self, model: nn.Module, video: Tensor, time: Tensor, batch: Batch, scale: Sequence[float]) -> Tensor:
         """The velocity of latents (B, C, f, h, w), whose further channels are the condition's; in their shape."""
-        grid = (size // patch for size, patch in zip(video.shape[2:], self.patch, strict=True))
         text = batch["text.embeds"].to(video.dtype)
         velocity = model(
             hidden_states=video.permute(0, 2, 3, 4, 1),  # (B, f, h, w, C)
             encoder_hidden_states=text,
             pooled_projections=batch["text.pooled"].to(video.dtype),
             timestep=time * 1000,
-            visual_rope_pos=[torch.arange(size, device=video.device) for size in grid],
+            visual_rope_pos=[torch.arange(size, device=video.device) for size in self.patch.grid(video)],
             text_rope_pos=torch.arange(text.shape[1], device=video.device),
             scale_factor=scale,
             return_dict=False,

@@ -87,7 +87,7 @@ class LTXVideo(TuneFamily):
         timestep = time * 1000
         if self._starts_clean(noisy):
             noisy = with_first(noisy, batch["mean"])
-            timestep = timestep[:, None] * self.any_in_token(after_first(noisy))  # (B, S)
+            timestep = timestep[:, None] * self.patch.any_in_token(after_first(noisy))  # (B, S)
         frames, rows, columns = noisy.shape[2:]
         patch_t, patch, _ = self.patch
         velocity = model(

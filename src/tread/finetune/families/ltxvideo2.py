@@ -123,7 +123,7 @@ class LTXVideo2(LTXVideo):
         sigma = timestep = time * 1000
         if self._starts_clean(noisy):
             noisy = with_first(noisy, batch["mean"])
-            timestep = sigma[:, None] * self.any_in_token(after_first(noisy))  # (B, S)
+            timestep = sigma[:, None] * self.patch.any_in_token(after_first(noisy))  # (B, S)
         frames, rows, columns = noisy.shape[2:]
         patch_t, patch, _ = self.patch
         velocity, of_sound = model(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tread.finetune.families.autoencoders import encode_stills
 from tread.finetune.families.ragged_text import check_one_length, cut
+from tread.finetune.families.tokens import Patch
 from tread.finetune.family import Batch, Text, TuneFamily
 
 SLOT = 4
@@ -46,8 +47,8 @@ class QwenImage21(TuneFamily):
         return self.source.config("vae").get("scale_factor_spatial") or 16
 
     @property
-    def patch(self) -> tuple[int, int, int]:
-        return 1, 1, 1
+    def patch(self) -> Patch:
+        return Patch(1, 1, 1)
 
     @property
     def multiple(self) -> int:

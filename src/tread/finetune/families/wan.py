@@ -110,7 +110,7 @@ class Wan(TuneFamily):
             inputs = torch.cat([noisy, known, batch["condition"].to(noisy.dtype)], dim=1)
         elif self._starts_clean(noisy):
             inputs = with_first(noisy, batch["mean"])
-            timestep = timestep[:, None] * self.any_in_token(after_first(noisy))  # (B, S)
+            timestep = timestep[:, None] * self.patch.any_in_token(after_first(noisy))  # (B, S)
         images = {"encoder_hidden_states_image": batch["image_embeds"].flatten(0, 1)} if "image_embeds" in batch else {}
         return model(
             hidden_states=inputs,
