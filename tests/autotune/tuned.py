@@ -3,10 +3,13 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from tests.tiny.runs import TINY, forget
+from tread.autotune.cost import routes_of
+from tread.autotune.rules import Rules
 from tread.autotune.subject import Subject
 from tread.cli import main
 
@@ -16,6 +19,8 @@ SCRATCH = [
 ]
 """A `tread train` job of eight layers and 64 tokens; after few large steps its layers matter to its predictions."""
 FAST = ["--start-steps", "6", "--ratios", "0.25,0.5"]
+OUT = Path("autotune/train")
+"""Where the tuning of such a job is written."""
 
 
 @dataclass
@@ -86,3 +91,23 @@ def config_file(config: dict[str, Any], name: str = "c.json") -> str:
 def gap_of(losses: Sequence[Sequence[float]]) -> float:
     """Routed over dense loss, less 1."""
     return sum(routed for _, routed in losses) / sum(dense for dense, _ in losses) - 1
+
+
+def plans_by_hand(facts: dict[str, Any], law: Law) -> list[tuple[float, float, str]]:
+    """Speed-up by the law, sum of measured gaps, and name, of every plan that can be made of measured windows."""
+    rules = Rules(depth=8, tokens=64, adapts=False)
+    dense = law.fixed + 8 * (law.linear + law.square)
+    windows = [name for name in facts["losses"] if " " not in name]
+    found = []
+    for some in [*combinations(windows, 1), *combinations(windows, 2)]:
+        routes = sorted((routes_of(name)[0] for name in some), key=lambda route: route.start_layer_idx)
+        overlap = len(routes) == 2 and routes[0].end_layer_idx >= routes[1].start_layer_idx
+        if overlap or rules.broken(routes):
+            continue
+        seconds = law.fixed + law.window * len(routes) + 8 * (law.linear + law.square)
+        for route in routes:
+            kept, layers = 1 - route.selection_ratio, route.end_layer_idx - route.start_layer_idx + 1
+            seconds -= layers * (law.linear * (1 - kept) + law.square * (1 - kept**2))
+        gap = sum(max(0.0, gap_of(facts["losses"][name])) for name in some)
+        found.append((dense / seconds, gap, " ".join(sorted(some, key=lambda name: int(name.split("..")[0])))))
+    return found

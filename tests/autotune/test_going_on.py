@@ -1,0 +1,114 @@
+"""Measurements of `tread autotune` that are kept: after Ctrl-C, at the end of a budget, with other settings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.autotune.tuned import FAST, OUT, SCRATCH, Law, measurements, tune_cli
+from tests.tiny.runs import forget
+from tread.autotune.goal import Goal
+from tread.autotune.run import Options, autotune
+from tread.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("interrupt", [1, 9])
+def test_an_interrupted_probe_goes_on(law: Law, capsys: Capture, interrupt: int) -> None:
+    """The second command times what is left, and comes to what an undisturbed one comes to."""
+    goal = ["--target-speedup", "1.1", "--edges", "3", *FAST]
+    law.interrupt = interrupt
+    assert tune_cli(*SCRATCH, *goal, "--out", "one") == 130
+    shown = capsys.readouterr()
+    assert "what was measured is kept in one/measurements.json: the same command goes on" in shown.out
+    kept = measurements(Path("one"))
+    assert sum(map(len, kept["seconds"].values())) == interrupt - 1
+    law.interrupt, law.calls = None, 0
+    assert tune_cli(*SCRATCH, *goal, "--out", "one") == 0
+    again = law.calls
+    law.calls = 0
+    assert tune_cli(*SCRATCH, *goal, "--out", "two") == 0
+    assert again == law.calls - (interrupt - 1)
+    one, two = measurements(Path("one")), measurements(Path("two"))
+    assert one["losses"] == two["losses"]
+    assert one["seconds"] == two["seconds"]
+    assert one["result"]["chosen"] == two["result"]["chosen"]
+    assert len(one["starts"]) == 2
+
+
+def test_sensitivity_that_was_interrupted_goes_on(law: Law, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    from tread.autotune.subject import Subject
+
+    losses, asked = Subject.losses, []
+
+    def stopping(subject: Subject, routes: Any) -> Any:
+        asked.append(routes)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return losses(subject, routes)
+
+    monkeypatch.setattr(Subject, "losses", stopping)
+    goal = ["--target-speedup", "1.1", "--edges", "3", *FAST]
+    assert tune_cli(*SCRATCH, *goal, "--out", "one") == 130
+    assert len(measurements(Path("one"))["losses"]) == 2
+    assert tune_cli(*SCRATCH, *goal, "--out", "one") == 0
+    monkeypatch.setattr(Subject, "losses", losses)
+    assert tune_cli(*SCRATCH, *goal, "--out", "two") == 0
+    assert measurements(Path("one"))["losses"] == measurements(Path("two"))["losses"]
+
+
+def options(*settings: str, **changes: Any) -> Options:
+    given = {"goal": Goal(speedup=1.05), "ratios": (0.25, 0.5), "start_steps": 6, "edges": 3, "out": Path("out")}
+    return Options(config=None, settings=[*SCRATCH, *settings], **(given | changes))
+
+
+def test_the_budget_ends_the_timing(law: Law) -> None:
+    """What does not fit is not begun; the next command has the whole budget again."""
+    sentence = r"--budget-minutes 0.0416\d* ended after 2 of 5 plans were timed: what was measured is kept"
+    with pytest.raises(ConfigError, match=sentence):
+        autotune(options(budget_minutes=2.5 / 60), clock=law.clock)
+    assert len(measurements(Path("out"))["seconds"]) == law.calls == 2
+    forget()
+    autotune(options())
+    assert measurements(Path("out"))["result"]["chosen"]
+
+
+def test_the_budget_ends_the_sensitivity(law: Law) -> None:
+    autotune(options(budget_minutes=18.5 / 60), clock=law.clock)
+    result = measurements(Path("out"))["result"]
+    assert (law.calls, law.asked) == (15, 3)
+    assert "the budget ended after 3 of 10 windows; the same command measures the others." in result["notes"]
+    assert result["measured"] == 3
+    assert all(one["timed_speedup"] is None for one in result["finalists"])
+    forget()
+    autotune(options())
+    assert measurements(Path("out"))["result"]["measured"] == law.asked == 10
+
+
+def test_a_model_that_takes_longer_to_load_than_the_budget(law: Law) -> None:
+    with pytest.raises(ConfigError, match="ended after 0 of 5 plans were timed"):
+        autotune(options(), clock=iter([0.0, *[1e9] * 99]).__next__)
+    assert law.calls == 0
+    forget()
+    with pytest.raises(ConfigError, match="ended before a window was measured"):
+        autotune(options(budget_minutes=11 / 60), clock=lambda: 2.0 * law.calls if law.calls < 5 else 1e9)
+    assert law.asked == 0
+
+
+def test_other_settings_are_another_tuning(law: Law, capsys: Capture) -> None:
+    goal = ["--target-speedup", "1.05", "--edges", "3", *FAST]
+    assert tune_cli(*SCRATCH, *goal) == 0
+    assert tune_cli(*SCRATCH, *goal, "train.batch_size=8") == 2
+    assert "has measurements of something else (train.batch_size: 4 -> 8)" in capsys.readouterr().err
+    assert tune_cli(*SCRATCH, *goal, "output_dir=elsewhere", "log.every=7") == 0
+
+
+def test_a_longer_start_measures_losses_again_and_times_nothing(law: Law, capsys: Capture) -> None:
+    given = ["--target-speedup", "1.05", "--edges", "3", "--ratios", "0.25,0.5"]
+    assert tune_cli(*SCRATCH, *given, "--start-steps", "0") == 2
+    assert tune_cli(*SCRATCH, *given, "--start-steps", "3") == 0
+    assert law.calls == 15 + len(measurements(OUT)["result"]["finalists"])
+    windows = [name for name in measurements(OUT)["losses"] if " " not in name]
+    assert law.asked == 2 * len(windows) + len(measurements(OUT)["losses"]) - len(windows)
