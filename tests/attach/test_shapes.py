@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils import _pytree as pytree
 
 from tests.attach.attached import BY_NAME, FLUX, ROUTES, Attach
-from tests.attach.test_fast import DEVICES, adapted, assert_same, inputs_of, options, step
+from tests.attach.steps import DEVICES, adapted, assert_same, inputs_of, options, step
 from tread.attach import static
 from tread.kernels import graphs
 

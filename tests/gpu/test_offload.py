@@ -10,7 +10,7 @@ import torch
 
 import tread
 from tests.attach.attached import FLUX, ROUTES
-from tests.attach.test_fast import adapted, inputs_of, step
+from tests.attach.steps import adapted, inputs_of, step
 from tread.attach.registry import layers_of
 from tread.kernels.offload.ring import Ring, Slot
 
