@@ -19,7 +19,7 @@ with suppress(ImportError):  # a GPU machine may lack it
         "no clock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("no clock")
-pytest.register_assert_rewrite("tests.tiny", "tests.programs", "tests.attach", "tests.kernels")
+pytest.register_assert_rewrite("tests.tiny", "tests.programs", "tests.attach", "tests.finetune", "tests.kernels")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,8 +5,7 @@ Each test runs over every tiny pipeline of `tests/tiny/pipelines`.
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,89 +17,17 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import tread
+from tests.finetune.contract import STEPS, Case, assert_same_call, gradients, rows_of
 from tests.finetune.trained import PROMPTS, recorded, save_lora
 from tests.finetune.waits import seen_waits
 from tests.tiny.pipelines import TINY
-from tests.tiny.pipelines.case import Tiny, to_image
 from tread.attach.registry import family_of
 from tread.finetune.families import open_family
-from tread.finetune.family import Batch, Text, TuneFamily, reference_name
 from tread.finetune.model.lora_files import LORA_FILES, has_lora_loader
 from tread.finetune.model.source import Source
-from tread.finetune.target import EpsilonTarget, FlowTarget, Target, VelocityTarget
+from tread.finetune.target import EpsilonTarget, VelocityTarget
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
-
-STEPS = 2
-
-
-@dataclass(frozen=True)
-class Case:
-    """A tiny pipeline that is loaded whole, its family, and a sample (1, 3, F, H, W) of whole byte values."""
-
-    tiny: Tiny
-    source: Source
-    family: TuneFamily
-    pipeline: Any
-    pixels: Tensor
-
-    @property
-    def target(self) -> Target:
-        return self.family.target(shift=None, distance="l2")
-
-    def time(self, t: Tensor) -> Tensor:
-        """The time of `predict` and `target`, from a timestep of the stock scheduler."""
-        return t / 1000 if isinstance(self.target, FlowTarget) else t
-
-    def sample(self, pipeline: Any, *, steps: int = STEPS, output_type: str = "latent", **prompt: Any) -> Tensor:
-        """What the stock pipeline draws from the noise of generator 0."""
-        rows, columns = self.tiny.size
-        arguments = {"height": rows, "width": columns, "num_inference_steps": steps, "output_type": output_type}
-        arguments |= {"num_frames": self.tiny.frames} if self.family.video else {}
-        arguments = {name: value for name, value in arguments.items() if name in self.family.call_parameters}
-        arguments |= self.tiny.arguments(self.pixels) | prompt
-        if self.tiny.image_per_prompt and isinstance(prompt.get("prompt"), list):
-            arguments["image"] = [arguments["image"]] * len(prompt["prompt"])
-        pipeline.set_progress_bar_config(disable=True)
-        self.tiny.prepare(pipeline)
-        return pipeline(**arguments, generator=torch.Generator().manual_seed(0), return_dict=False)[0]
-
-    @property
-    def prompts(self) -> list[str]:
-        """Two prompts for a batch, of two lengths where the model can read them; one if it is one sample."""
-        if self.tiny.one_sample:
-            return PROMPTS[:1]
-        return ["two dogs", "a photo"] if self.tiny.one_length else PROMPTS
-
-    def texts(self, prompts: list[str]) -> list[Text]:
-        """Prompts as they are cached, with the images that the text encoder sees."""
-        if self.family.sees is None:
-            return self.family.encode_text(self.pipeline, prompts)
-        images = [to_image(image) for image in self.tiny.images(self.pixels) or [self.pixels]]
-        return [self.family.encode_seen(self.pipeline, prompt, images) for prompt in prompts]
-
-    def batch(self, prompts: list[str]) -> Batch:
-        """What the loop hands to `predict` for these prompts, each with the case's pixels."""
-        text = {f"text.{name}": value for name, value in self.family.collate_text(self.texts(prompts)).items()}
-        encoded = self.family.encode_pixels(self.pipeline, self.pixels)
-        for number, image in enumerate(self.tiny.images(self.pixels)):
-            latents = self.family.encode_pixels(self.pipeline, image)
-            encoded |= {f"{reference_name(number)}.{name}": value for name, value in latents.items()}
-        latents = {name: value.repeat(len(prompts), *[1] * (value.ndim - 1)) for name, value in encoded.items()}
-        return self.family.collated(text | latents)
-
-    def noise(self, batch: Batch) -> Tensor:
-        """As the pipeline draws it from generator 0."""
-        return self.tiny.begins(self.tiny.noise(batch["mean"].shape), batch)
-
-    def given(self, latents: Tensor, batch: Batch) -> Tensor:
-        """The latents with what the family conditions on put in clean."""
-        weight = self.family.weight(batch)
-        return latents if weight is None else torch.where(weight == 0, batch["mean"], latents)
-
-    def expert(self, time: float) -> Any:
-        """The transformer for a time in (0, 1)."""
-        return getattr(self.pipeline, next(part for part, low, _ in self.family.experts if time >= low))
 
 
 @pytest.fixture(scope="module")
@@ -123,32 +50,6 @@ def load(pipeline_folder: Callable[[str], Path]) -> Callable[[str], Case]:
 @pytest.fixture(params=list(TINY))
 def case(request: pytest.FixtureRequest, load: Callable[[str], Case]) -> Case:
     return load(request.param)
-
-
-def assert_same_call(ours: dict[str, Any], stock: dict[str, Any], tiny: Tiny) -> None:
-    """Tensor by tensor; the padding that a text mask hides may differ."""
-    ours, stock = ({name: value for name, value in call.items() if name not in tiny.unread} for call in (ours, stock))
-    assert ours.keys() == stock.keys()
-    if tiny.text is not None:
-        for call in (ours, stock):
-            if tiny.positions is not None:
-                of_text, of_image = call[tiny.positions].tensor_split([call[tiny.text[0]].shape[1]])
-                assert (of_text == 0).all()
-                call[tiny.positions] = of_image
-            for name, mask in zip(tiny.text[::2], tiny.text[1::2], strict=True):
-                given = call.pop(mask).bool()
-                call[name] = [text[row] for text, row in zip(call[name], given, strict=True)]
-    if tiny.one_time:
-        times = stock["timestep"].flatten(1)
-        assert (times == times[:, :1]).all()
-        stock["timestep"] = times[:, 0]
-    if stock.get("timestep", torch.zeros(2)).shape == (1,):
-        stock["timestep"] = stock["timestep"].expand_as(ours["timestep"])  # one time for the whole batch
-    for name in ours:
-        message = partial("{}: {}".format, name)
-        # a stock timestep may be a whole number where ours is not
-        atol = 1e-4 if tiny.edm else 1e-5  # its state is 80 times as large
-        assert_close(ours[name], stock[name], rtol=1e-5, atol=atol, check_dtype="timestep" not in name, msg=message)
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, ["a photo of " * 400]], ids=["two lengths", "too long"])
@@ -265,11 +166,6 @@ def test_a_latent_pixel_forces_the_token_that_it_moves(case: Case) -> None:
     hook.remove()
 
 
-def rows_of(tokens: Tensor) -> Tensor:
-    """The tokens of a sample, (1, S, D), however its embedder lays them out."""
-    return tokens.flatten(2).transpose(1, 2) if tokens.ndim == 5 else tokens.view(1, -1, tokens.shape[-1])
-
-
 def test_prompts_that_are_encoded_already_draw_the_same(case: Case) -> None:
     """At the default guidance, by a pipeline without text encoders."""
     family = case.family
@@ -353,13 +249,6 @@ def test_a_lora_loads_in_the_stock_pipeline(case: Case, tmp_path: Path) -> None:
         after = predict(part, getattr(fresh, part))
         assert_close(after, predict(part, model))
         assert (after - before[part]).abs().max() > 1e-3
-
-
-def gradients(model: nn.Module, prediction: Tensor) -> set[str]:
-    """The parameters that a loss of the prediction moves."""
-    model.zero_grad()
-    prediction.square().mean().backward()
-    return {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
 
 
 def test_only_the_stock_model_makes_a_step_wait_for_the_device(case: Case) -> None:
