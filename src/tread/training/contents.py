@@ -1,11 +1,16 @@
-"""The fingerprint of a run's data, which its checkpoints carry: a resume names what has changed since.
+"""The fingerprint of a run's data, which its checkpoints carry: a resume names what has changed since, and refuses it.
 
 A group is a class, a shard or a data entry. A fingerprint has the number of its files and a hash of their names and
 sizes, or that of its captions and a hash of their text; no file is opened for it.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tread.errors import ConfigError
+from tread.training.settings import JobConfig
 
 Fingerprint = Mapping[str, Sequence[int | str]]
 """For each group the number of its files, or captions, and the hash of what describes them."""
@@ -44,3 +49,25 @@ def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files",
             told.append(f"{name!r} has other {what}")
     more = f", and {len(told) - show} more" if len(told) > show else ""
     return ", ".join(told[:show]) + more
+
+
+def check_data(
+    config: JobConfig, path: Path, manifest: Mapping[str, Any], facts: Mapping[str, Any], say: Callable[[str], None]
+) -> None:
+    """Refuse data that has changed since the checkpoint at `path`, unless the user accepts it; then `say` what has."""
+    both = {kind: (manifest.get(kind), facts.get(kind)) for kind in KINDS}  # earlier versions kept fewer
+    found = {
+        kind: told
+        for kind, (before, now) in both.items()
+        if before is not None and now is not None and (told := describe_changes(before, now, KINDS[kind]))
+    }
+    changes = ", ".join(found.values())
+    if changes and config.checkpoint.data_changed == "refuse":
+        name = config.called("checkpoint.data_changed")
+        raise ConfigError(
+            f"the data is not what it was when {path} was saved: {changes}. "
+            + "Classes may have other labels and held-out samples be trained on. " * ("contents" in found)
+            + f"Restore the data, or go on with {name}=accept."
+        )
+    if changes:
+        say(f"the data has changed since the run was saved: {changes}")

@@ -24,11 +24,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
-from tread.errors import ConfigError, TrainingDiverged
+from tread.errors import TrainingDiverged
 from tread.kernels import attention
 from tread.routing import noise
 from tread.training import checkpoint
-from tread.training.contents import KINDS, describe_changes
+from tread.training.contents import check_data
 from tread.training.ema import EMA
 from tread.training.memory import lost_workers, out_of_memory, peak_memory
 from tread.training.metrics import FILE as METRICS_FILE
@@ -178,7 +178,7 @@ class Session:
                 self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
             return 0
         path, manifest = found
-        self._check_data(path, manifest)
+        check_data(self.config, path, manifest, self.task.facts, self.accelerator.print)
         load_into(trained(self.task.model), path, "model")
         if self.ema is not None:
             # a run that had no average so far starts it from its weights
@@ -187,25 +187,6 @@ class Session:
         self.due = manifest.get("due", False)
         self.accelerator.print(f"resumed from {path}")
         return manifest["step"]
-
-    def _check_data(self, path: Path, manifest: dict[str, Any]) -> None:
-        """Refuse data that has changed since a checkpoint, unless the user accepts it."""
-        both = {kind: (manifest.get(kind), self.task.facts.get(kind)) for kind in KINDS}  # earlier versions kept fewer
-        found = {
-            kind: told
-            for kind, (before, now) in both.items()
-            if before is not None and now is not None and (told := describe_changes(before, now, KINDS[kind]))
-        }
-        changes = ", ".join(found.values())
-        if changes and self.config.checkpoint.data_changed == "refuse":
-            name = self.config.called("checkpoint.data_changed")
-            raise ConfigError(
-                f"the data is not what it was when {path} was saved: {changes}. "
-                + "Classes may have other labels and held-out samples be trained on. " * ("contents" in found)
-                + f"Restore the data, or go on with {name}=accept."
-            )
-        if changes:
-            self.accelerator.print(f"the data has changed since the run was saved: {changes}")
 
 
 def fit(session: Session, folder: Path, *, start: int) -> int:
