@@ -32,6 +32,10 @@ TINY = {
 }
 
 SMALL: dict[str, dict[str, Any]] = {
+    "cosmos3": {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32,
+        "intermediate_size": 48, "vocab_size": 40, "rope_axes_dim": (4, 2, 2),
+    },
     "hidream": {
         "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16,
         "caption_channels": (24, 40), "text_emb_dim": 12, "axes_dims_rope": (8, 4, 4), "llama_layers": (0, 1, 2, 1),
@@ -48,7 +52,14 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "axes_dims_rope": (4, 6, 6),
         "context_in_dim": 24, "in_channels": 64,
     },
+    "qwen_layered": {
+        "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "axes_dims_rope": (4, 6, 6),
+        "joint_attention_dim": 24,
+    },
 }  # fmt: skip
+GRIDS = {"hidream": (16, 16), "cosmos3": (4, 8, 8), "qwen_layered": (3, 8, 8)}
+"""Latents of 64 tokens that are not in one row: a square, which is not padded, a clip, and an image with two layers,
+after which it comes again."""
 TEXTS: dict[str, Any] = {"hidream": {"t5": ("T", 24), "llama": (3, "T", 40), "pooled": ("text_emb_dim",)}}
 SILENCE = {"ltxvideo2": 2 * 4 * 2048}
 """FLOPs of one token of silence that attends to itself and to one token of text."""
@@ -68,18 +79,15 @@ def tiny() -> Subject:
 @pytest.mark.parametrize("name", KNOWN)
 def test_sizes_and_weights_are_those_of_the_class(name: str) -> None:
     subject, known = subject_of(name), documents()[name]
-    assert known["weights"] == models.weights(subject.model)
-    assert known["lora"] == {way: models.sides(subject.model, targets) for way, targets in subject.targets.items()}
     layers = [len(subject.model.get_submodule(stack)) for stack in subject.stacks]
     assert [(stack["name"], stack["layers"]) for stack in known["stacks"]] == list(
         zip(subject.stacks, layers, strict=True)
     )
     family = subject.family
-    assert (known["factor"], known["patch"], known["text"]) == (
-        family.factor,
-        list(family.patch),
-        MODELS[name].reads or type(family).longest_text,
-    )
+    described = models.described(subject)
+    assert {key: known[key] for key in described} == described
+    assert known["image_layers"] == (4 if family.layered else 0)
+    assert known["text"] == (MODELS[name].reads or type(family).longest_text)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -107,8 +115,9 @@ def _met(where: str, linear: nn.Linear) -> int:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_flops_of_models_that_read_values_are_those_of_a_real_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by torch on real weights and tensors at tiny size: masks are read, and a gate chooses experts."""
+def test_flops_are_those_of_a_real_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by torch on real weights and tensors at tiny size: masks are read, a gate chooses experts, clips and
+    layers have frames."""
     line = replace(MODELS[name], config={**MODELS[name].config, **SMALL[name]}, text=TEXTS.get(name, MODELS[name].text))
     subject = Subject(line)
     image, text = 64, 2 * line.unit
@@ -116,8 +125,9 @@ def test_flops_of_models_that_read_values_are_those_of_a_real_step(name: str, mo
     torch.manual_seed(0)
     model = subject.cls(**line.config).train()
     noisy, batch = subject.batch(1, image, text)
-    if name == "hidream":  # a square, which is not padded
-        noisy = torch.randn(1, line.channels, 16, 16)
+    if name in GRIDS:
+        noisy = torch.randn(1, line.channels, *GRIDS[name])
+        batch["mean"] = noisy
     monkeypatch.setattr(F, "scaled_dot_product_attention", _attention)
     with FlopCounterMode(display=False) as forward:
         prediction = subject.family.predict(model, noisy, torch.full((1,), 0.5), batch)
@@ -127,7 +137,8 @@ def test_flops_of_models_that_read_values_are_those_of_a_real_step(name: str, mo
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | None = None, **__: Any) -> Tensor:
-    return cudnn.attend(query, key, value, scale)
+    groups = query.shape[1] // key.shape[1]
+    return cudnn.attend(query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), scale)
 
 
 def test_flops_of_a_dit_are_those_of_its_formula() -> None:
@@ -172,10 +183,20 @@ def test_flops_hold_at_other_lengths(tiny: Subject) -> None:
 
 
 @pytest.mark.contract
+def test_one_sample_saves_what_each_of_several_does(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models without a batch axis are counted so; what does not grow with the tokens is then told as the sample's."""
+    several = counts.saved_bytes(tiny, "attention", False)
+    monkeypatch.setattr(tiny, "samples", 1)
+    for name, counted in counts.saved_bytes(tiny, "attention", False).items():
+        known = several[name]
+        assert counted == known | {"constant": 0, "sample": known["constant"] + known["sample"]}
+
+
+@pytest.mark.contract
 def test_saved_bytes_hold_at_other_sizes(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted with other primes, every coefficient is the same."""
     found = counts.saved_bytes(tiny, "attention", "selective")
-    monkeypatch.setattr(counts, "BATCH", 17)
+    monkeypatch.setattr(tiny, "samples", 17)
     monkeypatch.setattr(counts, "IMAGE", 61)
     monkeypatch.setattr(counts, "TEXT", 46)
     monkeypatch.setattr(counts, "PRIMES", {"both": 107, "image": 61, "text": 23})
