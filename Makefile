@@ -33,10 +33,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest -n 2
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile
 
 contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m '' tests/attach --contract-report docs/contract.md

@@ -83,6 +83,18 @@ def make_arm(name: str, model: str, folder: Path, steps: int) -> Arm:
     return Arm(name, task, Session(task, config, task.accelerator))
 
 
+def choose_threads(arm: Arm) -> None:
+    """Let torch use as many threads as validate fastest: on a busy machine several would wait for each other."""
+    arm.task.validate()  # the first one allocates memory
+    taken: dict[int, float] = {}
+    for threads in {min(4, os.cpu_count() or 1), 1}:
+        torch.set_num_threads(threads)
+        start = time.perf_counter()
+        arm.task.validate()
+        taken[threads] = time.perf_counter() - start
+    torch.set_num_threads(min(taken, key=lambda threads: taken[threads]))
+
+
 def race(arms: list[Arm], seconds: float) -> None:
     """Train both arms until each has used `seconds` of compute."""
     for arm in arms:
@@ -194,10 +206,10 @@ def main() -> None:
     options = parser.parse_args()
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
-    torch.set_num_threads(min(4, os.cpu_count() or 1))
 
     print(f"Training a small DiT on handwritten digits, dense and routed, {options.seconds:.0f} s of compute each.")
     arms = [make_arm(name, model, options.out, 1_000_000) for name, model in (("dense", "dit"), ("routed", "tread"))]
+    choose_threads(arms[0])
     race(arms, options.seconds)
 
     digits = Digits()

@@ -58,7 +58,7 @@ def test_the_sdist_is_complete(sdist: Path) -> None:
     assert not missing
 
 
-@pytest.mark.slow
+@pytest.mark.contract
 def test_the_sdist_runs_its_tests(sdist: Path) -> None:
     """Some of them; the rest needs no other files, as the test above says."""
     tests = ["tests/routing/test_noise.py", "tests/test_dependencies.py", "tests/test_docs.py"]

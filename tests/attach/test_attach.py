@@ -151,13 +151,13 @@ def test_a_subclass_is_found_through_the_mro(expected: torch.Tensor):
 
 
 def test_mistakes_in_a_plan_are_refused_and_leave_nothing_behind(attach: Attach):
-    model = FLUX.model()
+    model, rotate = FLUX.model(), rotary_function()
     with pytest.raises(tread.ConfigError, match="outside a model of 5 layers"):
         attach(model, {"routes": [route(1, 9)]})
     with pytest.raises(tread.ConfigError, match="TREAD training requires you to configure the routes"):
         attach(model, {})
     assert_stock(model)
-    assert not hasattr(rotary_function(), "stock")
+    assert rotary_function() is rotate
 
 
 def test_a_failed_second_attach_keeps_the_first(attach: Attach, expected: torch.Tensor):

@@ -139,7 +139,7 @@ def test_a_compiled_model(case: Case):
 FLUX = next(case for case in CASES if case.name == "flux")
 
 
-@pytest.mark.parametrize("way", ["model.compile()", "torch.compile(model)"])
+@pytest.mark.parametrize("way", ["model.compile()", pytest.param("torch.compile(model)", marks=pytest.mark.contract)])
 @pytest.mark.parametrize("first", ["attach", "compile"])
 def test_both_ways_to_compile_a_model(way: str, first: str):
     """The model is one graph as it is dense."""

@@ -169,7 +169,7 @@ def test_a_rope_of_full_sequences_is_found_again_by_checkpointing(reentrant: boo
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
-@pytest.mark.parametrize("what", ["layers", "model"])
+@pytest.mark.parametrize("what", ["layers", pytest.param("model", marks=pytest.mark.contract)])
 @pytest.mark.parametrize("case", [WAN, LIGHTNING, BY_NAME["outside-flux"]], ids=lambda case: case.name)
 def test_compiled(case: Case, what: str, attach: Attach):
     """The same numbers, and nothing compiled again when the step changes."""

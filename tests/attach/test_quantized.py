@@ -142,8 +142,8 @@ def test_quantized(case: Case, method: str):
 @pytest.mark.parametrize(
     "method",
     [
-        *("torchao-int8", "bitsandbytes-nf4", "nf4"),
-        *(pytest.param(name, marks=pytest.mark.contract) for name in ("bitsandbytes-int8", "int8")),
+        *("torchao-int8", "nf4"),
+        *(pytest.param(name, marks=pytest.mark.contract) for name in ("bitsandbytes-int8", "bitsandbytes-nf4", "int8")),
     ],
 )
 def test_the_call_for_speed_changes_no_gradient(method: str, capsys: pytest.CaptureFixture[str]):

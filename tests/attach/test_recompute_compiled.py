@@ -65,7 +65,7 @@ def _together(blocks: Any, *given: Any) -> Tensor:
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("selector", ["random", "l1"])
+@pytest.mark.parametrize("selector", ["l1", pytest.param("random", marks=pytest.mark.contract)])
 @pytest.mark.parametrize("reentrant", [None, True, False])
 def test_compiled_segments(reentrant: bool | None, selector: str):
     """Two layers compiled together; inside a checkpointed function they run as they are, and are exact."""

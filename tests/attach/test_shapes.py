@@ -71,7 +71,10 @@ def buckets(name: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("name", "checkpointed"), [("flux", True), ("qwenimage", False), ("z-image", True)])
+@pytest.mark.parametrize(
+    ("name", "checkpointed"),
+    [pytest.param("flux", True, marks=pytest.mark.contract), ("qwenimage", False), ("z-image", True)],
+)
 def test_many_shapes_keep_the_compilations_few(
     name: str, checkpointed: bool, device: str, capsys: pytest.CaptureFixture[str], attach: Attach
 ) -> None:
@@ -129,7 +132,7 @@ def test_shapes_of_validation_take_no_room(capsys: pytest.CaptureFixture[str], a
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.contract), True])
 def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool, attach: Attach) -> None:
     """With `dynamic` left alone, torch would compile the second length, the routed one, for any length."""
     symbols: list[bool] = []

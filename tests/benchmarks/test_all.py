@@ -107,6 +107,7 @@ def test_shallow_models_have_few_layers(name):
     assert sum(len(shallow.get_submodule(stack)) for stack in subject.stacks) <= 8
 
 
+@pytest.mark.contract
 def test_steps_by_graphs_tell_kinds_of_kernels(tmp_path):
     kinds = measured(sd3, tmp_path, "--variants", "graphs")[-1]
     assert kinds["row"] == "kinds"

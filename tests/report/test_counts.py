@@ -169,6 +169,7 @@ def test_times_of_a_given_frame_modulate_every_token() -> None:
     assert image[2:] == video[2:]
 
 
+@pytest.mark.contract
 def test_flops_hold_at_other_lengths(tiny: Subject) -> None:
     way = "attention"
     found = counts.fitted(tiny, way)

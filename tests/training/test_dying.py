@@ -64,9 +64,9 @@ def test_a_rank_that_hangs_ends_the_others_after_the_timeout(tmp_path: Path, lay
     ("job", "rank"),
     [
         ("train", "0"),
-        ("finetune", "1"),
         pytest.param("train", "1", marks=pytest.mark.contract),
         pytest.param("finetune", "0", marks=pytest.mark.contract),
+        pytest.param("finetune", "1", marks=pytest.mark.contract),
     ],
 )
 def test_a_rank_that_never_arrives_is_not_waited_for(

@@ -21,7 +21,7 @@ from tread.attach.wrappers import wrapped_in
 from tread.kernels.checkpointing import recomputing
 from tread.kernels.compiling import Attempt, Compiled, CompiledLayer
 from tread.kernels.fast import print_once_per_job
-from tread.kernels.offload.call import OffloadedCall, is_offloaded
+from tread.kernels.offload.call import OffloadedCall, recomputes
 
 BOUND_BY_HOST = (
     "eager layers with checkpointing are bound by kernel launches, so routing gains little time on a GPU: add "
@@ -84,7 +84,7 @@ class CheckpointCall:
         module = getattr(block, "__self__", block)  # some models pass `block.__call__`
         if (layer := self.layers.get(module)) is None:
             return self.inner(block, *args, **kwargs)
-        if is_offloaded(module):  # recomputes by itself
+        if recomputes(module):
             return block(*args, **kwargs)
         if torch.compiler.is_compiling():
             return layer.call(partial(self.inner, block), args, kwargs)

@@ -19,7 +19,7 @@ from tread.kernels.attention import Attention, remember_attention, use_attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Attempt, Switch, compile_layers, compile_noise
 from tread.kernels.graphs import Graphs, is_distributed
-from tread.kernels.offload.call import compiled_code, is_offloaded, set_compiled_code
+from tread.kernels.offload.call import compiled_code, recomputes, set_compiled_code
 from tread.routing import noise
 from tread.routing.handle import Handle
 
@@ -69,7 +69,7 @@ class Fast:
         has_one_gpu = device.type == "cuda" and not is_distributed()
         if graphs is True and not has_one_gpu:
             say(f"{graphs_setting} needs exactly one CUDA GPU; continuing without.")
-        if graphs and any(is_offloaded(layer) for layer in self.layers):
+        if graphs and any(recomputes(layer) for layer in self.layers):
             if graphs is True:
                 say(f"{graphs_setting} cannot replay the copies of offloaded layers; continuing without.")
         elif graphs and has_one_gpu:

@@ -22,5 +22,9 @@ FIRST = tuple({case.family: case.name for case in reversed(TINY.values())}.value
 EVERY = [*FIRST, *(pytest.param(name, marks=pytest.mark.contract) for name in TINY if name not in FIRST)]
 """Every pipeline, for tests that cost seconds each: further ones of a family run in `make contract`."""
 
+_UNLIKE = ("flux", "hidream", "ltxvideo2", "wan")
+SOME = [name if name in _UNLIKE else pytest.param(name, marks=pytest.mark.contract) for name in TINY]
+"""Every pipeline, for tests of what the families share: those that are least alike run always."""
+
 PipelineFolder = Callable[[str], Path]
 """The fixture `pipeline_folder`: the folder that a tiny pipeline was written to, by its name."""

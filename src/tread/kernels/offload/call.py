@@ -2,7 +2,8 @@
 
 - Kernels save weights for backward, some of them out of autograd's sight (bitsandbytes), and by then the slot holds
   another layer: no version counter would notice. So a layer is one autograd function that saves its inputs only;
-  backward runs the layer again and takes its gradients while the weights are there. Offloading implies checkpointing.
+  backward runs the layer again and takes its gradients while the weights are there. Offloading implies checkpointing,
+  also of a layer whose weights came back to the device: the memory of a step stays what it was before they did.
 - Trained parameters (an adapter's) are inputs of that function, so autograd, its hooks and DDP see them as ever.
 - The recomputation has the forward's random numbers, autocast and routing (`recomputed.py`). Compiled code runs with
   gradients enabled both times, so that one program serves both.
@@ -52,6 +53,11 @@ def is_offloaded(layer: nn.Module) -> bool:
     return call is not None and call.host is not None
 
 
+def recomputes(layer: nn.Module) -> bool:
+    """Whether a layer is, or was, offloaded, and so is computed again in the backward without being asked."""
+    return _call_of(layer) is not None
+
+
 def compiled_code(layer: nn.Module) -> Callable[..., Any] | None:
     """The compiled code of a layer, offloaded or not; None if it runs eager."""
     call = _call_of(layer)
@@ -69,11 +75,11 @@ def set_compiled_code(layer: nn.Module, code: Callable[..., Any] | None) -> None
 
 
 def unless_offloaded(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """A checkpoint function `(layer, *args)` that leaves offloaded layers alone, which recompute by themselves."""
+    """A checkpoint function `(layer, *args)` that leaves layers alone which recompute by themselves."""
 
     def call(block: Any, *args: Any, **kwargs: Any) -> Any:
         layer = getattr(block, "__self__", block)  # some models pass `block.__call__`
-        return block(*args, **kwargs) if is_offloaded(layer) else checkpoint(block, *args, **kwargs)
+        return block(*args, **kwargs) if recomputes(layer) else checkpoint(block, *args, **kwargs)
 
     return call
 
@@ -99,15 +105,12 @@ class OffloadedCall:
 
     @_disable_dynamo
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            self._owner.begin()
-        if self.host is None:
-            return (self.code or self.layer._call_impl)(*args, **kwargs)
         if not torch.is_grad_enabled():
             with self.visit("inference"):
                 return self.run(args, kwargs)
+        self._owner.begin()
         trained = [parameter for parameter in self.layer.parameters() if parameter.requires_grad]
-        if any(id(parameter) in self.host.ids for parameter in trained):
+        if self.host is not None and any(id(parameter) in self.host.ids for parameter in trained):
             raise ConfigError("weights of an offloaded layer were unfrozen, and only frozen ones can be offloaded.")
         given = Parts((args, kwargs))
         once = _Once(self, trained, given)

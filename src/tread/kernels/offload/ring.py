@@ -48,6 +48,11 @@ class Slot:
             self._views[host] = host.views(self.block)
         return self._views[host]
 
+    def forget(self, host: HostLayer) -> None:
+        """Hold a layer no longer, nor the host memory that its views know of."""
+        self._views.pop(host, None)
+        self.holds = None if self.holds is host else self.holds
+
     def release(self) -> None:
         """End a use: the next copy waits for what the current stream has been asked so far."""
         self.busy = False
@@ -101,7 +106,7 @@ class Ring:
         """Do without a layer from now on."""
         self._next = {one: other for one, other in self._next.items() if host not in (one[1], other[1])}
         for slot in self.slots:
-            slot.holds = None if slot.holds is host else slot.holds
+            slot.forget(host)
         if self._last is not None and self._last[1] is host:
             self._last = None
 
