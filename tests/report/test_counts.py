@@ -1,5 +1,6 @@
 """What `tread plan` knows of models, against the models: weights at full size, layers by independent computations."""
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,8 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pages import counts, models
 from pages.model_lines import MODELS, Line
-from pages.subjects import Subject
+from pages.subjects import RANK, Subject
 from tread.finetune.families import TUNE_FAMILIES
+from tread.finetune.model.adapters import find_linears
 from tread.kernels import cudnn
 from tread.report.planning.models import documents, find_model
 from tread.routing.cost import LayerShape
@@ -104,14 +106,30 @@ def test_flops_are_those_of_the_linears_of_a_layer(name: str) -> None:
         constant -= text * registers + square * registers**2 + SILENCE.get(name, 0)
         layer = subject.model.get_submodule(stack.name)[1]
         linears = [(where, module) for where, module in layer.named_modules() if isinstance(module, nn.Linear)]
-        weights = sum(_met(where, linear) for where, linear in linears if not where.startswith(idle))
+        weights = sum(_met(where, linear.weight.numel()) for where, linear in linears if not where.startswith(idle))
         weights += sum(module.weight.numel() for module in layer.modules() if isinstance(module, MoEGate))
         assert 2 * weights == constant + image + text or (image == text and 2 * weights == constant + image)
 
 
-def _met(where: str, linear: nn.Linear) -> int:
-    """Weights that a token meets: HiDream's gate sends it to two of four experts."""
-    return linear.weight.numel() // (2 if ".experts." in where else 1)
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_lora_adds_the_flops_of_its_own_linears(name: str) -> None:
+    """Two linears through its rank beside each target, and nothing to attention."""
+    subject, line = subject_of(name), MODELS[name]
+    for stack, (way, targets) in itertools.product(find_model(name).stacks, subject.targets.items()):
+        lora, full = (stack.flops[one]["forward"] for one in (way, "full"))
+        constant, image, text, *squares = (a - b for a, b in zip(lora, full, strict=True))
+        constant -= text * line.registers
+        at = f"{stack.name}.1."
+        linears = {k.removeprefix(at): x for k, x in find_linears(subject.model, targets).items() if k.startswith(at)}
+        met = sum(_met(k, x.in_features + x.out_features) for k, x in linears.items() if not k.startswith(line.idle))
+        flops = 2 * RANK * met
+        assert flops == constant + image + text or (image == text and flops == constant + image)
+        assert squares == [0, 0, 0]
+
+
+def _met(where: str, weights: int) -> int:
+    """Weights of a linear that a token meets: HiDream's gate sends it to two of four experts."""
+    return weights // (2 if ".experts." in where else 1)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -185,7 +203,7 @@ def test_flops_hold_at_other_lengths(tiny: Subject) -> None:
 
 @pytest.mark.contract
 def test_one_sample_saves_what_each_of_several_does(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per token: models without a batch axis are counted so. What does not grow with the tokens is then the sample's."""
+    """Models without a batch axis are counted so; what does not grow with the tokens is then the sample's."""
     several = counts.saved_bytes(tiny, "attention", False)
     monkeypatch.setattr(tiny, "samples", 1)
     for name, counted in counts.saved_bytes(tiny, "attention", False).items():

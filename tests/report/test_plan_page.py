@@ -201,6 +201,7 @@ def test_every_kind_of_model_can_be_chosen(browser: Browser, page: Path, name: s
     )
     assert shown == [bool(model.lora), model.video, model.references, bool(model.image_layers), not model.one_sample]
     assert browser.run("return [state.width, state.height]") == list(model.size)
+    assert browser.run("return Number(document.getElementById('frames').value)") == model.frames
     assert browser.run("return commandOf(state, 60)").count("--image-layers 4") == (name == "qwen_layered")
     assert browser.run("return state.routes[0].end_layer_idx") == model.depth - 4
     assert browser.errors() == []

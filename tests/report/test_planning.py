@@ -241,6 +241,7 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
         (["qwen_layered", "--image-layers", "0"], "--image-layers is 0; it must be at least 1."),
         (["qwen_layered", "--references", "1"], "--references is 1, but qwen_layered takes no reference images;"),
         (["cosmos3", "--batch", "2"], "--batch is 2, but cosmos3 is trained with one sample at a time: leave it out"),
+        (["qwen_image21", "--batch", "2"], "--batch is 2, but qwen_image21 is trained with one sample at a time"),
         (["cosmos3", "--precision", "fp32"], "--precision is 'fp32'; where an adapter is trained it must be one of:"),
         (["flux", "--batch", "0"], "--batch is 0; it must be at least 1."),
         (["flux", "--lora", "0"], "--lora is 0; it must be at least 1."),

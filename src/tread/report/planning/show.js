@@ -35,7 +35,8 @@ function showControls(found) {
   const side = Math.round(Math.sqrt(state.width * state.height) / step);
   const smallest = Math.max(1, Math.ceil(128 / step));
   slide("resolution", side, `${state.width} × ${state.height} px`, { min: smallest, max: largest });
-  slide("frames", state.frames, state.frames, { step: frameStepOf(model), max: 1 + 40 * frameStepOf(model) });
+  const frameStep = frameStepOf(model);
+  slide("frames", state.frames, state.frames, { step: frameStep, max: Math.max(1 + 40 * frameStep, model.frames) });
   slide("references", state.references, state.references);
   slide("image_layers", state.image_layers, state.image_layers);
   slide("batch", state.batch, state.batch, { max: model.pretrained ? 32 : 512 });
