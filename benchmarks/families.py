@@ -3,9 +3,8 @@
     python -m benchmarks.families --warm --models chroma prx        # compile for the caches with few layers
     python -m benchmarks.families --models chroma prx
 
-- The models are those that `tread plan` knows (`pages/model_lines.py`) and those of `MORE`, made on the device with
-  random weights; what runs is the family's own `predict` with the family's own LoRA layers, in the step of
-  `tread finetune`.
+- The models are those that `tread plan` knows (`pages/model_lines.py`), made on the device with random weights; what
+  runs is the family's own `predict` with the family's own LoRA layers, in the step of `tread finetune`.
 - An image has 1024 x 1024 pixels, with its layers 640 x 640, a clip 480 x 832 and its usual frames, or as many as make
   at most 16,384 tokens.
 - `--list` prints the bf16 weights of each model, which must fit the device beside a step: an H200 has 139 GiB.
@@ -23,37 +22,11 @@ from torch import Tensor, nn
 
 from benchmarks.lora import NOTES, RANK, Shape, Variant, build, lora_steps
 from benchmarks.record import Facts, Record, options
-from pages import model_lines
-from pages.model_lines import Line
+from pages.model_lines import MODELS, Line
 from pages.subjects import Subject
 from tread.attach.registry import family_of
 from tread.finetune.model.adapters import add_adapter
 
-MORE = {
-    "cosmos3": Line(
-        family="cosmos3",
-        model="Cosmos3OmniTransformer",
-        title="Cosmos 3, 36 layers for text and for video",
-        channels=48,
-        text={"ids": ("T",)},
-        vae={"scale_factor_spatial": 16, "scale_factor_temporal": 4},
-        reads=256,
-        frames=189,
-    ),
-    "qwen_layered": Line(
-        family="qwen_layered",
-        model="QwenImageTransformer2DModel",
-        title="Qwen-Image-Layered, four layers",
-        channels=16,
-        text={"embeds": ("T", "joint_attention_dim")},
-        vae={"temperal_downsample": (False, True, True)},
-        config={"use_additional_t_cond": True, "use_layer3d_rope": True},
-        reads=256,
-        frames=5,
-    ),
-}
-"""Models of families that `tread plan` does not count; frames of the layered one are the image and its layers."""
-MODELS = model_lines.MODELS | MORE
 IMAGE, LAYERS, CLIP = (1024, 1024), (640, 640), (480, 832)
 MOST_TOKENS = 16384
 SHALLOW = 4
@@ -77,8 +50,6 @@ def shape_of(line: Line, *, shallow: bool, smoke: bool) -> tuple[Subject, Shape]
         with torch.device(device):
             noisy = torch.randn(1, line.channels, *sizes)
             _, batch = subject.batch(1, 1, 16 if smoke else text)
-        if "text.ids" in batch:
-            batch["text.ids"] = batch["text.ids"].long()
         return batch | {"mean": noisy, "noisy": noisy}
 
     def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
@@ -102,7 +73,7 @@ def grid_of(subject: Subject) -> tuple[int, int, int]:
     height, width = CLIP if family.video else LAYERS if family.layered else IMAGE
     step, rows_step, columns_step = family.patch
     rows, columns = height // family.factor // rows_step, width // family.factor // columns_step
-    latent_frames = 1 + (line.frames - 1) // family.frame_factor
+    latent_frames = 1 + (family.layers if family.layered else (line.frames - 1) // family.frame_factor)
     return max(1, min(latent_frames // step, MOST_TOKENS // (rows * columns))), rows, columns
 
 

@@ -21,8 +21,8 @@ from pages.values import without_values
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.fast import Fast
 
-BATCH, IMAGE, TEXT = 13, 59, 44
-"""13, 59, 11 and 103 = 59 + 44 divide no width of a model."""
+IMAGE, TEXT = 59, 44
+"""59, 11 and 103 = 59 + 44 divide no width of a model."""
 PRIMES = {"both": 103, "image": 59, "text": 11}
 POINTS = ((16, 8), (32, 8), (64, 8), (16, 16), (32, 16), (16, 32))
 """Image and text tokens at which FLOPs are counted: as many as a polynomial of second degree has terms."""
@@ -117,7 +117,7 @@ def saved_bytes(subject: Any, way: str, how: Checkpointing) -> dict[str, dict[st
     """Bytes saved for backward by one layer of each stack and, under "", outside of the layers.
 
     `constant` whatever the batch; per sample `sample`, `image` per image token, `text` per text token and, of attention
-    masks, `square` per pair of tokens.
+    masks, `square` per pair of tokens. A model that takes one sample at a time has everything per sample.
     """
     where: list[str] = [""]
     found: dict[str, dict[str, int]] = {}
@@ -145,11 +145,11 @@ def saved_bytes(subject: Any, way: str, how: Checkpointing) -> dict[str, dict[st
             if key not in known and tensor.numel() != RANDOM_STATE:
                 known.add(key)
                 held.append(tensor)
-                _add(found.setdefault(where[0], {}), tensor, image, text)
+                _add(found.setdefault(where[0], {}), tensor, subject.samples, image, text)
             return tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
-            loss = subject.loss(model, BATCH, image, text - subject.registers)
+            loss = subject.loss(model, subject.samples, image, text - subject.registers)
         assert loss.requires_grad
         fast.remove()
         assert not fast.failed, said
@@ -166,25 +166,25 @@ def saved_bytes(subject: Any, way: str, how: Checkpointing) -> dict[str, dict[st
     return last
 
 
-def _add(counts: dict[str, int], tensor: Tensor, image: int, text: int) -> None:
+def _add(counts: dict[str, int], tensor: Tensor, samples: int, image: int, text: int) -> None:
     storage = tensor.untyped_storage()
     size, per_item = storage.nbytes() // tensor.element_size(), tensor.element_size()
     if size % (pairs := (image + text) ** 2) == 0:  # an attention mask
-        batched = size % (pairs * BATCH) == 0
-        counts["square"] = counts.get("square", 0) + size // pairs // (BATCH if batched else 1) * per_item
+        batched = size % (pairs * samples) == 0
+        counts["square"] = counts.get("square", 0) + size // pairs // (samples if batched else 1) * per_item
         return
     kind = next((name for name, prime in PRIMES.items() if size % prime == 0), None)
     if kind is None:
-        batched = size % BATCH == 0
+        batched = size % samples == 0
         name = "sample" if batched else "constant"
-        counts[name] = counts.get(name, 0) + size // (BATCH if batched else 1) * per_item
+        counts[name] = counts.get(name, 0) + size // (samples if batched else 1) * per_item
         return
     tokens = {"both": image + text, "image": image, "text": text}[kind]
-    batched = size % (tokens * BATCH) == 0
+    batched = size % (tokens * samples) == 0
     if not batched:  # a table that all samples share: it is counted as if each had its own
         each = size // tokens * per_item if size % tokens == 0 else 0
     else:
-        each = size // (tokens * BATCH) * per_item
+        each = size // (tokens * samples) * per_item
     for name in ("image", "text") if kind == "both" else (kind,):
         counts[name] = counts.get(name, 0) + each
 

@@ -126,6 +126,16 @@ MODELS: dict[str, Line] = {
         config={**COSMOS_14B, **COSMOS_TEXT, "in_channels": 18},
         frames=93,
     ),
+    "cosmos3": Line(
+        family="cosmos3",
+        model="Cosmos3OmniTransformer",
+        title="Cosmos 3 Nano",
+        channels=48,
+        text={"ids": ("T",)},
+        vae={"scale_factor_spatial": 16, "scale_factor_temporal": 4},
+        reads=256,
+        frames=189,
+    ),
     "flux": Line(
         family="flux",
         model="FluxTransformer2DModel",
@@ -298,6 +308,17 @@ MODELS: dict[str, Line] = {
         reads=256,
         reads_values=True,
         unit=4,
+    ),
+    "qwen_layered": Line(
+        family="qwen_layered",
+        model="QwenImageTransformer2DModel",
+        title="Qwen-Image-Layered",
+        channels=16,
+        text={"embeds": ("T", "joint_attention_dim")},
+        vae={"temperal_downsample": (False, True, True)},
+        config={"use_additional_t_cond": True, "use_layer3d_rope": True},
+        reads=256,
+        unit=2,  # as many tokens of the clean image as of the one that is drawn
     ),
     "sd3": Line(
         family="sd3",

@@ -21,30 +21,40 @@ from tread.finetune.model.quantize import GROUP, layer_linears
 from tread.models import DiT
 
 FILE = Path(__file__).resolve().parents[1] / "src" / "tread" / "report" / "planning" / "models.json"
+CLIP = (832, 480)
+"""Width and height of a usual clip."""
 
 
 def derive(line: Line) -> dict[str, Any]:
     """Everything that is counted of a stock model."""
     subject = Subject(line)
-    family, model = subject.family, subject.model
-    found = {
+    return described(subject) | counted_once(subject)
+
+
+def described(subject: Subject) -> dict[str, Any]:
+    """What a model takes and weighs, which is quick to look up."""
+    line, family, model = subject.line, subject.family, subject.model
+    return {
         "title": line.title,
         "family": line.family,
         "class": line.model,
         "factor": family.factor,
         "patch": list(family.patch),
+        "size": list(CLIP) if family.video else [family.usual_side] * 2,
         "multiple": family.multiple,
         "padded": line.padded,
         "frame_factor": family.frame_factor,
         "frames": line.frames,
         "video": family.video,
         "references": line.references,
+        "image_layers": family.layers if family.layered else 0,
+        "one_sample": family.one_length,
+        "one_dtype": family.one_dtype,
         "text": line.reads or family.longest_text,
         "pretrained": True,
         "lora": {way: sides(model, targets) for way, targets in subject.targets.items()},
         "weights": weights(model),
     }
-    return found | counted_once(subject)
 
 
 def derive_dit(size: str) -> dict[str, Any]:
@@ -57,12 +67,16 @@ def derive_dit(size: str) -> dict[str, Any]:
         "class": "DiT",
         "factor": 8,
         "patch": [1, patch, patch],
+        "size": [256, 256],
         "multiple": 8 * patch,
         "padded": 0,
         "frame_factor": 1,
         "frames": 1,
         "video": False,
         "references": False,
+        "image_layers": 0,
+        "one_sample": False,
+        "one_dtype": False,
         "text": 0,
         "pretrained": False,
         "lora": {},

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from pages.model_lines import Line
 from pages.values import Values
 from tread.attach.registry import family_of
-from tread.finetune.families import family_class
+from tread.finetune.families import cosmos3, family_class
 from tread.finetune.family import Batch
 from tread.finetune.model.adapters import add_adapter
 from tread.kernels import cudnn
@@ -32,6 +32,8 @@ ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 """The targets that most LoRA scripts have."""
 DEPTH = 2
 """Layers of each stack that run; the last one is counted, because the first may have an input without a gradient."""
+BATCH = 13
+"""Samples of a forward whose saved bytes are told apart: a prime that divides no width of a model."""
 
 CLEANER = patch("diffusers.pipelines.prx.pipeline_prx.ftfy", create=True)
 """A stand-in for the package that PRX insists on to clean captions: none are read here."""
@@ -53,18 +55,21 @@ class Subject:
         self.settings = settings
         self.stacks = [stack.name for stack in family_of(self.model).stacks]
         self.values = line.reads_values
+        self.samples = 1 if self.family.one_sample else BATCH
 
     def batch(self, count: int, image: int, text: int) -> tuple[Tensor, Batch]:
         """Noisy latents of `image` tokens in one row, and the texts of a batch as the family collates them."""
-        frames, rows, columns = self.family.patch
-        grid = (frames, rows, columns * image) if self.family.video else (rows, columns * image)
+        family = self.family
+        frames, rows, columns = family.patch
+        wide = columns * image // (2 if family.layered else 1)  # the image without layers, and itself as it is given
+        grid = (frames, rows, wide) if family.video or family.layered else (rows, wide)
         noisy = torch.zeros(count, self.line.channels, *grid)
         each = text // self.line.texts
         sizes = {"T": each} | self.settings
         self.family.text_length = each  # some pad every text to it
         with unset_fake_temporarily():  # collating reads values
             shapes = {k: [sizes[x] if isinstance(x, str) else x for x in v] for k, v in self.line.text.items()}
-            one = {name: torch.ones(shape) for name, shape in shapes.items()}
+            one = {name: torch.ones(s, dtype=torch.long if name == "ids" else None) for name, s in shapes.items()}
             texts = self.family.collate_text([one] * count)
         read = self.values  # floating-point numbers are made fake, and masks with them unless they are read
         made = {f"text.{k}": x if read and not x.is_floating_point() else torch.ones_like(x) for k, x in texts.items()}
@@ -126,7 +131,7 @@ class DiTSubject:
     """The DiT of `tread train`, which takes classes instead of texts."""
 
     stacks = ("blocks",)
-    unit, registers, texts, values = 1, 0, 1, False
+    unit, registers, texts, values, samples = 1, 0, 1, False, BATCH
 
     def __init__(self, size: str) -> None:
         self.arguments: dict[str, Any] = model_size(size)
@@ -157,11 +162,12 @@ def shallow(subject: Any, way: str, image: int, depths: Mapping[str, int]) -> It
         model = copy.deepcopy(subject.template)
         for stack, depth in depths.items():
             del operator.attrgetter(stack)(model)[depth:]
-        if way != "full":
+        if way != "full" or subject.family.one_dtype:
             kept = getattr(model, "_keep_in_fp32_modules", None) or ()
             for name, parameter in model.named_parameters():
                 if not any(part in name.split(".") for part in kept):
                     parameter.data = parameter.data.bfloat16()
+        if way != "full":
             subject.adapt(model, way)
     model.train()
     with ExitStack() as stack:
@@ -170,6 +176,7 @@ def shallow(subject: Any, way: str, image: int, depths: Mapping[str, int]) -> It
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attend))
         stack.enter_context(patch.object(HiDreamImageTransformer2DModel, "patchify", _square))
         stack.enter_context(patch.object(MOEFeedForwardSwiGLU, "forward", _equal_shares))
+        stack.enter_context(patch.object(cosmos3, "_layout", _real_layout))
         _make_fake(model)
         yield model
 
@@ -220,6 +227,15 @@ def _attend(
     bias = attn_mask if attn_mask.dtype != torch.bool else torch.where(attn_mask, 0.0, -torch.inf)
     bias = bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])  # (B, H, S, T)
     return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)[0]
+
+
+_LAYOUT = cosmos3._layout
+
+
+def _real_layout(*args: Any) -> dict[str, Any]:
+    """Where the tokens of Cosmos 3 are: read by its forward, and cached beyond one fake mode."""
+    with unset_fake_temporarily():
+        return _LAYOUT(*args)
 
 
 _PATCHIFY = HiDreamImageTransformer2DModel.patchify

@@ -1,5 +1,6 @@
 """What `tread plan` knows of models, against the models: weights at full size, layers by independent computations."""
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -14,8 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pages import counts, models
 from pages.model_lines import MODELS, Line
-from pages.subjects import Subject
+from pages.subjects import RANK, Subject
 from tread.finetune.families import TUNE_FAMILIES
+from tread.finetune.model.adapters import find_linears
 from tread.kernels import cudnn
 from tread.report.planning.models import documents, find_model
 from tread.routing.cost import LayerShape
@@ -32,6 +34,10 @@ TINY = {
 }
 
 SMALL: dict[str, dict[str, Any]] = {
+    "cosmos3": {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 32,
+        "intermediate_size": 48, "vocab_size": 40, "rope_axes_dim": (4, 2, 2),
+    },
     "hidream": {
         "num_layers": 2, "num_single_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16,
         "caption_channels": (24, 40), "text_emb_dim": 12, "axes_dims_rope": (8, 4, 4), "llama_layers": (0, 1, 2, 1),
@@ -48,7 +54,14 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "axes_dims_rope": (4, 6, 6),
         "context_in_dim": 24, "in_channels": 64,
     },
+    "qwen_layered": {
+        "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "axes_dims_rope": (4, 6, 6),
+        "joint_attention_dim": 24,
+    },
 }  # fmt: skip
+GRIDS = {"hidream": (16, 16), "cosmos3": (4, 8, 8), "qwen_layered": (3, 8, 8)}
+"""Latents of 64 tokens that are not in one row: a square, which is not padded, a clip, and an image with two layers,
+after which it comes again."""
 TEXTS: dict[str, Any] = {"hidream": {"t5": ("T", 24), "llama": (3, "T", 40), "pooled": ("text_emb_dim",)}}
 SILENCE = {"ltxvideo2": 2 * 4 * 2048}
 """FLOPs of one token of silence that attends to itself and to one token of text."""
@@ -68,18 +81,15 @@ def tiny() -> Subject:
 @pytest.mark.parametrize("name", KNOWN)
 def test_sizes_and_weights_are_those_of_the_class(name: str) -> None:
     subject, known = subject_of(name), documents()[name]
-    assert known["weights"] == models.weights(subject.model)
-    assert known["lora"] == {way: models.sides(subject.model, targets) for way, targets in subject.targets.items()}
     layers = [len(subject.model.get_submodule(stack)) for stack in subject.stacks]
     assert [(stack["name"], stack["layers"]) for stack in known["stacks"]] == list(
         zip(subject.stacks, layers, strict=True)
     )
     family = subject.family
-    assert (known["factor"], known["patch"], known["text"]) == (
-        family.factor,
-        list(family.patch),
-        MODELS[name].reads or type(family).longest_text,
-    )
+    described = models.described(subject)
+    assert {key: known[key] for key in described} == described
+    assert known["image_layers"] == (4 if family.layered else 0)
+    assert known["text"] == (MODELS[name].reads or type(family).longest_text)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -96,19 +106,36 @@ def test_flops_are_those_of_the_linears_of_a_layer(name: str) -> None:
         constant -= text * registers + square * registers**2 + SILENCE.get(name, 0)
         layer = subject.model.get_submodule(stack.name)[1]
         linears = [(where, module) for where, module in layer.named_modules() if isinstance(module, nn.Linear)]
-        weights = sum(_met(where, linear) for where, linear in linears if not where.startswith(idle))
+        weights = sum(_met(where, linear.weight.numel()) for where, linear in linears if not where.startswith(idle))
         weights += sum(module.weight.numel() for module in layer.modules() if isinstance(module, MoEGate))
         assert 2 * weights == constant + image + text or (image == text and 2 * weights == constant + image)
 
 
-def _met(where: str, linear: nn.Linear) -> int:
-    """Weights that a token meets: HiDream's gate sends it to two of four experts."""
-    return linear.weight.numel() // (2 if ".experts." in where else 1)
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_lora_adds_the_flops_of_its_own_linears(name: str) -> None:
+    """Two linears through its rank beside each target, and nothing to attention."""
+    subject, line = subject_of(name), MODELS[name]
+    for stack, (way, targets) in itertools.product(find_model(name).stacks, subject.targets.items()):
+        lora, full = (stack.flops[one]["forward"] for one in (way, "full"))
+        constant, image, text, *squares = (a - b for a, b in zip(lora, full, strict=True))
+        constant -= text * line.registers
+        at = f"{stack.name}.1."
+        linears = {k.removeprefix(at): x for k, x in find_linears(subject.model, targets).items() if k.startswith(at)}
+        met = sum(_met(k, x.in_features + x.out_features) for k, x in linears.items() if not k.startswith(line.idle))
+        flops = 2 * RANK * met
+        assert flops == constant + image + text or (image == text and flops == constant + image)
+        assert squares == [0, 0, 0]
+
+
+def _met(where: str, weights: int) -> int:
+    """Weights of a linear that a token meets: HiDream's gate sends it to two of four experts."""
+    return weights // (2 if ".experts." in where else 1)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_flops_of_models_that_read_values_are_those_of_a_real_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by torch on real weights and tensors at tiny size: masks are read, and a gate chooses experts."""
+def test_flops_are_those_of_a_real_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by torch on real weights and tensors at tiny size: masks are read, a gate chooses experts, clips and
+    layers have frames."""
     line = replace(MODELS[name], config={**MODELS[name].config, **SMALL[name]}, text=TEXTS.get(name, MODELS[name].text))
     subject = Subject(line)
     image, text = 64, 2 * line.unit
@@ -116,8 +143,9 @@ def test_flops_of_models_that_read_values_are_those_of_a_real_step(name: str, mo
     torch.manual_seed(0)
     model = subject.cls(**line.config).train()
     noisy, batch = subject.batch(1, image, text)
-    if name == "hidream":  # a square, which is not padded
-        noisy = torch.randn(1, line.channels, 16, 16)
+    if name in GRIDS:
+        noisy = torch.randn(1, line.channels, *GRIDS[name])
+        batch["mean"] = noisy
     monkeypatch.setattr(F, "scaled_dot_product_attention", _attention)
     with FlopCounterMode(display=False) as forward:
         prediction = subject.family.predict(model, noisy, torch.full((1,), 0.5), batch)
@@ -127,7 +155,8 @@ def test_flops_of_models_that_read_values_are_those_of_a_real_step(name: str, mo
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | None = None, **__: Any) -> Tensor:
-    return cudnn.attend(query, key, value, scale)
+    groups = query.shape[1] // key.shape[1]
+    return cudnn.attend(query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), scale)
 
 
 def test_flops_of_a_dit_are_those_of_its_formula() -> None:
@@ -173,10 +202,20 @@ def test_flops_hold_at_other_lengths(tiny: Subject) -> None:
 
 
 @pytest.mark.contract
+def test_one_sample_saves_what_each_of_several_does(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models without a batch axis are counted so; what does not grow with the tokens is then the sample's."""
+    several = counts.saved_bytes(tiny, "attention", False)
+    monkeypatch.setattr(tiny, "samples", 1)
+    for name, counted in counts.saved_bytes(tiny, "attention", False).items():
+        assert counted == several[name] | {"constant": 0, "sample": counted["sample"]}
+        assert counted["sample"] >= several[name]["constant"]
+
+
+@pytest.mark.contract
 def test_saved_bytes_hold_at_other_sizes(tiny: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted with other primes, every coefficient is the same."""
     found = counts.saved_bytes(tiny, "attention", "selective")
-    monkeypatch.setattr(counts, "BATCH", 17)
+    monkeypatch.setattr(tiny, "samples", 17)
     monkeypatch.setattr(counts, "IMAGE", 61)
     monkeypatch.setattr(counts, "TEXT", 46)
     monkeypatch.setattr(counts, "PRIMES", {"both": 107, "image": 61, "text": 23})

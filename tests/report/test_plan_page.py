@@ -14,6 +14,7 @@ from PIL import Image
 from tests.browser import PHONE, Browser
 from tread.cli import main
 from tread.report.planning.models import Model, documents, find_model
+from tread.report.planning.settings import precisions_of
 from tread.report.planning.tables import OPTIMIZERS
 from tread.routing import noise
 from tread.routing.plan import PRESETS
@@ -46,7 +47,14 @@ def drawn(number: random.Random, model: Model) -> list[str]:
     if number.random() < 0.5:
         config |= {"selector": "l1", "importance": number.choice([0.25, 0.5, 1.0])}
     chosen = number.choice([json.dumps(config), number.choice(list(PRESETS))])
-    words = ["--routes", chosen, "--resolution", "x".join(sides), "--batch", str(number.choice([1, 2, 7]))]
+    words = [
+        "--routes",
+        chosen,
+        "--resolution",
+        "x".join(sides),
+        "--batch",
+        str(1 if model.one_sample else number.choice([1, 2, 7])),
+    ]
     words += ["--checkpointing", number.choice(["none", "selective", "full"])]
     words += ["--optimizer", number.choice(list(OPTIMIZERS))]
     words += ["--text", str(number.choice([model.text, 77]))] if model.text else []
@@ -54,11 +62,13 @@ def drawn(number: random.Random, model: Model) -> list[str]:
         words += ["--frames", str(1 + model.frame_factor * number.randint(0, 30))]
     if model.references:
         words += ["--references", str(number.randint(0, 3))]
+    if model.image_layers:
+        words += ["--image-layers", str(number.randint(1, 6))]
     if number.random() < 0.3 or not model.pretrained:
-        words += ["--full", "--precision", number.choice(["fp32", "bf16"])]
+        words += ["--full", "--precision", number.choice(precisions_of(model, "full"))]
     else:
         words += ["--lora", str(number.choice([4, 16, 64]))]
-        words += ["--precision", number.choice(["bf16", "fp32", "int8", "fp8", "int4", "nf4"])]
+        words += ["--precision", number.choice(precisions_of(model, "lora"))]
         words += number.choice([[], ["--targets", "attention"]])
     return words + number.choice([[], ["--graphs"]]) + number.choice([[], ["--ema"], ["--no-ema"]])
 
@@ -176,7 +186,7 @@ def test_windows_are_added_and_removed(browser: Browser, page: Path) -> None:
     assert len(browser.run("return state.routes")) == 1
 
 
-@pytest.mark.parametrize("name", ["flux", "flux/kontext", "wan", "dit/XL/2"])
+@pytest.mark.parametrize("name", ["flux", "flux/kontext", "wan", "cosmos3", "qwen_layered", "dit/XL/2"])
 def test_every_kind_of_model_can_be_chosen(browser: Browser, page: Path, name: str) -> None:
     browser.open(page)
     browser.run(
@@ -186,9 +196,13 @@ def test_every_kind_of_model_can_be_chosen(browser: Browser, page: Path, name: s
     )
     model = find_model(name)
     shown = browser.run(
-        "return ['rank-row', 'frames-row', 'references-row'].map(id => !document.getElementById(id).hidden)"
+        "return ['rank-row', 'frames-row', 'references-row', 'image_layers-row', 'batch-row']"
+        ".map(id => !document.getElementById(id).hidden)"
     )
-    assert shown == [bool(model.lora), model.video, model.references]
+    assert shown == [bool(model.lora), model.video, model.references, bool(model.image_layers), not model.one_sample]
+    assert browser.run("return [state.width, state.height]") == list(model.size)
+    assert browser.run("return Number(document.getElementById('frames').value)") == model.frames
+    assert browser.run("return commandOf(state, 60)").count("--image-layers 4") == (name == "qwen_layered")
     assert browser.run("return state.routes[0].end_layer_idx") == model.depth - 4
     assert browser.errors() == []
 

@@ -12,7 +12,7 @@ from tests.programs import ROOT, run
 from tread.cli import main
 from tread.finetune.families import TUNE_FAMILIES
 from tread.report.planning.estimate import choices, estimate
-from tread.report.planning.models import UNCOUNTED, documents, find_model
+from tread.report.planning.models import documents, find_model
 from tread.report.planning.settings import make_run
 from tread.report.planning.tables import RESERVED
 from tread.routing.plan import RoutePlan
@@ -64,7 +64,7 @@ def read(file: str, one: dict[str, Any]) -> Row | None:
         latent_frames = shapes["image_tokens"] // (480 // model.multiple * (832 // model.multiple)) * model.patch[0]
         settings = {"text": shapes["text_tokens"], "checkpointing": "full", "graphs": one["name"] == "graphs"}
         clip = {"resolution": "832x480", "frames": 1 + (latent_frames - 1) * model.frame_factor}
-        settings |= clip if model.video else {"resolution": "1024"}
+        settings |= clip if model.video else {} if model.image_layers else {"resolution": "1024"}
         return Row(name, one["row"].removeprefix("family-"), settings, (0.5, 2, -2), one)
     base = variant.get("base", "bf16")
     if base not in PRECISIONS:
@@ -122,25 +122,31 @@ def test_enough_rows_were_compared() -> None:
     assert {row.run.get("precision") for row in ROWS} >= {"bf16", "fp8-matmul"}
 
 
-def test_every_family_of_fine_tuning_can_be_planned_or_says_why_not() -> None:
-    assert set(TUNE_FAMILIES) <= set(documents()) | set(UNCOUNTED)
-    assert set(UNCOUNTED) <= set(TUNE_FAMILIES) - set(documents())
+def test_every_family_of_fine_tuning_can_be_planned() -> None:
+    assert set(TUNE_FAMILIES) <= set(documents())
 
 
-def test_a_family_without_counts_says_why_and_what_to_do(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(UNCOUNTED, "flux9", "nobody has seen it")
-    for name, reason in UNCOUNTED.items():
-        with pytest.raises(SystemExit) as end:
-            main(["plan", name])
-        assert end.value.code == 2
-        said = capsys.readouterr().err
-        assert said == (
-            f"tread plan: {name} cannot be planned yet: {reason}. For routes alone, name a preset in its place and "
-            "give --depth, --width and --tokens.\n"
-        )
-        assert len(said) <= 500
+@pytest.mark.parametrize("layers", [1, 4, 7])
+def test_layers_are_drawn_with_their_image_which_is_also_given(layers: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Qwen-Image-Layered at 640 x 480 pixels: 1,200 tokens an image, those of the given one kept."""
+    words = ["plan", "qwen_layered", "--resolution", "640x480", "--image-layers", str(layers), "--routes", "balanced"]
+    main([*words, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    drawn = 1200 * (1 + layers)
+    assert told["tokens"] == {"image": drawn, "reference": 1200, "padding": 0, "text": 256}
+    assert told["layers"][0]["tokens"] == drawn + 1200
+    assert told["layers"][10]["tokens"] == drawn // 2 + 1200
+    main(words)
+    count = f"{layers} layers" if layers > 1 else "1 layer"
+    assert f"640 x 480 pixels with {count}: {drawn:,} tokens + 1,200 of the given image" in capsys.readouterr().out
+
+
+def test_a_model_of_one_dtype_is_trained_in_bf16() -> None:
+    model = find_model("cosmos3")
+    plan = RoutePlan.from_config("paper").resolve(model.depth)
+    run = make_run(model, way="full")
+    assert run.precision == "bf16"
+    assert {choice.precision for choice in choices(model, run, plan)} == {"bf16"}
 
 
 @pytest.mark.parametrize(("size", "padding"), [("1024", 0), ("2048", 0), ("768x1024", 1024), ("1344x768", 64)])
@@ -231,6 +237,12 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
         (["flux", "--routes", "papr"], "tread_config is 'papr': no preset"),
         (["flux", "--precision", "int9"], "--precision is 'int9'; where an adapter is trained it must be one of:"),
         (["flux", "--full", "--precision", "nf4"], "--precision is 'nf4'; where all weights are trained it must be"),
+        (["flux", "--image-layers", "3"], "--image-layers is 3, but flux does not take images apart into layers;"),
+        (["qwen_layered", "--image-layers", "0"], "--image-layers is 0; it must be at least 1."),
+        (["qwen_layered", "--references", "1"], "--references is 1, but qwen_layered takes no reference images;"),
+        (["cosmos3", "--batch", "2"], "--batch is 2, but cosmos3 is trained with one sample at a time: leave it out"),
+        (["qwen_image21", "--batch", "2"], "--batch is 2, but qwen_image21 is trained with one sample at a time"),
+        (["cosmos3", "--precision", "fp32"], "--precision is 'fp32'; where an adapter is trained it must be one of:"),
         (["flux", "--batch", "0"], "--batch is 0; it must be at least 1."),
         (["flux", "--lora", "0"], "--lora is 0; it must be at least 1."),
         (["flux", "--optimizer", "sgd"], "--optimizer is 'sgd'"),

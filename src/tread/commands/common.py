@@ -18,6 +18,7 @@ def plan(arguments: list[str]) -> None:
     add("--resolution", help="a side in pixels, or WIDTHxHEIGHT (default: the model's usual one)")
     add("--frames", type=int, help="frames of a clip, for models of videos")
     add("--references", type=int, default=0, help="reference images of a sample, for edit models")
+    add("--image-layers", type=int, help="layers that an image is taken apart into, for qwen_layered (default: 4)")
     add("--batch", type=int, help="samples per GPU and forward (default: 1; 256 for models from scratch)")
     add("--text", type=int, help="text tokens (default: those that the model's pipeline reads)")
     add("--lora", type=int, default=16, metavar="RANK", help="rank of the adapter (default: %(default)s)")

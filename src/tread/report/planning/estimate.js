@@ -4,6 +4,12 @@
 const GIB = 2 ** 30;
 const CHECKPOINTING = ["none", "selective", "full"];
 
+// What settings.py allows of the base, the default first.
+function precisionsOf(model, way) {
+  const found = way === "full" ? DATA.full_precisions : Object.keys(DATA.precisions);
+  return found.filter((name) => !(model.one_dtype && name === "fp32"));
+}
+
 function depthOf(model) {
   return model.stacks.reduce((sum, stack) => sum + stack.layers, 0);
 }
@@ -14,7 +20,7 @@ function layerKinds(model) {
 
 function gridOf(model, state) {
   const [frames, rows, columns] = model.patch;
-  const latentFrames = 1 + Math.floor((state.frames - 1) / model.frame_factor);
+  const latentFrames = 1 + Math.floor((state.frames - 1) / model.frame_factor) + state.image_layers;
   return {
     frames: Math.ceil(latentFrames / frames),
     rows: Math.floor(state.height / (model.factor * rows)),
@@ -139,8 +145,9 @@ function estimate(state) {
 }
 
 function choicesOf(state) {
-  const precisions = state.way === "full" ? ["fp32", "bf16"] : ["bf16", "fp8", "nf4"];
-  return [...new Set([state.precision, ...precisions])].flatMap((precision) =>
+  const allowed = precisionsOf(DATA.models[state.model], state.way);
+  const shown = (state.way === "full" ? ["fp32", "bf16"] : ["bf16", "fp8", "nf4"]).filter((one) => allowed.includes(one));
+  return [...new Set([state.precision, ...shown])].flatMap((precision) =>
     CHECKPOINTING.map((checkpointing) => {
       const { gib } = estimate({ ...state, precision, checkpointing });
       const cards = { dense: smallestCard(gib.dense), routed: smallestCard(gib.routed) };

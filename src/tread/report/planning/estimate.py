@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tread.report.planning.models import Layers, Model, Saved
-from tread.report.planning.settings import Run
+from tread.report.planning.settings import Run, precisions_of
 from tread.report.planning.tables import (
     CARDS,
     CHECKPOINTING,
@@ -79,10 +79,10 @@ def estimate(model: Model, run: Run, plan: RoutePlan) -> Estimate:
 
 
 def tokens(model: Model, run: Run) -> tuple[int, int]:
-    """Tokens of the target, and of the reference images, which have its size."""
+    """Tokens of the target, with its layers, and of the reference images, which have its size."""
     frames, rows, columns = model.patch
     grid = (run.height // (model.factor * rows)) * (run.width // (model.factor * columns))
-    latent_frames = 1 + (run.frames - 1) // model.frame_factor
+    latent_frames = 1 + (run.frames - 1) // model.frame_factor + run.image_layers
     return -(-latent_frames // frames) * grid, run.references * grid
 
 
@@ -182,9 +182,10 @@ class Choice:
 
 def choices(model: Model, run: Run, plan: RoutePlan) -> list[Choice]:
     """What other precisions and checkpointing come to, most memory first within a precision."""
-    precisions = ("fp32", "bf16") if run.way == "full" else ("bf16", "fp8", "nf4")
+    shown = ("fp32", "bf16") if run.way == "full" else ("bf16", "fp8", "nf4")
+    allowed = precisions_of(model, run.way)
     found = []
-    for precision in dict.fromkeys((run.precision, *precisions)):
+    for precision in dict.fromkeys((run.precision, *(name for name in shown if name in allowed))):
         for checkpointing in CHECKPOINTING:
             gib = estimate(model, replace(run, precision=precision, checkpointing=checkpointing), plan).gib
             cards = (smallest_card(gib[0]), smallest_card(gib[1]))

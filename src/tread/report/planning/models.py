@@ -12,11 +12,6 @@ from tread.errors import ConfigError, nearest, shown
 Saved = Mapping[str, int]
 """Bytes kept for backward: `constant`, and per sample `sample`, `image` per image token, `text` per text token, and
 `square` per pair of tokens, if a layer makes an attention mask."""
-UNCOUNTED: dict[str, str] = {
-    "cosmos3": "its forward takes one sample, and what a layer saves is told apart by a batch of several",
-    "qwen_layered": "no option says how many layers an image has; its model is that of qwen_image, with more tokens",
-}
-"""Families of fine-tuning that have no counts yet -> why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +38,8 @@ class Model:
     """Pixels per latent along height and width."""
     patch: tuple[int, int, int]
     """Latent frames, rows and columns of one token."""
+    size: tuple[int, int]
+    """Width and height of a usual sample in pixels."""
     multiple: int
     """Sides of images are multiples of this many pixels."""
     padded: int
@@ -54,6 +51,12 @@ class Model:
     video: bool
     references: bool
     """Whether samples may have reference images."""
+    image_layers: int
+    """Layers that an image is usually taken apart into; 0: it is not."""
+    one_sample: bool
+    """Whether a step takes one sample: the model has no batch axis, or would read the padding of captions."""
+    one_dtype: bool
+    """Whether the stock model fails with float32 weights under autocast."""
     text: int
     """Text tokens of a step."""
     pretrained: bool
@@ -90,11 +93,6 @@ def documents() -> dict[str, dict[str, Any]]:
 def find_model(name: str) -> Model:
     """The model of that name: a family, or a family and a flavour such as sd3/large."""
     known = documents()
-    if name in UNCOUNTED:
-        raise ConfigError(
-            f"{name} cannot be planned yet: {UNCOUNTED[name]}. For routes alone, name a preset in its place and give "
-            "--depth, --width and --tokens."
-        )
     if name not in known:
         raise ConfigError(
             f"{shown(name)} is no model that `tread plan` knows{nearest(name, known)} It knows {', '.join(known)}. For "
@@ -104,13 +102,14 @@ def find_model(name: str) -> Model:
     return Model(
         name=name,
         patch=tuple(found["patch"]),
+        size=tuple(found["size"]),
         stacks=tuple(_layers(stack["name"], stack["layers"], stack) for stack in found["stacks"]),
         outside=_layers("outside", 1, found["outside"]),
         **{
             key: found[key]
             for key in (
                 *("title", "factor", "multiple", "padded", "frame_factor", "frames", "video", "references"),
-                *("text", "pretrained", "lora", "weights"),
+                *("image_layers", "one_sample", "one_dtype", "text", "pretrained", "lora", "weights"),
             )
         },
     )

@@ -21,7 +21,8 @@ function drawPictures(found) {
   }
   for (const name of ["random", "l1"]) $(`caption-${name}`).className = name === state.selector ? "used" : "";
   $("caption-l1").textContent = `by importance ${importance}`;
-  const clip = frames > 1 ? ` The first of ${frames} latent frames is shown.` : "";
+  const layered = state.image_layers ? " The image itself is shown, without its layers." : "";
+  const clip = layered || (frames > 1 ? ` The first of ${frames} latent frames is shown.` : "");
   $("pictures-text").textContent =
     `The tokens that seed ${state.seed} keeps for the first sample of step 0; the others skip the window.` +
     ` Importance is the L1 norm of a token in the model; local contrast stands in for it here.${clip}`;

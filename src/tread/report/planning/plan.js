@@ -77,13 +77,12 @@ function change(control) {
 function opened(name) {
   const model = DATA.models[name];
   const before = depthOf(DATA.models[state.model]);
-  const side = model.pretrained ? 1024 : 256;
-  const size = model.video ? { width: 832, height: 480 } : { width: side, height: side };
+  const [width, height] = model.size;
   const routes = state.routes.map((route) => ({ ...route, end_layer_idx: route.end_layer_idx - before }));
   const batch = model.pretrained ? 1 : 256;
-  const { frames, text } = model;
+  const { frames, image_layers, text } = model;
   const references = Number(model.references);
-  return { model: name, ...size, batch, frames, references, text, routes, ema: !model.pretrained };
+  return { model: name, width, height, batch, frames, references, image_layers, text, routes, ema: !model.pretrained };
 }
 
 function sides(side, aspect, model) {

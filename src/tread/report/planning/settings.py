@@ -15,6 +15,9 @@ class Run:
     height: int
     frames: int
     references: int
+    """Reference images of the target's size; with `image_layers`, the image itself as it is given."""
+    image_layers: int
+    """Layers that the image is taken apart into, each as large as the image."""
     batch: int
     text: int
     way: str
@@ -35,6 +38,7 @@ def make_run(
     resolution: str | None = None,
     frames: int | None = None,
     references: int = 0,
+    image_layers: int | None = None,
     batch: int | None = None,
     text: int | None = None,
     way: str | None = None,
@@ -50,7 +54,7 @@ def make_run(
     if way not in model.ways:
         what = "only all weights" if model.ways == ("full",) else "a LoRA on its own linears, which are attention's,"
         raise ConfigError(f"{model.name} has no plan for {way!r}: {what} can be trained; leave that option out.")
-    allowed = FULL_PRECISIONS if way == "full" else ADAPTER_PRECISIONS
+    allowed = precisions_of(model, way)
     precision = allowed[0] if precision is None else precision
     if precision not in allowed:
         what = "all weights are trained" if way == "full" else "an adapter is trained"
@@ -61,7 +65,8 @@ def make_run(
         height=height,
         frames=_frames(model, frames),
         references=_references(model, references),
-        batch=check_int(model.batch if batch is None else batch, "--batch", 1),
+        image_layers=_image_layers(model, image_layers),
+        batch=_batch(model, batch),
         text=check_int(model.text if text is None else text, "--text", 0),
         way=way,
         rank=check_int(rank, "--lora", 1),
@@ -73,25 +78,31 @@ def make_run(
     )
 
 
+def precisions_of(model: Model, way: str) -> tuple[str, ...]:
+    """Precisions of the base, the default first."""
+    found = FULL_PRECISIONS if way == "full" else ADAPTER_PRECISIONS
+    return tuple(name for name in found if not (model.one_dtype and name == "fp32"))
+
+
 def _size(model: Model, resolution: str | None) -> tuple[int, int]:
-    usual = "832x480" if model.video else "256" if not model.pretrained else "1024"
-    text = usual if resolution is None else resolution
-    sides = text.lower().split("x")
+    if resolution is None:
+        return model.size
+    sides = resolution.lower().split("x")
     if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
-        raise ConfigError(f"--resolution is {text!r}; give a side in pixels such as 1024, or WIDTHxHEIGHT.")
+        raise ConfigError(f"--resolution is {resolution!r}; give a side in pixels such as 1024, or WIDTHxHEIGHT.")
     width, height = int(sides[0]), int(sides[-1])
     for side in (width, height):
         if side % model.multiple:
             below = max(side // model.multiple, 1) * model.multiple
             raise ConfigError(
-                f"--resolution is {text}, and sides of {model.name} are multiples of {model.multiple} pixels: use "
-                f"{below} or {below + model.multiple} instead of {side}."
+                f"--resolution is {resolution}, and sides of {model.name} are multiples of {model.multiple} pixels: "
+                f"use {below} or {below + model.multiple} instead of {side}."
             )
     tokens = (width // model.multiple) * (height // model.multiple)
     if model.padded and width != height and tokens > model.padded:
         raise ConfigError(
-            f"--resolution is {text}, which is {tokens} tokens, and {model.name} takes {model.padded} unless the sides "
-            "are equal: use smaller sides, or a square."
+            f"--resolution is {resolution}, which is {tokens} tokens, and {model.name} takes {model.padded} unless the "
+            "sides are equal: use smaller sides, or a square."
         )
     return width, height
 
@@ -112,8 +123,29 @@ def _frames(model: Model, frames: int | None) -> int:
     return frames
 
 
+def _batch(model: Model, batch: int | None) -> int:
+    count = check_int(model.batch if batch is None else batch, "--batch", 1)
+    if count > 1 and model.one_sample:
+        raise ConfigError(
+            f"--batch is {count}, but {model.name} is trained with one sample at a time: leave it out, and raise "
+            "gradient_accumulation_steps in the run's config."
+        )
+    return count
+
+
+def _image_layers(model: Model, layers: int | None) -> int:
+    if layers is None:
+        return model.image_layers
+    check_int(layers, "--image-layers", 1)
+    if not model.image_layers:
+        raise ConfigError(
+            f"--image-layers is {layers}, but {model.name} does not take images apart into layers; leave it out."
+        )
+    return layers
+
+
 def _references(model: Model, references: int) -> int:
     check_int(references, "--references", 0)
     if references and not model.references:
         raise ConfigError(f"--references is {references}, but {model.name} takes no reference images; leave it out.")
-    return references
+    return 1 if model.image_layers else references

@@ -22,7 +22,7 @@ function showControls(found) {
   const depth = found.depth;
   const route = state.routes[chosen];
   options($("way"), [...Object.keys(model.lora), "full"], (way) => WAYS[way]);
-  options($("precision"), state.way === "full" ? DATA.full_precisions : Object.keys(DATA.precisions));
+  options($("precision"), precisionsOf(model, state.way));
   const selects = ["model", "way", "precision", "optimizer", "checkpointing", "selector"];
   for (const name of selects) $(name).value = state[name];
   for (const name of ["graphs", "ema"]) $(name).checked = state[name];
@@ -35,8 +35,10 @@ function showControls(found) {
   const side = Math.round(Math.sqrt(state.width * state.height) / step);
   const smallest = Math.max(1, Math.ceil(128 / step));
   slide("resolution", side, `${state.width} × ${state.height} px`, { min: smallest, max: largest });
-  slide("frames", state.frames, state.frames, { step: frameStepOf(model), max: 1 + 40 * frameStepOf(model) });
+  const frameStep = frameStepOf(model);
+  slide("frames", state.frames, state.frames, { step: frameStep, max: Math.max(1 + 40 * frameStep, model.frames) });
   slide("references", state.references, state.references);
+  slide("image_layers", state.image_layers, state.image_layers);
   slide("batch", state.batch, state.batch, { max: model.pretrained ? 32 : 512 });
   slide("rank", state.rank, state.rank);
   slide("ratio", Math.round(route.selection_ratio * 100), `${percent(route.selection_ratio)}`);
@@ -46,6 +48,8 @@ function showControls(found) {
   $("rank-row").hidden = state.way === "full";
   $("frames-row").hidden = !model.video;
   $("references-row").hidden = !model.references;
+  $("image_layers-row").hidden = !model.image_layers;
+  $("batch-row").hidden = model.one_sample;
   $("importance-row").hidden = state.selector !== "l1";
   showWindows(depth);
 }
@@ -105,7 +109,7 @@ function showFigures(found) {
   const kept = found.layers[state.routes[chosen].start_layer_idx];
   $("tokens").textContent = whole(kept);
   const parts = [whole(found.image)];
-  if (found.reference) parts.push(`${whole(found.reference)} of references`);
+  if (found.reference) parts.push(`${whole(found.reference)} of ${state.image_layers ? "the given image" : "references"}`);
   if (found.padding) parts.push(`${whole(found.padding)} of padding`);
   if (state.text) parts.push(`${whole(state.text)} of text`);
   $("tokens-all").textContent = `of ${parts.join(" + ")}`;

@@ -1,7 +1,7 @@
 // The state of the page: what it opens at, how the address holds it, and what a model allows of it.
 "use strict";
 
-const NUMBERS = ["width", "height", "frames", "references", "batch", "text", "rank"];
+const NUMBERS = ["width", "height", "frames", "references", "image_layers", "batch", "text", "rank"];
 const SCHEDULE = ["warmup_steps", "cooldown_fraction", "levels", "total_steps"];
 const NAMES = ["way", "precision", "optimizer", "checkpointing", "selector", "reference_tokens"];
 
@@ -63,19 +63,20 @@ function fitted(s) {
   const next = { ...s };
   next.width = Math.max(step, Math.round(s.width / step) * step);
   next.height = Math.max(step, Math.round(s.height / step) * step);
-  const grid = gridOf(model, { ...next, frames: 1 });
+  const grid = gridOf(model, { ...next, frames: 1, image_layers: 0 });
   if (model.padded && next.width !== next.height && grid.rows * grid.columns > model.padded) {
     const side = Math.round(Math.sqrt(next.width * next.height) / step) * step; // only squares may have more
     next.width = next.height = side;
   }
   const frameStep = frameStepOf(model);
   next.frames = model.video ? 1 + Math.max(0, Math.round((s.frames - 1) / frameStep)) * frameStep : 1;
-  next.references = model.references ? s.references : 0;
-  next.batch = Math.max(1, Math.round(s.batch));
+  next.image_layers = model.image_layers ? Math.max(1, Math.round(s.image_layers)) : 0;
+  next.references = model.image_layers ? 1 : model.references ? s.references : 0;
+  next.batch = model.one_sample ? 1 : Math.max(1, Math.round(s.batch));
   next.rank = Math.max(1, Math.round(s.rank));
   const ways = [...Object.keys(model.lora), "full"];
   if (!ways.includes(next.way)) next.way = ways[0];
-  const precisions = next.way === "full" ? DATA.full_precisions : Object.keys(DATA.precisions);
+  const precisions = precisionsOf(model, next.way);
   if (!precisions.includes(next.precision)) next.precision = precisions[0];
   if (!CHECKPOINTING.includes(next.checkpointing)) next.checkpointing = "none";
   if (!(next.optimizer in DATA.optimizers)) next.optimizer = "adamw";
@@ -115,7 +116,8 @@ function configOf(s, depth) {
   if (s.selector === "l1") config.importance = s.importance;
   config.seed = s.seed;
   if (s.schedule) config.schedule = s.schedule;
-  if (DATA.models[s.model].references) config.reference_tokens = s.reference_tokens;
+  const { references, image_layers } = DATA.models[s.model];
+  if (references || image_layers) config.reference_tokens = s.reference_tokens;
   return config;
 }
 
@@ -123,7 +125,8 @@ function commandOf(s, depth) {
   const model = DATA.models[s.model];
   const words = ["tread", "plan", s.model, "--resolution", s.width === s.height ? s.width : `${s.width}x${s.height}`];
   if (model.video) words.push("--frames", s.frames);
-  if (s.references) words.push("--references", s.references);
+  if (model.references && s.references) words.push("--references", s.references);
+  if (model.image_layers) words.push("--image-layers", s.image_layers);
   words.push("--batch", s.batch);
   if (s.text !== model.text) words.push("--text", s.text);
   if (s.way === "full") {

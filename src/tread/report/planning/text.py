@@ -117,9 +117,10 @@ def _heading(model: Model, run: Run, found: Estimate) -> str:
     if run.way == "attention":
         what += " on attention"
     frames = f", {run.frames} frames" if run.frames > 1 else ""
+    frames += f" with {counted(run.image_layers, 'layer')}" if run.image_layers else ""
     parts = [f"{found.image:,} tokens"]
     if found.reference:
-        parts.append(f"{found.reference:,} of references")
+        parts.append(f"{found.reference:,} of {'the given image' if run.image_layers else 'references'}")
     if found.padding:
         parts.append(f"{found.padding:,} of padding")
     if run.text:
