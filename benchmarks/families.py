@@ -50,7 +50,9 @@ def shape_of(line: Line, *, shallow: bool, smoke: bool) -> tuple[Subject, Shape]
         with torch.device(device):
             noisy = torch.randn(1, line.channels, *sizes)
             _, batch = subject.batch(1, 1, 16 if smoke else text)
-        return batch | {"mean": noisy, "noisy": noisy}
+        # tokens that are all alike would leave the attention among them nothing to learn
+        drawn = {name: torch.randn_like(x) if x.is_floating_point() else x for name, x in batch.items()}
+        return drawn | {"mean": noisy, "noisy": noisy}
 
     def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         noisy = batch["noisy"]

@@ -20,7 +20,7 @@ import tread
 from tests.finetune.contract import STEPS, Case, assert_same_call, gradients, rows_of
 from tests.finetune.trained import PROMPTS, recorded, save_lora
 from tests.finetune.waits import seen_waits
-from tests.tiny.pipelines import TINY
+from tests.tiny.pipelines import EVERY, TINY
 from tread.attach.registry import family_of
 from tread.finetune.families import open_family
 from tread.finetune.model.lora_files import LORA_FILES, has_lora_loader
@@ -251,6 +251,7 @@ def test_a_lora_loads_in_the_stock_pipeline(case: Case, tmp_path: Path) -> None:
         assert (after - before[part]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("case", EVERY, indirect=True)
 def test_only_the_stock_model_makes_a_step_wait_for_the_device(case: Case) -> None:
     """Once the first step of a bucket is done, which may copy what is kept from then on."""
     if case.tiny.reads_values:

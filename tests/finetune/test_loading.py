@@ -251,6 +251,7 @@ def test_host_memory_holds_no_whole_model(big: Path, pipeline_folder: PipelineFo
     assert one["whole"] > limit, "or the limit is none"
 
 
+@pytest.mark.contract
 @pytest.mark.skipif(not memory.STATUS.is_file(), reason="anonymous memory is known on Linux alone")
 def test_a_sharded_lora_holds_its_shards(big: Path, pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
     """Each of two processes has half of the frozen base, and never much more."""
