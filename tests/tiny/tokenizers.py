@@ -30,7 +30,7 @@ def clip_tokenizer() -> Any:
     """CLIPTokenizer: byte pairs in lower case, a mark at the end of a word, 77 tokens at most."""
     from transformers import CLIPTokenizer
 
-    merges = trained_merges(*(word.lower() for word in WORDS), end_of_word_suffix="</w>")
+    merges = trained_merges(*(word.lower() for word in WORDS), end="</w>")
     symbols = [*BYTES, *(f"{byte}</w>" for byte in BYTES)]
     vocabulary = numbered(symbols, map("".join, merges), ["<|startoftext|>", "<|endoftext|>"])
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=77)
@@ -172,9 +172,14 @@ def numbered(*groups: Iterable[str]) -> dict[str, int]:
 
 
 @cache
-def trained_merges(*words: str, **options: Any) -> Any:
-    """The byte pairs that make one token of each word."""
+def trained_merges(*words: str, end: str | None = None) -> Any:
+    """The byte pairs that make one token of each word; `end` marks the last letter of a word."""
     tokenizer: Any = Tokenizer(models.BPE())
-    trainer: Any = trainers.BpeTrainer(vocab_size=9999, show_progress=False, **options)  # more than there are pairs
+    # letters that are numbered before training: the trainer would number those with a mark in an order of its own
+    letters = [] if end is None else sorted({f"{word[-1]}{end}" for word in words})
+    size = 9999  # more than there are pairs
+    trainer: Any = trainers.BpeTrainer(
+        vocab_size=size, show_progress=False, special_tokens=letters, end_of_word_suffix=end
+    )
     tokenizer.train_from_iterator(words, trainer)
     return [(left, right) for left, right in json.loads(tokenizer.to_str())["model"]["merges"]]
