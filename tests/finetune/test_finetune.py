@@ -27,6 +27,7 @@ from tread.finetune.families import family_class
 from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig
 from tread.kernels import checkpointing
+from tread.training import memory
 from tread.training.loop import Session
 from tread.training.metrics import read_metrics
 
@@ -257,8 +258,9 @@ def test_the_end_names_what_was_made(config: Any, tmp_path: Path, capsys: pytest
     assert f"result: {folder / 'pytorch_lora_weights.safetensors'}" in said
     assert said[-1] == f"newest preview: {folder / 'previews' / 'step-00000001-0.png'}"
     assert yaml.safe_load((folder / "config.yaml").read_text())["mixed_precision"] == "no"
-    facts = json.loads((folder / "run.json").read_text())["facts"]
-    assert not {"contents", "held_out", "captions"} & facts.keys(), "fingerprints are for a resume, in checkpoints"
+    record = json.loads((folder / "run.json").read_text())
+    assert not {"contents", "held_out", "captions"} & record["facts"].keys(), "they are for a resume, in checkpoints"
+    assert (" GiB of host memory" in record["summary"]) == memory.STATUS.is_file(), "a system that tells its memory"
 
 
 def test_a_base_in_bf16_is_computed_in_bf16_on_a_cpu_too(config: Any, tmp_path: Path) -> None:

@@ -65,8 +65,7 @@ def finetune(config: FinetuneConfig) -> Path:
             models = load_models(replace(config, init_lora=None) if begun else config, family, accelerator.device)
             handles = {part: attach_routes(config, model) for part, model in models.items()}
             task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
-        if loading.bytes is not None:
-            task.facts["load_gib"] = round(loading.bytes / 2**30, 3)
+        task.loading = loading.bytes
         if config.init == "scratch":
             for part in models:
                 with scratch.fitting(family.source, part):

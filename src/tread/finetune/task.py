@@ -99,6 +99,8 @@ class Finetuning:
         plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
         depth = next((handle.plan.depth for handle in handles.values() if handle is not None), None)
         sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
+        self.loading: int | None = None
+        """Bytes of host memory that loading the models took at most, where that is known."""
         self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
         if references := max((len(entry.references) for entry in data.train.entries), default=0):
             self.facts["references"] = references
@@ -130,7 +132,7 @@ class Finetuning:
         routes = "dense" if handle is None else ", ".join(str(route) for route in handle.plan.routes)
         config, accelerator = self.config, self.accelerator
         kind = {"full": "all weights"}.get(config.model_type, config.lora_type.replace("standard", "lora"))
-        loading = f", loaded with {self.facts['load_gib']:.1f} GiB of host memory" if "load_gib" in self.facts else ""
+        loading = "" if self.loading is None else f", loaded with {self.loading / 2**30:.1f} GiB of host memory"
         return (
             f"{config.model_family}, {kind}: {trained / 1e6:.1f} M of {size / 1e6:.1f} M parameters train, {routes}; "
             f"{counted(len(self.train_set), 'sample')} in {counted(len(set(self.train_set.groups)), 'bucket')}, "
