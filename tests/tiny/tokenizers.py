@@ -175,11 +175,9 @@ def numbered(*groups: Iterable[str]) -> dict[str, int]:
 def trained_merges(*words: str, end: str | None = None) -> Any:
     """The byte pairs that make one token of each word; `end` marks the last letter of a word."""
     tokenizer: Any = Tokenizer(models.BPE())
-    # letters that are numbered before training: the trainer would number those with a mark in an order of its own
-    letters = [] if end is None else sorted({f"{word[-1]}{end}" for word in words})
-    size = 9999  # more than there are pairs
-    trainer: Any = trainers.BpeTrainer(
-        vocab_size=size, show_progress=False, special_tokens=letters, end_of_word_suffix=end
-    )
+    options: dict[str, Any] = {}
+    if end is not None:  # the trainer would number letters with a mark in an order that changes: they come first
+        options = {"end_of_word_suffix": end, "special_tokens": sorted({f"{word[-1]}{end}" for word in words})}
+    trainer: Any = trainers.BpeTrainer(vocab_size=9999, show_progress=False, **options)  # more than there are pairs
     tokenizer.train_from_iterator(words, trainer)
     return [(left, right) for left, right in json.loads(tokenizer.to_str())["model"]["merges"]]
