@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 SD_VAE = {"block_out_channels": (128, 256, 512, 512)}
@@ -47,6 +48,13 @@ class Line:
     """Modules of a layer that do not run in training."""
 
 
+_qwen = partial(
+    Line,
+    model="QwenImageTransformer2DModel",
+    channels=16,
+    text={"embeds": ("T", "joint_attention_dim")},
+    vae={"temperal_downsample": (False, True, True)},
+)
 MODELS: dict[str, Line] = {
     "auraflow": Line(
         family="auraflow",
@@ -278,22 +286,14 @@ MODELS: dict[str, Line] = {
         text={"embeds": ("T", "context_in_dim")},
         vae=SD_VAE,
     ),
-    "qwen_image": Line(
+    "qwen_image": _qwen(
         family="qwen_image",
-        model="QwenImageTransformer2DModel",
         title="Qwen-Image",
-        channels=16,
-        text={"embeds": ("T", "joint_attention_dim")},
-        vae={"temperal_downsample": (False, True, True)},
         reads=256,
     ),
-    "qwen_image/edit": Line(
+    "qwen_image/edit": _qwen(
         family="qwen_image",
-        model="QwenImageTransformer2DModel",
         title="Qwen-Image-Edit-Plus",
-        channels=16,
-        text={"embeds": ("T", "joint_attention_dim")},
-        vae={"temperal_downsample": (False, True, True)},
         pipeline=2,
         reads=448,  # 256 of a caption, and those of the reference that the text encoder sees
         references=True,
@@ -309,13 +309,9 @@ MODELS: dict[str, Line] = {
         reads_values=True,
         unit=4,
     ),
-    "qwen_layered": Line(
+    "qwen_layered": _qwen(
         family="qwen_layered",
-        model="QwenImageTransformer2DModel",
         title="Qwen-Image-Layered",
-        channels=16,
-        text={"embeds": ("T", "joint_attention_dim")},
-        vae={"temperal_downsample": (False, True, True)},
         config={"use_additional_t_cond": True, "use_layer3d_rope": True},
         reads=256,
         unit=2,  # as many tokens of the clean image as of the one that is drawn
