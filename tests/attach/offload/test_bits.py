@@ -113,7 +113,8 @@ def test_compiled_layers(checkpointing: bool | None, layers: int, attach: Attach
     """Each length has code of its own also where some layers are offloaded and the others checkpointed."""
     plain, model, told = adapted(FLUX), adapted(FLUX), list[str]()
     expected = train(FLUX, plain, attach(plain, ROUTES))
-    handle = attach(model, ROUTES).offload(layers).compile(checkpointing=checkpointing, say=told.append, **TRACED)
+    handle = attach(model, ROUTES).offload(layers)
+    handle.compile(checkpointing=checkpointing, shapes=2, say=told.append, **TRACED)
     for one, other in zip(train(FLUX, model, handle), expected, strict=True):
         assert_same(one, other)
     assert handle.fast is not None
