@@ -6,26 +6,31 @@
 - The models are those that `tread plan` knows (`pages/model_lines.py`), made on the device with random weights; what
   runs is the family's own `predict` with the family's own LoRA layers, in the step of `tread finetune`.
 - An image has 1024 x 1024 pixels, with its layers 640 x 640, a clip 480 x 832 and its usual frames, or as many as make
-  at most 16,384 tokens.
+  at most 16,384 tokens. A model that edits has a reference of the same size, whose tokens are not dropped.
 - `--list` prints the bf16 weights of each model, which must fit the device beside a step: an H200 has 139 GiB.
 - Layers are compiled and checkpointed, with CUDA graphs; `compiled` is the same without graphs, measured where
   capturing fails because the stock forward waits for the device.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.lora import NOTES, RANK, Shape, Variant, build, lora_steps
+import tread
+from benchmarks.lora import NOTES, RANK, ROUTES, Shape, Variant, build, lora_steps
 from benchmarks.record import Facts, Record, options
 from pages.model_lines import MODELS, Line
 from pages.subjects import Subject
 from tread.attach.registry import family_of
+from tread.finetune.family import reference_name
 from tread.finetune.model.adapters import add_adapter
+from tread.finetune.model.quantize import check_precision, quantize
+from tread.training.settings import OptimizerName
 
 IMAGE, LAYERS, CLIP = (1024, 1024), (640, 640), (480, 832)
 MOST_TOKENS = 16384
@@ -33,11 +38,30 @@ SHALLOW = 4
 """Layers of each stack where few are enough: to fill the compiler's caches, and on a CPU."""
 
 
-def shape_of(line: Line, *, shallow: bool, smoke: bool) -> tuple[Subject, Shape]:
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A LoRA of a model: the samples, and the settings that its step depends on."""
+
+    line: Line
+    pixels: tuple[int, int] | None = None
+    """Height and width of a sample; None: the usual ones."""
+    references: int | None = None
+    """Reference images of a sample; None: as few as the family takes."""
+    base: str = "bf16"
+    """The frozen base: bf16, or one of the product's `base_model_precision`."""
+    rank: int = RANK
+    routes: Mapping[str, Any] | str | None = None
+    """None: 0.5 over 2..-2."""
+    optimizer: OptimizerName = "adamw"
+
+
+def shape_of(case: Case, *, shallow: bool, smoke: bool) -> tuple[Subject, Shape]:
     """A model of the released sizes and a batch of one sample."""
+    line = case.line
     subject = Subject(line)
     family = subject.family
-    frames, rows, columns = grid_of(subject)
+    frames, rows, columns = grid_of(subject, case.pixels)
+    references = family.reference_counts.start if case.references is None else case.references
     if smoke:
         frames, rows, columns = min(frames, 2), 4, 6
     tokens, text = frames * rows * columns, line.reads or family.longest_text
@@ -52,14 +76,23 @@ def shape_of(line: Line, *, shallow: bool, smoke: bool) -> tuple[Subject, Shape]
             _, batch = subject.batch(1, 1, 16 if smoke else text)
         # tokens that are all alike would leave the attention among them nothing to learn
         drawn = {name: torch.randn_like(x) if x.is_floating_point() else x for name, x in batch.items()}
-        return drawn | {"mean": noisy, "noisy": noisy}
+        count = 0 if family.layered else references  # layers are a part of the sample
+        seen = {f"{reference_name(number)}.mean": torch.randn_like(noisy) for number in range(count)}
+        return drawn | seen | {"mean": noisy, "noisy": noisy}
 
     def loss(model: nn.Module, batch: dict[str, Tensor], step: int) -> Tensor:
         noisy = batch["noisy"]
         prediction = family.predict(model, noisy, torch.full((1,), 0.5, device=noisy.device), batch)
         return (prediction.float() - 1).square().mean()
 
-    notes = {"batch": 1, "image_tokens": tokens, "text_tokens": text, "layers": depths, "title": line.title}
+    notes = {
+        "batch": 1,
+        "image_tokens": tokens,
+        "references": references,
+        "text_tokens": text,
+        "layers": depths,
+        "title": line.title,
+    }
     notes["weights_gib"] = round(weights_gib(subject), 1)
     return subject, Shape(model=partial(subject.cls, **config), inputs=inputs, notes=notes, loss=loss)
 
@@ -69,10 +102,10 @@ def weights_gib(subject: Subject) -> float:
     return sum(parameter.numel() for parameter in subject.model.parameters()) * 2 / 2**30
 
 
-def grid_of(subject: Subject) -> tuple[int, int, int]:
+def grid_of(subject: Subject, pixels: tuple[int, int] | None = None) -> tuple[int, int, int]:
     """Tokens of a sample by frames, rows and columns."""
     family, line = subject.family, subject.line
-    height, width = CLIP if family.video else LAYERS if family.layered else IMAGE
+    height, width = pixels or (CLIP if family.video else LAYERS if family.layered else IMAGE)
     step, rows_step, columns_step = family.patch
     rows, columns = height // family.factor // rows_step, width // family.factor // columns_step
     latent_frames = 1 + (family.layers if family.layered else (line.frames - 1) // family.frame_factor)
@@ -94,19 +127,35 @@ def shallow_config(subject: Subject, depths: dict[str, int]) -> dict[str, Any]:
     return short | each
 
 
-def run(record: Record, line: Line, *, graphs: bool) -> Facts:
+def run(record: Record, case: Case, *, graphs: bool) -> Facts:
     """Compare dense and routed steps of one model."""
-    subject, shape = shape_of(line, shallow=record.warm or record.smoke, smoke=record.smoke)
+    subject, shape = shape_of(case, shallow=record.warm or record.smoke, smoke=record.smoke)
     model = build(shape, record.device)
-    add_adapter(model, kind="standard", rank=RANK, alpha=RANK, targets=subject.family.lora_targets, seed=0)
+    if case.base != "bf16":
+        check_precision(case.base, record.device)
+        quantize(model, case.base, record.device)
+    add_adapter(model, kind="standard", rank=case.rank, alpha=case.rank, targets=subject.family.lora_targets, seed=0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.01)
     variant = Variant(name="steps", graphs=graphs and record.device.type == "cuda")
-    with lora_steps(model, shape, variant, record.device, checkpointed=True) as steps:
+    settings: dict[str, Any] = {"routes": case.routes or ROUTES, "optimizer": case.optimizer}
+    with lora_steps(model, shape, variant, record.device, checkpointed=True, **settings) as steps:
+        if isinstance(steps.work.handle, tread.Attachment):
+            steps.work.handle.references = subject.family.reference_tokens(steps.work.batch)
         facts = steps.warm_up(1) if record.warm else steps.compare(seconds=record.seconds, rounds=2)
     weights = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": weights, "stacks": [stack.name for stack in family_of(model).stacks]} | facts
+
+
+def measure(record: Record, case: Case, **facts: Any) -> None:
+    """Steps by CUDA graphs, or without where capturing fails."""
+    subject, shape = shape_of(case, shallow=False, smoke=False)
+    facts |= {"checkpointed": True, "shapes": shape.notes | facts.get("shapes", {}), "family": subject.family.name}
+    for kind in ("graphs", "compiled"):
+        found = record.measure(kind, partial(run, record, case, graphs=kind == "graphs"), **facts)
+        if found["status"] == "ok":
+            break
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,13 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     record = Record("families", given)
     for name in given.models:
-        subject, shape = shape_of(MODELS[name], shallow=False, smoke=False)
-        facts = {"row": f"family-{name}", "checkpointed": True, "shapes": shape.notes | NOTES}
-        facts["family"] = subject.family.name
-        for kind in ("graphs", "compiled"):
-            found = record.measure(kind, partial(run, record, MODELS[name], graphs=kind == "graphs"), **facts)
-            if found["status"] == "ok":
-                break
+        measure(record, Case(line=MODELS[name]), row=f"family-{name}", shapes=NOTES)
     return 0
 
 

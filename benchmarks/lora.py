@@ -7,7 +7,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from tread.finetune.model.quantize import METHODS, check_precision, quantize
 from tread.kernels.attention import Attention
 from tread.kernels.compiling import lengths
 from tread.kernels.fast import Fast
+from tread.training.settings import OptimizerName
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
@@ -124,7 +125,14 @@ def set_base(model: nn.Module, base: str, device: torch.device) -> None:
 
 @contextmanager
 def lora_steps(
-    model: nn.Module, shape: Shape, variant: Variant, device: torch.device, *, checkpointed: bool
+    model: nn.Module,
+    shape: Shape,
+    variant: Variant,
+    device: torch.device,
+    *,
+    checkpointed: bool,
+    routes: Mapping[str, Any] | str = ROUTES,
+    optimizer: OptimizerName = "adamw",
 ) -> Iterator[Steps]:
     """Steps of one variant on a model that has its adapter; afterwards the model is as it was."""
     dtype = torch.float32 if variant.lora == "float32" else torch.bfloat16
@@ -135,7 +143,7 @@ def lora_steps(
     inputs = shape.inputs(device)
     if not autocast:
         inputs = {name: x.bfloat16() if x.is_floating_point() else x for name, x in inputs.items()}
-    handle = tread.attach(model, ROUTES)
+    handle = tread.attach(model, routes)
     mode = variant.compiled
     within = "selective" if variant.selective else checkpointed and mode is not None and not variant.around
     work = Work(
@@ -162,6 +170,7 @@ def lora_steps(
         attention=variant.sdpa,
         graphs=variant.graphs,
         ema=False,
+        optimizer=optimizer,
     )
     try:
         with _checkpointing(model, checkpointed and not within), stepping(work, config, device) as steps:

@@ -27,7 +27,15 @@ from tread.kernels.fast import Fast
 from tread.kernels.graphs import CALLS
 from tread.routing.handle import Handle
 from tread.training.loop import Session, settling
-from tread.training.settings import CheckpointConfig, EMAConfig, JobConfig, LogConfig, LoopConfig, OptimizerConfig
+from tread.training.settings import (
+    CheckpointConfig,
+    EMAConfig,
+    JobConfig,
+    LogConfig,
+    LoopConfig,
+    OptimizerConfig,
+    OptimizerName,
+)
 
 WARM_STEPS = 2 + CALLS
 
@@ -73,7 +81,14 @@ class BenchmarkJob(JobConfig):
 
 
 def job_config(
-    *, batch_size: int, autocast: bool, compiled: bool, attention: Attention, graphs: bool, ema: bool
+    *,
+    batch_size: int,
+    autocast: bool,
+    compiled: bool,
+    attention: Attention,
+    graphs: bool,
+    ema: bool,
+    optimizer: OptimizerName = "adamw",
 ) -> JobConfig:
     """The sections the loop reads."""
     return BenchmarkJob(
@@ -90,7 +105,7 @@ def job_config(
             graphs=graphs,
         ),
         optimizer=OptimizerConfig(
-            name="adamw",
+            name=optimizer,
             learning_rate=1e-4,
             schedule="constant",
             warmup_steps=0,

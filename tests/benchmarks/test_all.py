@@ -87,7 +87,7 @@ NARROW = {
 def test_a_narrow_step(name):
     """A routed forward and backward of the row's own inputs, shallow and narrow, in float32."""
     line = replace(families.MODELS[name], config={**families.MODELS[name].config, **NARROW[name]})
-    subject, shape = families.shape_of(line, shallow=True, smoke=True)
+    subject, shape = families.shape_of(families.Case(line=line), shallow=True, smoke=True)
     model = shape.model().train()
     add_adapter(model, kind="standard", rank=2, alpha=2, targets=subject.family.lora_targets, seed=0)
     handle = tread.attach(model, {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]})
@@ -100,7 +100,7 @@ def test_a_narrow_step(name):
 
 @pytest.mark.parametrize("name", families.MODELS)
 def test_shallow_models_have_few_layers(name):
-    subject, _ = families.shape_of(families.MODELS[name], shallow=True, smoke=False)
+    subject, _ = families.shape_of(families.Case(line=families.MODELS[name]), shallow=True, smoke=False)
     depths = {stack: len(subject.model.get_submodule(stack)) for stack in subject.stacks}
     assert families.shallow_config(subject, depths)
     with torch.device("meta"):
