@@ -4,7 +4,7 @@ Counted are matrix products and attention, forward, backward and what checkpoint
 to routed FLOPs is the speed-up that a device bound by arithmetic alone would show.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +48,19 @@ class Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func._overloadpacket in flop_registry:
-            flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
-            if "attention" in str(func):
+            attention = "attention" in str(func)
+            shaped = _all_heads(args) if attention else args
+            flops = flop_registry[func._overloadpacket](*shaped, **kwargs, out_val=out)
+            if attention:
                 self.attention += flops
             else:
                 self.products += flops
         return out
+
+
+def _all_heads(args: Sequence[Any]) -> list[Any]:
+    """Arguments of attention in which keys and values have the query's heads: older formulas of torch refuse fewer."""
+    shapes = {n: x.shape for n, x in enumerate(args) if isinstance(x, torch.Tensor) and x.ndim == 4}
+    heads = max(shape[1] for shape in shapes.values())
+    new = {n: torch.empty((s[0], heads, *s[2:]), device="meta") for n, s in shapes.items()}
+    return [new.get(n, x) for n, x in enumerate(args)]
