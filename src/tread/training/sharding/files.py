@@ -91,17 +91,17 @@ def materialise(
     model: nn.Module,
     names: Container[str],
     device: torch.device,
-    filled: Callable[[Mapping[str, Tensor]], None],
+    fill_shards: Callable[[Mapping[str, Tensor]], None],
     stored: Callable[[str], str] = str,
 ) -> None:
-    """Give a sharded model that is on the meta device its weights: `filled` fills the shards that this process keeps.
+    """Give a sharded model that is on the meta device its weights: `fill_shards` fills those that this process keeps.
 
-    It gets those of the tensors that are in `names`; what they lack, such as an adapter, stays. `stored` gives the name
-    there of a tensor of the model.
+    It gets the tensors that are in `names`, empty; others, such as an adapter's, stay. `stored` turns the name of a
+    tensor in the model into that in `names`.
     """
     state = {name: tensor for name, tensor in model.state_dict().items() if stored(name) in names}
     own = {stored(name): torch.empty_like(tensor, device=device) for name, tensor in state.items()}
-    filled(own)
+    fill_shards(own)
     model.load_state_dict({name: own[stored(name)] for name in state}, strict=False, assign=True)
 
 
