@@ -1,7 +1,8 @@
 """Run by torchrun: `tread finetune` for each config given, one run after the other in one process group.
 
-Each rank writes `rank-N.json` into the folder of a run: the weights it holds, and how many were loaded whole. A config
-whose name ends in `-whole` is loaded by the stock loader, whole on each rank.
+Each rank writes `rank-N.json` into the folder of a run: the weights it holds, and how many were loaded whole. The first
+writes `start.safetensors`: the weights that the run began with, put together. A config whose name ends in `-whole` is
+loaded by the stock loader, whole on each rank.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from safetensors.torch import save_file
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
@@ -22,6 +24,7 @@ from tread.finetune.task import Finetuning
 
 WHOLE: list[str] = []
 """Transformers that were loaded whole."""
+START = "start.safetensors"
 own_transformer, own_empty = Source.transformer, Source.empty
 
 
@@ -43,6 +46,13 @@ class Recorded(Finetuning):
         held = sum(p.to_local().numel() for p in parameters if isinstance(p, DTensor))
         facts = {"whole": WHOLE.copy(), "held": held, "all": sum(p.numel() for p in parameters)}
         (self.folder / f"rank-{self.accelerator.process_index}.json").write_text(json.dumps(facts))
+        whole = {
+            name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            for name, parameter in self.model.state_dict(keep_vars=True).items()
+            if isinstance(parameter, nn.Parameter)
+        }
+        if self.accelerator.is_main_process:
+            save_file({name: tensor.detach().contiguous() for name, tensor in whole.items()}, self.folder / START)
 
 
 def keep_group(accelerator: Accelerator) -> None:

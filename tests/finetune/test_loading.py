@@ -212,16 +212,40 @@ def test_an_adapter_on_top(
     assert_same(model, expected)
 
 
-def climb(folder: Path, base: Path, tiny: Path, *, processes: bool = False, **changes: Any) -> list[Any]:
-    """What each process of tests/finetune/memory.py wrote down."""
+@pytest.mark.parametrize("dtype", ["no", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"use_dora": True}, {"lora_type": "lokr"}])
+def test_an_adapter_of_a_base_to_be_sharded(dtype: str, changes: dict[str, Any], flux: Path) -> None:
+    """It begins as on a base that is there, DoRA's magnitudes too, and leaves the base on the meta device."""
+    settings = {"mixed_precision": dtype, "lora_rank": 4, **changes}
+    family = open_family("flux", Source(str(flux)))
+    whole, empty = (
+        load_models(
+            make_config(flux, {"instance_data_dir": "data"}, parallel=parallel, **settings), family, torch.device("cpu")
+        )["transformer"]
+        for parallel in ("ddp", "fsdp")
+    )
+    found = dict(empty.named_parameters())
+    assert any("lora_magnitude_vector" in name for name in found) == ("use_dora" in changes)
+    for name, parameter in whole.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.dtype == found[name].dtype == torch.float32
+            assert torch.equal(parameter, found[name]), name
+        else:
+            assert found[name].is_meta
+            assert found[name].dtype == parameter.dtype
+
+
+def climb(folder: Path, base: Path, tiny: Path, processes: bool, **jobs: dict[str, Any]) -> dict[str, list[Any]]:
+    """What each process of tests/finetune/memory.py wrote down of each of the `jobs`, changes to a config by name."""
+    launch = PROCESSES if processes else []
     paths = []
-    for name, place in (("tiny", tiny), ("big", base)):
+    for name, changes in [("tiny", next(iter(jobs.values()))), *jobs.items()]:
+        place = tiny if name == "tiny" else base
         keys = {"model_family": "flux", "pretrained_model_name_or_path": str(place), "data": str(folder)}
         paths.append(folder / f"{name}.json")
         paths[-1].write_text(json.dumps({**keys, "mixed_precision": "bf16", "report_to": "none", **changes}))
-    launch = PROCESSES if processes else []
     run(*launch, "-m", "tests.finetune.memory", folder, *paths, ACCELERATE_USE_CPU="true")
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+    return {name: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))] for name in jobs}
 
 
 @pytest.fixture(scope="module")
@@ -245,19 +269,37 @@ def test_host_memory_holds_no_whole_model(big: Path, pipeline_folder: PipelineFo
     """At most 1.3 times the quantized size and one shard; the stock loader's bfloat16 copy alone is more."""
     shard = max(path.stat().st_size for path in (big / "transformer").glob("*.safetensors"))
     assert shard < 50 * MB
-    (one,) = climb(tmp_path, big, pipeline_folder("flux"), base_model_precision="int4")
+    jobs = {"int4": {"base_model_precision": "int4"}}
+    (one,) = climb(tmp_path, big, pipeline_folder("flux"), False, **jobs)["int4"]
     limit = 1.3 * one["held"] + shard
     assert one["climbed"] < limit
     assert one["whole"] > limit, "or the limit is none"
 
 
+SHARDED: dict[str, dict[str, Any]] = {
+    "lora": {"lora_rank": 4},
+    "dora": {"lora_rank": 4, "use_dora": True},
+    "scratch": {"init": "scratch"},
+}
+"""Jobs whose model is never whole on a process; the last has all weights in float32."""
+
+
+@pytest.fixture(scope="module")
+def ranks(big: Path, pipeline_folder: PipelineFolder, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What two processes took and held of each."""
+    jobs = {name: {**changes, "parallel": "fsdp"} for name, changes in SHARDED.items()}
+    return climb(tmp_path_factory.mktemp("ranks"), big, pipeline_folder("flux"), True, **jobs)
+
+
 @pytest.mark.contract
 @pytest.mark.skipif(not memory.STATUS.is_file(), reason="anonymous memory is known on Linux alone")
-def test_a_sharded_lora_holds_its_shards(big: Path, pipeline_folder: PipelineFolder, tmp_path: Path) -> None:
-    """Each of two processes has half of the frozen base, and never much more."""
-    ranks = climb(tmp_path, big, pipeline_folder("flux"), processes=True, parallel="fsdp", lora_rank=4)
-    for rank in ranks:
-        assert 65 * MB < rank["held"] < 80 * MB
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_sharded_job_holds_its_shards(name: str, ranks: dict[str, list[Any]]) -> None:
+    """Each of two processes has half of the model, and never much more: its largest layer has 36 MB in float32."""
+    half = (130 if name == "scratch" else 65) * MB
+    assert len(ranks[name]) == 2
+    for rank in ranks[name]:
+        assert half < rank["held"] < 1.23 * half
         assert rank["climbed"] < 1.3 * rank["held"]
         assert rank["whole"] > 1.8 * rank["held"], "or the limit is none"
 

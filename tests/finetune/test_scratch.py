@@ -1,5 +1,6 @@
 """Training from scratch: new weights of every family, other sizes, the run's own defaults, and a result that loads."""
 
+import functools
 import runpy
 import shutil
 from collections.abc import Callable
@@ -9,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from tests.tiny.autoencoders import tiny_autoencoder
 from tests.tiny.pictures import write_shapes
 from tests.tiny.pipelines import TINY
 from tests.tiny.text_encoders import t5_text
 from tests.tiny.tokenizers import t5_tokenizer
+from tread.attach.registry import layers_of
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.model import scratch
@@ -101,6 +103,62 @@ def test_new_weights_are_drawn_whole_by_the_seed(pipeline_folder: Folder, family
     assert not same(one, source.transformer("transformer", dtype=torch.float32))
     torch.manual_seed(1)
     assert same(one, type(one).from_config(source.config("transformer")))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def drawn(source: Source) -> dict[str, Tensor]:
+    """The weights that `scratch.draw` gives a process that keeps all of them."""
+    model = scratch.empty(source, "transformer")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert not any(buffer.is_meta for buffer in model.buffers())
+    own = {name: torch.full_like(tensor, 7, device="cpu") for name, tensor in model.state_dict().items()}
+    scratch.draw(source, "transformer", own, seed=1)
+    return own
+
+
+@pytest.mark.parametrize("family", FIRST)
+def test_layers_are_drawn_one_by_one(pipeline_folder: Folder, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of the model that is made whole, and at any time one layer of it at most is there."""
+    source = Source(str(pipeline_folder(FIRST[family])))
+    layers: list[nn.Module] = []
+    own_keep = scratch._keep
+
+    def keep(module: nn.Module, prefix: str, own: Any) -> None:
+        assert all(parameter.is_meta for layer in layers for parameter in layer.parameters())
+        own_keep(module, prefix, own)
+        layers.append(module)
+
+    monkeypatch.setattr(scratch, "_keep", keep)
+    expected, before = scratch.make(source, "transformer", seed=1), torch.get_rng_state()
+    found = drawn(source)
+    assert len(layers[:-1]) >= len(layers_of(expected))
+    assert {type(layer) for layer in layers[:-1]} == {type(layer) for layer in layers_of(expected)}
+    assert type(layers[-1]) is type(expected), "what is no layer comes last"
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.keys() == expected.state_dict().keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.state_dict().items())
+    again = scratch.make(source, "transformer", seed=1)
+    assert same(expected, again), "the classes are as they were"
+    empty = dict(scratch.empty(source, "transformer").named_buffers())
+    assert all(torch.equal(empty[name], buffer) for name, buffer in expected.named_buffers())
+
+
+def test_a_layer_that_is_written_to_again(pipeline_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constructor that changes its layers in the end has the last word; nothing else says that they are gone."""
+    source = Source(str(pipeline_folder("auraflow")))
+    cls = source.class_of("transformer")
+    own = cls.__init__
+
+    @functools.wraps(own)  # diffusers reads its signature
+    def changed(self: Any, *arguments: Any, **named: Any) -> None:
+        own(self, *arguments, **named)
+        layer: Any
+        for layer in layers_of(self):
+            layer.attn.to_q.weight.data.normal_()
+
+    monkeypatch.setattr(cls, "__init__", changed)
+    found = drawn(source)
+    for name, tensor in scratch.make(source, "transformer", seed=1).state_dict().items():
+        assert torch.equal(found[name], tensor), name
 
 
 def test_a_run_from_scratch_has_the_paper_s_defaults(config: Callable[..., FinetuneConfig]) -> None:

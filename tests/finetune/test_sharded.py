@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.finetune.layouts import START
 from tests.finetune.tasks import ROUTES
 from tests.programs import PROCESSES, run
 from tests.tiny.pictures import write_noise
@@ -17,7 +18,9 @@ from tests.tiny.runs import forget, metrics
 from tread.cli import main
 from tread.errors import ConfigError
 from tread.finetune.config import read_config
-from tread.finetune.run import finetune
+from tread.finetune.experts import joined
+from tread.finetune.preflight import open_model
+from tread.finetune.run import finetune, load_models
 from tread.training.checkpoint import list_checkpoints
 from tread.training.parts import load_part
 
@@ -33,12 +36,24 @@ RUNS: dict[str, dict[str, Any]] = {
         "validation_prompt": "a cat",
         "use_dora": True,
     },
+    "scratch": {
+        "model_family": "wan",
+        "init": "scratch",
+        "transformer": {"num_layers": 3},
+        "parallel": "fsdp",
+        "learning_rate": 1e-3,
+        "max_train_steps": 2,
+    },
     "int8": {**FLUX, "parallel": "fsdp", "base_model_precision": "int8", "learning_rate": 0.02},
     "bf16": {**FLUX, "parallel": "fsdp", "base_model_precision": "bf16", "mixed_precision": "bf16"},
     "lokr": {**FLUX, "parallel": "fsdp", "lora_type": "lokr", "cpu_offload": True, "learning_rate": 0.02},
     "wan": {"model_family": "wan", "model_type": "full", "parallel": "fsdp", "gradient_accumulation_steps": 2},
 }
-"""Layouts that two processes run; `wan` has two experts."""
+"""Layouts that two processes run."""
+BASES = {"flux": "flux", "wan": "wan-a14b"}
+"""The tiny pipeline of each family; that of Wan has two experts."""
+ALONE = {"parallel": "ddp", "shard_size": None, "cpu_offload": False, "train_batch_size": 2}
+"""Changes to a layout for one process."""
 TWICE = ("bf16",)
 """Those that are run again with the model whole on each process before it is sharded."""
 
@@ -72,7 +87,7 @@ def two(pipeline_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     """The runs of two processes with one sample each per forward."""
     folder = tmp_path_factory.mktemp("two")
     write_noise(folder / "data", [(64, 64)] * 8)
-    configs = [config_of(name, folder, pipeline_folder(RUNS[name]["model_family"])) for name in RUNS]
+    configs = [config_of(name, folder, pipeline_folder(BASES[RUNS[name]["model_family"]])) for name in RUNS]
     configs += [config_of(name, folder, pipeline_folder("flux"), "-whole") for name in TWICE]
     run(*PROCESSES, "-m", "tests.finetune.layouts", *configs, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
     return folder
@@ -86,8 +101,7 @@ def test_two_processes_train_as_one(
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     forget()
     (tmp_path / "data").symlink_to(two / "data")
-    alone = {"parallel": "ddp", "shard_size": None, "cpu_offload": False, "train_batch_size": 2}
-    finetune(read_config(config_of(name, tmp_path, pipeline_folder(RUNS[name]["model_family"]), **alone)))
+    finetune(read_config(config_of(name, tmp_path, pipeline_folder(BASES[RUNS[name]["model_family"]]), **ALONE)))
     forget()
     rounding = 3e-2 if name == "bf16" else 1e-4
     for line, other in zip(metrics(tmp_path / name), metrics(two / name), strict=True):
@@ -106,6 +120,20 @@ def result(folder: Path) -> dict[str, Tensor]:
     return {f"{file}: {name}": tensor for file in files for name, tensor in load_file(folder / file).items()}
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_begin_as_one(
+    name: str, two: Path, pipeline_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The weights of the shards, read or drawn, are bit for bit those of a process that has them whole."""
+    config = read_config(config_of(name, tmp_path, pipeline_folder(BASES[RUNS[name]["model_family"]]), **ALONE))
+    expected = joined(load_models(config, open_model(config), torch.device("cpu")))
+    found = load_file(two / name / START)
+    assert found.keys() == dict(expected.named_parameters()).keys()
+    for key, tensor in expected.named_parameters():
+        assert found[key].dtype == tensor.dtype
+        assert torch.equal(found[key], tensor), key
+
+
 @pytest.mark.parametrize("name", TWICE)
 def test_reading_shards_changes_nothing(two: Path, name: str) -> None:
     """Losses and result of a frozen base that was read in shards are those of one that each process had whole."""
@@ -116,9 +144,10 @@ def test_reading_shards_changes_nothing(two: Path, name: str) -> None:
     assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 
 
-@pytest.mark.parametrize("name", ["full", "wan", "bf16", "lokr"])
+@pytest.mark.parametrize("name", ["full", "wan", "bf16", "lokr", "dora", "scratch"])
 def test_each_rank_reads_the_weights_that_it_keeps(two: Path, name: str) -> None:
-    """No process ever holds the whole transformer: it is made on the meta device, and pieces of its files are read."""
+    """No process ever holds the whole transformer: it is made on the meta device, and pieces of its files are read
+    or its layers drawn one by one."""
     ranks = [json.loads((two / name / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [rank["whole"] for rank in ranks] == [[], []]
     assert sum(rank["held"] for rank in ranks) == ranks[0]["all"]

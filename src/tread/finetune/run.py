@@ -166,15 +166,16 @@ def quantize_stock(
 
 def load_stock(config: FinetuneConfig, family: TuneFamily, part: str, device: torch.device | str = "cpu") -> nn.Module:
     """One transformer as its library loads or makes it, in the dtype of the job; on the meta device if each process is
-    to read a shard of it."""
+    to have a shard of it."""
     dtype = job_dtype(config)
     if config.init == "scratch":
-        model = scratch.make(family.source, part, seed=_seed(config, part))
+        seed = config.seed_of(part)
+        model = scratch.empty(family.source, part) if config.sharded else scratch.make(family.source, part, seed=seed)
         return model if dtype == torch.float32 else model.to(dtype)
     if not config.sharded:
         return family.source.transformer(part, dtype=dtype, device=device)
-    # too much for one process: filled when it is sharded. DoRA begins with the norms of the weights
-    empty = None if config.use_dora else family.source.empty(part, dtype=dtype)
+    # too much for one process: filled when it is sharded
+    empty = family.source.empty(part, dtype=dtype)
     return family.source.transformer(part, dtype=dtype) if empty is None else empty
 
 
@@ -190,11 +191,12 @@ def make_trainable(
             rank=config.lora_rank,
             alpha=config.lora_rank if config.lora_alpha is None else config.lora_alpha,
             targets=config.lora_targets or family.lora_targets,
-            seed=_seed(config, part),
+            seed=config.seed_of(part),
             dropout=config.lora_dropout,
             dora=config.use_dora,
             factor=config.lokr_factor,
             lycoris_config=config.lycoris_config,  # pyright: ignore[reportArgumentType]  (a file is read in by then)
+            weights=family.source.weights(part) if config.sharded and not config.quantized else None,
         )
         if existing is not None:
             put_in(model, existing, str(config.init_lora))
@@ -213,11 +215,6 @@ def make_trainable(
         return model.train()
     # a sharded one moves layer by layer, when it is sharded
     return model.train() if config.sharded else model.to(device).train()
-
-
-def _seed(config: FinetuneConfig, part: str) -> int:
-    """The seed of new weights: those of an adapter, or of a whole transformer."""
-    return int(noise.bits(config.seed, *part.encode()))
 
 
 def attach_routes(config: FinetuneConfig, model: nn.Module) -> Handle | None:

@@ -19,6 +19,7 @@ from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.objectives.density import PARAMETERS, Density, DensityName
+from tread.routing import noise
 from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
 from tread.training.settings import OptimizerName, Parallel, ScheduleName
@@ -375,6 +376,10 @@ mapping in .json or .yaml."""
             return self
         steps = -(-self.num_train_epochs * batches // self.gradient_accumulation_steps)  # the last epoch to its end
         return replace(self, max_train_steps=steps, num_train_epochs=0)
+
+    def seed_of(self, part: str) -> int:
+        """The seed of a transformer's new weights: those of its adapter, or all."""
+        return int(noise.bits(self.seed, *part.encode()))
 
     def plan(self) -> RoutePlan | None:
         """The routing, with the default schedule where tread_config leaves it out; None: dense."""

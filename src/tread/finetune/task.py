@@ -29,9 +29,8 @@ from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.experts import Range, choose, joined, ranges
 from tread.finetune.family import Batch, TuneFamily
-from tread.finetune.job import FinetuneJob
 from tread.finetune.loss import EXPERT, TIME, VALIDATION, Draws, SampleLosses, forced_tokens, noise_offset
-from tread.finetune.model.adapters import stored_name
+from tread.finetune.model.sharded import shard_models
 from tread.finetune.preflight import target_of
 from tread.finetune.previews import make_previews
 from tread.finetune.result.write import has_result, write_result
@@ -41,8 +40,6 @@ from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
-from tread.training.sharding.files import materialise
-from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted
 
@@ -81,10 +78,9 @@ class Finetuning:
     ) -> None:
         self.config, self.accelerator, self.folder, self.family = config, accelerator, folder, family
         self.models, self.handles = models, handles
-        self._several = len(models) > 1
         self.model = joined(models)
         if config.sharded:
-            self._shard()
+            shard_models(config, family, models, self.model, accelerator)
         self.data, self.train_set, self.held_out = data, data.train, data.held_out
         self.target = target_of(config, family)
         self.sample_losses = SampleLosses(family, handles, kept_only=config.routed_loss != "all")
@@ -106,16 +102,6 @@ class Finetuning:
             self.facts["references"] = references
         self.facts |= {"depth": depth, "grid": self._token_grid(), **data.fingerprints()}
         self.unit = "clip" if data.bucket.frames > 1 else "img"
-
-    def _shard(self) -> None:
-        """Shard each layer, each expert if there are several, and what is left."""
-        layers = [layer for model in self.models.values() for layer in layers_of(model)]
-        experts = list(self.models.values()) if self._several else []
-        shard(self.model, layers, FinetuneJob.of(self.config), self.accelerator, parts=experts)
-        device = torch.device("cpu") if self.config.cpu_offload else self.accelerator.device
-        for part, model in self.models.items():
-            if any(parameter.is_meta for parameter in model.parameters()):
-                materialise(model, self.family.source.weights(part).files, device, stored_name)
 
     def _token_grid(self) -> list[int]:
         """Frames, rows and columns of the target tokens of a typical sample."""

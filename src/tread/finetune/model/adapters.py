@@ -5,7 +5,7 @@
   matches no linear is an error: an adapter that silently trains half of what was asked for is worse than none.
 - The initial weights are a function of the seed alone, not of the device or of earlier draws, and change no output.
 - A base that is on the meta device, because each process will read a shard of it, gets an adapter with values all the
-  same; DoRA's begins with the norms of the base's weights, so it needs them.
+  same. DoRA begins with the norms of the base's weights: peft computes them from one linear of the files at a time.
 - Lycoris keeps its parameters in a network beside the model. It becomes a submodule, so that optimizer, checkpoints
   and moving average see its parameters as the model's.
 """
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError, nearest, needs
 from tread.finetune.model.quantize import not_unpacked
+from tread.finetune.model.weights import Weights
+from tread.training.memory import give_back
 
 AdapterKind = Literal["standard", "lokr", "lycoris"]
 ADAPTER = "default"
@@ -41,13 +43,15 @@ def add_adapter(
     dora: bool = False,
     factor: int = -1,
     lycoris_config: Mapping[str, Any] | None = None,
+    weights: Weights | None = None,
 ) -> None:
     """Freeze the model and put a new adapter on its linears.
 
     `dora` gives a LoRA magnitudes of its own (Liu et al. 2024, arXiv 2402.09353). `factor` is the size of LoKr's
     smaller Kronecker factor, -1 for nearly square ones. `dropout` acts on the input of a LoRA and on the rows of a
     LoKr's update. `lycoris_config` holds arguments of the lycoris library: `algo`, `linear_dim`, `linear_alpha` and
-    others; its `apply_preset` chooses the linears by class, instead of `targets`.
+    others; its `apply_preset` chooses the linears by class, instead of `targets`. `weights` are those of a base that is
+    on the meta device, where DoRA reads the linears that it adapts.
     """
     model.requires_grad_(False)
     preset = (lycoris_config or {}).get("apply_preset")
@@ -61,6 +65,8 @@ def add_adapter(
             _add_lokr(model, linears, targets, rank, alpha, dropout, factor)
         else:
             _add_lycoris(model, linears, {"linear_dim": rank, "linear_alpha": alpha, **(lycoris_config or {})})
+    if dora and weights is not None:
+        _set_magnitudes(model, weights)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -86,6 +92,26 @@ def _stand_ins(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, parameter in empty:
             module._parameters[name] = parameter
+
+
+@torch.no_grad()
+def _set_magnitudes(model: nn.Module, weights: Weights) -> None:
+    """Let peft compute DoRA's magnitudes anew where it saw a stand-in, from one linear of the files at a time."""
+    for path, module in model.named_modules():
+        adapted: Any = module
+        if ADAPTER not in getattr(adapted, "lora_magnitude_vector", ()):
+            continue
+        linear = adapted.get_base_layer()
+        empty = dict(linear._parameters)
+        weights.fill(linear, path)  # nothing, if the loader has read it
+        adapted.lora_magnitude_vector[ADAPTER].update_layer(
+            base_layer=linear,
+            lora_A=adapted.lora_A[ADAPTER].weight,
+            lora_B=adapted.lora_B[ADAPTER].weight,
+            scaling=adapted.scaling[ADAPTER],
+        )
+        linear._parameters.update(empty)
+        give_back()
 
 
 def stored_name(name: str) -> str:

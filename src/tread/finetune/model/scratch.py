@@ -1,21 +1,28 @@
 """`init: scratch`: a transformer made anew from its config, with the sizes that a config changes.
 
 - The weights are drawn by the stock class itself, with a seed of the run's: the same run begins with the same weights.
+- Sharded over processes it begins with them too, though no process has it whole: the constructor runs on each, and a
+  layer is let go as soon as it is made, but for the process's own pieces.
 - Inputs and outputs are those of the pipeline's other parts: an autoencoder's channels and an encoder's embeddings
   cannot be changed by a size of the transformer.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from tread.attach.registry import layers_of
 from tread.errors import ConfigError, nearest, shown
 from tread.finetune.model.source import Source
-from tread.training.memory import is_out_of_memory
+from tread.training.memory import give_back, is_out_of_memory
+from tread.training.sharding.files import keep
 
 INPUTS = (
     *("in_channels", "out_channels", "in_visual_dim", "out_visual_dim"),
@@ -29,6 +36,14 @@ def make(source: Source, part: str, *, seed: int) -> nn.Module:
     """The transformer `part` with new weights in float32, on the CPU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        return _made(source, part)
+
+
+def empty(source: Source, part: str) -> nn.Module:
+    """The same with its parameters on the meta device, for `draw` to fill, and its buffers computed."""
+    from accelerate import init_empty_weights
+
+    with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
         return _made(source, part)
 
 
@@ -48,6 +63,29 @@ def check(source: Source, part: str) -> nn.Module:
             )
     with torch.device("meta"):
         return _made(source, part)
+
+
+def draw(source: Source, part: str, own: Mapping[str, Tensor], *, seed: int) -> None:
+    """Fill the shards `own`, by name, with what `make` draws, while one layer at a time is whole in memory.
+
+    A constructor that writes to a layer again after all layers were made, as none of the tuned families' does, would
+    find it gone: then the model is made whole.
+    """
+    classes = {type(layer) for layer in layers_of(check(source, part))}
+    layers: list[nn.Module] = []
+    with torch.device("meta"), _when_made(classes, layers.append):
+        model = _made(source, part)
+    paths = {module: path for path, module in model.named_modules()}
+    order = iter([paths[layer] for layer in layers])  # a layer does not know its name until all are made
+
+    def let_go(layer: nn.Module) -> None:
+        _keep(layer, f"{next(order)}.", own)
+        layer.to("meta")
+        give_back()
+
+    with _LateWrites() as late, _when_made(classes, let_go):
+        model = make(source, part, seed=seed)
+    _keep(make(source, part, seed=seed) if late.seen else model, "", own)
 
 
 @contextmanager
@@ -83,3 +121,50 @@ def depth_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in config.items()
         if isinstance(value, int) and name.startswith("num_") and name.endswith(("layers", "heads", "blocks"))
     }
+
+
+def _keep(module: nn.Module, prefix: str, own: Mapping[str, Tensor]) -> None:
+    """Copy this process's pieces of a module's tensors; those on the meta device have been copied before."""
+    for name, tensor in module.state_dict(prefix=prefix).items():
+        if not tensor.is_meta:
+            keep(own[name], tensor)
+
+
+@contextmanager
+def _when_made(classes: Collection[type[nn.Module]], then: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Inside this context, `then` is called with each module of the classes as soon as its constructor has returned."""
+    before = {cls: vars(cls).get("__init__") for cls in classes}
+
+    def calling(cls: Any) -> Callable[..., None]:
+        own = cls.__init__
+
+        @wraps(own)
+        def made(self: nn.Module, *arguments: Any, **named: Any) -> None:
+            own(self, *arguments, **named)
+            if type(self) is cls:
+                then(self)
+
+        return made
+
+    for cls in classes:
+        cls.__init__ = calling(cls)
+    try:
+        yield
+    finally:
+        for cls, own in before.items():
+            if own is None:
+                del cls.__init__
+            else:
+                cls.__init__ = own
+
+
+class _LateWrites(TorchDispatchMode):
+    """Whether anything was written to a tensor on the meta device inside this context."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            self.seen |= any(isinstance(one, Tensor) and one.is_meta for one in tree_leaves((args, kwargs)))
+        return func(*args, **kwargs)

@@ -8,9 +8,10 @@
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -87,19 +88,23 @@ def _alone() -> Iterator[None]:
 
 
 def materialise(
-    model: nn.Module, files: Mapping[str, Path], device: torch.device, stored: Callable[[str], str] = str
+    model: nn.Module,
+    names: Container[str],
+    device: torch.device,
+    fill_shards: Callable[[Mapping[str, Tensor]], None],
+    stored: Callable[[str], str] = str,
 ) -> None:
-    """Give a sharded model that is on the meta device its weights: each process reads the shards that it keeps.
+    """Give a sharded model that is on the meta device its weights: `fill_shards` fills those that this process keeps.
 
-    `stored` gives the name that a tensor of the model has in `files`. What they lack, such as an adapter, stays.
+    It gets the tensors that are in `names`, empty; others, such as an adapter's, stay. `stored` turns the name of a
+    tensor in the model into that in `names`.
     """
-    state = {name: tensor for name, tensor in model.state_dict().items() if stored(name) in files}
+    state = {name: tensor for name, tensor in model.state_dict().items() if stored(name) in names}
     own = {stored(name): torch.empty_like(tensor, device=device) for name, tensor in state.items()}
-    fill(own, files)
+    fill_shards(own)
     model.load_state_dict({name: own[stored(name)] for name in state}, strict=False, assign=True)
 
 
-@torch.no_grad()
 def fill(own: Mapping[str, Tensor], files: Mapping[str, Path]) -> None:
     """Read the pieces that this process holds from files of whole tensors; `files` maps each name to its file."""
     by_file: dict[Path, list[str]] = {}
@@ -108,14 +113,17 @@ def fill(own: Mapping[str, Tensor], files: Mapping[str, Path]) -> None:
     for path, names in by_file.items():
         with safe_open(path, framework="pt") as file:
             for name in names:
-                tensor = own[name]
-                if not isinstance(tensor, DTensor):
-                    tensor.copy_(file.get_tensor(name))
-                    continue
-                sizes, offsets = compute_local_shape_and_global_offset(
-                    tensor.shape, tensor.device_mesh, tensor.placements
-                )
-                if 0 in sizes:  # more processes than rows
-                    continue
-                piece = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
-                tensor.to_local().copy_(file.get_slice(name)[piece])
+                sharded = isinstance(own[name], DTensor)
+                keep(own[name], file.get_slice(name) if sharded else file.get_tensor(name))
+
+
+@torch.no_grad()
+def keep(own: Tensor, whole: Any) -> None:
+    """Copy what this process holds of a whole tensor, which may be a slice of a file."""
+    if not isinstance(own, DTensor):
+        own.copy_(whole)
+        return
+    sizes, offsets = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
+    if 0 not in sizes:  # or there are more processes than rows
+        piece = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+        own.to_local().copy_(whole[piece])
