@@ -21,7 +21,7 @@ from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.fast import Fast
 from tread.models import DiT
 from tread.routing.handle import Handle
-from tread.training.ema import EMA
+from tread.training.optimizers.ema import EMA
 from tread.training.optimizers.make import AdamWBF16
 from tread.training.sharding.layout import open_group
 from tread.training.sharding.saver import Saver

@@ -35,7 +35,7 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
-from tread.training.contents import fingerprint
+from tread.training.fingerprint import fingerprint
 from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted

@@ -33,6 +33,8 @@ from torch import Tensor
 from tread.errors import CheckpointError
 from tread.files import fsync, is_safetensors
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that its checkpoints are in."""
 MANIFEST = "checkpoint.json"
 VALIDATED = "validated"
 """The key of a manifest with the validation loss of the checkpoint's own weights."""

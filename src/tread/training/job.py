@@ -24,11 +24,12 @@ from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, shown
 from tread.files import atomic_write, is_file, sweep, writing
 from tread.kernels.attention import check_attention
-from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
-from tread.training.loop import CHECKPOINTS, Session, fit
+from tread.training.checkpoint import CHECKPOINTS, checkpoint_path, list_checkpoints, newest, recover
+from tread.training.loop import fit
 from tread.training.metrics import tracker_of
 from tread.training.ranks import arriving, found_by_main, lost_ranks, rejoin, restarts
 from tread.training.record import write_start
+from tread.training.session import Session
 from tread.training.settings import JobConfig
 from tread.training.sharding.layout import BACKENDS, check_layout, open_group, shard_size
 from tread.training.task import Task
