@@ -79,7 +79,7 @@ class Attachment(Handle):
         self.references: int | None = None
         """The number of reference tokens; None: read from the inputs, once per sequence length."""
         self._references: dict[int, int] = {}
-        self._parameters = list(inspect.signature(type(model).forward).parameters)[1:]
+        self._argument_names = list(inspect.signature(type(model).forward).parameters)[1:]
         self._around = ModelCall(self)
         self.layers: dict[nn.Module, Layer] = {}
         """Module -> its wrapper."""
@@ -140,7 +140,7 @@ class Attachment(Handle):
         mode layers run eager. `detach` takes everything off.
         """
         self.check_attached()
-        self._slow_down()
+        self._remove_fast()
         self.fast = Fast(
             self.model,
             list(self.layers),
@@ -171,7 +171,7 @@ class Attachment(Handle):
         self.check_attached()
         if self.fast is not None:
             raise ConfigError("handle.offload() comes before handle.compile(): call compile again after it.")
-        self._bring_back()
+        self._remove_offload()
         self.offloaded = Offload(self.model, list(self.layers), layers, device=device, say=say or print_once_per_job)
         return self
 
@@ -185,25 +185,28 @@ class Attachment(Handle):
         nothing."""
         if not self.attached:
             return
-        self._slow_down()
-        self._bring_back()
+        self._remove_fast()
+        self._remove_offload()
         self._take_off()
         recompute.leave(self)
 
-    def _slow_down(self) -> None:
+    def _remove_fast(self) -> None:
+        """Take off what `compile` put on."""
         self._leave_compiled()
-        SETTINGS.leave(self)
+        SETTINGS.leave(self)  # entered where a user compiled the layers (`StaticShapes`)
         if self.fast is not None:
             self.fast.remove()
             self.fast = None
 
-    def _bring_back(self) -> None:
+    def _remove_offload(self) -> None:
+        """Take off what `offload` put on."""
         if self.offloaded is not None:
             self._leave_compiled()
             self.offloaded.remove()
             self.offloaded = None
 
-    def _listed(self) -> Iterator[nn.Module]:
+    def _layer_modules(self) -> Iterator[nn.Module]:
+        """The items of the model's lists of layers as they are now, wrappers included."""
         return (module for stack in self.family.stacks for module in _modules(self.model, stack.name))
 
     def _put_on(self) -> None:
@@ -214,7 +217,7 @@ class Attachment(Handle):
         self._follow_changes()
 
     def _leave_compiled(self) -> None:
-        for module in self._listed():
+        for module in self._layer_modules():
             if unwrapped(module) in self.layers:
                 leave_compiled(module)
 
@@ -232,7 +235,7 @@ class Attachment(Handle):
         for stock in self.family.rotary:
             rotary.install(stock, self)
 
-    def come_back(self) -> Callable[[], None] | None:
+    def reattach(self) -> Callable[[], None] | None:
         """Attach again for a recomputation after `detach` or replacement; returns a function that undoes it."""
         if self.attached:
             return None
@@ -241,13 +244,13 @@ class Attachment(Handle):
         self._put_on()
         recompute.follow(self)
 
-        def leave() -> None:
+        def undo() -> None:
             recompute.leave(self)
             self._take_off()
             for one, module in others:
                 one.put_on(module)
 
-        return leave
+        return undo
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
         """A copied model is not attached, so a copied handle is the original."""
@@ -276,7 +279,7 @@ class Attachment(Handle):
             self._follow_changes()
         if not self.is_on(training=model.training):
             return self.begin(training=model.training)
-        arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
+        arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
         with unseen():
@@ -298,7 +301,7 @@ class Attachment(Handle):
 
     def _follow_changes(self) -> None:
         """Check the lists of layers for changes since the last forward, and follow newly compiled layers."""
-        for index, module in enumerate(self._listed()):
+        for index, module in enumerate(self._layer_modules()):
             layer = self.layers.get(unwrapped(module))
             if layer is None:
                 raise ConfigError(
