@@ -53,7 +53,7 @@ def temporary_path(folder: Path, step: int) -> Path:
 
 def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep: int, keep_best: bool = False) -> Path:
     """Write the checkpoint after `step` steps, then remove all but the newest `keep`, and the best one if asked."""
-    with told(folder, step):
+    with _explained(folder, step):
         temporary, signatures = begin(folder, step), {}
         for name, tensors in parts.items():
             path = temporary / f"{name}.safetensors"
@@ -123,7 +123,7 @@ def best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 @contextmanager
-def told(folder: Path, step: int) -> Iterator[None]:
+def _explained(folder: Path, step: int) -> Iterator[None]:
     """Turn the failure of a write inside into a CheckpointError; what was written is removed."""
     try:
         yield

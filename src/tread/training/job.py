@@ -146,6 +146,12 @@ def run(
         names = {"wandb": {"name": config.log.run or folder.name}}
         accelerator.init_trackers(config.log.project, config=flat, init_kwargs=names)
     accelerator.print(task.summary())
+    _advise(task, config, accelerator)
+    return fit(session, folder, start=start)
+
+
+def _advise(task: Task, config: JobConfig, accelerator: Accelerator) -> None:
+    """Say what is likely a mistake, though the run goes on with it."""
     schedule = task.routing[0].plan.schedule if task.routing else None
     if schedule is not None and not any(schedule.scale(step) for step in range(config.train.steps)):
         accelerator.print(
@@ -159,7 +165,6 @@ def run(
         )
     if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         accelerator.print("Launched for several processes but running one; on CPUs pass --multi_gpu.")
-    return fit(session, folder, start=start)
 
 
 def end(accelerator: Accelerator, stopped: int = 0) -> None:

@@ -27,7 +27,7 @@ from tread.training.session import Session
 from tread.training.signals import stopping
 
 SETTLED = 10
-"""Steps after which nothing is built any more."""
+"""Steps of a process after which compiled code, graphs and moments are all there."""
 UNSAVED = "nothing is saved, because checkpoint.every is 0"
 
 
@@ -37,27 +37,27 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
     Returns the number of the signal that stopped it, the same on every rank; 0 if it came to its end.
     """
     task, config, accelerator = session.task, session.config, session.accelerator
-    steps, log, every = config.train.steps, config.log.every, config.checkpoint.every
+    steps, log_every, save_every = config.train.steps, config.log.every, config.checkpoint.every
     is_main = accelerator.is_main_process
     if start >= steps and not session.due:
         accelerator.print(f"the run is at step {start} already; raise {config.called('train.steps')} to train on.")
         return 0
-    if every == 0:
+    if save_every == 0:
         accelerator.print(f"{UNSAVED}, so this run can be neither resumed nor sampled from.")
     metrics = Metrics(folder, accelerator, start_step=start, advice=config.divergence_advice)
     batches = task.batches(start)
-    clock, done, number = _Clock(), start, 0
+    clock, done, stopped_by = _Clock(), start, 0
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
 
-    def finish(done: int) -> None:
-        """Validate, draw and evaluate what is due after a step."""
+    def review(done: int) -> None:
+        """Validate, draw and evaluate what is due after a step, with the averaged weights."""
         if reviews := task.reviews(done):
             metrics.flush()  # lines stay in order
             figures: dict[str, float] = {}
             with session.averaged():
-                for doing, review in reviews.items():
+                for doing, figures_of in reviews.items():
                     with _said(bar, doing):
-                        figures |= review()
+                        figures |= figures_of()
             if figures:
                 session.validated = done, figures.get("val_loss", math.nan)
                 metrics.write(done, figures)
@@ -77,11 +77,11 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         bar,
     ):
         if session.due:  # an error was in the way
-            finish(start)
+            review(start)
             session.save(folder / CHECKPOINTS, start)
         if start == 0:
             with clock.paused():
-                finish(0)
+                review(0)
         for step in range(start, steps):
             compiling = step == start and any(fast.attempt is not None for fast in session.fast)
             with _said(bar, "compiling") if compiling else nullcontext():
@@ -93,9 +93,9 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
             metrics.add(done, {"learning_rate": applied_rate(session.optimizer), "tokens_kept": kept}, values)
             bar.update()
 
-            number = asked()
-            stop = done == steps or number > 0
-            if stop or done % log == 0:
+            stopped_by = asked()
+            stop = done == steps or stopped_by > 0
+            if stop or done % log_every == 0:
                 loss = metrics.flush()["loss"]
                 speed = clock.lap(done - start) * config.train.batch_size
                 bar.set_postfix_str(f"loss {loss:.4f}, {speed:.3g} {task.unit}/s, tokens kept {kept:.0%}")
@@ -103,10 +103,10 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
                     done, {"images_per_second": round(speed, 3), "memory_gib": peak_memory(accelerator.device)}
                 )
             with clock.paused():
-                saving = every > 0 and (stop or done % every == 0)
+                saving = save_every > 0 and (stop or done % save_every == 0)
                 if saving:
                     metrics.flush()  # a loss that is no number is not saved
-                finish(done)  # before the save: a run killed in between goes on from an earlier step and misses nothing
+                review(done)  # before the save: a run killed in between goes on from an earlier step and misses nothing
                 if saving:
                     with _said(bar, "saving"):
                         session.save(folder / CHECKPOINTS, done, wait=stop)
@@ -114,9 +114,9 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
                 break
     if done == steps:
         return 0
-    goes_on = f"continue with: {config.resume_command(folder)}" if every else f"{UNSAVED}."
+    goes_on = f"continue with: {config.resume_command(folder)}" if save_every else f"{UNSAVED}."
     accelerator.print(f"stopped at step {done} of {steps}; {goes_on}")
-    return number
+    return stopped_by
 
 
 @contextmanager
