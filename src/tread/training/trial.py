@@ -75,7 +75,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came out for one network."""
+    """The outcome for one network."""
 
     part: str
     comparisons: Sequence[Comparison]
