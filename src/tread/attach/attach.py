@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tread.around import Around, around
 from tread.attach import rotary
 from tread.attach.compiled import CheckpointCall, follow_compile, leave_compiled
-from tread.attach.family import Arguments, Family, read_count
+from tread.attach.family import Arguments, Family
 from tread.attach.layer import Layer
+from tread.attach.references import References
 from tread.attach.registry import family_for
 from tread.attach.static import StaticShapes
 from tread.attach.wrappers import unwrapped
@@ -41,11 +42,6 @@ from tread.routing.state import State, unseen
 
 _CHECKPOINT = "_gradient_checkpointing_func"
 """The attribute that holds the checkpoint function of diffusers' models."""
-_REFERENCES = (
-    "the force mask does not cover just the target's tokens, or there are not as many reference tokens as in an "
-    "earlier forward with as many tokens: give a mask of the target's (B, S), or set handle.references before each "
-    "forward."
-)
 
 
 def attach(
@@ -78,7 +74,7 @@ class Attachment(Handle):
         """What `offload` put on the model."""
         self.references: int | None = None
         """The number of reference tokens; None: read from the inputs, once per sequence length."""
-        self._references: dict[int, int] = {}
+        self._references = References()
         self._argument_names = list(inspect.signature(type(model).forward).parameters)[1:]
         self._around = ModelCall(self)
         self.layers: dict[nn.Module, Layer] = {}
@@ -285,7 +281,7 @@ class Attachment(Handle):
         with unseen():
             tokens = None if family.tokens is None else family.tokens(model, arguments)
             forced = Forced(
-                references=self._count_references(model, arguments, tokens),
+                references=self._count_references(arguments, tokens),
                 references_at=family.references_at,
                 pinned=0 if family.pinned is None else family.pinned(model, arguments),
             )
@@ -310,29 +306,13 @@ class Attachment(Handle):
                 )
             follow_compile(layer, module)
 
-    def _count_references(self, model: nn.Module, arguments: Arguments, tokens: int | None) -> int:
-        """The number of reference tokens, which are forced.
-
-        If a tensor on the device holds it, it is read once per sequence length, which synchronises, or inferred from a
-        force mask, which covers the target's tokens only. An asynchronous assertion checks it in every forward.
-        """
+    def _count_references(self, arguments: Arguments, tokens: int | None) -> int:
+        """The number of reference tokens that are forced; `references` overrides what the inputs say."""
         if self.family.references is None or self.plan.reference_tokens == "route" or tokens is None:
             return 0
         if self.references is not None:
             return self.references
-        found = self.family.references(model, arguments)
-        if not isinstance(found, Tensor):
-            return found
-        mask = self._mode.mask
-        if mask is not None and mask.shape[1] > tokens:
-            raise ConfigError(f"force_keep has shape {tuple(mask.shape)}; this forward has {tokens} tokens.")
-        count = self._references.get(tokens) if mask is None else tokens - mask.shape[1]
-        if count is None:
-            count = read_count(found)
-            if not torch.compiler.is_compiling():  # a guard on it would recompile
-                self._references[tokens] = count
-        torch._assert_async(found == count, _REFERENCES)  # pyright: ignore[reportPrivateImportUsage]
-        return count
+        return self._references.count(self.family.references(self.model, arguments), tokens, self._mode.mask)
 
 
 class ModelCall(Around):
