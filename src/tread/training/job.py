@@ -81,15 +81,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
-        # refuses broken ones; they are named when one is loaded
-        found_by_main(accelerator, lambda: newest(source / CHECKPOINTS, lambda _: None))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
-            pass
-    except OSError as error:
-        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
-        raise ConfigError(f"{reason}. Name another output_dir.") from None
+        _check_resumable(source, accelerator)
+    _make_folder(folder)
     lock = locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True)
     with lost_ranks(config), lock as held:
         if not broadcast_object_list([held])[0]:
@@ -100,8 +93,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
             sweep(folder)  # the lock is held: nobody else writes here
         accelerator.wait_for_everyone()
         if goes_on:
-            # refuses broken ones before anything is encoded or loaded
-            found_by_main(accelerator, lambda: newest(folder / CHECKPOINTS, lambda _: None))
+            _check_resumable(folder, accelerator)
         taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
         accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
         if taken:
@@ -110,6 +102,22 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
                 "output_dir."
             )
         yield folder
+
+
+def _check_resumable(run_folder: Path, accelerator: Accelerator) -> None:
+    """Refuse a run whose checkpoints are all broken, before anything is encoded or loaded."""
+    found_by_main(accelerator, lambda: newest(run_folder / CHECKPOINTS, lambda _: None))  # broken ones are named later
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a run's folder; refuses one in which no file can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
+            pass
+    except OSError as error:
+        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
+        raise ConfigError(f"{reason}. Name another output_dir.") from None
 
 
 def run(
