@@ -38,7 +38,6 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
     """
     task, config, accelerator = session.task, session.config, session.accelerator
     steps, log_every, save_every = config.train.steps, config.log.every, config.checkpoint.every
-    is_main = accelerator.is_main_process
     if start >= steps and not session.due:
         accelerator.print(f"the run is at step {start} already; raise {config.called('train.steps')} to train on.")
         return 0
@@ -47,23 +46,8 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
     metrics = Metrics(folder, accelerator, start_step=start, advice=config.divergence_advice)
     batches = task.batches(start)
     clock, done, stopped_by = _Clock(), start, 0
-    bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=not is_main, mininterval=0.5)
-
-    def review(done: int) -> None:
-        """Validate, draw and evaluate what is due after a step, with the averaged weights."""
-        if reviews := task.reviews(done):
-            metrics.flush()  # lines stay in order
-            figures: dict[str, float] = {}
-            with session.averaged():
-                for doing, figures_of in reviews.items():
-                    with _said(bar, doing):
-                        figures |= figures_of()
-            if figures:
-                session.validated = done, figures.get("val_loss", math.nan)
-                metrics.write(done, figures)
-                if is_main:
-                    bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
-        session.due = False
+    hidden = not accelerator.is_main_process
+    bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=hidden, mininterval=0.5)
 
     explained = attention.explained(config.train.attention, config.called("train.attention"))
     with (
@@ -77,11 +61,11 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         bar,
     ):
         if session.due:  # an error was in the way
-            review(start)
+            _review(session, start, metrics, bar)
             session.save(folder / CHECKPOINTS, start)
         if start == 0:
             with clock.paused():
-                review(0)
+                _review(session, 0, metrics, bar)
         for step in range(start, steps):
             compiling = step == start and any(fast.attempt is not None for fast in session.fast)
             with _said(bar, "compiling") if compiling else nullcontext():
@@ -106,7 +90,8 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
                 saving = save_every > 0 and (stop or done % save_every == 0)
                 if saving:
                     metrics.flush()  # a loss that is no number is not saved
-                review(done)  # before the save: a run killed in between goes on from an earlier step and misses nothing
+                # before the save: a run killed in between goes on from an earlier step and misses nothing
+                _review(session, done, metrics, bar)
                 if saving:
                     with _said(bar, "saving"):
                         session.save(folder / CHECKPOINTS, done, wait=stop)
@@ -117,6 +102,23 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
     goes_on = f"continue with: {config.resume_command(folder)}" if save_every else f"{UNSAVED}."
     accelerator.print(f"stopped at step {done} of {steps}; {goes_on}")
     return stopped_by
+
+
+def _review(session: Session, done: int, metrics: Metrics, bar: tqdm) -> None:
+    """Validate, draw and evaluate what is due after `done` steps, with the averaged weights."""
+    if reviews := session.task.reviews(done):
+        metrics.flush()  # lines stay in order
+        figures: dict[str, float] = {}
+        with session.averaged():
+            for doing, review in reviews.items():
+                with _said(bar, doing):
+                    figures |= review()
+        if figures:
+            session.validated = done, figures.get("val_loss", math.nan)
+            metrics.write(done, figures)
+            if session.accelerator.is_main_process:
+                bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
+    session.due = False
 
 
 @contextmanager
