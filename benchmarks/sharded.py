@@ -35,7 +35,7 @@ from tread.kernels.fast import Fast
 from tread.models import DiT, model_size
 from tread.objectives import build as build_objective
 from tread.routing import noise
-from tread.training.loop import Session
+from tread.training.session import Session
 from tread.training.settings import JobConfig, LoopConfig
 from tread.training.sharding.layout import open_group, shard
 

@@ -1,7 +1,7 @@
-"""A training step as the product makes it: `tread.training.loop.Session` over a task that has its data on the device.
+"""A training step as the product makes it: `Session.step` over a task that has its data on the device.
 
-- The step is the loop's own: the schedule, autocast, backward, the gradient norm, fused AdamW, the moving average where
-  the work has one. Only reading data and logging are left out.
+- The step is that of `tread.training.session`: the schedule, autocast, backward, the gradient norm, fused AdamW, the
+  moving average where the work has one. Only reading data and logging are left out.
 - Attention's kernel is set for the whole process before anything is compiled, because compiled code keeps the choice.
 """
 
@@ -26,7 +26,8 @@ from tread.kernels.attention import Attention
 from tread.kernels.fast import Fast
 from tread.kernels.graphs import CALLS
 from tread.routing.handle import Handle
-from tread.training.loop import Session, settling
+from tread.training.loop import settling
+from tread.training.session import Session
 from tread.training.settings import (
     CheckpointConfig,
     EMAConfig,

@@ -30,7 +30,7 @@ from tread.pretrain.task import Pretraining
 from tread.routing.cost import LayerShape, plan_cost
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
-from tread.training.loop import Session
+from tread.training.session import Session
 
 VALIDATE_EVERY = 50  # steps
 PER_CLASS = 16

@@ -55,7 +55,7 @@ def _wrapped() -> list[tuple[Any, str, str]]:
 
     from tread.data.vae import Autoencoder
     from tread.evaluate.statistics import Tally
-    from tread.training.loop import Session
+    from tread.training.session import Session
 
     return [
         (os, "fsync", FSYNC),

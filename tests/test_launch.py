@@ -17,8 +17,7 @@ from torch.distributed.run import get_args_parser
 from tests.programs import ROOT, environment
 from tests.tiny.runs import TINY
 from tread.pretrain.config import compose
-from tread.training.checkpoint import list_checkpoints
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 
 LAUNCH = ROOT / "recipes" / "launch"
 RUN = ["train", "recipes/dit-s-2.yaml", "data.path=/data", "resume=latest"]

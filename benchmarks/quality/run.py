@@ -29,7 +29,8 @@ from tread.kernels.compiling import compile_layers
 from tread.models import DiT
 from tread.pretrain.build import build_model
 from tread.training.job import make_accelerator
-from tread.training.loop import Session, settling
+from tread.training.loop import settling
+from tread.training.session import Session
 
 from .arms import BY_NAME, ENDLESS, SCALES, UNGUIDED, Arm, Scale, config_of
 from .jobs import (

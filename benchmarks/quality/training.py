@@ -24,7 +24,7 @@ from tread.data.readable import SKIPPED_FILE
 from tread.kernels.fast import Fast
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Batch, Pretraining
-from tread.training.loop import Session
+from tread.training.session import Session
 
 from .arms import Scale
 from .images import Cifar10, centred

@@ -32,7 +32,7 @@ from tread.files import atomic_write
 from tread.finetune.families.flux import Flux
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
-from tread.training.ema import EMA
+from tread.training.optimizers.ema import EMA
 
 from .arms import BY_NAME, CLASSES, SCALES, TUNED, Arm
 from .model import FluxOfClasses, add_lora, random_captions

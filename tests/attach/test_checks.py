@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 import tread
 from tests.tiny.case import Case
 from tests.tiny.stock import CASES
-from tread.attach.checks import check_family, parameters
+from tread.attach.checks import argument_names, check_family
 from tread.attach.registry import family_of
 from tread.attach.wrappers import unwrapped
 
@@ -182,7 +182,7 @@ def test_layers_are_found_inside_wrappers():
     compiled: Any = torch.compile(layer, backend="eager")
     for wrapped in (layer, compiled, checkpoint_wrapper(layer), checkpoint_wrapper(compiled)):
         assert unwrapped(wrapped) is layer
-    assert parameters(checkpoint_wrapper(layer)) == (["x", "cond", "rope", "joint"], False)
+    assert argument_names(checkpoint_wrapper(layer)) == (["x", "cond", "rope", "joint"], False)
     model = Mine()
     model.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in model.blocks)
     check_family(model, FAMILY)

@@ -52,7 +52,7 @@ def test_too_few_images(law: Law, tune: Tune, capsys: Capture) -> None:
 
 def test_a_gpu_that_is_too_small(law: Law, tune: Tune, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The allocator's error, wherever it comes from, names what the config could change; measurements stay."""
-    from tread.training.loop import Session
+    from tread.training.session import Session
 
     step, taken = Session.step, []
 

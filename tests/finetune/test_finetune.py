@@ -28,8 +28,8 @@ from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig
 from tread.kernels import checkpointing
 from tread.training import memory
-from tread.training.loop import Session
 from tread.training.metrics import read_metrics
+from tread.training.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Folder = Callable[[str], Path]

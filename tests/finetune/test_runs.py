@@ -28,8 +28,8 @@ from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning
 from tread.routing import noise
 from tread.training import checkpoint
-from tread.training.loop import Session
 from tread.training.metrics import read_metrics
+from tread.training.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

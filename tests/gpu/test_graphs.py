@@ -17,8 +17,7 @@ from tread.kernels import graphs
 from tread.models import DiT
 from tread.pretrain.config import compose
 from tread.pretrain.run import pretrain
-from tread.training.checkpoint import newest
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, newest
 from tread.training.metrics import read_metrics
 from tread.training.parts import load_part
 

@@ -19,8 +19,8 @@ from tests.tiny.runs import forget, write_images
 from tread.finetune.job import FinetuneJob
 from tread.pretrain.config import compose
 from tread.pretrain.task import Pretraining
-from tread.training.loop import Session
 from tread.training.metrics import Metrics, read_metrics
+from tread.training.session import Session
 
 WARM = 3
 """Steps before anything is counted: memory is claimed, layers are compiled, counts are read once."""

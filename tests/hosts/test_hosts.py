@@ -13,8 +13,7 @@ from webdataset.writer import TarWriter
 from tests.data.server import serving
 from tests.programs import ROOT, environment
 from tests.tiny.runs import TINY, go_on, metrics, train
-from tread.training.checkpoint import list_checkpoints
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 
 pytestmark = pytest.mark.contract  # `make faults` runs these
 SECONDS = 8

@@ -19,7 +19,7 @@ from tread.kernels import graphs
 from tread.kernels.graphs import CALLS, Graphs
 from tread.models import DiT
 from tread.routing.handle import Handle
-from tread.training.ema import EMA
+from tread.training.optimizers.ema import EMA
 
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}]}
 

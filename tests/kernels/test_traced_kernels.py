@@ -18,8 +18,8 @@ from tests.programs import run
 WRITTEN = {
     "round_rows": [["out", "scale"]],
     "turn": [["out"]],
-    "norm": [["mean", "out", "spread"], ["sums", "to_x"]],
-    "gated norm": [["added", "mean", "out", "spread"], ["sums", "to_branch", "to_x"]],
+    "norm": [["mean", "out", "rstd"], ["sums", "to_x"]],
+    "gated norm": [["added", "mean", "out", "rstd"], ["sums", "to_branch", "to_x"]],
 }
 
 

@@ -16,7 +16,7 @@ from tests.tiny.runs import train
 from tread.cli import main
 from tread.page.kept import COVER, grid_cells, heat_map, kept_tokens, layer_shares, selection
 from tread.page.read import read_run
-from tread.training.loop import Session
+from tread.training.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -19,10 +19,10 @@ from tread.pretrain.config import compose
 from tread.pretrain.run import pretrain
 from tread.pretrain.task import Pretraining
 from tread.sampling.generate import generate
-from tread.training.checkpoint import list_checkpoints
-from tread.training.loop import CHECKPOINTS, Session
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.metrics import read_metrics
 from tread.training.parts import load_part
+from tread.training.session import Session
 
 ROUTE = {"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 3}
 TINY = [

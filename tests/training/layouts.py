@@ -19,8 +19,9 @@ from tread.config.schema import plain
 from tread.pretrain.config import compose
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Batch, Pretraining
+from tread.training.checkpoint import CHECKPOINTS
 from tread.training.job import claimed_folder, make_accelerator, run
-from tread.training.loop import CHECKPOINTS, Session
+from tread.training.session import Session
 
 SETTINGS = [
     *["train.steps=4", "checkpoint.every=2", "validation.every=2", "validation.samples=5", "train.class_dropout=0.3"],

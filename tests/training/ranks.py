@@ -14,8 +14,9 @@ from tread.pretrain.config import compose
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
 from tread.training.job import end, make_accelerator
-from tread.training.loop import Session, fit
+from tread.training.loop import fit
 from tread.training.parts import trained
+from tread.training.session import Session
 
 
 def digest(weights: dict[str, Tensor]) -> str:

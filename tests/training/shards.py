@@ -21,8 +21,8 @@ from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.fast import Fast
 from tread.models import DiT
 from tread.routing.handle import Handle
-from tread.training.ema import EMA
-from tread.training.optimizers.make import AdamWBF16
+from tread.training.optimizers.adamw_bf16 import AdamWBF16
+from tread.training.optimizers.ema import EMA
 from tread.training.sharding.layout import open_group
 from tread.training.sharding.saver import Saver
 

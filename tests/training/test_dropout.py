@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from tests.tiny.runs import TINY, assert_same_run, forget, losses
 from tread.pretrain.config import compose
-from tread.training.loop import CHECKPOINTS, Session, fit
+from tread.training.checkpoint import CHECKPOINTS
+from tread.training.loop import fit
+from tread.training.session import Session
 
 
 class WithDropout:

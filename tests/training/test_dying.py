@@ -10,8 +10,7 @@ import pytest
 
 from tests.programs import PROCESSES, environment, finished
 from tests.tiny.runs import TINY, metrics, train
-from tread.training.checkpoint import list_checkpoints, read_whole
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints, read_whole
 
 SETTINGS = ["train.steps=6", "checkpoint.every=2", "checkpoint.keep=10"]
 LOST = "tread train: another process of this run has ended, so this one ends too"

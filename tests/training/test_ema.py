@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tread.training.ema import EMA
+from tread.training.optimizers.ema import EMA
 
 
 def small_model() -> nn.Module:

@@ -13,8 +13,8 @@ from tread.config.schema import plain
 from tread.errors import CheckpointError, ConfigError
 from tread.pretrain.config import compose, from_run
 from tread.pretrain.task import Pretraining
+from tread.training.checkpoint import CHECKPOINTS
 from tread.training.job import LOCK_FILE, claimed_folder, locked, make_accelerator, run, saved_settings
-from tread.training.loop import CHECKPOINTS
 
 
 def test_a_folder_that_holds_a_run_is_never_overwritten(tmp_path: Path, trained: Path) -> None:

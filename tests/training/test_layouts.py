@@ -19,8 +19,7 @@ from tests.training.conftest import use_cpu
 from tests.training.layouts import ALONE, CONVERTED, RUNS, convert, train_in
 from tread.evaluate.features import FEATURES
 from tread.pretrain.sample import open_run
-from tread.training.checkpoint import list_checkpoints, read_whole
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints, read_whole
 from tread.training.parts import load_part
 
 Alone = Callable[[str], tuple[Path, list[dict[str, Any]]]]

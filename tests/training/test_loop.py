@@ -22,9 +22,8 @@ from tread.errors import Stopped, TrainingDiverged
 from tread.kernels import checkpointing
 from tread.pretrain.config import compose
 from tread.pretrain.task import Batch, Pretraining
-from tread.training.checkpoint import list_checkpoints
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import make_accelerator
-from tread.training.loop import CHECKPOINTS
 from tread.training.optimizers.rates import learning_rate
 from tread.training.settings import OptimizerConfig
 

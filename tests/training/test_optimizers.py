@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tread.errors import ConfigError
-from tread.training.optimizers.make import OPTIMIZERS, AdamWBF16, make_optimizer, round_to_bf16
+from tread.training.optimizers.adamw_bf16 import AdamWBF16, round_to_bf16
+from tread.training.optimizers.make import OPTIMIZERS, make_optimizer
 from tread.training.parts import load_optimizer, optimizer_tensors
 from tread.training.settings import OptimizerConfig
 

@@ -20,8 +20,7 @@ from tread.data.order import Order, split
 from tread.data.readable import FEW
 from tread.pretrain.config import compose
 from tread.pretrain.task import Pretraining
-from tread.training.checkpoint import list_checkpoints
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 
 LAUNCH = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0"]
 # validation.samples is odd and smaller than a micro-batch: the ranks share it unevenly

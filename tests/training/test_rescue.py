@@ -13,10 +13,9 @@ from tread.data.images import ImageFolder
 from tread.data.order import Order
 from tread.data.readable import SKIPPED_FILE
 from tread.pretrain.task import Pretraining
-from tread.training.checkpoint import list_checkpoints
-from tread.training.ema import EMA
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.metrics import Metrics
+from tread.training.optimizers.ema import EMA
 
 
 def fail_once(patch: pytest.MonkeyPatch, owner: type, method: str, call: int) -> None:

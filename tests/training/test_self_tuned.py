@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from tests.tiny.runs import assert_same_state, final_state, make_session, metrics, train
 from tread.errors import ConfigError
 from tread.training import checkpoint, parts
-from tread.training.loop import Session
 from tread.training.optimizers import self_tuned
 from tread.training.optimizers.make import averaged_weights, keeps_average, make_optimizer
 from tread.training.optimizers.muon import embedding_tables
+from tread.training.session import Session
 from tread.training.settings import OptimizerConfig
 
 START = np.array([3.0, -1.0, 0.5, 2.0])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tests.programs import environment
 from tests.tiny.runs import TINY, go_on, losses
-from tread.training.checkpoint import list_checkpoints, read_whole
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints, read_whole
 
 
 def test_a_run_whose_terminal_is_closed_is_saved(tmp_path: Path) -> None:

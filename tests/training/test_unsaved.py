@@ -11,8 +11,7 @@ from tests.training.test_rescue import fail_once
 from tread.errors import CheckpointError, Stopped, TrainingDiverged
 from tread.pretrain.sample import sample_run
 from tread.pretrain.task import Pretraining
-from tread.training.checkpoint import MANIFEST
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, MANIFEST
 
 __all__ = ["interruptible"]
 UNSAVED = ["train.steps=8", "log.every=4", "validation.every=4", "checkpoint.every=0"]

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tread.around import Around, around
 from tread.attach import rotary
 from tread.attach.compiled import CheckpointCall, follow_compile, leave_compiled
-from tread.attach.family import Arguments, Family, read_count
+from tread.attach.family import Arguments, Family
 from tread.attach.layer import Layer
+from tread.attach.references import References
 from tread.attach.registry import family_for
 from tread.attach.static import StaticShapes
 from tread.attach.wrappers import unwrapped
@@ -41,11 +42,6 @@ from tread.routing.state import State, unseen
 
 _CHECKPOINT = "_gradient_checkpointing_func"
 """The attribute that holds the checkpoint function of diffusers' models."""
-_REFERENCES = (
-    "the force mask does not cover just the target's tokens, or there are not as many reference tokens as in an "
-    "earlier forward with as many tokens: give a mask of the target's (B, S), or set handle.references before each "
-    "forward."
-)
 
 
 def attach(
@@ -78,8 +74,8 @@ class Attachment(Handle):
         """What `offload` put on the model."""
         self.references: int | None = None
         """The number of reference tokens; None: read from the inputs, once per sequence length."""
-        self._references: dict[int, int] = {}
-        self._parameters = list(inspect.signature(type(model).forward).parameters)[1:]
+        self._references = References()
+        self._argument_names = list(inspect.signature(type(model).forward).parameters)[1:]
         self._around = ModelCall(self)
         self.layers: dict[nn.Module, Layer] = {}
         """Module -> its wrapper."""
@@ -140,7 +136,7 @@ class Attachment(Handle):
         mode layers run eager. `detach` takes everything off.
         """
         self.check_attached()
-        self._slow_down()
+        self._remove_fast()
         self.fast = Fast(
             self.model,
             list(self.layers),
@@ -171,7 +167,7 @@ class Attachment(Handle):
         self.check_attached()
         if self.fast is not None:
             raise ConfigError("handle.offload() comes before handle.compile(): call compile again after it.")
-        self._bring_back()
+        self._remove_offload()
         self.offloaded = Offload(self.model, list(self.layers), layers, device=device, say=say or print_once_per_job)
         return self
 
@@ -185,25 +181,28 @@ class Attachment(Handle):
         nothing."""
         if not self.attached:
             return
-        self._slow_down()
-        self._bring_back()
+        self._remove_fast()
+        self._remove_offload()
         self._take_off()
         recompute.leave(self)
 
-    def _slow_down(self) -> None:
+    def _remove_fast(self) -> None:
+        """Take off what `compile` put on."""
         self._leave_compiled()
-        SETTINGS.leave(self)
+        SETTINGS.leave(self)  # entered where a user compiled the layers (`StaticShapes`)
         if self.fast is not None:
             self.fast.remove()
             self.fast = None
 
-    def _bring_back(self) -> None:
+    def _remove_offload(self) -> None:
+        """Take off what `offload` put on."""
         if self.offloaded is not None:
             self._leave_compiled()
             self.offloaded.remove()
             self.offloaded = None
 
-    def _listed(self) -> Iterator[nn.Module]:
+    def _layer_modules(self) -> Iterator[nn.Module]:
+        """The items of the model's lists of layers as they are now, wrappers included."""
         return (module for stack in self.family.stacks for module in _modules(self.model, stack.name))
 
     def _put_on(self) -> None:
@@ -214,7 +213,7 @@ class Attachment(Handle):
         self._follow_changes()
 
     def _leave_compiled(self) -> None:
-        for module in self._listed():
+        for module in self._layer_modules():
             if unwrapped(module) in self.layers:
                 leave_compiled(module)
 
@@ -232,7 +231,7 @@ class Attachment(Handle):
         for stock in self.family.rotary:
             rotary.install(stock, self)
 
-    def come_back(self) -> Callable[[], None] | None:
+    def reattach(self) -> Callable[[], None] | None:
         """Attach again for a recomputation after `detach` or replacement; returns a function that undoes it."""
         if self.attached:
             return None
@@ -241,13 +240,13 @@ class Attachment(Handle):
         self._put_on()
         recompute.follow(self)
 
-        def leave() -> None:
+        def undo() -> None:
             recompute.leave(self)
             self._take_off()
             for one, module in others:
                 one.put_on(module)
 
-        return leave
+        return undo
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Attachment":
         """A copied model is not attached, so a copied handle is the original."""
@@ -276,13 +275,13 @@ class Attachment(Handle):
             self._follow_changes()
         if not self.is_on(training=model.training):
             return self.begin(training=model.training)
-        arguments = dict(zip(self._parameters, args, strict=False)) | kwargs
+        arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
         with unseen():
             tokens = None if family.tokens is None else family.tokens(model, arguments)
             forced = Forced(
-                references=self._count_references(model, arguments, tokens),
+                references=self._count_references(arguments, tokens),
                 references_at=family.references_at,
                 pinned=0 if family.pinned is None else family.pinned(model, arguments),
             )
@@ -298,7 +297,7 @@ class Attachment(Handle):
 
     def _follow_changes(self) -> None:
         """Check the lists of layers for changes since the last forward, and follow newly compiled layers."""
-        for index, module in enumerate(self._listed()):
+        for index, module in enumerate(self._layer_modules()):
             layer = self.layers.get(unwrapped(module))
             if layer is None:
                 raise ConfigError(
@@ -307,29 +306,13 @@ class Attachment(Handle):
                 )
             follow_compile(layer, module)
 
-    def _count_references(self, model: nn.Module, arguments: Arguments, tokens: int | None) -> int:
-        """The number of reference tokens, which are forced.
-
-        If a tensor on the device holds it, it is read once per sequence length, which synchronises, or inferred from a
-        force mask, which covers the target's tokens only. An asynchronous assertion checks it in every forward.
-        """
+    def _count_references(self, arguments: Arguments, tokens: int | None) -> int:
+        """The number of reference tokens that are forced; `references` overrides what the inputs say."""
         if self.family.references is None or self.plan.reference_tokens == "route" or tokens is None:
             return 0
         if self.references is not None:
             return self.references
-        found = self.family.references(model, arguments)
-        if not isinstance(found, Tensor):
-            return found
-        mask = self._mode.mask
-        if mask is not None and mask.shape[1] > tokens:
-            raise ConfigError(f"force_keep has shape {tuple(mask.shape)}; this forward has {tokens} tokens.")
-        count = self._references.get(tokens) if mask is None else tokens - mask.shape[1]
-        if count is None:
-            count = read_count(found)
-            if not torch.compiler.is_compiling():  # a guard on it would recompile
-                self._references[tokens] = count
-        torch._assert_async(found == count, _REFERENCES)  # pyright: ignore[reportPrivateImportUsage]
-        return count
+        return self._references.count(self.family.references(self.model, arguments), tokens, self._mode.mask)
 
 
 class ModelCall(Around):

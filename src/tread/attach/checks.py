@@ -105,7 +105,7 @@ def _check_taken(layers: list[nn.Module], stack: Stack, given: str, argument: st
     """Check that at least one layer of the stack takes `argument`."""
     known: dict[str, None] = {}
     for layer in layers:
-        names, any_name = parameters(layer)
+        names, any_name = argument_names(layer)
         if any_name or argument in names:
             return
         known.update(dict.fromkeys(names))
@@ -115,7 +115,7 @@ def _check_taken(layers: list[nn.Module], stack: Stack, given: str, argument: st
 
 
 def _check_arguments(module: nn.Module, given: str, arguments: Iterable[str], where: str) -> None:
-    names, any_name = parameters(module)
+    names, any_name = argument_names(module)
     for argument in arguments:
         if not any_name and argument not in names:
             raise ConfigError(
@@ -136,7 +136,7 @@ def _check_rotary(name: str, rotary: Rotary) -> None:
         )
 
 
-def parameters(module: nn.Module) -> tuple[list[str], bool]:
+def argument_names(module: nn.Module) -> tuple[list[str], bool]:
     """The names of a module's arguments, and whether it takes any other name, by **kwargs."""
     forward = type(unwrapped(module)).forward
     given = list(inspect.signature(forward).parameters.values())[1:]

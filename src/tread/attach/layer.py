@@ -21,6 +21,9 @@ from tread.kernels.compiling import Compiled
 from tread.routing.handle import Handle
 from tread.routing.state import End
 
+_Named = tuple[Side, str, str]
+"""A side input, the argument that holds it, and the entry of that argument if it is a mapping, else ""."""
+
 
 class Layer(Around):
     """The wrapper of one module that is a layer, or several, of an attached model."""
@@ -29,8 +32,8 @@ class Layer(Around):
         super().__init__()
         self.handle, self.block, self._static = handle, block, static
         self._indices: list[tuple[int, Stack, list[_Named]]] = []
-        parameters = list(inspect.signature(type(block).forward).parameters)[1:]
-        self._positions = {name: position for position, name in enumerate(parameters)}
+        arguments = list(inspect.signature(type(block).forward).parameters)[1:]
+        self._positions = {name: position for position, name in enumerate(arguments)}
 
     def add(self, index: int, stack: Stack) -> None:
         """Register the module as layer `index`."""
@@ -56,14 +59,15 @@ class Layer(Around):
             state.running, self.quiet = before, False
         return self._exit(index, stack, output) if routed else output
 
-    def _next(self, last: int) -> tuple[int, Stack, list["_Named"]]:
+    def _next(self, last: int) -> tuple[int, Stack, list[_Named]]:
+        """The module's first index after layer `last`, the last layer entered; its last one again where none is."""
         for one in self._indices:
             if one[0] > last:
                 return one
         return self._indices[-1]
 
     def _enter(
-        self, index: int, stack: Stack, sides: list["_Named"], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, index: int, stack: Stack, sides: list[_Named], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with the stream and its side inputs gathered."""
         state, given = self.handle.state, self._argument
@@ -73,7 +77,7 @@ class Layer(Around):
         if entered is batch_first and not state.inside:
             return args, kwargs
         changed: dict[str, Any] = {stack.stream: _to_layer_order(stack, entered, stream)}
-        alone = stream.ndim == 2
+        unbatched = stream.ndim == 2
         for side, name, entry in sides if state.inside else ():
             # a square mask has two token axes and two sides, which apply in turn
             value = changed[name] if name in changed else given(name, args, kwargs)
@@ -84,9 +88,9 @@ class Layer(Around):
                 length = entered.shape[1] + state.dropped
                 changed[name] = FullLength(value, state.rows(length, image), length, side.dim)
             elif not entry:
-                changed[name] = self._side(side, value, side.name, image, alone)
+                changed[name] = self._side(side, value, side.name, image, unbatched)
             elif value.get(entry) is not None:
-                changed[name] = {**value, entry: self._side(side, value[entry], side.name, image, alone)}
+                changed[name] = {**value, entry: self._side(side, value[entry], side.name, image, unbatched)}
         for name in stack.counts if state.inside else ():
             if (count := given(name, args, kwargs)) is not None:
                 changed[name] = count - state.dropped
@@ -118,13 +122,13 @@ class Layer(Around):
         position = self._positions.get(name, len(args))
         return args[position] if position < len(args) else None
 
-    def _side(self, side: Side, value: Any, name: str, image: End | int, alone: bool) -> Any:
-        """A side input gathered, member by member; `alone`: the stream has no batch axis, nor has the result."""
+    def _side(self, side: Side, value: Any, name: str, image: End | int, unbatched: bool) -> Any:
+        """A side input gathered, member by member; `unbatched`: the stream has no batch axis, nor has the result."""
         if isinstance(value, tuple | list):
             members = range(len(value)) if side.member is None else (side.member,)
             inner = side if side.member is None else replace(side, member=None)
             return type(value)(
-                self._side(inner, item, f"{name}.{i}", image, alone) if i in members else item
+                self._side(inner, item, f"{name}.{i}", image, unbatched) if i in members else item
                 for i, item in enumerate(value)
             )
         if not isinstance(value, Tensor) or (side.ndim is not None and value.ndim != side.ndim):
@@ -134,17 +138,13 @@ class Layer(Around):
         if side.same:
             return self.handle.state.shortened(name, value, side.dim, image)
         rows = self.handle.state.side(name, value, side.dim, image)
-        return rows.squeeze(0) if (alone or side.shared) and rows is not None else rows
+        return rows.squeeze(0) if (unbatched or side.shared) and rows is not None else rows
 
 
 @_disable_dynamo
 def _uncompiled(layer: Layer, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`Layer.call` outside the graph: compiled, the two passes of a checkpoint would save different tensors."""
     return layer.call(forward, args, kwargs)
-
-
-_Named = tuple[Side, str, str]
-"""A side input, the argument that holds it, and the entry of that argument if it is a mapping, else ""."""
 
 
 def _to_batch_first(stack: Stack, stream: Tensor) -> Tensor:

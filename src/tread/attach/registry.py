@@ -52,7 +52,8 @@ def family_of(model: nn.Module) -> Family:
                 differs[name] = str(error)  # the last one, which requires least
             else:
                 return family
-    for name, reason in differs.items():
+    if differs:
+        name, reason = next(iter(differs.items()))
         raise ConfigError(
             f"there is no family for {names[0]}: it is not the {name} that tread knows. {reason} {HOW_TO}"
         )

@@ -20,7 +20,7 @@ from tread.autotune.rules import Rules
 from tread.errors import ConfigError
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
-from tread.training.loop import Session
+from tread.training.session import Session
 from tread.training.task import Task
 from tread.training.trial import turned
 from tread.words import counted

@@ -30,9 +30,8 @@ from tread.finetune.result.hub import check_hub
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.target import Target
 from tread.routing.risks import warn_once
-from tread.training.checkpoint import list_checkpoints
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
-from tread.training.loop import CHECKPOINTS
 
 SHAPES = (
     "init",

@@ -42,8 +42,8 @@ from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
 from tread.training import checkpoint
+from tread.training.checkpoint import CHECKPOINTS
 from tread.training.job import claimed_folder, end, make_accelerator, run
-from tread.training.loop import CHECKPOINTS
 from tread.training.memory import AnonymousPeak, out_of_memory
 from tread.training.parts import averaged_part, load_into, trained
 

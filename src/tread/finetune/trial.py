@@ -27,8 +27,8 @@ from tread.finetune.task import Finetuning, TuneBatch
 from tread.kernels import attention
 from tread.routing import noise
 from tread.routing.handle import Handle
-from tread.training.loop import Session
 from tread.training.memory import is_out_of_memory, out_of_memory
+from tread.training.session import Session
 from tread.training.trial import TOLERANCE, Comparison, Trial, compare, compare_routed, flop_ratio, predict, try_steps
 
 STEPS = 1000

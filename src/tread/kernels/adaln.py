@@ -78,9 +78,9 @@ class _Norm(torch.autograd.Function):
         from tread.kernels.adaln_triton import ada_norm  # imports Triton, which only GPUs need
 
         ctx.centred, ctx.dtype = name == "layer", x.dtype
-        stream, out, mean, spread = ada_norm(x, branch, gate, shift, scale, EPS, ctx.centred, dtype)
+        stream, out, mean, rstd = ada_norm(x, branch, gate, shift, scale, EPS, ctx.centred, dtype)
         stream = x if branch is None else stream
-        ctx.save_for_backward(stream, branch, gate, scale, mean, spread)
+        ctx.save_for_backward(stream, branch, gate, scale, mean, rstd)
         return stream.view_as(stream), out
 
     @staticmethod
@@ -88,9 +88,9 @@ class _Norm(torch.autograd.Function):
         from tread.kernels.adaln_triton import ada_norm_backward
 
         to_stream, to_out = gradients
-        stream, branch, gate, scale, mean, spread = ctx.saved_tensors
+        stream, branch, gate, scale, mean, rstd = ctx.saved_tensors
         to_x, to_branch, sums = ada_norm_backward(
-            to_stream, to_out, stream, branch, gate, scale, mean, spread, ctx.centred, ctx.dtype
+            to_stream, to_out, stream, branch, gate, scale, mean, rstd, ctx.centred, ctx.dtype
         )
         to_shift, to_scale, to_gate = sums.to(scale.dtype).split(1, dim=1)  # (B, 1, D) each
         if branch is None:

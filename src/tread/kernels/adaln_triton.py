@@ -30,7 +30,7 @@ def _norm_row(
     added,
     out,
     mean,
-    spread,
+    rstd,
     tokens,
     width,
     gate_stride,
@@ -52,16 +52,16 @@ def _norm_row(
         rounded = values.to(added.dtype.element_ty)
         tl.store(added + row * width + at, rounded, mask=inside)
         values = rounded.to(tl.float32)
-    middle = 0.0
+    row_mean = 0.0
     if CENTRED:
-        middle = tl.sum(values, 0) / width
-        values = tl.where(inside, values - middle, 0.0)
-    size = tl.rsqrt(tl.sum(values * values, 0) / width + EPS)
+        row_mean = tl.sum(values, 0) / width
+        values = tl.where(inside, values - row_mean, 0.0)
+    row_rstd = tl.rsqrt(tl.sum(values * values, 0) / width + EPS)
     factor = 1.0 + tl.load(scale + sample * scale_stride + at, mask=inside, other=0.0).to(tl.float32)
     term = tl.load(shift + sample * shift_stride + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, (values * size * factor + term).to(out.dtype.element_ty), mask=inside)
-    tl.store(mean + row, middle)
-    tl.store(spread + row, size)
+    tl.store(out + row * width + at, (values * row_rstd * factor + term).to(out.dtype.element_ty), mask=inside)
+    tl.store(mean + row, row_mean)
+    tl.store(rstd + row, row_rstd)
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def _back_rows(
     gate,
     scale,
     mean,
-    spread,
+    rstd,
     to_x,
     to_branch,
     sums,
@@ -101,18 +101,18 @@ def _back_rows(
         row = sample * tokens + token
         gradient = tl.load(to_out + row * width + at, mask=inside, other=0.0).to(tl.float32)
         values = tl.load(added + row * width + at, mask=inside, other=0.0).to(tl.float32)
-        beside = tl.load(to_added + row * width + at, mask=inside, other=0.0).to(tl.float32)
-        size = tl.load(spread + row)
+        to_added_row = tl.load(to_added + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        row_rstd = tl.load(rstd + row)
         if CENTRED:
             values -= tl.load(mean + row)
-        normed = tl.where(inside, values * size, 0.0)
+        normed = tl.where(inside, values * row_rstd, 0.0)
         to_shift += gradient
         to_scale += gradient * normed
         gradient *= factor
-        change = gradient - normed * (tl.sum(gradient * normed, 0) / width)
+        to_values = gradient - normed * (tl.sum(gradient * normed, 0) / width)
         if CENTRED:
-            change -= tl.sum(gradient, 0) / width
-        total = beside + size * change
+            to_values -= tl.sum(gradient, 0) / width
+        total = to_added_row + row_rstd * to_values
         tl.store(to_x + row * width + at, total.to(to_x.dtype.element_ty), mask=inside)
         if GATED:
             branch_values = tl.load(branch + row * width + at, mask=inside, other=0.0).to(tl.float32)
@@ -153,7 +153,7 @@ def ada_norm(
         wide = torch.promote_types(x.dtype, torch.promote_types(branch.dtype, gate.dtype))
         stream = x.new_empty(x.shape, dtype=wide)
     out = x.new_empty(x.shape, dtype=dtype)
-    mean, spread = (x.new_empty(samples, tokens, dtype=torch.float32) for _ in range(2))
+    mean, rstd = (x.new_empty(samples, tokens, dtype=torch.float32) for _ in range(2))
     gate, shift, scale = (_in_rows(one) for one in (shift if gate is None else gate, shift, scale))
     length = triton.next_power_of_2(width)
     with torch.cuda.device_of(x):
@@ -166,7 +166,7 @@ def ada_norm(
             stream,
             out,
             mean,
-            spread,
+            rstd,
             tokens,
             width,
             gate.stride(0),
@@ -178,7 +178,7 @@ def ada_norm(
             GATED=branch is not None,
             num_warps=warps(length),
         )
-    return stream, out, mean, spread
+    return stream, out, mean, rstd
 
 
 @triton_op("tread::ada_norm_backward", mutates_args=())
@@ -190,7 +190,7 @@ def ada_norm_backward(
     gate: Tensor | None,
     scale: Tensor,
     mean: Tensor,
-    spread: Tensor,
+    rstd: Tensor,
     centred: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,7 +211,7 @@ def ada_norm_backward(
             gate,
             scale,
             mean,
-            spread,
+            rstd,
             to_x,
             to_branch,
             sums,

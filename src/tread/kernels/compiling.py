@@ -86,8 +86,8 @@ def raise_recompile_limit(needed: int) -> None:
 
 def compile_noise(attempt: "Attempt") -> None:
     """Compile `noise.draw_two` for the process; the bits stay the same."""
-    own = noise.two_uniforms
-    noise.draw_two = Compiled(own, torch.compile(own, dynamic=False), attempt)
+    eager = noise.two_uniforms
+    noise.draw_two = Compiled(eager, torch.compile(eager, dynamic=False), attempt)
 
 
 class Attempt:
@@ -123,18 +123,18 @@ class Attempt:
 class Compiled:
     """A compiled function that falls back to the eager one if compiling fails."""
 
-    def __init__(self, own: Callable[..., Any], compiled: Any, attempt: Attempt) -> None:
+    def __init__(self, eager: Callable[..., Any], compiled: Any, attempt: Attempt) -> None:
         from torch._dynamo.exc import TorchDynamoException
 
-        self.own, self.compiled, self.attempt, self.errors = own, compiled, attempt, TorchDynamoException
+        self._eager, self._compiled, self.attempt, self._errors = eager, compiled, attempt, TorchDynamoException
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.attempt.failed:
             try:
-                return self.compiled(*args, **kwargs)
-            except self.errors as error:
+                return self._compiled(*args, **kwargs)
+            except self._errors as error:
                 self.attempt.fail(error)
-        return self.own(*args, **kwargs)
+        return self._eager(*args, **kwargs)
 
 
 class CompiledLayer:
@@ -167,19 +167,21 @@ class CompiledLayer:
             return layer._call_impl(*args, **kwargs)
         counts = torch.is_grad_enabled() and not attempt.failed  # shapes of validation take no room from training's
         kind = type(layer), checkpointed  # of a model whose layers are offloaded in part, some are checkpointed
-        own_code = not counts or attempt.admit(kind, _shapes(args, kwargs))
-        return self._variant(checkpointed, any_shape=not own_code)(*args, **kwargs)
+        has_own_code = not counts or attempt.admit(kind, _shapes(args, kwargs))
+        return self._variant(checkpointed, any_shape=not has_own_code)(*args, **kwargs)
 
     def _variant(self, checkpointed: Checkpointing, *, any_shape: bool) -> Compiled:
         key = checkpointed, any_shape
         if key not in self._code:
             call = self.layer._call_impl
-            own = partial(recomputing(checkpointed, compiled=True), call) if checkpointed else call
-            compiled: Any = torch.compile(own, dynamic=any_shape, **self._options)
-            if checkpointed and _is_sharded(self.layer):
-                own = partial(recomputing(checkpointed), call)
-                compiled = partial(recomputing(checkpointed), torch.compile(call, dynamic=any_shape, **self._options))
-            self._code[key] = Compiled(own, compiled, self.attempt)
+            compiler: Any = partial(torch.compile, dynamic=any_shape, **self._options)
+            if checkpointed and _is_sharded(self.layer):  # around the compiled code
+                eager = partial(recomputing(checkpointed), call)
+                compiled = partial(recomputing(checkpointed), compiler(call))
+            else:
+                eager = partial(recomputing(checkpointed, compiled=True), call) if checkpointed else call
+                compiled = compiler(eager)
+            self._code[key] = Compiled(eager, compiled, self.attempt)
         return self._code[key]
 
 

@@ -102,7 +102,7 @@ def _tokens_first(x: Tensor) -> Tensor:
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """x with stride 1 on its last axis and no expanded axis; a copy only if it has neither."""
+    """x with stride 1 on its last axis and no expanded axis; a copy only if one of the two is amiss."""
     return x if x.stride(-1) == 1 and 0 not in x.stride() else _tokens_first(x)
 
 

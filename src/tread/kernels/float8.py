@@ -140,13 +140,13 @@ PRODUCTS = {"rowwise": _RowProduct, "tensorwise": _Product}
 class Float8Linear(nn.Linear):
     """A linear that trains with products in float8; its weight keeps its dtype."""
 
-    way: Float8
+    granularity: Float8
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.flatten(0, -2)  # (M, K)
         if not self.training or rows.shape[0] % MULTIPLE:
             return super().forward(input)
-        out: Tensor = PRODUCTS[self.way].apply(rows.bfloat16(), self.weight, self.bias)  # pyright: ignore[reportAssignmentType]
+        out: Tensor = PRODUCTS[self.granularity].apply(rows.bfloat16(), self.weight, self.bias)  # pyright: ignore[reportAssignmentType]
         return out.view(*input.shape[:-1], -1)
 
 
@@ -167,7 +167,7 @@ def check_float8(device: torch.device, setting: str, precision: str) -> None:
         raise ConfigError(f"{setting} is set, which needs bf16 autocast: set train.precision to 'bf16' too.")
 
 
-def train_in_float8(layers: nn.Module, way: Float8, *, smallest: int = SMALLEST) -> int:
+def train_in_float8(layers: nn.Module, granularity: Float8, *, smallest: int = SMALLEST) -> int:
     """Convert the linears of `layers` that see every token to float8 training; returns their number.
 
     Modulations, which see one row per sample, and linears with fewer than `smallest` features are not converted.
@@ -178,6 +178,6 @@ def train_in_float8(layers: nn.Module, way: Float8, *, smallest: int = SMALLEST)
         if "modulation" in name or min(sides) < smallest or any(side % MULTIPLE for side in sides):
             continue
         linear.__class__ = Float8Linear
-        linear.way = way  # pyright: ignore[reportArgumentType]
+        linear.granularity = granularity  # pyright: ignore[reportArgumentType]
         count += 1
     return count

@@ -69,7 +69,7 @@ class Graphs:
         return self.run(self.network, args, kwargs)
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output of the network's `forward`, by graphs if there are."""
+        """The output of the network's `forward`, replayed from graphs where there are any."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if self.failed or not self._fits(leaves) or self._is_running():
             return forward(*args, **kwargs)
@@ -194,7 +194,7 @@ def is_distributed() -> bool:
 
 
 def _first(error: BaseException) -> str:
-    """What went wrong first: the end of a failed recording is an error too."""
+    """The first line of the first error: the end of a failed recording raises another."""
     while error.__context__ is not None:
         error = error.__context__
     return (str(error) or type(error).__name__).splitlines()[0]

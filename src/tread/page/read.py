@@ -17,9 +17,8 @@ from tread.errors import ConfigError, masked, shown
 from tread.files import is_file, is_folder
 from tread.routing.plan import RoutePlan
 from tread.training import metrics
-from tread.training.checkpoint import MANIFEST, list_checkpoints
+from tread.training.checkpoint import CHECKPOINTS, MANIFEST, list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
-from tread.training.loop import CHECKPOINTS
 from tread.training.record import read_record, starts
 from tread.words import counted
 

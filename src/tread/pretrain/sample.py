@@ -28,8 +28,7 @@ from tread.sampling.grid import image_names, make_grid, save_images
 from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_interval
 from tread.sampling.solvers import churn_of
-from tread.training.checkpoint import MANIFEST, newest, read_whole
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, MANIFEST, newest, read_whole
 from tread.training.parts import load_into, trained
 from tread.words import counted
 

@@ -35,7 +35,7 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
-from tread.training.contents import fingerprint
+from tread.training.fingerprint import fingerprint
 from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted
@@ -114,14 +114,14 @@ class Pretraining:
                 config, config.evaluate, accelerator, folder, dataset=self.dataset, decode=self._decode
             )
 
-    def _use_float8(self, way: Float8) -> None:
+    def _use_float8(self, granularity: Float8) -> None:
         if self.config.train.sharded:
             raise ConfigError(
-                f"train.float8 is {way!r}, but the float8 linears are not proven on the gathered weights of "
+                f"train.float8 is {granularity!r}, but the float8 linears are not proven on the gathered weights of "
                 f"train.parallel={self.config.train.parallel}: set train.float8 to null, or train.parallel=ddp."
             )
         check_float8(self.accelerator.device, "train.float8", self.accelerator.mixed_precision)
-        if train_in_float8(self.model.blocks, way) == 0:
+        if train_in_float8(self.model.blocks, granularity) == 0:
             raise ConfigError(
                 f"train.float8 is set, but no linear of this model, which is {self.model.width} wide, has two sides of "
                 f"at least {SMALLEST}, so nothing would be faster: set train.float8 to null."

@@ -12,8 +12,8 @@ from tread.kernels import attention
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
 from tread.training.job import make_accelerator
-from tread.training.loop import Session
 from tread.training.memory import out_of_memory
+from tread.training.session import Session
 from tread.training.trial import Comparison, Trial, compare_routed, flop_ratio, predict, try_steps
 
 

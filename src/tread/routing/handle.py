@@ -25,7 +25,7 @@ from tread.routing.mode import (
     Given,
     Mode,
     check_fits,
-    fitting,
+    check_given,
     sample_positions,
     step_tensor,
 )
@@ -66,14 +66,16 @@ class Handle:
     def __init__(self, plan: RoutePlan, *, depth: int, seed: int | None = None) -> None:
         plan = plan.resolve(depth)
         self.plan = plan if seed is None else replace(plan, seed=seed)
+        # see `recompute.Recomputed`
         self.state = State()
         self.tapes: list[list[State]] = []
         self.replay: Iterator[State] | None = None
         self.entered = False
+        # of the last forward
         self._selections: dict[int, Tensor] = {}
         self._tokens = 0
         self._mode = Mode()
-        self._scale: float | None = None if plan.schedule else 1.0
+        self._scale: float | None = None if plan.schedule else 1.0  # None: it depends on a step that is not set yet
         self._step = torch.zeros((), dtype=torch.int64)
         self._micro_step = torch.zeros((), dtype=torch.int64)
         self._said: set[str] = set()
@@ -174,6 +176,40 @@ class Handle:
             self._mode = before
 
     @property
+    def selections(self) -> list[Tensor]:
+        """The kept indices (B, K) of each route in the last forward; empty if it ran dense."""
+        return list(self._selections.values())
+
+    @property
+    def kept(self) -> Tensor | None:
+        """The tokens that no route of the last forward dropped, (B, S) bool; None if it ran dense."""
+        kept = None
+        for selection in self.selections:  # (B, K)
+            here = selection.new_zeros(len(selection), self._tokens, dtype=torch.bool).scatter_(1, selection, True)
+            kept = here if kept is None else kept & here
+        return kept
+
+    @property
+    def kept_share(self) -> float:
+        """The share of tokens kept in the routed layers of the last forward; 1 if it ran dense."""
+        if not self._selections:
+            return 1.0
+        layers = [route.end_layer_idx - route.start_layer_idx + 1 for route in self.plan.routes]
+        kept = sum(layers[route] * ids.shape[1] for route, ids in self._selections.items())
+        return kept / (sum(layers) * self._tokens)
+
+    def state_dict(self) -> dict[str, int]:
+        """The step and micro-step, for loops that write their own checkpoints."""
+        return {"step": int(self._step), "micro_step": int(self._micro_step)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore what `state_dict()` returned."""
+        if state.keys() != self.state_dict().keys():
+            raise ConfigError(f"the state has {', '.join(state) or 'nothing'}; it must be what state_dict() returned.")
+        self.set_step(state["step"])
+        self._micro_step.fill_(state["micro_step"])
+
+    @property
     def active_scale(self) -> float:
         """The schedule's factor on every ratio at this step: 1 as configured, 0 dense."""
         if self._scale is None:
@@ -232,43 +268,6 @@ class Handle:
                 "tread.attach comes between a forward and its backward.)"
             )
 
-    @property
-    def selections(self) -> list[Tensor]:
-        """The kept indices (B, K) of each route in the last forward; empty if it ran dense."""
-        return list(self._selections.values())
-
-    def hold(self) -> Held:
-        """A copy of the hidden inputs, for a recomputation to restore."""
-        return Held(self._step.clone(), self._micro_step.clone(), self._scale, self._mode)
-
-    def put_back(self, held: Held) -> None:
-        """Restore what `hold` returned."""
-        self._step.copy_(held.step)
-        self._micro_step.copy_(held.micro_step)
-        self._scale, self._mode = held.scale, held.mode
-
-    def come_back(self) -> Callable[[], None] | None:
-        """Turn routing on for a recomputation; nothing to do here, as this handle is never detached."""
-        return None
-
-    @property
-    def kept_share(self) -> float:
-        """The share of tokens kept in the routed layers of the last forward; 1 if it ran dense."""
-        if not self._selections:
-            return 1.0
-        layers = [route.end_layer_idx - route.start_layer_idx + 1 for route in self.plan.routes]
-        kept = sum(layers[route] * ids.shape[1] for route, ids in self._selections.items())
-        return kept / (sum(layers) * self._tokens)
-
-    @property
-    def kept(self) -> Tensor | None:
-        """The tokens that no route of the last forward dropped, (B, S) bool; None if it ran dense."""
-        kept = None
-        for selection in self.selections:  # (B, K)
-            here = selection.new_zeros(len(selection), self._tokens, dtype=torch.bool).scatter_(1, selection, True)
-            kept = here if kept is None else kept & here
-        return kept
-
     def _selector(self, mode: Mode, forced: Forced) -> Select:
         """The function that selects the tokens of each route in this forward; increments the micro-step."""
         step, micro_step = self._step, self._micro_step.clone()
@@ -281,7 +280,7 @@ class Handle:
             batch, tokens = stream.shape[:2]
             self._tokens = tokens
             if mode.selections is not None:
-                return fitting(mode.selections[index], index, batch, tokens).to(stream.device)
+                return check_given(mode.selections[index], index, batch, tokens).to(stream.device)
             target = tokens - forced.references
             check_fits(mode, batch, target)
             if not torch.compiler.is_compiling():
@@ -304,16 +303,19 @@ class Handle:
         """Warn about each risk once per handle."""
         warn_once(risks, self._said)
 
-    def state_dict(self) -> dict[str, int]:
-        """The step and micro-step, for loops that write their own checkpoints."""
-        return {"step": int(self._step), "micro_step": int(self._micro_step)}
+    def hold(self) -> Held:
+        """A copy of the hidden inputs, for a recomputation to restore."""
+        return Held(self._step.clone(), self._micro_step.clone(), self._scale, self._mode)
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore what `state_dict()` returned."""
-        if state.keys() != self.state_dict().keys():
-            raise ConfigError(f"the state has {', '.join(state) or 'nothing'}; it must be what state_dict() returned.")
-        self.set_step(state["step"])
-        self._micro_step.fill_(state["micro_step"])
+    def put_back(self, held: Held) -> None:
+        """Restore what `hold` returned."""
+        self._step.copy_(held.step)
+        self._micro_step.copy_(held.micro_step)
+        self._scale, self._mode = held.scale, held.mode
+
+    def reattach(self) -> Callable[[], None] | None:
+        """Attach again for a recomputation; nothing to do here, as this handle is never detached."""
+        return None
 
     def to(self, device: torch.device) -> None:
         """Keep the step on `device`, where a CUDA graph reads it."""

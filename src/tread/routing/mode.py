@@ -1,4 +1,4 @@
-"""What a forward is selected under beside its plan and step: the mode of its handle, and the tokens its inputs force.
+"""The mode of a handle and the tokens that a forward's inputs force: what selections depend on beside plan and step.
 
 - A mode is what the handle's context managers ask of the forwards inside; it is checked against each of them.
 - Forced tokens have the same positions in all samples, so their number is known on the host and the budget counts it
@@ -66,7 +66,7 @@ def check_fits(mode: Mode, batch: int, tokens: int) -> None:
         raise ConfigError(f"step has {mode.step.numel()} values; this forward has {batch} samples.")
 
 
-def fitting(given: Given, route: int, batch: int, tokens: int) -> Tensor:
+def check_given(given: Given, route: int, batch: int, tokens: int) -> Tensor:
     """The given indices (B, K), checked against the shape of this forward."""
     if torch.compiler.is_compiling():  # reading `largest` would guard on it: a recompile for each value
         return given.ids

@@ -50,8 +50,8 @@ class Recomputed(Protocol):
     def put_back(self, held: Any) -> None:
         """Restore what `hold` returned."""
 
-    def come_back(self) -> Callable[[], None] | None:
-        """Turn routing on, detached or not; returns a function that undoes it, or None if nothing was done."""
+    def reattach(self) -> Callable[[], None] | None:
+        """Attach a detached handle again; returns a function that undoes it, or None if nothing was to be done."""
         ...
 
 
@@ -120,13 +120,13 @@ class _Snapshot:
             again.script = iter(self._log)
         if bypass is not None:
             again.bypass = bypass
-        leave = handle.come_back() if again.routed or self._forwards else None
+        undo = handle.reattach() if again.routed or self._forwards else None
         unhush = again.hush()
 
         def end() -> None:
             unhush()
-            if leave is not None:
-                leave()
+            if undo is not None:
+                undo()
             if now is not None:
                 handle.put_back(now)
             handle.state, handle.tapes, handle.replay, handle.entered = before

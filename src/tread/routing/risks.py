@@ -6,9 +6,12 @@ from tread.errors import RiskWarning
 from tread.routing.plan import PRESETS, RoutePlan
 
 FIRST_LAYERS = 2
+"""Layers before the best start of a window (the paper)."""
 FEW_TOKENS = 256
 HIGH_RATIO = 0.5
+"""Ratios above it lost quality at `FEW_TOKENS` tokens (the paper)."""
 LITTLE_GAIN = 0.75
+"""Share of forced tokens from which routing gains little speed."""
 FEWEST_LAYERS = 4
 """Layers that a dropped token must pass, before, between and after its windows."""
 ADAPTER_RATIO = PRESETS["lora"].selection_ratio

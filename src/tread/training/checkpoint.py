@@ -33,6 +33,8 @@ from torch import Tensor
 from tread.errors import CheckpointError
 from tread.files import fsync, is_safetensors
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run that its checkpoints are in."""
 MANIFEST = "checkpoint.json"
 VALIDATED = "validated"
 """The key of a manifest with the validation loss of the checkpoint's own weights."""
@@ -50,8 +52,8 @@ def temporary_path(folder: Path, step: int) -> Path:
 
 
 def save(folder: Path, step: int, parts: Parts, meta: Mapping[str, Any], *, keep: int, keep_best: bool = False) -> Path:
-    """Write the checkpoint after `step` steps, then remove all but the newest `keep`, and the best one if asked."""
-    with told(folder, step):
+    """Write the checkpoint after `step` steps, then remove those before the newest `keep`, except the best if asked."""
+    with _explained(folder, step):
         temporary, signatures = begin(folder, step), {}
         for name, tensors in parts.items():
             path = temporary / f"{name}.safetensors"
@@ -84,7 +86,7 @@ def finish(
     keep: int,
     keep_best: bool = False,
 ) -> Path:
-    """Give a written checkpoint its manifest and its name, then remove all but the newest `keep`, and the best one."""
+    """Give a written checkpoint its manifest and its name, then remove older ones as `save` does."""
     temporary, final = temporary_path(folder, step), checkpoint_path(folder, step)
     replaced, manifest = folder / f".{final.name}.old", temporary / MANIFEST
     lists = {
@@ -99,12 +101,17 @@ def finish(
     os.replace(temporary, final)
     fsync(folder)
     shutil.rmtree(replaced, ignore_errors=True)
+    _prune(folder, keep=keep, keep_best=keep_best)
+    return final
+
+
+def _prune(folder: Path, *, keep: int, keep_best: bool) -> None:
+    """Remove the checkpoints before the newest `keep` whole ones, broken ones among them, except the best if asked."""
     excess = [path.name for path in list_checkpoints(folder) if _is_whole(path)][:-keep]
     kept = best(folder) if keep_best else None
     for path in list_checkpoints(folder):
         if excess and path.name <= excess[-1] and (kept is None or path != kept[0]):
             shutil.rmtree(path, ignore_errors=True)
-    return final
 
 
 def best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -121,7 +128,7 @@ def best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 @contextmanager
-def told(folder: Path, step: int) -> Iterator[None]:
+def _explained(folder: Path, step: int) -> Iterator[None]:
     """Turn the failure of a write inside into a CheckpointError; what was written is removed."""
     try:
         yield

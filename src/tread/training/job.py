@@ -24,11 +24,12 @@ from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, shown
 from tread.files import atomic_write, is_file, sweep, writing
 from tread.kernels.attention import check_attention
-from tread.training.checkpoint import checkpoint_path, list_checkpoints, newest, recover
-from tread.training.loop import CHECKPOINTS, Session, fit
+from tread.training.checkpoint import CHECKPOINTS, checkpoint_path, list_checkpoints, newest, recover
+from tread.training.loop import fit
 from tread.training.metrics import tracker_of
 from tread.training.ranks import arriving, found_by_main, lost_ranks, rejoin, restarts
 from tread.training.record import write_start
+from tread.training.session import Session
 from tread.training.settings import JobConfig
 from tread.training.sharding.layout import BACKENDS, check_layout, open_group, shard_size
 from tread.training.task import Task
@@ -80,15 +81,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         saved_settings(source)  # refuses what is not the folder of a run, before a run would begin at step 0
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
-        # refuses broken ones; they are named when one is loaded
-        found_by_main(accelerator, lambda: newest(source / CHECKPOINTS, lambda _: None))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
-            pass
-    except OSError as error:
-        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
-        raise ConfigError(f"{reason}. Name another output_dir.") from None
+        _check_resumable(source, accelerator)
+    _make_folder(folder)
     lock = locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True)
     with lost_ranks(config), lock as held:
         if not broadcast_object_list([held])[0]:
@@ -99,8 +93,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
             sweep(folder)  # the lock is held: nobody else writes here
         accelerator.wait_for_everyone()
         if goes_on:
-            # refuses broken ones before anything is encoded or loaded
-            found_by_main(accelerator, lambda: newest(folder / CHECKPOINTS, lambda _: None))
+            _check_resumable(folder, accelerator)
         taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
         accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
         if taken:
@@ -109,6 +102,22 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
                 "output_dir."
             )
         yield folder
+
+
+def _check_resumable(run_folder: Path, accelerator: Accelerator) -> None:
+    """Refuse a run whose checkpoints are all broken, before anything is encoded or loaded."""
+    found_by_main(accelerator, lambda: newest(run_folder / CHECKPOINTS, lambda _: None))  # broken ones are named later
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a run's folder; refuses one in which no file can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
+            pass
+    except OSError as error:
+        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
+        raise ConfigError(f"{reason}. Name another output_dir.") from None
 
 
 def run(
@@ -145,6 +154,12 @@ def run(
         names = {"wandb": {"name": config.log.run or folder.name}}
         accelerator.init_trackers(config.log.project, config=flat, init_kwargs=names)
     accelerator.print(task.summary())
+    _advise(task, config, accelerator)
+    return fit(session, folder, start=start)
+
+
+def _advise(task: Task, config: JobConfig, accelerator: Accelerator) -> None:
+    """Say what is likely a mistake, though the run goes on with it."""
     schedule = task.routing[0].plan.schedule if task.routing else None
     if schedule is not None and not any(schedule.scale(step) for step in range(config.train.steps)):
         accelerator.print(
@@ -158,7 +173,6 @@ def run(
         )
     if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         accelerator.print("Launched for several processes but running one; on CPUs pass --multi_gpu.")
-    return fit(session, folder, start=start)
 
 
 def end(accelerator: Accelerator, stopped: int = 0) -> None:

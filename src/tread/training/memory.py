@@ -1,5 +1,5 @@
-"""Memory: the peak of a run and of its loading, and errors of too little of it (an allocator's, a killed data worker)
-as messages that say what to change.
+"""Memory of a process: its peaks, and running out of it (an allocator's error, a killed data worker) as messages that
+say what to change.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What the processes of a run agree on: what rank 0 found, the largest number that any has, and that one has ended.
+"""Agreement between the processes of a run: what rank 0 found, the largest number that any has, the loss of one.
 
 No process waits for another longer than `train.timeout_minutes`: every process group is given that time.
 """
@@ -22,7 +22,7 @@ Found = TypeVar("Found")
 
 
 def restarts() -> int:
-    """How often torchrun has given this command again, because a process of the run ended."""
+    """The number of times that torchrun has started this command again after a process of the run ended."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 
 from tread.errors import masked
 from tread.files import atomic_write, writing
-from tread.training.contents import KINDS
+from tread.training.fingerprint import KINDS
 from tread.training.task import Task
 
 FILE = "run.json"

@@ -48,12 +48,12 @@ class Task(Protocol):
         ...
 
     def reviews(self, step: int) -> Mapping[str, Review]:
-        """What is due after `step` steps (0: before the first one), by what the progress bar says meanwhile; the loop
-        runs it with the averaged weights, all tokens in all layers."""
+        """The reviews due after `step` steps (0: before the first one), by the words that the progress bar shows
+        meanwhile. The loop runs them with the averaged weights, all tokens in all layers."""
         ...
 
     def saved(self, checkpoint: Path) -> None:
-        """Make what others load of a checkpoint, unless it is there.
+        """Write the result of a checkpoint, which other programs load, unless it is there.
 
         Called on rank 0 after every save and every resume, with the checkpoint's averaged weights in place. Of a
         sharded model, whose weights no process has whole, it is called after a resume alone.

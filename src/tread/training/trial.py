@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from tread.routing.handle import Handle
-from tread.training.loop import Session
+from tread.training.session import Session
 from tread.training.task import Task
 
 TOLERANCE = {"bf16": 1e-2, "no": 1e-4}
@@ -75,7 +75,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came out for one network."""
+    """The outcome for one network."""
 
     part: str
     comparisons: Sequence[Comparison]

@@ -20,7 +20,7 @@ from benchmarks.quality.training import Trial, check_fast
 from tests.tiny.quality import SECONDS, SMOKE, job_of, spec_of
 from tread.kernels.compiling import CompiledLayer
 from tread.training.job import make_accelerator
-from tread.training.loop import Session
+from tread.training.session import Session
 
 
 def test_looking_does_not_disturb_the_run(prepared: Path, found: Results) -> None:

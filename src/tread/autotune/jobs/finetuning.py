@@ -28,9 +28,9 @@ from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning, TuneBatch
 from tread.finetune.trial import STEPS
 from tread.kernels import attention
-from tread.training.checkpoint import list_checkpoints
-from tread.training.loop import CHECKPOINTS, Session
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.memory import out_of_memory
+from tread.training.session import Session
 
 LEFT_OUT = (
     *("output_dir", "cache_dir", "report_to", "tread_config", "max_train_steps", "num_train_epochs", "num_eval_images"),

@@ -19,10 +19,10 @@ from tread.pretrain.run import pretrain
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
 from tread.routing.plan import RoutePlan
-from tread.training.checkpoint import list_checkpoints
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import make_accelerator
-from tread.training.loop import CHECKPOINTS, Session
 from tread.training.memory import out_of_memory
+from tread.training.session import Session
 
 LEFT_OUT = ("output_dir", "log", "checkpoint", "sample", "evaluate", "validation")
 """Settings that no measurement depends on."""

@@ -31,7 +31,7 @@ from tread.finetune.data.hashes import identity
 from tread.finetune.data.items import Picture, Shapes, items_of, whole
 from tread.finetune.family import TuneFamily
 from tread.finetune.settings import FinetuneConfig
-from tread.training.contents import KINDS, fingerprint
+from tread.training.fingerprint import KINDS, fingerprint
 from tread.words import counted
 
 LOOKED_AT = 64

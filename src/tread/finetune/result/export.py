@@ -20,8 +20,8 @@ from tread.finetune.result.write import RECORD, write_result
 from tread.finetune.run import load_saved
 from tread.finetune.settings import FinetuneConfig, LoraPrecision
 from tread.training import checkpoint
+from tread.training.checkpoint import CHECKPOINTS
 from tread.training.job import CONFIG_FILE, LOCK_FILE, locked, saved_settings
-from tread.training.loop import CHECKPOINTS
 
 
 def export(

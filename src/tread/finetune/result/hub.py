@@ -14,8 +14,7 @@ from pathlib import Path
 from tread.errors import ConfigError, shortened
 from tread.finetune.result.write import CARD, RECORD
 from tread.finetune.settings import FinetuneConfig
-from tread.training.checkpoint import newest
-from tread.training.loop import CHECKPOINTS
+from tread.training.checkpoint import CHECKPOINTS, newest
 
 
 def repo_name(config: FinetuneConfig) -> str:

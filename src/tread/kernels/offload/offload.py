@@ -120,7 +120,7 @@ class Offload:
 
 
 def spread(items: Sequence[T], number: int) -> list[T]:
-    """So many of the items, evenly spread, the first one among them.
+    """`number` of the items, evenly spread, the first one among them.
 
     >>> spread(range(10), 4)
     [0, 2, 5, 7]

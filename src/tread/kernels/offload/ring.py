@@ -61,7 +61,7 @@ class Slot:
 
 
 class Ring:
-    """So many slots of `size` bytes on a device."""
+    """`slots` blocks of `size` bytes on a device, which layers take by turns."""
 
     def __init__(self, size: int, device: torch.device, slots: int = SLOTS) -> None:
         self.slots = [Slot(size, device) for _ in range(slots)]

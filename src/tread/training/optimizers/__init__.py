@@ -1,5 +1,5 @@
-"""Optimizers and the learning rate of each step.
+"""Optimizers, the learning rate of each step, and the moving average of the weights.
 
-`make` has the table of optimizers and those that are written here, `muon` and `self_tuned` those of torch and of their
-authors' libraries that need more than a line, `rates` the schedules. They may import `settings`, and know no loop.
+`make` has the table of optimizers; those that need more than a line have a file each. `rates` has the schedules, `ema`
+the average. They may import `settings`, and know no loop.
 """

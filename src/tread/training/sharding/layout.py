@@ -43,16 +43,17 @@ def check_layout(config: JobConfig) -> None:
     """Refuse settings that do not go together, before anything is loaded."""
     train, called = config.train, config.called
     if not train.sharded:
-        for name, given in (("shard_size", train.shard_size is not None), ("cpu_offload", train.cpu_offload)):
-            if given:
-                raise ConfigError(
-                    f"{called(f'train.{name}')} is {getattr(train, name)}, but {called('train.parallel')} is 'ddp', "
-                    f"where each process has the whole model: set {called('train.parallel')} to 'hsdp' or leave "
-                    f"{called(f'train.{name}')} out."
-                    if name == "shard_size"
-                    else f"{called('train.cpu_offload')} is true, but {called('train.parallel')} is 'ddp', which keeps "
-                    f"the model on the GPU: set {called('train.parallel')} to 'fsdp'; one process will do."
-                )
+        if train.shard_size is not None:
+            raise ConfigError(
+                f"{called('train.shard_size')} is {train.shard_size}, but {called('train.parallel')} is 'ddp', where "
+                f"each process has the whole model: set {called('train.parallel')} to 'hsdp' or leave "
+                f"{called('train.shard_size')} out."
+            )
+        if train.cpu_offload:
+            raise ConfigError(
+                f"{called('train.cpu_offload')} is true, but {called('train.parallel')} is 'ddp', which keeps the "
+                f"model on the GPU: set {called('train.parallel')} to 'fsdp'; one process will do."
+            )
         return
     if train.shard_size is not None and train.parallel == "fsdp":
         raise ConfigError(

@@ -32,7 +32,7 @@ def fingerprint(groups: Mapping[str, Iterable[object]]) -> dict[str, list[int | 
 
 
 def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files", show: int = 5) -> str:
-    """What differs between two fingerprints of so many `what`, in words; empty if nothing does.
+    """The differences between two fingerprints, which count `what`, in words; empty if there are none.
 
     >>> describe_changes({"a": [2, "x"], "b": [1, "y"]}, {"a": [3, "z"], "c": [1, "y"]})
     "'a' has 3 files instead of 2, 'b' is gone, 'c' is new"

@@ -1,0 +1,174 @@
+"""A session: a task with everything that training changes, the optimizer step that changes it, and its checkpoints.
+
+- A step sets the routing's step and the learning rate, runs forward and backward of each micro-batch, clips, updates
+  the weights and then their average. It waits for nothing: what it returns is still on the device.
+- A checkpoint holds weights, average and optimizer moments and nothing else, because all that changes besides is a
+  function of the step.
+- Whoever steps by hand (the tuner of routes, `tread doctor`, the benchmarks) uses a session without the loop.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from tread.kernels import attention
+from tread.routing import noise
+from tread.training import checkpoint
+from tread.training.fingerprint import check_data
+from tread.training.metrics import FILE as METRICS_FILE
+from tread.training.optimizers.ema import EMA
+from tread.training.optimizers.make import averaged_weights, keeps_average, make_optimizer
+from tread.training.optimizers.muon import embedding_tables
+from tread.training.optimizers.rates import learning_rate
+from tread.training.parts import averaged_part, load_into, load_moments, optimizer_tensors, trained
+from tread.training.ranks import found_by_main
+from tread.training.settings import JobConfig
+from tread.training.sharding.saver import Saver
+from tread.training.task import Task
+
+
+class Session:
+    """A task with everything that training it changes: weights, their average, optimizer moments."""
+
+    def __init__(self, task: Task, config: JobConfig, accelerator: Accelerator) -> None:
+        self.task, self.config, self.accelerator = task, config, accelerator
+        self.model = task.model if config.train.sharded else accelerator.prepare(task.model)
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = make_optimizer(self.trained, config.optimizer, embedding_tables(self.model))
+        # a copy of the weights after all ranks have agreed on them
+        self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
+        self.fast = list(task.make_fast())
+        """What makes the model fast; one for each part of it."""
+        self.whole: int | None = None
+        """Steps that weights, average and moments have all taken; None before the first and while one changes them."""
+        self.due = False
+        """Whether the validation and pictures due after the last whole step are still to be made."""
+        self.saved: int | None = None
+        """Step of the last checkpoint written by this session."""
+        self.validated: tuple[int, float] = 0, math.nan
+        """Step of the last validation, and its loss."""
+        saves = config.train.sharded and config.checkpoint.every
+        self.saver = Saver(accelerator.device, config.train.timeout) if saves else None
+        """Writes the checkpoints of sharded weights."""
+
+    @property
+    def kept_share(self) -> float:
+        """The share of tokens kept by the routed layers of the last forward; 1 if it was dense."""
+        routing = self.task.routing
+        return routing[0].kept_share if routing else 1.0
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the task's model has its averaged weights (the EMA's, else the optimizer's own), in eval mode, not
+        compiled: other shapes than training's would fill the compiler's caches."""
+        training = self.task.model.training
+        self.task.model.eval()
+        try:
+            eager = torch.compiler.set_stance("force_eager")
+            kernels = attention.relaxed(self.config.train.attention, self.accelerator.device)
+            with self.ema.applied() if self.ema else averaged_weights(self.optimizer), eager, kernels:
+                yield
+        finally:
+            self.task.model.train(training)
+
+    def step(self, step: int, batches: Iterator[Any]) -> dict[str, Tensor]:
+        """One optimizer step; returns its loss and gradient norm, still on the device."""
+        config, accelerator = self.config, self.accelerator
+        for handle in self.task.routing:
+            handle.set_step(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step, config.train.steps)
+        micro_steps = config.train.micro_steps
+        losses = []
+        for micro_step in range(micro_steps):
+            batch = next(batches)
+            # for layers that draw from torch's own generator, such as dropout: theirs is a function of the step too;
+            # after the batch, because a loader that starts draws from it
+            torch.manual_seed(int(noise.bits(config.train.seed, step, micro_step, accelerator.process_index)))
+            last = micro_step == micro_steps - 1
+            # sharded gradients are reduced in every micro-step, or each process would hold them whole
+            with nullcontext() if last or config.train.sharded else accelerator.no_sync(self.model):
+                with accelerator.autocast():
+                    loss = self.task.loss(self.model, batch)
+                accelerator.backward(loss / micro_steps)
+            losses.append(loss.detach())
+            del loss  # and what autograd holds for it: no CUDA graph can be captured beside that
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if config.optimizer.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.trained, config.optimizer.clip, norm)
+        self.whole = None
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            with averaged_weights(self.optimizer):
+                self.ema.update(step)
+        self.whole, self.due = step + 1, True
+        # the norm of offloaded gradients is on the host
+        return {"loss": torch.stack(losses).mean(), "grad_norm": norm.to(accelerator.device, non_blocking=True)}
+
+    def save(self, folder: Path, step: int, *, together: bool = True, wait: bool = True) -> None:
+        """Write the checkpoint after `step` steps, on rank 0; `together`: all ranks call it and wait for it.
+
+        Shards are written by every rank; unless they `wait`, in the background. Nothing is written where
+        `checkpoint.every` is 0.
+        """
+        if self.config.checkpoint.every == 0:
+            return
+        facts = self.task.facts | ({"due": True} if self.due else {})
+        if self.validated[0] == step and math.isfinite(self.validated[1]):  # else it is that of other weights
+            facts |= {checkpoint.VALIDATED: self.validated[1]}
+        keep = {"keep": self.config.checkpoint.keep, "keep_best": self.config.checkpoint.keep_best}
+        if self.saver is not None:
+            self.saver.start(folder, step, self._parts(), facts, **keep)
+            if wait:
+                self.saver.wait()
+            self.saved = self.saver.saved
+            return
+        if self.accelerator.is_main_process:
+            path = checkpoint.save(folder, step, self._parts(), facts, **keep)
+            self.saved = step
+            self.make_result(path)
+        if together:
+            self.accelerator.wait_for_everyone()
+
+    def _parts(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of a checkpoint, by part."""
+        parts = {"model": trained(self.task.model), "optimizer": optimizer_tensors(self.optimizer)}
+        if self.ema is not None:
+            parts["ema"] = self.ema.averages
+        elif keeps_average(self.optimizer):  # what results are made of; training goes on from the other weights
+            with averaged_weights(self.optimizer):
+                parts["ema"] = trained(self.task.model)
+        return parts
+
+    def make_result(self, path: Path) -> None:
+        """Let the task make the result of the checkpoint that is in place, on rank 0, unless it is there."""
+        if self.accelerator.is_main_process:
+            with self.averaged():
+                self.task.saved(path)
+
+    def load(self, folder: Path) -> int:
+        """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
+        found = found_by_main(self.accelerator, lambda: checkpoint.newest(folder, self.accelerator.print))
+        if found is None:
+            if (folder.parent / METRICS_FILE).exists():  # it was stopped before its first one
+                self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
+            return 0
+        path, manifest = found
+        check_data(self.config, path, manifest, self.task.facts, self.accelerator.print)
+        load_into(trained(self.task.model), path, "model")
+        if self.ema is not None:
+            # a run that had no average so far starts it from its weights
+            load_into(self.ema.averages, path, averaged_part(manifest))
+        load_moments(self.optimizer, path)
+        self.due = manifest.get("due", False)
+        self.accelerator.print(f"resumed from {path}")
+        return manifest["step"]
