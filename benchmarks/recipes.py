@@ -4,7 +4,8 @@
     python -m benchmarks.recipes --recipes flux-lora qwen-image-lora
 
 The base in the recipe's precision, its adapter, optimizer, routes and resolution are read from the file; weights are
-random, made on the device in the released sizes, batch 1. Dense steps are measured too: validation is dense.
+random, made on the device in the released sizes, batch 1. Dense steps are measured too: validation is dense. Of an nf4
+base the FLOPs are those of the adapter alone: bitsandbytes' products are no operations that torch counts.
 """
 
 from collections.abc import Sequence
@@ -51,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record = Record("recipes", given)
     for name in given.recipes:
         case = case_of(name)
-        measure(record, case, row=f"recipe-{name}", shapes={"base": case.base, "lora_rank": case.rank})
+        assert case.pixels is not None
+        shapes = {"model": LINES[name], "resolution": case.pixels[0], "base": case.base, "lora_rank": case.rank}
+        measure(record, case, row=f"recipe-{name}", shapes=shapes)
     return 0
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tread.kernels.capture import SPOILED
+
 Step = Callable[[], Any]
 BLOCK_SECONDS = 0.4
 LONGEST_BLOCK = 20
@@ -82,7 +84,8 @@ def watched(step: Step, device: torch.device, *, graphs: bool = False) -> dict[s
     """One step alone, which returns its loss.
 
     `host_ms`: how long the host took to ask for it, from an idle device. `peak_gib`: the most memory that tensors held,
-    weights and all; with `graphs`, whose tensors torch does not count, all memory that was claimed. None without a GPU.
+    weights and all; with `graphs`, whose tensors torch does not count, all memory that was claimed. None without a GPU,
+    and for graphs after a capture failed in this process: that keeps what it had claimed.
     """
     on_gpu = device.type == "cuda"
     _wait(device)
@@ -94,7 +97,7 @@ def watched(step: Step, device: torch.device, *, graphs: bool = False) -> dict[s
     host = (time.perf_counter() - start) * 1e3
     _wait(device)
     most = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
-    peak = round(most(device) / GIB, 3) if on_gpu else None
+    peak = round(most(device) / GIB, 3) if on_gpu and not (graphs and SPOILED) else None
     return {"host_ms": round(host, 3), "peak_gib": peak, "loss": float(values["loss"])}
 
 

@@ -42,7 +42,8 @@ def _step(family: str) -> str:
     """The time of a checkpointed LoRA step at ratio 0.5, if one was measured."""
     file = MEASURED.get(family, "h200-families.json")
     row = f"loop-{family.removesuffix('_image')}-checkpointed" if family in MEASURED else f"family-{family}"
-    measured = json.loads((RESULTS / file).read_text(encoding="utf-8"))["measurements"]
+    document = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    measured = [x for job in document.get("jobs", [document]) for x in job["measurements"]]
     found = next((x for x in measured if x["row"] == row and x["name"] in WAYS and x["status"] == "ok"), None)
     if found is None:
         return "not run"

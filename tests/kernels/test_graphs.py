@@ -8,11 +8,13 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 from tread.kernels import graphs
@@ -286,6 +288,44 @@ def test_a_failed_capture_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch)
     gc.enable()
     assert network.failed
     assert not network.count
+
+
+class Checkpointed(nn.Linear):
+    """Is recomputed in the backward pass, and can be told to fail halfway."""
+
+    error: RuntimeError | None = None
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore
+        contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+        return checkpoint(self._twice, x, use_reentrant=False, context_fn=contexts)  # pyright: ignore
+
+    def _twice(self, x: Tensor) -> Tensor:
+        x = super().forward(x).relu()
+        if self.error is not None:
+            raise self.error
+        return super().forward(x).tanh()
+
+
+def test_a_capture_that_fails_in_a_checkpointed_layer_leaves_no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of torch before 2.13 stay as long as somebody has the error, here the layer."""
+    model, x = Checkpointed(4, 4), torch.randn(2, 4)
+
+    def fail(network: nn.Module, *_: Any, **__: Any) -> None:
+        model.error = RuntimeError("operation not permitted when stream is capturing")
+        kept.append(model.error)
+        try:
+            network(x)
+        finally:
+            model.error = None
+
+    kept: list[RuntimeError] = []
+    monkeypatch.setattr(graphs, "Capture", fail)
+    network, gradients = Graphs(model, [], lambda _: None), []
+    for _ in range(CALLS + 2):
+        (gradient,) = torch.autograd.grad(network(x).sum(), [model.weight])
+        gradients.append(gradient)
+    assert kept
+    assert all(gradient.equal(gradients[0]) for gradient in gradients)
 
 
 class Adapted(nn.Linear):

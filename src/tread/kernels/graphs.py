@@ -20,6 +20,7 @@
   It is cleared before and after.
 """
 
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -134,6 +135,7 @@ class Graphs:
             self.failed = True
             self._forget()
             self._say(f"CUDA graph capture failed; continuing without graphs ({_first(error)}).")
+            _close_frames(error)
         return not self.failed
 
     def _is_full(self) -> bool:
@@ -198,6 +200,17 @@ def _first(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _close_frames(error: BaseException | None) -> None:
+    """Let go of what the functions that failed still hold.
+
+    Before torch 2.13 a checkpointed function that raises leaves its hooks and dispatch modes active until its frame is
+    freed, which may be at any later time; the forward that follows would run under them.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _signature(leaf: Any) -> Any:

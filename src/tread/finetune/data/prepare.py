@@ -5,10 +5,9 @@
 - The validation loss uses entries of dataset_type eval; without any, evenly spaced training samples.
 """
 
-import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache as once
 from pathlib import Path
@@ -27,6 +26,7 @@ from tread.data.readable import SKIPPED_FILE
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, CachedSamples, Entry, Texts
 from tread.finetune.data.encode import encode_samples, encode_seen_texts, encode_texts
+from tread.finetune.data.encoder import Encoder
 from tread.finetune.data.hashes import identity
 from tread.finetune.data.items import Picture, Shapes, items_of, whole
 from tread.finetune.family import TuneFamily
@@ -107,12 +107,13 @@ def prepare(
     items = once(lambda: items_of(cache, samples, configs, identity=named, shapes=shapes, **options))
     device = accelerator.device
     text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
-    text = _Encoder(
+    text = Encoder(
         lambda: family.source.pipeline(
             *family.text_parts, *family.needed_parts, dtype=text_dtype, given=family.stand_ins()
         ),
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
         device,
+        say,
     )
     text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length, *family.text_encoding)
     previews_see: list[Picture] = []
@@ -137,7 +138,9 @@ def prepare(
         )
     text.free()
 
-    pixels = _Encoder(lambda: _autoencoder(config, family), lambda: family.source.check(*family.pixel_parts), device)
+    pixels = Encoder(
+        lambda: _autoencoder(config, family), lambda: family.source.check(*family.pixel_parts), device, say
+    )
     entries, skipped = encode_samples(
         cache,
         items(),
@@ -275,27 +278,3 @@ def _autoencoder(config: FinetuneConfig, family: TuneFamily) -> Any:
     if config.vae_enable_tiling:
         pipeline.vae.enable_tiling()
     return pipeline
-
-
-class _Encoder:
-    """A pipeline with a few parts, checked and loaded at first use."""
-
-    def __init__(self, load: Callable[[], Any], check: Callable[[], object], device: torch.device) -> None:
-        self._load, self._check, self._device = load, check, device
-        self._pipeline: Any = None
-
-    @property
-    def pipeline(self) -> Any:
-        """The pipeline, with its models on the device."""
-        if self._pipeline is None:
-            self._check()
-            self._pipeline = self._load()
-            self._pipeline.to(self._device)
-        return self._pipeline
-
-    def free(self) -> None:
-        """Free the memory of the pipeline."""
-        self._pipeline = None
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()

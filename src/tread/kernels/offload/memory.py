@@ -13,11 +13,14 @@ def weight_bytes(model: nn.Module, device: torch.device | None = None) -> int:
     return sum(tensor.nbytes for tensor in tensors if device is None or tensor.device.type == device.type)
 
 
+def free_bytes(device: torch.device) -> float:
+    """Bytes that torch may still take of a GPU; on a CPU there is no limit to keep to."""
+    return _limit(device) - torch.cuda.memory_allocated(device) if device.type == "cuda" else float("inf")
+
+
 def would_be_free(model: nn.Module, device: torch.device) -> float:
-    """Bytes that would be free on a GPU without the model; on a CPU there is no limit to keep to."""
-    if device.type != "cuda":
-        return float("inf")
-    return _limit(device) - torch.cuda.memory_allocated(device) + weight_bytes(model, device)
+    """Bytes that would be free on a GPU without the model."""
+    return free_bytes(device) + weight_bytes(model, device)
 
 
 def peak_left(device: torch.device, margin: float) -> float:

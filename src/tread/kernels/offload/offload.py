@@ -84,6 +84,8 @@ class Offload:
             if sum(sizes) - sum(sizes[i] for i in spread(range(depth), count)) <= spare or count == depth
         )
         stay = set(spread(range(depth), fewest))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # or weights would break up the blocks that the next step needs whole
         for i, call in enumerate(self.calls):
             if i not in stay:
                 self._bring(call)
