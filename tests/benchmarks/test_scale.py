@@ -1,11 +1,11 @@
-"""The benchmarks of several GPUs at tiny size: the loader's ratio, and the table of collectives for `tread plan`."""
+"""The benchmarks of several GPUs at tiny size: the loader's ratio, the collectives for `tread plan`, the layouts."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks import loader
+from benchmarks import layouts, loader
 from tests.programs import run
 from tread.data import Latents
 
@@ -43,3 +43,17 @@ def test_collectives_are_measured_between_processes(tmp_path: Path) -> None:
         assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["seconds"] / 1e9)
         assert row["bus_gb_per_s"] == pytest.approx(row["gb_per_s"] * (1 if row["collective"] == "all_reduce" else 0.5))
     assert said.startswith("2 ranks on 1 node by gloo")
+
+
+@pytest.mark.contract
+def test_layouts_are_compared_with_one_process(tmp_path: Path) -> None:
+    out = tmp_path / "layouts.json"
+    assert layouts.main(["--processes", "2", "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["processes"], row["layout"]) for row in rows] == [
+        *((1, name) for name in ("ddp", "fsdp", "micro")),
+        *((2, name) for name in ("ddp", "fsdp", "micro", "hsdp-1", "hsdp-2")),
+    ]
+    assert all(row["same_samples_and_tokens"] for row in rows)
+    assert all(row["metrics"] < 1e-5 for row in rows)
+    assert any(row["weights"] > 0 for row in rows), "two orders of a sum never round alike in every weight"

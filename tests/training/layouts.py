@@ -98,7 +98,7 @@ def main(names: str, folder: Path) -> None:
         seen = train_in(folder / name, *RUNS[name])
         (folder / name / f"rank-{distributed.get_rank()}.json").write_text(json.dumps(seen))
     for source, layout in CONVERTED:
-        if (folder / source).is_dir():
+        if (folder / source).is_dir() and distributed.get_world_size() > 1:
             settings = [setting for setting in RUNS[layout] if "parallel" in setting or "shard" in setting]
             convert(folder / source, folder / f"{source}-to-{layout}", *settings)
     torch.distributed.destroy_process_group()

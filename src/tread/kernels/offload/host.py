@@ -87,7 +87,7 @@ def frozen(layer: nn.Module) -> list[Tensor]:
         if type(tensor).__name__ not in PLAIN or is_traceable_wrapper_subclass(tensor.data):
             raise ConfigError(
                 f"a layer with weights of class {type(tensor).__name__} cannot be offloaded: quantize the base to "
-                "'int8', 'int4', 'fp8' or 'nf4' (base_model_precision), or leave offload out."
+                "'int8', 'int4', 'fp8' or 'nf4', or leave offload out."
             )
     return found
 

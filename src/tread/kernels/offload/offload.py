@@ -139,8 +139,8 @@ def _check(layers: Sequence[nn.Module], number: Offloaded) -> None:
         raise ConfigError("the layers are sharded by FSDP, which moves their weights itself: leave offload out.")
     if number and not any(frozen(layer) for layer in layers):
         raise ConfigError(
-            "offload keeps frozen weights in host memory, and all weights of the layers are trained: train an adapter "
-            "(model_type 'lora'), or leave offload out."
+            "offload keeps frozen weights in host memory, and all weights of the layers are trained: train an adapter, "
+            "or leave offload out."
         )
 
 
