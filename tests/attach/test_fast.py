@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch import config as lowering
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -78,9 +79,17 @@ def test_the_models_own_switch_decides_about_checkpointing(attach: Attach) -> No
     assert all(isinstance(one, CompiledLayer) for one in code)
 
 
+@pytest.fixture
+def as_torch_sets_them() -> Iterator[None]:
+    """The compiler's limits, whatever another test has raised them to."""
+    limits = torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256)
+    with limits, lowering.patch(force_non_lazy_backward_lowering=False):
+        yield
+
+
+@pytest.mark.usefixtures("as_torch_sets_them")
 def test_detach_leaves_nothing_behind(attach: Attach) -> None:
     from torch._dynamo import config as limits
-    from torch._functorch import config as lowering
 
     def settings() -> tuple[Any, ...]:
         sdpa = F.scaled_dot_product_attention, torch.backends.cuda.cudnn_sdp_enabled()

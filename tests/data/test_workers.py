@@ -11,7 +11,7 @@ from tread.data.workers import fetched
 
 
 def test_work_beside_a_killed_worker_goes_on() -> None:
-    loader = DataLoader(TensorDataset(torch.arange(9)), num_workers=1, prefetch_factor=1, timeout=0.2)
+    loader = DataLoader(TensorDataset(torch.arange(9)), num_workers=1, prefetch_factor=1)
     batches = fetched(loader)
     assert next(batches)[0] == 0
     (worker,) = multiprocessing.active_children()
