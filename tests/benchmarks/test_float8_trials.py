@@ -53,7 +53,7 @@ def test_the_base_changes_and_the_adapter_stays():
 def test_the_product_trains_small_models_in_float8_for_a_trial(way):
     model = DiT(input_size=4, patch=1, in_channels=1, depth=2, width=32, heads=2, num_classes=3)
     train_in_float8(model, way)
-    assert [module.way for module in model.modules() if isinstance(module, Float8Linear)] == [way] * 8
+    assert [module.granularity for module in model.modules() if isinstance(module, Float8Linear)] == [way] * 8
 
 
 @pytest.mark.parametrize("recipe", ["rowwise", "tensorwise"])

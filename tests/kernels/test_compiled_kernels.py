@@ -49,7 +49,7 @@ def test_adaln(capability: int, width: int, dtype: str, gated: bool) -> None:
     pointers = dict.fromkeys(
         ["x", "branch", "gate", "shift", "scale", "added", "out", "to_added", "to_out", "to_x", "to_branch"],
         POINTERS[dtype],
-    ) | dict.fromkeys(["mean", "spread", "sums"], "*fp32")
+    ) | dict.fromkeys(["mean", "rstd", "sums"], "*fp32")
     types = pointers | dict.fromkeys(["tokens", "width", "gate_stride", "shift_stride", "scale_stride"], "i32")
     constants = {
         "EPS": 1e-6,
