@@ -17,6 +17,8 @@ CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 PHONE = 390
 """Width of a phone in CSS pixels; windows up to 600 are emulated as phones."""
 NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"
+INTO_VIEW = "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})"
+"""At once: a page that scrolls smoothly would still move under the pointer."""
 
 
 def program(variable: str, names: Sequence[str]) -> str | None:
@@ -101,21 +103,24 @@ class Browser:
         return self.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def drag(self, selector: str, fraction: float) -> None:
-        """Press a range input's handle and move it to a fraction of its track, by the mouse."""
+        """Press a range input's handle and move it to a fraction of its track, by the mouse; that must change it."""
         from selenium.webdriver.common.action_chains import ActionChains
 
         slider = self.driver.find_element("css selector", selector)
         box, (low, high, value) = slider.rect, (float(slider.get_attribute(n) or 0) for n in ("min", "max", "value"))
         across = lambda part: int((part - 0.5) * (box["width"] - 16))  # noqa: E731  # a handle is 16 pixels wide
-        self.run("arguments[0].scrollIntoView({block: 'center'})", slider)
+        self.run(INTO_VIEW, slider)
+        changed = "new Promise(done => slider.addEventListener('change', done, {once: true}))"
+        self.run(f"const slider = arguments[0]; slider.changed = {changed}", slider)
         chain = ActionChains(self.driver)
         chain.move_to_element_with_offset(slider, across((value - low) / (high - low)), 0).click_and_hold()
         chain.move_to_element_with_offset(slider, across(fraction), 0).release().perform()
+        self.run("return arguments[0].changed.then(() => null)", slider)  # the page may hear of it later
 
     def click(self, selector: str) -> None:
         """Click the element that a CSS selector finds first."""
         element = self.driver.find_element("css selector", selector)
-        self.run("arguments[0].scrollIntoView({block: 'center'})", element)
+        self.run(INTO_VIEW, element)
         element.click()
 
     def clipboard(self) -> str:
