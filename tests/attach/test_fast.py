@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.attach.attached import BY_NAME, FLUX, ROUTES, Attach
 from tests.attach.steps import DEVICES, LORA, TRACED, adapted, assert_same, inputs_of, options, step
-from tread.kernels import graphs
+from tread.kernels import fast, graphs
 from tread.kernels.compiling import CompiledLayer
 from tread.routing import noise
 
@@ -80,8 +80,9 @@ def test_the_models_own_switch_decides_about_checkpointing(attach: Attach) -> No
 
 
 @pytest.fixture
-def as_torch_sets_them() -> Iterator[None]:
-    """The compiler's limits, whatever another test has raised them to."""
+def as_torch_sets_them(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The compiler's limits, whatever other tests have raised them to, or left to be restored with a freed model."""
+    monkeypatch.setattr(fast, "SETTINGS", fast.Settings())
     limits = torch._dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256)
     with limits, lowering.patch(force_non_lazy_backward_lowering=False):
         yield
