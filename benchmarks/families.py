@@ -30,6 +30,7 @@ from tread.attach.registry import family_of
 from tread.finetune.family import reference_name
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.quantize import check_precision, quantize
+from tread.routing.plan import tread_mapping
 from tread.training.settings import OptimizerName
 
 IMAGE, LAYERS, CLIP = (1024, 1024), (640, 640), (480, 832)
@@ -139,13 +140,20 @@ def run(record: Record, case: Case, *, graphs: bool) -> Facts:
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.01)
     variant = Variant(name="steps", graphs=graphs and record.device.type == "cuda")
-    settings: dict[str, Any] = {"routes": case.routes or ROUTES, "optimizer": case.optimizer}
+    routes = case.routes or ROUTES
+    settings: dict[str, Any] = {"routes": shortened(routes) if record.warm else routes, "optimizer": case.optimizer}
     with lora_steps(model, shape, variant, record.device, checkpointed=True, **settings) as steps:
         if isinstance(steps.work.handle, tread.Attachment):
             steps.work.handle.references = subject.family.reference_tokens(steps.work.batch)
         facts = steps.warm_up(1) if record.warm else steps.compare(seconds=record.seconds, rounds=2)
     weights = sum(parameter.numel() for parameter in model.parameters())
     return {"parameters": weights, "stacks": [stack.name for stack in family_of(model).stacks]} | facts
+
+
+def shortened(routes: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Routes of the same ratios, whose windows fit a model with few layers: the code that is compiled is the same."""
+    window = {"start_layer_idx": 2, "end_layer_idx": -2}
+    return {"routes": [{**route, **window} for route in tread_mapping(routes)["routes"]]}
 
 
 def measure(record: Record, case: Case, **facts: Any) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +15,14 @@ import torch
 
 import tread
 from benchmarks import all as runner
-from benchmarks import buckets, curve, dit, families, flux, hooks, loop, offload, plot, sd3, sharded, wan
+from benchmarks import buckets, curve, dit, families, flux, hooks, loop, offload, plot, recipes, sd3, sharded, wan
 from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
 from benchmarks.targets import ROWS, best, table, verdict
 from pages.subjects import Subject
 from tests.benchmarks.ticks import Ticks
 from tread.finetune.families import TUNE_FAMILIES
 from tread.finetune.model.adapters import add_adapter
+from tread.routing.plan import RoutePlan
 from tread.routing.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,6 +72,18 @@ def test_every_family_has_a_row_and_fits_the_device():
     assert {line.family for line in families.MODELS.values()} == set(TUNE_FAMILIES)
     for line in families.MODELS.values():
         assert 0.5 < families.weights_gib(Subject(line)) < 80, line.title
+
+
+@pytest.mark.parametrize("name", recipes.LINES)
+def test_a_recipe_for_one_card_is_measured_as_it_stands(name):
+    """And its first lines say what a step takes; its routes fit the shallow model that is compiled ahead."""
+    case = recipes.case_of(name)
+    text = (recipes.FOLDER / f"{name}.yaml").read_text()
+    assert re.search(r"for \d+ GB: a step (took|takes) [\d.]+ GiB", " ".join(text.replace("#", " ").split()))
+    assert f"base_model_precision: {case.base}\n" in text
+    assert case.references == (2 if "edit" in name else 0)
+    assert case.routes is not None
+    RoutePlan.from_config(families.shortened(case.routes)).resolve(6)
 
 
 NARROW = {
