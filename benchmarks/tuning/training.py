@@ -145,9 +145,7 @@ class Run:
     def seconds_by_scale(self) -> dict[float, float]:
         """Seconds of a step at each level of the schedule, compiled and captured; learns nothing."""
         self.warm_up()
-        found = {
-            level: float(np.median(self._steps_at(step, self.scale.timed))) for level, step in self._levels().items()
-        }
+        found = {level: self._steps_at(step, self.scale.timed) for level, step in self._levels().items()}
         self.optimizer = self._fresh_optimizer()
         return found
 
@@ -159,16 +157,15 @@ class Run:
             found.setdefault(1.0 if schedule is None else schedule.scale(step), step)
         return found
 
-    def _steps_at(self, step: int, count: int) -> list[float]:
-        """Seconds of each of so many steps at the level of one, with a rate of zero."""
-        batches, took = self.data.batches(self.scale.batch, self.seed), []
+    def _steps_at(self, step: int, count: int) -> float:
+        """Seconds of a step at the level of one, with a rate of zero; the host runs ahead, as it does in training."""
+        batches = self.data.batches(self.scale.batch, self.seed)
+        self._wait()
+        start = time.perf_counter()
         for _ in range(count):
-            self._wait()
-            start = time.perf_counter()
             self._step(step, next(batches), rate=0.0)
-            self._wait()
-            took.append(time.perf_counter() - start)
-        return took
+        self._wait()
+        return (time.perf_counter() - start) / count
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

@@ -296,6 +296,23 @@ def test_numbers_from_the_host_are_constants() -> None:
     assert isinstance(torch.tensor, BuiltinFunctionType), "restored"
 
 
+def test_plain_values_among_the_outputs() -> None:
+    class Beside(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return None, super().forward(x), len(x)
+
+    torch.manual_seed(0)
+    model = Beside(64, 64).cuda()
+    network = graphs.Graphs(model, [])
+    for _ in range(graphs.CALLS + 2):
+        x = torch.randn(16, 64, device="cuda")
+        found, direct = (one(x) for one in (network, model))
+        assert (found[0], found[2]) == (None, 16)
+        assert found[1].equal(direct[1])
+        found[1].sum().backward()
+    assert network.count == 1
+
+
 def test_what_cannot_be_captured_runs_without(capsys: pytest.CaptureFixture[str]) -> None:
     class Waits(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,6 +1,7 @@
 """The autograd function around a recording; that a replay computes the same is shown on a GPU (tests/gpu)."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,29 @@ def test_a_forward_waits_for_its_backward_or_its_end() -> None:
     assert capture.is_running
     del answer, constant
     assert not capture.is_running, "nobody can ask for its backward any more"
+
+
+@pytest.mark.usefixtures("without_a_device")
+def test_plain_values_among_the_outputs_are_those_of_the_capture() -> None:
+    """As Cosmos 3 returns None for a sound that was not asked for."""
+
+    class Beside(Weighted):
+        def forward(self, x: Tensor) -> Any:
+            product, constant = super().forward(x)
+            return None, {"product": product, "size": len(x)}, constant
+
+    leaves, tree = pytree.tree_flatten(((torch.full((3,), 2.0),), {}))
+    model = Beside()
+    capture = Capture(model, [model.weight], leaves, tree)
+    for _ in range(2):
+        first, second, third = capture(leaves)
+        assert first is None
+        assert second["size"] == 3
+        assert second["product"].tolist() == [2, 2, 2]
+        assert third.tolist() == [2, 2]
+        second["product"].sum().backward()
+    with pytest.raises(RuntimeError, match="returns more than tensors and plain values: Beside"):
+        Capture(lambda x: (x * model.weight, model), [model.weight], leaves, tree)
 
 
 def test_graphs_share_the_places_of_their_gradients() -> None:

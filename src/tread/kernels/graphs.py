@@ -30,7 +30,7 @@ from torch import Tensor, distributed, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from tread.kernels.capture import SPOILED, Capture
+from tread.kernels.capture import SPOILED, VALUES, Capture
 from tread.routing.handle import Handle, Seen
 
 CALLS = 2
@@ -39,8 +39,6 @@ MOST = 32
 """Signatures with graphs, per model."""
 COUNTED = 1024
 """Signatures whose calls are counted; beyond it, counting starts anew."""
-VALUES = (bool, int, float, str, torch.dtype, torch.device, type(None))
-"""Types of non-tensor arguments, which are part of the signature by value."""
 STATE = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling", "multiplier")
 """Attributes of modules that peft and lycoris change between calls; in the signature by value."""
 
