@@ -15,7 +15,6 @@ from tread.kernels.float8 import (
     FORWARD,
     Float8,
     Float8Linear,
-    check_float8,
     product,
     to_float8,
     train_in_float8,
@@ -245,8 +244,8 @@ def test_what_cannot_compute_in_float8_is_refused(tmp_path: Path, monkeypatch: p
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         with pytest.raises(ConfigError, match=words):
-            check_float8(torch.device("cuda"), "train.float8", precision)
-    check_float8(torch.device("cuda"), "train.float8", "bf16")
+            pretrain.check_float8(torch.device("cuda"), precision)
+    pretrain.check_float8(torch.device("cuda"), "bf16")
     monkeypatch.setattr(pretrain, "check_float8", lambda *_: None)
     with pytest.raises(ConfigError) as error:
         make_session(tmp_path, "train.float8=tensorwise")

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tread.errors import ConfigError
 from tread.kernels import triton_support
 
 Float8 = Literal["rowwise", "tensorwise"]
@@ -154,17 +153,6 @@ def supported(device: torch.device) -> bool:
     """Whether the device has float8 matrix products."""
     nvidia = device.type == "cuda" and torch.version.cuda is not None
     return nvidia and torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def check_float8(device: torch.device, setting: str, precision: str) -> None:
-    """Refuse a device without float8, or an autocast `precision` other than bf16."""
-    if not supported(device):
-        raise ConfigError(
-            f"{setting} is set, which needs a GPU of compute capability 8.9 or above (Ada, Hopper); this run is on "
-            f"{device}. Set {setting} to null."
-        )
-    if precision != "bf16":
-        raise ConfigError(f"{setting} is set, which needs bf16 autocast: set train.precision to 'bf16' too.")
 
 
 def train_in_float8(layers: nn.Module, granularity: Float8, *, smallest: int = SMALLEST) -> int:

@@ -22,7 +22,7 @@ from tread.errors import ConfigError
 from tread.files import writing
 from tread.kernels.compiling import compiles, lengths
 from tread.kernels.fast import Fast
-from tread.kernels.float8 import SMALLEST, Float8, check_float8, train_in_float8
+from tread.kernels.float8 import SMALLEST, Float8, supported, train_in_float8
 from tread.models import DiT, load_published_dit
 from tread.objectives import Objective
 from tread.pretrain.build import build_dataset, build_model, build_objective, read_weights
@@ -120,7 +120,7 @@ class Pretraining:
                 f"train.float8 is {granularity!r}, but the float8 linears are not proven on the gathered weights of "
                 f"train.parallel={self.config.train.parallel}: set train.float8 to null, or train.parallel=ddp."
             )
-        check_float8(self.accelerator.device, "train.float8", self.accelerator.mixed_precision)
+        check_float8(self.accelerator.device, self.accelerator.mixed_precision)
         if train_in_float8(self.model.blocks, granularity) == 0:
             raise ConfigError(
                 f"train.float8 is set, but no linear of this model, which is {self.model.width} wide, has two sides of "
@@ -318,3 +318,14 @@ def _coprime(count: int) -> int:
     while math.gcd(stride, count) != 1:
         stride += 1
     return stride
+
+
+def check_float8(device: torch.device, precision: str) -> None:
+    """Refuse a device without float8, or an autocast `precision` other than bf16."""
+    if not supported(device):
+        raise ConfigError(
+            "train.float8 is set, which needs a GPU of compute capability 8.9 or above (Ada, Hopper); this run is on "
+            f"{device}. Set train.float8 to null."
+        )
+    if precision != "bf16":
+        raise ConfigError("train.float8 is set, which needs bf16 autocast: set train.precision to 'bf16' too.")
