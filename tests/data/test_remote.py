@@ -22,10 +22,12 @@ from tread.errors import ConfigError, OutputError, RemoteError
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stalls end soon where a test makes one; any other server may take its time, on a busy machine too."""
     monkeypatch.setattr(remote, "TRIES", 3)
     monkeypatch.setattr(remote, "PAUSE", 0.01)
-    monkeypatch.setattr(remote, "STALLED", 0.5)
+    if "stall" in request.node.name:
+        monkeypatch.setattr(remote, "STALLED", 2.0)
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_a_fault_is_retried(server: Server, tmp_path: Path, fault: str) -> None:
         ("fail", "HTTP Error 503: Service Unavailable"),
         ("drop", ".+"),
         ("truncate", r"\d[\d,]* bytes came and it has \d[\d,]*|.*IncompleteRead.*"),
-        ("stall", "no answer for 0.5 seconds|timed out"),
+        ("stall", "no answer for 2 seconds|timed out"),
     ],
 )
 def test_a_server_that_stays_broken_is_named_within_the_bound(
@@ -128,7 +130,7 @@ def test_a_stalled_file_system_is_left_behind(tmp_path: Path, monkeypatch: pytes
         raise AssertionError
 
     monkeypatch.setattr(remote, "_system", stalled)
-    with open(tmp_path / "x", "wb") as file, pytest.raises(RemoteError, match=r"\(no answer for 0\.5 seconds\)"):
+    with open(tmp_path / "x", "wb") as file, pytest.raises(RemoteError, match=r"\(no answer for 2 seconds\)"):
         download("s3://bucket/x.tar", file, 3)
     never.set()
 
