@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tread.finetune.settings import SCHEDULE
-from tread.routing.plan import RoutePlan
+from tread.routing.plan import PRESETS, RoutePlan
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 TUNED = (CLASSES.index("horse"), CLASSES.index("ship"))
 """Classes that the base never saw."""
 Kind = Literal["lora", "full"]
+LONG = (2, -2)
+"""The window that the speed rows have; it leaves a dropped token three of the twelve layers."""
+SHORT = (PRESETS["lora"].start_layer_idx, PRESETS["lora"].end_layer_idx)
+"""The window of preset `lora`; it leaves six."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +26,13 @@ class Arm:
 
     kind: Kind
     ratio: float
-    layers: tuple[int, int] = (2, -2)
+    layers: tuple[int, int] = LONG
 
     @property
     def name(self) -> str:
-        """The kind and the ratio."""
-        return f"{self.kind}-{self.ratio:g}" if self.ratio else f"{self.kind}-dense"
+        """The kind, the ratio, and a window that is not the long one."""
+        window = "" if self.layers == LONG else "@{}..{}".format(*self.layers)
+        return f"{self.kind}-{self.ratio:g}{window}" if self.ratio else f"{self.kind}-dense"
 
     def plan(self, steps: int) -> RoutePlan:
         """The routes of a run of `steps` steps; a dense arm has some too and never uses them."""
@@ -42,6 +47,7 @@ class Arm:
 
 ARMS = (
     *(Arm(kind="lora", ratio=ratio) for ratio in (0.0, 0.25, 0.5)),
+    *(Arm(kind="lora", ratio=ratio, layers=SHORT) for ratio in (0.25, 0.5)),
     *(Arm(kind="full", ratio=ratio) for ratio in (0.0, 0.5)),
 )
 BY_NAME = {arm.name: arm for arm in ARMS}
