@@ -17,12 +17,14 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.attach.attached import BY_NAME, FLUX, ROUTES, Attach
 from tests.attach.steps import DEVICES, LORA, TRACED, adapted, assert_same, inputs_of, options, step
+from tread.around import around
 from tread.kernels import fast, graphs
 from tread.kernels.compiling import CompiledLayer
+from tread.kernels.experts import MIXTURES, AllExperts
 from tread.routing import noise
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-FAMILIES = ["flux", "sd3", "wan", "qwenimage", "flux2", "z-image"]
+FAMILIES = ["flux", "sd3", "wan", "qwenimage", "flux2", "z-image", "hidream-image"]
 FIRST = ["flux", "wan"]
 """What `make test` compiles in earnest on a CPU; `make contract` and the tests on a GPU take every family."""
 QWEN = BY_NAME["qwenimage"]
@@ -110,6 +112,17 @@ def test_detach_leaves_nothing_behind(attach: Attach) -> None:
         now = vars(module)
         assert now.keys() == stock[name].keys(), name
         assert now.get("_compiled_call_impl") is None
+
+
+def test_mixtures_of_experts_compute_at_fixed_shapes_until_detached(attach: Attach) -> None:
+    case = BY_NAME["hidream-image"]
+    model = case.build()
+    mixtures = [one for one in model.modules() if type(one).__name__ in MIXTURES]
+    assert mixtures
+    handle = attach(model, ROUTES).compile(**TRACED)
+    assert all(isinstance(around(one), AllExperts) for one in mixtures)
+    handle.detach()
+    assert not any(around(one) for one in mixtures)
 
 
 def test_validation_between_steps_runs_eager(attach: Attach) -> None:

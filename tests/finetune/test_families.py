@@ -26,6 +26,7 @@ from tread.finetune.families import open_family
 from tread.finetune.model.lora_files import LORA_FILES, has_lora_loader
 from tread.finetune.model.source import Source
 from tread.finetune.target import EpsilonTarget, VelocityTarget
+from tread.kernels.experts import compute_all_experts
 
 pytestmark = pytest.mark.filterwarnings("ignore::tread.routing.risks.RiskWarning")
 
@@ -259,6 +260,7 @@ def test_only_the_stock_model_makes_a_step_wait_for_the_device(case: Case) -> No
     family, target, batch = case.family, case.target, case.batch(case.prompts)
     for part, _, _ in family.experts:
         model = copy.deepcopy(getattr(case.pipeline, part)).train().to("meta")
+        compute_all_experts([model])  # as `compile` does
         handle = tread.attach(
             model, {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}], "schedule": None}
         )

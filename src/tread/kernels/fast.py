@@ -1,7 +1,8 @@
 """Everything that makes the training steps of a model fast, put on by one call and taken off by another.
 
-- Layers are compiled, checkpointing included (`compiling.py`); forward and backward of the whole model are CUDA graphs
-  (`graphs.py`); attention and noise have kernels of their own.
+- Layers are compiled, checkpointing included (`compiling.py`), and mixtures of experts compute at fixed shapes
+  (`experts.py`); forward and backward of the whole model are CUDA graphs (`graphs.py`); attention and noise have
+  kernels of their own.
 - `handle.compile()` is this on an attached model, in anyone's loop; both trainers use it too.
 - Attention, noise and torch's compiler settings belong to the process. They are restored when the last fast model is
   taken off.
@@ -18,6 +19,7 @@ from tread.around import Around, around
 from tread.kernels.attention import Attention, remember_attention, use_attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Attempt, Switch, compile_layers, compile_noise
+from tread.kernels.experts import compute_all_experts
 from tread.kernels.graphs import Graphs, is_distributed
 from tread.kernels.offload.call import compiled_code, recomputes, set_compiled_code
 from tread.routing import noise
@@ -59,7 +61,9 @@ class Fast:
         use_attention(attention, device)
         self.attempt: Attempt | None = None
         """How compiling went; None: nothing is compiled."""
+        self._restore_experts: Callable[[], None] | None = None
         if compiled:
+            self._restore_experts = compute_all_experts(self.layers)
             self.attempt = compile_layers(
                 self.layers, shapes=shapes, checkpointed=checkpointing, training_only=training_only, say=say, **options
             )
@@ -95,6 +99,8 @@ class Fast:
             return
         for layer, before in zip(self.layers, self._before, strict=True):
             set_compiled_code(layer, before)
+        if self._restore_experts is not None:
+            self._restore_experts()
         if self.graphs is not None:
             self.graphs.close()
             self._around().outer = None

@@ -48,6 +48,6 @@ CASES = [
         build=build,
         embedder="x_embedder",
         prepare=small,
-        reads_values="experts choose their tokens",
+        waits=("img_sizes = torch.tensor([patch_height, patch_width]",),
     )
 ]

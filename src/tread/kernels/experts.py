@@ -1,0 +1,58 @@
+"""Mixtures of experts at fixed shapes, so that their layers are compiled whole and recorded in CUDA graphs.
+
+- Stock code gathers the tokens of each expert. How many there are is known on the device alone, so the host waits for
+  it in every layer and nothing can be recorded; before torch 2.13 layers are compiled in pieces, too.
+- Here every expert computes every token, and those that the router did not choose have weight zero. Outputs and
+  gradients are the same up to the order of a sum. The price is the products of all experts instead of the chosen ones.
+- In training only: in eval mode, and when taken off, the stock code runs.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tread.around import Around
+
+
+class AllExperts(Around):
+    """The wrapper of one mixture of experts."""
+
+    def __init__(self, mixture: nn.Module) -> None:
+        super().__init__()
+        self._mixture, self._computed = mixture, MIXTURES[type(mixture).__name__]
+
+    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Around.call`."""
+        if not self._mixture.training:
+            return forward(*args, **kwargs)
+        return self._computed(self._mixture, *args, **kwargs)
+
+
+def compute_all_experts(layers: Iterable[nn.Module]) -> Callable[[], None]:
+    """Wrap the mixtures of experts in `layers`; returns a function that unwraps them."""
+    mixtures = [one for layer in layers for one in layer.modules() if type(one).__name__ in MIXTURES]
+    wrappers = [AllExperts(mixture) for mixture in mixtures]
+    for wrapper, mixture in zip(wrappers, mixtures, strict=True):
+        wrapper.put_on(mixture)
+
+    def remove() -> None:
+        for wrapper, mixture in zip(wrappers, mixtures, strict=True):
+            wrapper.take_off(mixture)
+
+    return remove
+
+
+def _hidream(mixture: Any, x: Tensor) -> Tensor:
+    """diffusers' `MOEFeedForwardSwiGLU` as it trains, (B, S, D)."""
+    chosen, weights, _ = mixture.gate(x)  # (B * S, K) each
+    scores = weights.new_zeros(len(weights), len(mixture.experts)).scatter(1, chosen, weights)  # (B * S, E)
+    tokens = x.reshape(-1, x.shape[-1])  # (B * S, D)
+    outputs = torch.stack([expert(tokens).to(x.dtype) for expert in mixture.experts], dim=1)  # (B * S, E, D)
+    mixed = (outputs * scores.unsqueeze(2)).sum(1).view_as(x).to(x.dtype)
+    return mixed + mixture.shared_experts(x)
+
+
+MIXTURES: dict[str, Callable[..., Tensor]] = {"MOEFeedForwardSwiGLU": _hidream}
+"""Stock classes by name, with the function that computes all of their experts."""
