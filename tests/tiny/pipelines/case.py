@@ -1,4 +1,4 @@
-"""A tiny pipeline, with what the contract of finetune/test_families.py needs to know of it."""
+"""A tiny pipeline, with what the contract of finetune/families/test_contract.py needs to know of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.browser import PHONE, Browser
-from tests.finetune.test_visits import write_text_masks
+from tests.finetune.data.test_visits import write_text_masks
 from tests.tiny.pictures import write_clips, write_gradients, write_noise
 from tests.tiny.pipelines import TINY, PipelineFolder
 from tread.cli import main

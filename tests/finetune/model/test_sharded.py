@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.finetune.layouts import START
+from tests.finetune.model.layouts import START
 from tests.finetune.tasks import ROUTES
 from tests.programs import PROCESSES, run
 from tests.tiny.pictures import write_noise
@@ -89,7 +89,7 @@ def two(pipeline_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     write_noise(folder / "data", [(64, 64)] * 8)
     configs = [config_of(name, folder, pipeline_folder(BASES[RUNS[name]["model_family"]])) for name in RUNS]
     configs += [config_of(name, folder, pipeline_folder("flux"), "-whole") for name in TWICE]
-    run(*PROCESSES, "-m", "tests.finetune.layouts", *configs, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
+    run(*PROCESSES, "-m", "tests.finetune.model.layouts", *configs, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
     return folder
 
 

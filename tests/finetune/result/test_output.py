@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch import nn
 
 from pages.finetune import loader_table
-from tests.finetune.load_result import answer
+from tests.finetune.result.load_result import answer
 from tests.programs import run
 from tests.tiny.pipelines import FIRST, TINY
 from tread.finetune.families import TUNE_FAMILIES, family_class, open_family

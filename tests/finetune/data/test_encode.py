@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.finetune.encoded import Encoder, TextEncoder, encode, files, samples_in
+from tests.finetune.data.encoded import Encoder, TextEncoder, encode, files, samples_in
 from tread.data.captioned.buckets import Bucket
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, CachedSamples, Tensors

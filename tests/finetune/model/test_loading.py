@@ -236,7 +236,7 @@ def test_an_adapter_of_a_base_to_be_sharded(dtype: str, changes: dict[str, Any],
 
 
 def climb(folder: Path, base: Path, tiny: Path, processes: bool, **jobs: dict[str, Any]) -> dict[str, list[Any]]:
-    """What each process of tests/finetune/memory.py wrote down of each of the `jobs`, changes to a config by name."""
+    """What each process of `memory.py` wrote down of each of the `jobs`, changes to a config by name."""
     launch = PROCESSES if processes else []
     paths = []
     for name, changes in [("tiny", next(iter(jobs.values()))), *jobs.items()]:
@@ -244,7 +244,7 @@ def climb(folder: Path, base: Path, tiny: Path, processes: bool, **jobs: dict[st
         keys = {"model_family": "flux", "pretrained_model_name_or_path": str(place), "data": str(folder)}
         paths.append(folder / f"{name}.json")
         paths[-1].write_text(json.dumps({**keys, "mixed_precision": "bf16", "report_to": "none", **changes}))
-    run(*launch, "-m", "tests.finetune.memory", folder, *paths, ACCELERATE_USE_CPU="true")
+    run(*launch, "-m", "tests.finetune.model.memory", folder, *paths, ACCELERATE_USE_CPU="true")
     return {name: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))] for name in jobs}
 
 

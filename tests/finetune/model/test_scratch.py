@@ -250,7 +250,7 @@ def test_init_writes_a_config_from_scratch(base: Path, tmp_path: Path) -> None:
 
 
 def test_the_example_s_pipeline_trains_as_the_recipe_says(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     example = runpy.run_path(str(root / "examples" / "small_pipeline.py"))
     parts = tiny_autoencoder(channels=16), t5_text(), t5_tokenizer()
     example["assemble"](*parts).save_pretrained(tmp_path / "pipeline")

@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tests.finetune.load_result import answer
-from tests.finetune.test_adapters import KINDS, adapted, trainable
-from tests.finetune.test_output import make_config, stock_call
+from tests.finetune.model.test_adapters import KINDS, adapted, trainable
+from tests.finetune.result.load_result import answer
+from tests.finetune.result.test_output import make_config, stock_call
 from tests.finetune.trained import drawn
 from tests.tiny.pictures import write_noise
 from tests.tiny.transformers import call_flux, flux

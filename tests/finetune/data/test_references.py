@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from tests.finetune.encoded import RNG, Encoder, samples_in
+from tests.finetune.data.encoded import RNG, Encoder, samples_in
 from tests.finetune.tasks import make_config, make_task
 from tests.tiny.pictures import write_noise
 from tread.data.captioned.buckets import Bucket

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from tests.finetune.encoded import RNG, Encoder, encode, files
+from tests.finetune.data.encoded import RNG, Encoder, encode, files
 from tread.errors import ConfigError
 from tread.finetune.data.cache import Cache, Tensors
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import tread
-from tests.finetune.contract import STEPS, Case, assert_same_call, gradients, rows_of
+from tests.finetune.families.contract import STEPS, Case, assert_same_call, gradients, rows_of
 from tests.finetune.trained import PROMPTS, recorded, save_lora
 from tests.finetune.waits import seen_waits
 from tests.tiny.pipelines import EVERY, TINY

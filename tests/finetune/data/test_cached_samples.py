@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from tests.finetune.encoded import RNG, Encoder, TextEncoder, encode, pad
+from tests.finetune.data.encoded import RNG, Encoder, TextEncoder, encode, pad
 from tread.data.captioned.buckets import Bucket
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect

@@ -1,8 +1,8 @@
 """Run by a test, alone or by torchrun: load the transformers of configs, and write how far anonymous memory climbed.
 
-`python -m tests.finetune.memory OUT TINY BIG ...`: config TINY is loaded first, so that imports and pools are there
-before the climb of each BIG is measured. Each rank writes `OUT/BIG-N.json`: the climb, the climb where the stock class
-loads or makes the model whole instead, and what it holds in the end, in bytes.
+`python -m tests.finetune.model.memory OUT TINY BIG ...`: config TINY is loaded first, so that imports and pools are
+there before the climb of each BIG is measured. Each rank writes `OUT/BIG-N.json`: the climb, the climb where the stock
+class loads or makes the model whole instead, and what it holds in the end, in bytes.
 """
 
 import gc

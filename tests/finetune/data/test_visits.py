@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from tests.finetune.encoded import Encoder, encode, samples_in
+from tests.finetune.data.encoded import Encoder, encode, samples_in
 from tests.finetune.tasks import make_config, make_task
 from tests.tiny.pictures import write_gradients, write_noise
 from tests.tiny.pipelines import PipelineFolder

@@ -1,4 +1,4 @@
-"""A case of the contract in `test_families.py`: a tiny pipeline loaded whole, its family, and what both are given.
+"""A case of the contract in `test_contract.py`: a tiny pipeline loaded whole, its family, and what both are given.
 
 `Case` makes the inputs of a comparison (texts, batches, noise) and samples from the stock pipeline; `assert_same_call`
 compares two calls of a transformer.

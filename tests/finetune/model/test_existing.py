@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tests.finetune.load_result import answer
-from tests.finetune.test_adapters import trainable
-from tests.finetune.test_export_forms import LORA, run
-from tests.finetune.test_output import make_config, stock_call
+from tests.finetune.model.test_adapters import trainable
+from tests.finetune.result.load_result import answer
+from tests.finetune.result.test_export_forms import LORA, run
+from tests.finetune.result.test_output import make_config, stock_call
 from tests.finetune.trained import drawn
 from tread.cli import main
 from tread.errors import ConfigError, TreadWarning

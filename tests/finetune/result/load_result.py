@@ -44,7 +44,7 @@ def clean_prompts_without_ftfy() -> None:
 
 def small_images_without_torchvision() -> None:
     """Cards say that Qwen-Image-Edit needs torchvision, for videos; its references would be scaled to a megapixel."""
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path.insert(0, str(Path(__file__).parents[3]))
     from tests.tiny.pipelines import qwen_image, qwen_image21
 
     qwen_image.qwen_processor()
@@ -61,7 +61,7 @@ def draw_small() -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path.insert(0, str(Path(__file__).parents[3]))
     importlib.import_module("tests.tiny.guardrail")  # a part of Cosmos here: diffusers imports none that a folder names
     clean_prompts_without_ftfy()
     small_images_without_torchvision()
