@@ -47,7 +47,7 @@ def compute_all_experts(layers: Iterable[nn.Module]) -> Callable[[], None]:
 def _hidream(mixture: Any, x: Tensor) -> Tensor:
     """diffusers' `MOEFeedForwardSwiGLU` as it trains, (B, S, D)."""
     chosen, weights, _ = mixture.gate(x)  # (B * S, K) each
-    scores = weights.new_zeros(len(weights), len(mixture.experts)).scatter(1, chosen, weights)  # (B * S, E)
+    scores = weights.new_zeros(weights.shape[0], len(mixture.experts)).scatter(1, chosen, weights)  # (B * S, E)
     tokens = x.reshape(-1, x.shape[-1])  # (B * S, D)
     outputs = torch.stack([expert(tokens).to(x.dtype) for expert in mixture.experts], dim=1)  # (B * S, E, D)
     mixed = (outputs * scores.unsqueeze(2)).sum(1).view_as(x).to(x.dtype)
