@@ -12,9 +12,9 @@ loss and by Frechet and kernel distances of samples.
     python -m benchmarks.tuning run --work WORK --seed 1 --rates best --chosen-by RESULTS/tuning-s0.json
     python -m benchmarks.tuning report RESULTS/tuning-s*.json
 
-Seed 0 chooses each arm's rate, by loss; the claim is that of the other seeds. The base and the arms of a seed are
-trained on one machine: the base and results stay in WORK and RESULTS between calls, every run is put down when it is
-done, and none is begun that does not fit into `--budget-seconds`. `--plan` says how long everything takes. `run
---rehearse` in a second process, while the base trains, compiles what the arms will need. `--smoke` makes everything
-tiny, for a CPU.
+Seed 0 chooses each arm's rate, by loss; the claim is that of the other seeds. The arms of a seed are trained on one
+machine. The base and results stay in WORK and RESULTS between calls, every run is put down when it is done, and none is
+begun that does not fit into `--budget-seconds`. `--base WORK/base-s0.pt` tunes the base of seed 0 with another seed.
+`--plan` says how long everything takes. `run --rehearse` in a second process, while the base trains, compiles what the
+arms will need. `--smoke` makes everything tiny, for a CPU.
 """

@@ -22,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--out", type=Path, default=WORK / "results")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--base-seconds", type=float, default=540)
+    run.add_argument("--base", type=Path, help="weights of a base, such as another seed's, instead of training one")
     run.add_argument("--seconds", type=float, default=90, help="training time of each arm")
     run.add_argument("--arms", nargs="+", default=["lora-dense", "lora-0.25", "lora-0.5"])
     run.add_argument("--rates", nargs="+", default=["3e-4", "1e-3", "3e-3"], help="learning rates in order, or `best`")

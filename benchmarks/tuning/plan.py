@@ -38,7 +38,8 @@ def missing_rates(arm: str, rates: Sequence[float], runs: Collection[str]) -> li
 
 def plan(given: argparse.Namespace, rates_of: Mapping[str, Sequence[float]], runs: Collection[str]) -> str:
     """A table of what is to be done, and how long it takes."""
-    seconds = {"start": START_SECONDS, "base": 0.0 if "base" in runs else given.base_seconds + BASE_SECONDS}
+    has_base = given.base is not None or "base" in runs
+    seconds = {"start": START_SECONDS, "base": 0.0 if has_base else given.base_seconds + BASE_SECONDS}
     for arm, rates in rates_of.items():
         missing = missing_rates(arm, rates, runs)
         for rate in rates:

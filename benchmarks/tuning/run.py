@@ -338,7 +338,7 @@ def run_all(given: argparse.Namespace) -> bool:
     if given.rehearse:
         rehearse(experiment, [BY_NAME[name] for name in given.arms])
         return True
-    base = train_base(experiment, given.base_seconds)
+    base = given.base or train_base(experiment, given.base_seconds)
     if base is None:
         return False
     for name, rates in rates_of.items():

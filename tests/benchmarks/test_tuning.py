@@ -120,9 +120,10 @@ def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.Capture
     assert main([*first, "--plan"]) == 0
     assert capsys.readouterr().out.count("done") == 7
     best = ["--rates", "best", "--chosen-by", str(chosen)]
-    assert main(["run", *common, "--seed", "1", "--arms", "lora-dense", "lora-0.5", *best]) == 0
+    base = ["--base", str(work / "base-s0.pt")]
+    assert main(["run", *common, "--seed", "1", *base, "--arms", "lora-dense", "lora-0.5", *best]) == 0
     other = json.loads((tmp_path / "tuning-s1.json").read_text())["runs"]
-    assert set(other["base"]["samples"]) == set()
+    assert "base" not in other
     lowest = min((f"lora-dense-{rate}" for rate in (0.001, 0.003)), key=lambda name: runs[name]["val_loss"])
     assert lowest in other
     assert set(other[lowest]["samples"]) == {"1", "1.5"}
