@@ -78,6 +78,12 @@ def test_evaluation_is_stock() -> None:
     assert calls[-4:] == [18] * 4
 
 
+def test_a_mixture_that_is_told_to_infer_stays_stock() -> None:
+    module = MOEFeedForwardSwiGLU(12, 24, 4, 2, _force_inference_output=True)
+    compute_all_experts([nn.Sequential(module)])
+    assert around(module) is None
+
+
 def test_autocast_keeps_the_type() -> None:
     module = mixture().float()
     x = torch.randn(2, 9, 12)

@@ -21,25 +21,28 @@ class AllExperts(Around):
 
     def __init__(self, mixture: nn.Module) -> None:
         super().__init__()
-        self._mixture, self._computed = mixture, MIXTURES[type(mixture).__name__]
+        self.mixture, self._computed = mixture, MIXTURES[type(mixture).__name__]
 
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Around.call`."""
-        if not self._mixture.training:
+        if not self.mixture.training:
             return forward(*args, **kwargs)
-        return self._computed(self._mixture, *args, **kwargs)
+        return self._computed(self.mixture, *args, **kwargs)
 
 
 def compute_all_experts(layers: Iterable[nn.Module]) -> Callable[[], None]:
-    """Wrap the mixtures of experts in `layers`; returns a function that unwraps them."""
-    mixtures = [one for layer in layers for one in layer.modules() if type(one).__name__ in MIXTURES]
-    wrappers = [AllExperts(mixture) for mixture in mixtures]
-    for wrapper, mixture in zip(wrappers, mixtures, strict=True):
-        wrapper.put_on(mixture)
+    """Wrap the mixtures of experts in `layers`; returns a function that unwraps them.
+
+    One that is told to run its eval code in training, too, stays as it is.
+    """
+    mixtures = (one for layer in layers for one in layer.modules() if type(one).__name__ in MIXTURES)
+    wrappers = [AllExperts(one) for one in mixtures if not getattr(one, "_force_inference_output", False)]
+    for wrapper in wrappers:
+        wrapper.put_on(wrapper.mixture)
 
     def remove() -> None:
-        for wrapper, mixture in zip(wrappers, mixtures, strict=True):
-            wrapper.take_off(mixture)
+        for wrapper in wrappers:
+            wrapper.take_off(wrapper.mixture)
 
     return remove
 
