@@ -31,5 +31,6 @@ def peak_left(device: torch.device, margin: float) -> float:
 def _limit(device: torch.device) -> float:
     """Bytes that torch may take of a GPU: those it has, and what is free, up to the fraction that was set."""
     free, total = torch.cuda.mem_get_info(device)
-    share = torch.cuda.get_per_process_memory_fraction(device)
+    with torch.cuda.device(device):
+        share = torch.cuda.get_per_process_memory_fraction()  # which refuses a device without a number
     return min(torch.cuda.memory_reserved(device) + free, share * total)
