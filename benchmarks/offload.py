@@ -35,6 +35,7 @@ from tread.finetune.model.quantize import quantize
 from tread.kernels.compiling import lengths
 from tread.kernels.fast import Fast
 from tread.kernels.offload.host import HostLayer
+from tread.kernels.offload.memory import let_segments_grow
 from tread.kernels.offload.ring import Ring, Slot
 
 LINKS = (25, 12)
@@ -256,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="+", choices=names, default=names, help="which to measure")
     parser.add_argument("--eager", action="store_true", help="layers are not compiled")
     given = parser.parse_args(arguments)
+    let_segments_grow()
     record = Record("offload", given)
     for row in ROWS:
         if row.name in given.rows:

@@ -35,7 +35,7 @@ from tread.kernels.checkpointing import checkpoint_layers, recomputing
 from tread.kernels.compiling import compiles
 from tread.kernels.fast import print_once_per_job
 from tread.kernels.offload.call import unless_offloaded
-from tread.kernels.offload.memory import MARGIN
+from tread.kernels.offload.memory import MARGIN, let_segments_grow
 from tread.kernels.offload.offload import Offload
 from tread.page.write import write_at_end
 from tread.routing import noise
@@ -53,6 +53,8 @@ DRAWING = 0.25
 
 def finetune(config: FinetuneConfig) -> Path:
     """Run (or go on with) the fine-tuning of a config; returns the run's folder; `Stopped` if a signal ended it."""
+    if config.offloads:
+        let_segments_grow()
     config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):

@@ -1,6 +1,7 @@
 """`offload` of a fine-tune: the run is the same bit for bit, resumes, draws, and writes the same result."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tread.finetune.run import finetune, load_models, open_job
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.trial import try_finetune
 from tread.kernels.offload.call import is_offloaded
+from tread.kernels.offload.memory import ALLOCATOR
 from tread.training.metrics import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -131,3 +133,25 @@ def test_what_does_not_go_together(config: FinetuneConfig, settings: dict[str, A
 def test_too_little_memory_is_answered_with_it(config: FinetuneConfig) -> None:
     assert "set offload to 'auto'" in FinetuneJob.of(config).memory_advice
     assert "offload" not in FinetuneJob.of(replace(config, offload="auto")).memory_advice
+
+
+@pytest.mark.parametrize(("offload", "found"), [("auto", "expandable_segments:True"), ("none", None)])
+def test_the_allocator_is_told_before_the_gpu_is_used(
+    config: FinetuneConfig, offload: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.setenv(name, "")  # put back afterwards
+        monkeypatch.delenv(name)
+    with pytest.raises(ConfigError, match="no-such-folder"):
+        finetune(replace(config, pretrained_model_name_or_path="no-such-folder/at-all", offload=offload))  # pyright: ignore[reportArgumentType]
+    assert os.environ.get(ALLOCATOR[0]) == found
+
+
+@pytest.mark.parametrize("name", ALLOCATOR)
+def test_settings_of_the_users_own_are_left_alone(
+    config: FinetuneConfig, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "max_split_size_mb:128")
+    with pytest.raises(ConfigError, match="no-such-folder"):
+        finetune(replace(config, pretrained_model_name_or_path="no-such-folder/at-all", offload="auto"))
+    assert [os.environ.get(one) for one in ALLOCATOR if one != name] == [None]

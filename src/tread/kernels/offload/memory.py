@@ -1,10 +1,23 @@
 """Memory of a GPU, as `offload: auto` needs to know it: what is free, and what the fullest moment so far left."""
 
+import os
+
 import torch
 from torch import nn
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The variables from which torch reads the settings of its allocator, when it first takes memory of a GPU."""
 MARGIN = 0.1
 """Share of the card that stays free unless another is asked for."""
+
+
+def let_segments_grow() -> None:
+    """Have torch's allocator extend its segments, so that layers that come and go do not break up a GPU's memory.
+
+    It is too late where the GPU was used before. Settings of the user's own are left alone.
+    """
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
 
 
 def weight_bytes(model: nn.Module, device: torch.device | None = None) -> int:
