@@ -20,7 +20,8 @@ from tread.routing import noise
 from tread.routing.plan import PRESETS
 from tread.routing.selection import l1_rank, mixed_score, select
 
-SETTINGS = 50
+SETTINGS = len(documents())
+"""One of each model; `make contract` draws more."""
 STATE = "return {...state, found: estimate(state), fits: choicesOf(state)}"
 
 
@@ -78,13 +79,14 @@ def reported(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, pytest.param(3 * SETTINGS, marks=pytest.mark.contract)])
 def test_the_page_computes_what_the_command_does(
-    browser: Browser, page: Path, capsys: pytest.CaptureFixture[str]
+    settings: int, browser: Browser, page: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     number = random.Random(0)
     names = itertools.cycle(documents())
     browser.open(page)
-    for name in itertools.islice(names, SETTINGS):
+    for name in itertools.islice(names, settings):
         words = [name, *drawn(number, find_model(name))]
         told = reported(capsys, *words)
         start = {"model": name, **told["settings"], "tread_config": told["tread_config"]}
