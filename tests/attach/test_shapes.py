@@ -11,7 +11,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils import _pytree as pytree
 
 from tests.attach.attached import BY_NAME, FLUX, ROUTES, Attach
-from tests.attach.selected import route
 from tests.attach.steps import DEVICES, adapted, assert_same, inputs_of, options, step
 from tread.attach import static
 from tread.kernels import graphs
@@ -168,7 +167,7 @@ def test_many_lengths_share_code_that_the_user_compiled(monkeypatch: pytest.Monk
     """So that torch's limit of variants holds, past which it would run eager; prompts count too."""
     monkeypatch.setattr(static, "MOST", 2)
     model = adapted(QWEN)
-    handle = attach(model, {"routes": [route(0, -1)]})
+    handle = attach(model, ROUTES)
     counter = CompileCounterWithBackend("eager")
     model.compile_repeated_blocks(backend=counter)
     for inputs in buckets("qwenimage", 3):
