@@ -99,9 +99,17 @@ WORDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str) -> None:
-    tread = Path(sys.executable).with_name("tread")
-    shown = subprocess.run([tread, command, "--help"], capture_output=True, text=True, check=True).stdout
+def test_every_command_explains_itself(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code = 0
+    try:
+        main([command, "--help"])
+    except SystemExit as end:
+        code = end.code
+    assert not code
+    shown = capsys.readouterr().out
     assert shown.startswith(f"usage: tread {command}")
     assert [word for word in WORDS.get(command, []) if word not in shown] == []
 

@@ -7,8 +7,6 @@ import pytest
 from tests.tiny.stock import CASES
 
 MISSION = ("flux", "flux-kontext", "wan", "wan-ti2v", "auraflow", "pixart", "sd3", "lumina2", "qwenimage")
-COMPILED = ("wan-ti2v", "pixart")
-"""Rope and modulation by token, no rope at all: compiling takes long; FLUX has tests of its own."""
 
 
 def route(start: int, end: int, ratio: float = 0.5) -> dict:
@@ -30,4 +28,3 @@ def cases_of(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 mission_cases = cases_of(MISSION)
-compiled_cases = cases_of(COMPILED)

@@ -44,7 +44,8 @@ def route_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
     return [route(a, b, draw(st.sampled_from([0.25, 0.5, 0.75]))) for a, b in zip(starts, ends, strict=True)]
 
 
-EXAMPLES = 150
+FEW, EXAMPLES = 50, 150
+"""In `make test`, and in `make contract` and on a GPU."""
 ANY: dict[str, Any] = {
     "form": nestings(),
     "around": st.sampled_from([None, *WHOLE]),
@@ -56,10 +57,14 @@ ANY: dict[str, Any] = {
 }
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
-@given(**ANY)
-def test_random_nestings_equal_the_oracle(**drawn: Any):
-    against_the_oracle(**drawn, device="cpu")
+@pytest.mark.parametrize("examples", [FEW, pytest.param(EXAMPLES, marks=pytest.mark.contract)])
+def test_random_nestings_equal_the_oracle(examples: int):
+    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @given(**ANY)
+    def draw(**drawn: Any) -> None:
+        against_the_oracle(**drawn, device="cpu")
+
+    draw()
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 """Whatever recomputes: routed gradients are those of the same model without checkpointing."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -31,12 +31,21 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 CAPTURED = "checkpoint_sequential, reentrant"  # its closures capture tensors, whose gradients reentrant calls lose
 
 
+def forwards(routes: str) -> list[dict[str, Any]]:
+    """Two forwards before the backward; with the first of the routes one as well."""
+    return [TWO, {}] if routes == "inner" else [TWO]
+
+
+def combinations(routes: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    return itertools.product(("random", "l1"), forwards(routes))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("routes", ROUTES)
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_that_a_model_uses(name: str, routes: str, device: str):
     reference = detached_rest if name == CAPTURED else plain
-    for selector, options in itertools.product(("random", "l1"), ({}, TWO)):
+    for selector, options in combinations(routes):
         compare(
             FORMS[name],
             routes=routes,
@@ -58,7 +67,7 @@ def detached_rest(blocks: Any, arguments: Arguments) -> Tensor:
 @pytest.mark.parametrize("routes", ROUTES)
 @pytest.mark.parametrize("name", WHOLE)
 def test_forms_around_the_model(name: str, routes: str, device: str):
-    for selector, options in itertools.product(("random", "l1"), ({}, TWO)):
+    for selector, options in combinations(routes):
         compare(
             call=WHOLE[name],
             routes=routes,
@@ -83,7 +92,7 @@ def test_forms_around_the_model(name: str, routes: str, device: str):
 @pytest.mark.parametrize("late", [False, True], ids=["attached after", "attached before"])
 @pytest.mark.parametrize("name", WRAPPED)
 def test_forms_put_on_from_outside(name: str, late: bool, routes: str, device: str):
-    for options in ({}, TWO):
+    for options in forwards(routes):
         compare(wrap=WRAPPED[name], late=late, routes=routes, exact=is_exact(name), device=device, **options)
 
 

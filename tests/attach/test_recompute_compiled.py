@@ -43,10 +43,15 @@ def test_compiled_layers(name: str, way: str, device: str):
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("selector", ["random", "l1"])
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["inside", "around", "around, reentrant"])
-def test_a_model_compiled_whole(name: str, device: str, selector: str):
+@pytest.mark.parametrize(
+    ("name", "selector"),
+    [
+        *(("inside", "random"), ("around", "random"), ("around", "l1"), ("around, reentrant", "random")),
+        *(pytest.param(name, "l1", marks=pytest.mark.contract) for name in ("inside", "around, reentrant")),
+    ],
+)
+def test_a_model_compiled_whole(name: str, selector: str, device: str):
     """Checkpointed inside, and inside a checkpointed function, where it selects again for the step of its forward."""
     form = FORMS["a layer, non-reentrant"] if name == "inside" else plain
     compiled: dict[Toy, Any] = {}

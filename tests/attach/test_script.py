@@ -28,10 +28,15 @@ CHECKPOINTING: dict[str, Callable[[Any], None]] = {
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+TRAINED: dict[str, Tensor] = {}
+
+
 @pytest.fixture
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """The adapter trained without checkpointing."""
-    return main(tmp_path_factory.mktemp("plain"))
+    """The adapter trained without checkpointing, once for all tests."""
+    if not TRAINED:
+        TRAINED.update(main(tmp_path_factory.mktemp("plain")))
+    return TRAINED
 
 
 def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -57,7 +62,7 @@ def test_a_resumed_run_goes_on_where_it_was(name: str | None, plain: dict[str, T
     assert difference(found, plain) == 0.0 if name != "reentrant" else difference(found, plain) < 1e-5
 
 
-@pytest.mark.parametrize("name", [None, "the model's own"])
+@pytest.mark.parametrize("name", [pytest.param(None, marks=pytest.mark.contract), "the model's own"])
 def test_with_the_call_for_speed_the_weights_stay(name: str | None, plain: dict[str, Tensor], tmp_path: Path):
     """Resumed too; on a CPU there are no graphs, and tracing stands for generated code."""
     settings: dict[str, Any] = {} if name is None else {"checkpointing": CHECKPOINTING[name]}

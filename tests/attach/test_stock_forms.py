@@ -193,11 +193,12 @@ def route_lists(draw: st.DrawFn, depth: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("examples", [10, pytest.param(25, marks=pytest.mark.contract)])
 @pytest.mark.parametrize("name", ["flux", "wan-ti2v"])
-def test_random_nestings_equal_the_oracle(name: str, device: str):
+def test_random_nestings_equal_the_oracle(name: str, examples: int, device: str):
     case = BY_NAME[name]
 
-    @settings(max_examples=25, deadline=None, derandomize=True)
+    @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(
         choices=st.lists(st.lists(st.booleans(), max_size=3), min_size=1, max_size=4),
         routes=route_lists(case.depth),

@@ -20,7 +20,7 @@ from tread.kernels.adaln import AdaNorm, NormName
 from tread.models import DiT
 from tread.models.layers import Block
 
-SHAPES = [(1, 1, 8), (2, 5, 48), (3, 70, 100)]
+SHAPES = [(1, 1, 8), (2, 5, 48), (2, 33, 20)]
 """(B, S, D): one row, a row that is no power of two, more rows than a program takes."""
 TYPES = [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)]
 """Of the stream, and of the branch, of scale, shift and gate, and of what is normed."""

@@ -224,7 +224,9 @@ def test_bf16_autocast_runs_and_is_close(batch, options):
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-@plain_and_modern
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, id="plain", marks=pytest.mark.contract), pytest.param(MODERN, id="modern")]
+)
 def test_compiled_whole_equals_eager_and_does_not_recompile_with_the_step(batch, options):
     torch.compiler.reset()
     model = small_dit(**options)

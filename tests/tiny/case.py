@@ -9,7 +9,7 @@ import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -95,9 +95,10 @@ class Case:
     defects: dict[str, str] = field(default_factory=dict)
     """Upstream defects by the contract's point, with the reason: "checkpoint", "autocast", "compile", "graphs"."""
 
-    @property
+    @cached_property
     def depth(self) -> int:
-        return len(self.layers(self.model()))
+        with torch.random.fork_rng(devices=[]):
+            return len(self.layers(self.build()))
 
     def layers(self, model: nn.Module) -> list[tuple[Blocks, nn.Module]]:
         return [(blocks, layer) for blocks in self.blocks for layer in operator.attrgetter(blocks.name)(model)]
@@ -106,13 +107,23 @@ class Case:
         """The model with random weights everywhere: zero-initialised gates would hide what layers do."""
         torch.manual_seed(0)
         model = self.build().float()
-        generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                scale = 0.5 / max(1, parameter.shape[-1]) ** 0.5 if parameter.ndim > 1 else 0.1
-                parameter.copy_(noise * scale + (1.0 if _is_gain(parameter) else 0.0))
+            for parameter, weight in zip(model.parameters(), self._weights, strict=True):
+                parameter.copy_(weight)
         return model.train()
+
+    @cached_property
+    def _weights(self) -> list[Tensor]:
+        """Of every parameter, drawn once: that takes longer than to build the model."""
+        generator = torch.Generator().manual_seed(1)
+        found = []
+        with torch.random.fork_rng(devices=[]):
+            model = self.build().float()
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            scale = 0.5 / max(1, parameter.shape[-1]) ** 0.5 if parameter.ndim > 1 else 0.1
+            found.append(noise * scale + (1.0 if _is_gain(parameter) else 0.0))
+        return found
 
     def call(self, model: nn.Module, arguments: dict[str, Any]) -> Tensor:
         """The prediction. Arguments are copied: some models change lists and mappings they are given."""
