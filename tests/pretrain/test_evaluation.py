@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch._dynamo.utils import counters
 
+from tests.forks import in_ranks
 from tests.pretrain.corner import corner
 from tests.pretrain.evaluation_ranks import evaluate as evaluate_here
 from tests.pretrain.test_run import make_vae, pixels
@@ -27,7 +28,6 @@ from tests.tiny.runs import (
     train,
     write_latents,
 )
-from tests.training.test_ranks import launch
 from tread.data import Digits
 from tread.errors import ConfigError, RiskWarning
 from tread.evaluate.compare import evaluate
@@ -169,7 +169,7 @@ def test_two_processes_evaluate_as_one(tmp_path: Path, reference: Path) -> None:
     settings = [*EVALUATE, f"evaluate.reference={reference}", "evaluate.guidance=2"]
     two = tmp_path / "two"
     two.mkdir()
-    launch("-m", "tests.pretrain.evaluation_ranks", *TINY, *settings, f"output_dir={two}")
+    in_ranks(evaluate_here, [*TINY, *settings, f"output_dir={two}"])
     one = tmp_path / "one"
     one.mkdir()
     forget()
