@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from tests.programs import PROCESSES, ROOT, finished, run
+from tests.evaluate.ranks import main as measure_in_rank
+from tests.forks import in_ranks
+from tests.programs import ROOT, finished
 from tread.cli import main
 from tread.errors import ConfigError, DataError, RiskWarning
 from tread.evaluate.compare import compare, evaluate, measure, measure_place, save_reference
@@ -111,7 +113,7 @@ def test_published_statistics_are_inceptions_unless_they_say_otherwise(tmp_path:
 
 def test_two_processes_measure_as_one(tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", BRIGHT)
-    run(*PROCESSES, "-m", "tests.evaluate.ranks", tmp_path)
+    in_ranks(measure_in_rank, tmp_path)
     whole = measure(ArrayImages(BRIGHT), corner(), progress=False)
     assert whole.vectors is not None
     for rank in range(2):

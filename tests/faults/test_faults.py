@@ -13,7 +13,8 @@ from faults.strikes import FAULTS, ORDER, fault_of
 from tread.training import parts
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-KILLS = [(job, case) for job in JOBS for case in (0, 2) if case == 0 or not job.endswith(("routed", "lora"))]
+KILLS = [(job, 0) for job in JOBS]
+FURTHER = [pytest.param(job, 2, marks=pytest.mark.contract) for job in JOBS if not job.endswith(("routed", "lora"))]
 OTHERS = [("train", "torn"), ("train-routed", "worker"), ("train", "stop"), ("encode", "full"), ("eval", "readonly")]
 References = Callable[[str], Reference]
 
@@ -31,7 +32,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> References:
     return find
 
 
-@pytest.mark.parametrize(("job", "case"), KILLS + [(job, ORDER.index(fault)) for job, fault in OTHERS])
+@pytest.mark.parametrize(("job", "case"), [*KILLS, *FURTHER, *((job, ORDER.index(fault)) for job, fault in OTHERS)])
 def test_a_job_that_a_fault_ended_comes_to_the_same_end(
     job: str, case: int, reference: References, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file
 
 from tests.finetune.tasks import ROUTES
-from tests.programs import PROCESSES, run
+from tests.forks import in_ranks
 from tests.tiny.pictures import write_clips, write_shapes
 from tests.tiny.pipelines import EVERY, SOME, TINY
 from tests.tiny.runs import forget
@@ -291,7 +291,7 @@ def test_one_run_for_any_number_of_processes(config: Any, tmp_path: Path) -> Non
     finetune(alone)
     raw = {**json.loads(json.dumps(alone.__dict__)), "output_dir": str(tmp_path / "two"), "train_batch_size": 1}
     (tmp_path / "c.json").write_text(json.dumps(raw))
-    run(*PROCESSES, "-m", "tread", "finetune", tmp_path / "c.json")
+    in_ranks(main, ["finetune", str(tmp_path / "c.json")])
     losses = [[line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line] for name in ("alone", "two")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     one, two = checkpoint(tmp_path / "alone"), checkpoint(tmp_path / "two")

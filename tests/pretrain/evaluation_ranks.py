@@ -1,6 +1,5 @@
-"""Run by `accelerate launch` on two processes: evaluates random weights; each rank writes down what it drew."""
+"""Run in one process or in each of two: evaluates random weights; each rank writes down what it drew."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from tests.pretrain.corner import register
 from tread.pretrain.config import compose
 from tread.pretrain.task import Pretraining
 from tread.training.job import end
@@ -31,9 +29,3 @@ def evaluate(arguments: list[str]) -> Path:
     np.save(folder / f"rank-{rank}.npy", np.stack(drawn))
     end(accelerator)
     return folder
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    register()
-    evaluate(sys.argv[1:])

@@ -1,11 +1,10 @@
-"""Run by torchrun on two or four processes: tiny runs in every layout, one after the other, in one process group.
+"""Run in each of two or four processes: tiny runs in every layout, one after the other, in one process group.
 
-`python -m tests.training.layouts NAME,NAME FOLDER` trains `RUNS` by name; each rank writes `NAME/rank-N.json` with the
+`main(["ddp", "fsdp"], folder)` trains `RUNS` by name; each rank writes `NAME/rank-N.json` with the
 positions and the selections of every micro-step. Then checkpoints are converted. `train_in` does a run in-process.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +90,9 @@ def convert(source: Path, target: Path, *settings: str) -> None:
     accelerator.wait_for_everyone()
 
 
-def main(names: str, folder: Path) -> None:
-    torch.set_num_threads(1)
+def main(names: list[str], folder: Path) -> None:
     register()
-    for name in names.split(","):
+    for name in names:
         seen = train_in(folder / name, *RUNS[name])
         (folder / name / f"rank-{distributed.get_rank()}.json").write_text(json.dumps(seen))
     for source, layout in CONVERTED:
@@ -102,7 +100,3 @@ def main(names: str, folder: Path) -> None:
             settings = [setting for setting in RUNS[layout] if "parallel" in setting or "shard" in setting]
             convert(folder / source, folder / f"{source}-to-{layout}", *settings)
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

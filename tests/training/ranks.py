@@ -1,8 +1,7 @@
-"""Run by `accelerate launch` on two processes: trains, and each rank writes down what it holds."""
+"""Run in each of two processes: trains, and each rank writes down what it holds."""
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    torch.set_num_threads(1)
     config = compose(arguments)
     folder, accelerator = Path(config.output_dir), make_accelerator(config)
     folder.mkdir(exist_ok=True)
@@ -65,7 +63,3 @@ def facts(config: PretrainConfig, accelerator: Accelerator, folder: Path) -> dic
         "selection": selection,
         "val_loss": val_loss,
     }
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,11 +1,10 @@
-"""Run by torchrun on two processes: the pieces that meet shards, one by one; each rank writes down what came of them.
+"""Run in each of two processes: the pieces that meet shards, one by one; each rank writes down what came of them.
 
-`python -m tests.training.shards FOLDER` writes `rank-N.pt`, and `saves/` with checkpoints. The test computes
+`main(folder)` writes `rank-N.pt`, and `saves/` with checkpoints. The test computes
 `round_stochastically(bf16_weights())` alone.
 """
 
 import resource
-import sys
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -137,7 +136,6 @@ def saves(folder: Path) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     distributed.init_process_group("gloo")
     open_group(torch.device("cpu"))  # there is one
@@ -149,7 +147,3 @@ def main(folder: Path) -> None:
     }
     torch.save(found, folder / f"rank-{distributed.get_rank()}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

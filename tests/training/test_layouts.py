@@ -1,6 +1,6 @@
 """DDP, FSDP and HSDP on several processes: the training of one process, and checkpoints that each reads of the others.
 
-The runs of one number of processes share a launch: tests/training/layouts.py.
+The runs of one number of processes share their start: tests/training/layouts.py.
 """
 
 import json
@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import distributed
 
+from tests.forks import in_ranks
 from tests.pretrain.corner import corner
-from tests.programs import PROCESSES, run
 from tests.tiny.runs import assert_same_state, final_state, forget, metrics
 from tests.training.conftest import use_cpu
-from tests.training.layouts import ALONE, CONVERTED, RUNS, convert, train_in
+from tests.training.layouts import ALONE, CONVERTED, RUNS, convert, main, train_in
 from tread.evaluate.features import FEATURES
 from tread.pretrain.sample import open_run
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints, read_whole
@@ -46,8 +46,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 
 def launch(folder: Path, alone: Alone, names: list[str], processes: int) -> Path:
     (folder / "alone").symlink_to(alone("ddp")[0])
-    arguments = [*PROCESSES[:-1], f"--nproc-per-node={processes}", "-m", "tests.training.layouts"]
-    run(*arguments, ",".join(names), folder, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
+    in_ranks(main, names, folder, processes=processes)
     return folder
 
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from tests.forks import in_ranks
 from tests.programs import ROOT, environment, finished
 from tests.tiny.runs import TINY, final_state, forget, metrics, train, write_images
+from tests.training.ranks import main
 from tread.data.images import ImageFolder
 from tread.data.order import Order, split
 from tread.data.readable import FEW
@@ -43,7 +45,7 @@ def launch(*program: object) -> str:
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The folder of a run on two processes and what each rank wrote down."""
     folder = tmp_path_factory.mktemp("ranks") / "two"
-    launch("-m", "tests.training.ranks", *TINY, *SETTINGS, f"output_dir={folder}")
+    in_ranks(main, [*TINY, *SETTINGS, f"output_dir={folder}"])
     return folder, [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 

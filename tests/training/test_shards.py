@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.programs import PROCESSES, run
-from tests.training.shards import MODES, bf16_weights, round_stochastically
+from tests.forks import in_ranks
+from tests.training.shards import MODES, bf16_weights, main, round_stochastically
 from tread.training.checkpoint import list_checkpoints, read_whole
 from tread.training.parts import load_part
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What both ranks wrote down."""
     folder = tmp_path_factory.mktemp("shards")
-    run(*PROCESSES, "-m", "tests.training.shards", folder)
+    in_ranks(main, folder)
     return folder
 
 

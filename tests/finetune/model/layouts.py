@@ -1,4 +1,4 @@
-"""Run by torchrun: `tread finetune` for each config given, one run after the other in one process group.
+"""Run in each of two processes: `tread finetune` for each config given, one after the other in one process group.
 
 Each rank writes `rank-N.json` into the folder of a run: the weights it holds, and how many were loaded whole. The first
 writes `start.safetensors`: the weights that the run began with, put together. A config whose name ends in `-whole` is
@@ -6,11 +6,9 @@ loaded by the stock loader, whole on each rank.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors.torch import save_file
@@ -56,16 +54,15 @@ class Recorded(Finetuning):
 
 
 def keep_group(accelerator: Accelerator) -> None:
-    """`job.end` for a run after which another begins: torchrun's processes can meet only once."""
+    """`job.end` for a run after which another begins: its processes can meet only once."""
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     AcceleratorState._reset_state(reset_partial_state=False)  # the next precision may differ
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def main(*configs: Path) -> None:
     run.end, run.Finetuning, Source.transformer = keep_group, Recorded, transformer
-    for config in map(Path, sys.argv[1:]):
+    for config in configs:
         WHOLE.clear()
         Source.empty = no_empty if config.stem.endswith("-whole") else own_empty
         run.finetune(read_config(config))

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.finetune.model.layouts import START
+from tests.finetune.model.layouts import main as train_in_turn
 from tests.finetune.tasks import ROUTES
-from tests.programs import PROCESSES, run
+from tests.forks import in_ranks
 from tests.tiny.pictures import write_noise
 from tests.tiny.runs import forget, metrics
 from tread.cli import main
@@ -42,7 +43,6 @@ RUNS: dict[str, dict[str, Any]] = {
         "transformer": {"num_layers": 3},
         "parallel": "fsdp",
         "learning_rate": 1e-3,
-        "max_train_steps": 2,
     },
     "int8": {**FLUX, "parallel": "fsdp", "base_model_precision": "int8", "learning_rate": 0.02},
     "bf16": {**FLUX, "parallel": "fsdp", "base_model_precision": "bf16", "mixed_precision": "bf16"},
@@ -65,12 +65,12 @@ def config_of(name: str, folder: Path, base: Path, ending: str = "", **changes: 
         "data": {"instance_data_dir": str(folder / "data"), "resolution": 64},
         "cache_dir": str(folder / "cache"),
         "output_dir": str(folder / f"{name}{ending}"),
-        "max_train_steps": 4,
+        "max_train_steps": 2,
         "train_batch_size": 1,
-        "checkpoint_step_interval": 2,
-        "eval_steps_interval": 2,
+        "checkpoint_step_interval": 1,
+        "eval_steps_interval": 1,
         "num_eval_images": 3,
-        "validation_steps": 4,
+        "validation_steps": 2,
         "validation_num_inference_steps": 1,
         "caption_dropout_probability": 0.3,
         "mixed_precision": "no",
@@ -89,7 +89,7 @@ def two(pipeline_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     write_noise(folder / "data", [(64, 64)] * 8)
     configs = [config_of(name, folder, pipeline_folder(BASES[RUNS[name]["model_family"]])) for name in RUNS]
     configs += [config_of(name, folder, pipeline_folder("flux"), "-whole") for name in TWICE]
-    run(*PROCESSES, "-m", "tests.finetune.model.layouts", *configs, ACCELERATE_USE_CPU="true", CUDA_VISIBLE_DEVICES="")
+    in_ranks(train_in_turn, *configs)
     return folder
 
 
@@ -163,15 +163,15 @@ def test_the_result_is_the_average_in_the_shards(two: Path) -> None:
 
 
 def test_export_makes_one_file_of_the_shards(two: Path, tmp_path: Path) -> None:
-    main(["export", str(two / "full"), "--step", "2", "--out", str(tmp_path / "out")])
-    averaged = load_part(two / "full" / "checkpoints" / "step-00000002", "ema")
+    main(["export", str(two / "full"), "--step", "1", "--out", str(tmp_path / "out")])
+    averaged = load_part(two / "full" / "checkpoints" / "step-00000001", "ema")
     written = load_file(tmp_path / "out" / "transformer" / "diffusion_pytorch_model.safetensors")
     assert averaged.keys() == written.keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in averaged.items())
 
 
 def test_previews_are_drawn_once(two: Path) -> None:
-    assert [path.name for path in (two / "dora" / "previews").iterdir()] == ["step-00000004-0.png"]
+    assert [path.name for path in (two / "dora" / "previews").iterdir()] == ["step-00000002-0.png"]
 
 
 @pytest.mark.parametrize(
