@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import torch
+from torch import distributed
 
 from tests.tiny.runs import forget
 
@@ -22,6 +23,8 @@ def in_ranks(call: Callable[..., object], *arguments: Any, processes: int = 2) -
     CUDA does not work in a fork, nor autograd after its use of CUDA: with a GPU the ranks are started anew, so `call`
     and `arguments` must be picklable.
     """
+    if distributed.is_initialized():  # of a test before, in this process alone
+        distributed.destroy_process_group()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -8,8 +8,8 @@ import torch
 
 import tread
 from tests.attach.attached import BY_NAME
-from tests.attach.two_ranks import ROUTES, STEP, STEPS
-from tests.programs import PROCESSES, run
+from tests.attach.two_ranks import ROUTES, STEP, STEPS, main
+from tests.forks import in_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What both ranks wrote down."""
     folder = tmp_path_factory.mktemp("ranks")
-    run(*PROCESSES, "-m", "tests.attach.two_ranks", folder)
+    in_ranks(main, folder)
     return folder
 
 

@@ -1,11 +1,10 @@
-"""Run by torchrun on two processes: one routed step per model, and the gradients that came of it.
+"""Run in each of two processes: one routed step per model, and the gradients that came of it.
 
-Each rank takes one sample of the batch; the folder given as argument receives `CASE-MODE.pt` with the full gradients
+Each rank takes one sample of the batch; the folder receives `CASE-MODE.pt` with the full gradients
 and `CASE-MODE-RANK.json` with the rank's selection.
 """
 
 import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -78,12 +77,7 @@ def step(case: Case, mode: str, folder: Path, rank: int) -> None:
 
 
 def main(folder: Path) -> None:
-    torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     for name, mode in STEPS:
         step(BY_NAME[name], mode, folder, distributed.get_rank())
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from tests.pretrain.corner import register
 from tread.pretrain.config import compose
 from tread.pretrain.task import Pretraining
 from tread.training.job import end
@@ -14,6 +15,7 @@ from tread.training.job import end
 
 def evaluate(arguments: list[str]) -> Path:
     """Figures of step 7 in the run's folder, and the pictures of this rank's first batch."""
+    register()
     config = compose(arguments)
     folder, accelerator = Path(config.output_dir), Accelerator(cpu=True)
     task = Pretraining(config, accelerator, folder)
