@@ -5,6 +5,7 @@ positions and the selections of every micro-step. Then checkpoints are converted
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,8 @@ def main(names: list[str], folder: Path) -> None:
             settings = [setting for setting in RUNS[layout] if "parallel" in setting or "shard" in setting]
             convert(folder / source, folder / f"{source}-to-{layout}", *settings)
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":  # as `benchmarks.layouts` runs it
+    torch.set_num_threads(1)
+    main(sys.argv[1].split(","), Path(sys.argv[2]))
