@@ -180,7 +180,7 @@ MODELS: dict[str, Line] = {
             "llama_layers": (*range(32), *(31,) * 16),
         },
         reads=384,
-        unit=6,  # half of the tokens go to each expert, and a third of the text to each encoder
+        unit=3,  # a third of the text goes to each encoder
         texts=3,
         padded=4096,
     ),

@@ -1,7 +1,7 @@
 """Models that run without weights: shallow copies on fake tensors, which have shapes and no values.
 
 What runs is the family's own `predict`, with the product's adapters, as on a GPU: layer norm in float32, attention by
-an operator that saves no scores.
+an operator that saves no scores, all experts for every token.
 """
 
 import copy
@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from diffusers.models.transformers.transformer_hidream_image import HiDreamImageTransformer2DModel, MOEFeedForwardSwiGLU
+from diffusers.models.transformers.transformer_hidream_image import HiDreamImageTransformer2DModel
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn import functional as F
@@ -25,6 +25,7 @@ from tread.finetune.families import cosmos3, family_class
 from tread.finetune.family import Batch
 from tread.finetune.model.adapters import add_adapter
 from tread.kernels import cudnn
+from tread.kernels.experts import compute_all_experts
 from tread.models import DiT, model_size
 
 RANK = 16
@@ -175,7 +176,7 @@ def shallow(subject: Any, way: str, image: int, depths: Mapping[str, int]) -> It
         stack.enter_context(patch.object(F, "layer_norm", _layer_norm))
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attend))
         stack.enter_context(patch.object(HiDreamImageTransformer2DModel, "patchify", _square))
-        stack.enter_context(patch.object(MOEFeedForwardSwiGLU, "forward", _equal_shares))
+        stack.callback(compute_all_experts([model]))
         stack.enter_context(patch.object(cosmos3, "_layout", _real_layout))
         _make_fake(model)
         yield model
@@ -246,14 +247,3 @@ def _square(model: Any, latents: Tensor) -> tuple[Tensor, None, Tensor, Tensor]:
     model.max_seq = latents.shape[2] * latents.shape[3] // model.config.patch_size**2
     tokens, _, sizes, positions = _PATCHIFY(model, latents)
     return tokens, None, sizes, positions
-
-
-def _equal_shares(experts: Any, x: Tensor) -> Tensor:
-    """HiDream's experts with a gate that gives each as many tokens; together they compute as much in any case."""
-    chosen, weight, _ = experts.gate(x)
-    rows = x.view(-1, x.shape[-1]).repeat_interleave(experts.num_activated_experts, dim=0)  # (k B S, D)
-    y = torch.empty_like(rows)
-    for taken, expert in zip(chosen.view(-1).argsort().chunk(len(experts.experts)), experts.experts, strict=True):
-        y[taken] = expert(rows[taken]).to(x.dtype)
-    y = (y.view(*weight.shape, -1) * weight.unsqueeze(-1)).sum(dim=1).view(x.shape)  # (B, S, D)
-    return y.to(x.dtype) + experts.shared_experts(x)

@@ -34,7 +34,7 @@ from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.training.optimizers.ema import EMA
 
-from .arms import BY_NAME, CLASSES, SCALES, TUNED, Arm
+from .arms import BY_NAME, CLASSES, SCALES, TUNED, Arm, Kind
 from .model import FluxOfClasses, add_lora, random_captions
 from .plan import BASE_SECONDS, missing_rates, plan, run_name, run_seconds
 from .training import OBJECTIVE, Images, Run, steps_within
@@ -70,6 +70,7 @@ class Experiment:
             Images.of(self.work / "data", split, tuned=tuned, scale=self.scale, device=self.device)
             for split, tuned in (("train", False), ("train", True), ("test", True))
         )
+        self._compiled: dict[Kind, FluxOfClasses] = {}
         self.facts = read_facts(self.path)
         self.facts |= {"seed": self.seed, "machine": machine(), "command": " ".join(sys.argv[1:])}
 
@@ -112,24 +113,32 @@ class Experiment:
         told = {key: facts[key] for key in facts if key not in ("samples", "curve")}
         print(f"{name} {json.dumps(told)}; {self.left:.0f} s left", flush=True)
 
-    def look(self, run: Run, name: str) -> Facts:
+    def look(self, run: Run, arm: Arm, name: str) -> Facts:
         """Distances of samples of the tuned classes to their test images, unguided and guided."""
-        found = {f"{scale:g}": self._distances(run, name, scale) for scale in GUIDANCE}
-        run.net.train()
-        return found
+        net = self._compiled[arm.kind] = self._compiled.get(arm.kind) or self._compile(arm)
+        net.load_state_dict(run.net.state_dict())
+        return {f"{scale:g}": self._distances(net, name, scale) for scale in GUIDANCE}
 
-    def _distances(self, run: Run, name: str, guidance: float) -> Facts:
+    def _compile(self, arm: Arm) -> FluxOfClasses:
+        """A network to sample from: the layers of one in training are compiled and captured for that alone."""
+        net = self.network()
+        prepare(self, net, arm)
+        if self.scale.compile:
+            net.transformer.compile_repeated_blocks()
+        return net
+
+    def _distances(self, net: FluxOfClasses, name: str, guidance: float) -> Facts:
         labels = torch.tensor(TUNED).repeat(self.scale.samples // len(TUNED))
-        pixels = self.draw(run, labels, guidance)
+        pixels = self.draw(net, labels, guidance)
         np.save(self.path.with_name(f"{self.path.stem}-{name}-{guidance:g}.npy"), pixels[:64])
         return distances(extract(self.extractor, pixels), self.reference, self.extractor)
 
-    def draw(self, run: Run, labels: Tensor, guidance: float) -> np.ndarray:
+    def draw(self, net: FluxOfClasses, labels: Tensor, guidance: float) -> np.ndarray:
         """uint8 samples of some classes, (N, H, W, 3)."""
         scale = self.scale
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             images = generate(
-                run.net,
+                net.eval(),
                 OBJECTIVE,
                 labels,
                 shape=(3, scale.side, scale.side),
@@ -145,7 +154,7 @@ class Experiment:
 
     def show_base(self, run: Run) -> None:
         """A picture of what the base draws, a row for each class; the tuned ones it cannot know."""
-        images = self.draw(run, torch.arange(len(CLASSES)).repeat_interleave(SHOWN), GUIDANCE[-1])
+        images = self.draw(run.net, torch.arange(len(CLASSES)).repeat_interleave(SHOWN), GUIDANCE[-1])
         run.net.train()
         picture = make_grid(torch.from_numpy(images), columns=SHOWN)
         Image.fromarray(np.asarray(picture)).save(self.path.with_name(f"{self.path.stem}-base.png"))
@@ -251,25 +260,25 @@ def tune(experiment: Experiment, arm: Arm, rates: Sequence[float], base: Path) -
             run.start_again(start)
         facts = {"arm": arm.name, "rate": rate, "asked_seconds": seconds, "steps": steps}
         facts["ms_by_level"] = {f"{level:g}": round(1000 * took, 3) for level, took in per_level.items()}
-        facts |= tune_at(experiment, run, steps, rate, run_name(arm.name, rate))
+        facts |= tune_at(experiment, run, arm, steps, rate)
         experiment.save(run_name(arm.name, rate), facts | {"wall_seconds": round(time.monotonic() - began, 1)})
     run.close()
     return not missing_rates(arm.name, rates, experiment.runs)
 
 
-def tune_at(experiment: Experiment, run: Run, steps: int, rate: float, name: str) -> Facts:
+def tune_at(experiment: Experiment, run: Run, arm: Arm, steps: int, rate: float) -> Facts:
     """Train an arm for so many steps at one rate, and judge it."""
     curve: list[tuple[int, float, float]] = []
     for part in range(VALIDATIONS):
         run.train(steps * (part + 1) // VALIDATIONS - run.step, rate)
         curve.append((run.step, run.seconds, run.validation_loss(experiment.held_out)))
-    loss = curve[-1][2]
+    loss, name = curve[-1][2], run_name(arm.name, rate)
     return {
         "seconds": run.seconds,
         "curve": curve,
         "val_loss": loss,
         "peak_gib": torch.cuda.max_memory_reserved() / 2**30 if experiment.device.type == "cuda" else None,
-        "samples": experiment.look(run, name) if experiment.given.samples and isfinite(loss) else {},
+        "samples": experiment.look(run, arm, name) if experiment.given.samples and isfinite(loss) else {},
     }
 
 

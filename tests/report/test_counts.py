@@ -19,6 +19,7 @@ from pages.subjects import RANK, Subject
 from tread.finetune.families import TUNE_FAMILIES
 from tread.finetune.model.adapters import find_linears
 from tread.kernels import cudnn
+from tread.kernels.experts import compute_all_experts
 from tread.report.planning.models import documents, find_model
 from tread.routing.cost import LayerShape
 
@@ -106,7 +107,7 @@ def test_flops_are_those_of_the_linears_of_a_layer(name: str) -> None:
         constant -= text * registers + square * registers**2 + SILENCE.get(name, 0)
         layer = subject.model.get_submodule(stack.name)[1]
         linears = [(where, module) for where, module in layer.named_modules() if isinstance(module, nn.Linear)]
-        weights = sum(_met(where, linear.weight.numel()) for where, linear in linears if not where.startswith(idle))
+        weights = sum(linear.weight.numel() for where, linear in linears if not where.startswith(idle))
         weights += sum(module.weight.numel() for module in layer.modules() if isinstance(module, MoEGate))
         assert 2 * weights == constant + image + text or (image == text and 2 * weights == constant + image)
 
@@ -121,27 +122,23 @@ def test_a_lora_adds_the_flops_of_its_own_linears(name: str) -> None:
         constant -= text * line.registers
         at = f"{stack.name}.1."
         linears = {k.removeprefix(at): x for k, x in find_linears(subject.model, targets).items() if k.startswith(at)}
-        met = sum(_met(k, x.in_features + x.out_features) for k, x in linears.items() if not k.startswith(line.idle))
-        flops = 2 * RANK * met
+        sides = sum(x.in_features + x.out_features for k, x in linears.items() if not k.startswith(line.idle))
+        flops = 2 * RANK * sides
         assert flops == constant + image + text or (image == text and flops == constant + image)
         assert squares == [0, 0, 0]
 
 
-def _met(where: str, weights: int) -> int:
-    """Weights of a linear that a token meets: HiDream's gate sends it to two of four experts."""
-    return weights // (2 if ".experts." in where else 1)
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_flops_are_those_of_a_real_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by torch on real weights and tensors at tiny size: masks are read, a gate chooses experts, clips and
-    layers have frames."""
+    """Counted by torch on real weights and tensors at tiny size: masks are read, experts are those that compiled layers
+    run, clips and layers have frames."""
     line = replace(MODELS[name], config={**MODELS[name].config, **SMALL[name]}, text=TEXTS.get(name, MODELS[name].text))
     subject = Subject(line)
     image, text = 64, 2 * line.unit
     counted = counts.total_flops(subject, "full", image, text, dict.fromkeys(subject.stacks, counts.DEPTH))
     torch.manual_seed(0)
     model = subject.cls(**line.config).train()
+    compute_all_experts([model])
     noisy, batch = subject.batch(1, image, text)
     if name in GRIDS:
         noisy = torch.randn(1, line.channels, *GRIDS[name])
