@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS, device_slug, machine, write_json
-from benchmarks.targets import table
+from benchmarks.common.record import RESULTS, device_slug, machine, write_json
+from benchmarks.common.targets import table
 
 GRACE = 20.0
 """Seconds that a job may run on after its budget, to end the measurement it is in."""

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from benchmarks.record import Facts, Record, options
-from benchmarks.timing import alternate
+from benchmarks.common.record import Facts, Record, options
+from benchmarks.common.timing import alternate
 from tread.kernels import cudnn
 from tread.kernels.attention import KERNELS
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from torch._dynamo.utils import counters
 
-from benchmarks import flux, qwen, z_image
+from benchmarks import flux
+from benchmarks.common import qwen, z_image
+from benchmarks.common.lora import Shape
+from benchmarks.common.record import Facts, Record, options
+from benchmarks.common.steps import compile_options
 from benchmarks.loop import Loop, looping, make_model
-from benchmarks.lora import Shape
-from benchmarks.record import Facts, Record, options
-from benchmarks.steps import compile_options
 
 MODELS = {"flux": flux.SHAPES, "qwen": qwen.SHAPES, "z-image": z_image.SHAPES}
 ASPECTS = ((64, 64), (56, 72), (72, 56), (52, 78), (78, 52), (48, 84), (84, 48), (44, 92), (92, 44), (40, 100))

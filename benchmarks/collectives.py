@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.record import RESULTS, device_slug, machine, write_json
+from benchmarks.common.record import RESULTS, device_slug, machine, write_json
 
 SIZES = tuple(2**power for power in range(16, 31, 2))
 """Bytes, 64 KiB to 1 GiB."""

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.record import RESULTS, Facts
+from benchmarks.common.record import RESULTS, Facts
 
 MACHINES, MEMORY = 0.03, 0.02
 Key = tuple[str, str, str]

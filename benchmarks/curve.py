@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import Facts, Record, compared, options
-from benchmarks.timing import alternate, clocks
+from benchmarks.common.record import Facts, Record, compared, options
+from benchmarks.common.timing import alternate, clocks
 from tread.kernels.attention import use_attention
 from tread.models.layers import Block
 from tread.routing.cost import LayerShape, plan_cost

@@ -17,10 +17,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from benchmarks.float8 import train_in_float8
-from benchmarks.profile import profile_routing
-from benchmarks.record import Facts, Record, options
-from benchmarks.steps import Steps, Work, compile_options, job_config, stepping
+from benchmarks.common.float8 import train_in_float8
+from benchmarks.common.profile import profile_routing
+from benchmarks.common.record import Facts, Record, options
+from benchmarks.common.steps import Steps, Work, compile_options, job_config, stepping
 from tread.kernels import adaln
 from tread.kernels.attention import Attention
 from tread.kernels.compiling import lengths
@@ -52,7 +52,7 @@ class Variant:
     plain_norms: bool = False
     """adaLN as the compiler makes it, without the product's kernels."""
     float8: str | None = None
-    """The product's `train.float8`, or a trial of benchmarks.float8; None: bf16."""
+    """The product's `train.float8`, or a trial of benchmarks.common.float8; None: bf16."""
     stream: bool = False
     """The product's `train.precision: bf16-stream`."""
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 import tread
-from benchmarks.lora import NOTES, RANK, ROUTES, Shape, Variant, build, lora_steps
-from benchmarks.record import Facts, Record, options
+from benchmarks.common.lora import NOTES, RANK, ROUTES, Shape, Variant, build, lora_steps
+from benchmarks.common.record import Facts, Record, options
 from pages.model_lines import MODELS, Line
 from pages.subjects import Subject
 from tread.attach.registry import family_of

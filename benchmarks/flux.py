@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.lora import Plan, Shape, Variant, run_script
+from benchmarks.common.lora import Plan, Shape, Variant, run_script
 
 ROWS = {True: "flux-checkpointed", False: "flux"}
 VARIANTS = (

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from benchmarks.common.record import Facts
 from benchmarks.quality.results import Results
 from benchmarks.quality.speedup import pairs
-from benchmarks.record import Facts
 
 RESULTS = Path(__file__).parent / "results"
 DISTANCE = "FD-EffLite0"

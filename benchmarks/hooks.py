@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tread
-from benchmarks.record import Facts, Record, options
+from benchmarks.common.record import Facts, Record, options
 
 DEPTH, TOKENS, WIDTH = 57, 8, 4
 ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}

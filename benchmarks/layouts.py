@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS, machine, write_json
+from benchmarks.common.record import RESULTS, machine, write_json
 from tests.tiny.runs import final_state, metrics
 
 LAYOUTS = {"ddp": 1, "fsdp": 1, "micro": 1, "hsdp-1": 2, "hsdp-2": 2}

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.record import RESULTS, device_slug, machine, write_json
+from benchmarks.common.record import RESULTS, device_slug, machine, write_json
 from tread.data import Latents, Order, Readable, StepSampler, Visited
 from tread.data.workers import fetched
 from tread.words import counted

@@ -5,7 +5,7 @@
 
 - A way is one line that a user adds after `tread.attach`: nothing, `handle.compile()`, the same with selective
   checkpointing, or his own `compile_repeated_blocks()`. Dense and routed steps alternate on one model.
-- `trainer` is the same work by `tread finetune`'s own step (benchmarks.lora), for comparison in one run.
+- `trainer` is the same work by `tread finetune`'s own step (benchmarks.common.lora), for comparison in one run.
 - Without `handle.compile()` attention is torch's flash kernel: torch 2.11's own way to cuDNN fails on FLUX.
 """
 
@@ -20,12 +20,13 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 import tread
-from benchmarks import flux, flux2, qwen, sd3, wan
-from benchmarks.flops import count_flops
-from benchmarks.lora import ROUTES, Shape, Variant, build, lora_steps
-from benchmarks.record import Facts, Record, compared, options
-from benchmarks.steps import WARM_STEPS, compile_options
-from benchmarks.timing import alternate, clocks, watched
+from benchmarks import flux, sd3, wan
+from benchmarks.common import flux2, qwen
+from benchmarks.common.flops import count_flops
+from benchmarks.common.lora import ROUTES, Shape, Variant, build, lora_steps
+from benchmarks.common.record import Facts, Record, compared, options
+from benchmarks.common.steps import WARM_STEPS, compile_options
+from benchmarks.common.timing import alternate, clocks, watched
 
 MODELS = {"flux": flux.SHAPES, "sd3": sd3.SHAPES, "wan": wan.SHAPES, "qwen": qwen.SHAPES, "flux2": flux2.SHAPES}
 LORA = LoraConfig(r=16, lora_alpha=16, target_modules=["to_q", "to_k", "to_v", "to_out.0"])

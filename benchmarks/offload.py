@@ -24,12 +24,13 @@ import torch
 from torch import nn
 
 import tread
-from benchmarks import flux, qwen, wan
-from benchmarks.flops import count_flops
-from benchmarks.lora import ROUTES, Shape, adapt, build
-from benchmarks.record import Facts, Record, options
-from benchmarks.steps import Steps, Work, compile_options, job_config, stepping
-from benchmarks.timing import GIB, alternate, timed, watched
+from benchmarks import flux, wan
+from benchmarks.common import qwen
+from benchmarks.common.flops import count_flops
+from benchmarks.common.lora import ROUTES, Shape, adapt, build
+from benchmarks.common.record import Facts, Record, options
+from benchmarks.common.steps import Steps, Work, compile_options, job_config, stepping
+from benchmarks.common.timing import GIB, alternate, timed, watched
 from tread.attach.registry import layers_of
 from tread.finetune.model.quantize import quantize
 from tread.kernels.compiling import lengths

@@ -6,8 +6,8 @@ python -m benchmarks.quantized --variants fp8-matmul fp8-forward
 
 from collections.abc import Sequence
 
+from benchmarks.common.lora import Plan, Variant, run_script
 from benchmarks.flux import SHAPES
-from benchmarks.lora import Plan, Variant, run_script
 
 ROWS = {True: "flux-8bit-checkpointed", False: "flux-8bit"}
 VARIANTS = (

@@ -11,8 +11,8 @@ base the FLOPs are those of the adapter alone: bitsandbytes' products are no ope
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common.record import Record, options
 from benchmarks.families import Case, measure
-from benchmarks.record import Record, options
 from pages.model_lines import MODELS
 from tread.finetune.config import read_config
 

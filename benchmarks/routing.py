@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from benchmarks import dit, flux
-from benchmarks.lora import adapt, build, lora_steps
-from benchmarks.profile import profile_routing
-from benchmarks.record import Facts, Record, options
+from benchmarks.common.lora import adapt, build, lora_steps
+from benchmarks.common.profile import profile_routing
+from benchmarks.common.record import Facts, Record, options
 
 
 def of_flux(record: Record) -> Facts:

@@ -28,9 +28,9 @@ from accelerate import Accelerator
 from accelerate.utils import AutocastKwargs
 from torch import Tensor, distributed, nn
 
-from benchmarks.record import Facts, Record, options
-from benchmarks.steps import Work, job_config, reset_accelerate
-from benchmarks.timing import alternate, watched
+from benchmarks.common.record import Facts, Record, options
+from benchmarks.common.steps import Work, job_config, reset_accelerate
+from benchmarks.common.timing import alternate, watched
 from tread.kernels.fast import Fast
 from tread.models import DiT, model_size
 from tread.objectives import build as build_objective

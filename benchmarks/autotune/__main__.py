@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import autotune as about
 from benchmarks.autotune import predict, rank
-from benchmarks.record import machine, write_json
+from benchmarks.common.record import machine, write_json
 from tread.autotune.jobs.job import read_job
 from tread.autotune.measure import steady
 from tread.autotune.rules import RATIOS

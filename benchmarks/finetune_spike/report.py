@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import write_json
+from benchmarks.common.record import write_json
 from examples.figures import COLORS
 
 from .arms import ARMS, PICTURED

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import machine, write_json
+from benchmarks.common.record import machine, write_json
 from benchmarks.tuning.model import start_as_identity
 from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig

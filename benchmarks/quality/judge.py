@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.record import Facts
+from benchmarks.common.record import Facts
 from tread.data.dataset import to_uint8
 from tread.errors import DataError
 from tread.evaluate.features import Extractor, load_efflite0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.record import Facts
+from benchmarks.common.record import Facts
 from examples.figures import COLORS, use_log_scale
 from tread.sampling.grid import make_grid
 

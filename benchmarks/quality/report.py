@@ -14,7 +14,7 @@ from statistics import mean
 
 import numpy as np
 
-from benchmarks.record import Facts
+from benchmarks.common.record import Facts
 from pages.tables import markdown_table, with_tables
 
 from .arms import ARMS, GUIDES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.record import Facts, write_json
+from benchmarks.common.record import Facts, write_json
 from tread.files import atomic_write
 
 RESULTS, GRIDS = "results.json", "grids.npz"

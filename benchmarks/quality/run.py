@@ -23,8 +23,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.record import Facts, machine
-from benchmarks.timing import GIB
+from benchmarks.common.record import Facts, machine
+from benchmarks.common.timing import GIB
 from tread.kernels.compiling import compile_layers
 from tread.models import DiT
 from tread.pretrain.build import build_model

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, log
 
-from benchmarks.record import Facts
+from benchmarks.common.record import Facts
 from pages.tables import markdown_table
 
 from .results import Results, distance_name, kernel_name

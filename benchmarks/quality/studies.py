@@ -6,7 +6,7 @@ A study's arms are compared with what the headline's arms were after the same se
 from collections.abc import Sequence
 from statistics import mean
 
-from benchmarks.record import Facts
+from benchmarks.common.record import Facts
 from pages.tables import markdown_table
 
 from .arms import ARMS, BY_NAME, GUIDES, UNGUIDED, Arm

@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
 
-from benchmarks.steps import WARM_STEPS
+from benchmarks.common.steps import WARM_STEPS
 from tread.data import DATASETS, Order, Readable, StepSampler
 from tread.data.readable import SKIPPED_FILE
 from tread.kernels.fast import Fast

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Facts
+from benchmarks.common.record import Facts
 from examples.figures import COLORS
 
 from .arms import ARMS, Arm

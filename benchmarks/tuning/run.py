@@ -22,8 +22,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.common.record import Facts, machine, write_json
 from benchmarks.quality.judge import extract, gaussian, load_judge_network, spread
-from benchmarks.record import Facts, machine, write_json
 from tread.data.dataset import to_uint8
 from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import tread
+from benchmarks.common.steps import WARM_STEPS
 from benchmarks.quality.images import centred, load
 from benchmarks.quality.training import check_fast
-from benchmarks.steps import WARM_STEPS
 from tread.attach.attach import Attachment
 from tread.data import Order, StepSampler
 from tread.objectives.flow import Flow, path_state

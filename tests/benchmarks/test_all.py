@@ -16,8 +16,8 @@ import torch
 import tread
 from benchmarks import all as runner
 from benchmarks import buckets, curve, dit, families, flux, hooks, loop, offload, plot, recipes, sd3, sharded, wan
-from benchmarks.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
-from benchmarks.targets import ROWS, best, table, verdict
+from benchmarks.common.profile import OUTER, host_waits, profile_routing, ranges, warned_waits
+from benchmarks.common.targets import ROWS, best, table, verdict
 from pages.subjects import Subject
 from tests.benchmarks.ticks import Ticks
 from tread.finetune.families import TUNE_FAMILIES

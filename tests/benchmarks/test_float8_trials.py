@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.float8 import FrozenFloat8Linear, train_in_float8, two_copies
+from benchmarks.common.float8 import FrozenFloat8Linear, train_in_float8, two_copies
+from benchmarks.common.lora import adapt, build
 from benchmarks.flux import SHAPES
-from benchmarks.lora import adapt, build
 from tread.finetune.model.quantize import FrozenLinear
 from tread.kernels.float8 import Float8Linear
 from tread.models import DiT

@@ -9,12 +9,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import timing
+from benchmarks.common import timing
+from benchmarks.common.flops import count_flops
+from benchmarks.common.kinds import kind_of
+from benchmarks.common.record import Record, compared, options
+from benchmarks.common.timing import Timing, alternate, timed
 from benchmarks.curve import RATIOS, SMOKE, Layers
-from benchmarks.flops import count_flops
-from benchmarks.kinds import kind_of
-from benchmarks.record import Record, compared, options
-from benchmarks.timing import Timing, alternate, timed
 from tests.benchmarks.ticks import Ticks
 from tread.kernels.cudnn import attend
 from tread.routing.cost import LayerShape, plan_cost

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import flux
-from benchmarks.lora import build
+from benchmarks.common.lora import build
 from tests.attach.script import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from accelerate import Accelerator
 
-from benchmarks.profile import STEPS, host_waits, warned_waits
+from benchmarks.common.profile import STEPS, host_waits, warned_waits
 from tests.finetune.tasks import ROUTES, make_config, make_task
 from tests.tiny.pictures import write_gradients
 from tests.tiny.pipelines import PipelineFolder

@@ -6,9 +6,9 @@ step no kernel accounts for. CUDA graphs do not hide kernels from the profiler.
 
 from dataclasses import asdict
 
-from benchmarks.profile import STEPS, events_of, kernels_of
-from benchmarks.record import Facts
-from benchmarks.steps import Steps
+from benchmarks.common.profile import STEPS, events_of, kernels_of
+from benchmarks.common.record import Facts
+from benchmarks.common.steps import Steps
 
 KINDS = {
     "attention": ("sdpa", "cudnn", "flash", "fmha", "attention"),

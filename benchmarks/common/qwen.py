@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lora import Shape
+from benchmarks.common.lora import Shape
 
 
 def shape(*, layers: int = 60, side: int = 64, text: int = 256, channels: int = 64, **config: object) -> Shape:

@@ -17,9 +17,9 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from benchmarks.record import Facts
-from benchmarks.steps import Steps
-from benchmarks.timing import alternate
+from benchmarks.common.record import Facts
+from benchmarks.common.steps import Steps
+from benchmarks.common.timing import alternate
 from tread.routing import handle as handle_module
 from tread.routing import state as state_module
 from tread.routing.handle import Handle

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.record import Facts, describe
+from benchmarks.common.record import Facts, describe
 
 
 @dataclass(frozen=True, kw_only=True)

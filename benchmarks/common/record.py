@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import GIB, ceilings
+from benchmarks.common.timing import GIB, ceilings
 from tread.files import atomic_write
 
 RESULTS = Path("benchmarks/results")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from benchmarks.lora import Shape
+from benchmarks.common.lora import Shape
 
 
 def shape(

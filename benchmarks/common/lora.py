@@ -19,10 +19,10 @@ from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
 import tread
-from benchmarks.kinds import by_kind
-from benchmarks.profile import profile_routing
-from benchmarks.record import Facts, Record, options
-from benchmarks.steps import WARM_STEPS, Steps, Work, compile_options, job_config, stepping
+from benchmarks.common.kinds import by_kind
+from benchmarks.common.profile import profile_routing
+from benchmarks.common.record import Facts, Record, options
+from benchmarks.common.steps import WARM_STEPS, Steps, Work, compile_options, job_config, stepping
 from tread.attach.registry import layers_of
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.quantize import METHODS, check_precision, quantize
@@ -56,7 +56,7 @@ class Variant:
     selective: bool = False
     """The product's `gradient_checkpointing: selective`, of the row that is not checkpointed."""
     base: str = "bf16"
-    """The frozen base: bf16, one of the product's `base_model_precision`, or a trial of benchmarks.float8."""
+    """The frozen base: bf16, one of the product's `base_model_precision`, or a trial of benchmarks.common.float8."""
 
     @property
     def beyond(self) -> list[str]:
@@ -111,7 +111,7 @@ def adapt(model: nn.Module) -> None:
 
 def set_base(model: nn.Module, base: str, device: torch.device) -> None:
     """Quantize the frozen linears of the layers, before or after the adapter as the method needs it."""
-    from benchmarks import float8
+    from benchmarks.common import float8
 
     if base in float8.BASES:
         adapt(model)

@@ -19,9 +19,9 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import AutocastKwargs, KwargsHandler
 from torch import Tensor, nn
 
-from benchmarks.flops import Flops, count_flops
-from benchmarks.record import Facts, compared
-from benchmarks.timing import alternate, clocks, watched
+from benchmarks.common.flops import Flops, count_flops
+from benchmarks.common.record import Facts, compared
+from benchmarks.common.timing import alternate, clocks, watched
 from tread.kernels.attention import Attention
 from tread.kernels.fast import Fast
 from tread.kernels.graphs import CALLS

@@ -1,0 +1,1 @@
+"""What the benchmarks share: steps, clocks, counts and the models that several of them measure."""
