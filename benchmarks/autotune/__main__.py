@@ -70,11 +70,11 @@ def measure_gaps(
     """The loss gap of each arm's routes on the model of a config, those that break a rule among them."""
     with tempfile.TemporaryDirectory(prefix="tread-autotune-") as name:
         subject = Subject(read_job(config, settings).open(Path(name), RATIOS))
-        if subject.opened.fresh:
+        if subject.opened.start is not None:
             subject.start(start_steps, lambda steps: steps)
         with subject.evaluating():
             losses = {arm.name: subject.losses(arm.routes) for arm in arms if arm.routes}
-        subject.close()
+        subject.loop.close()
         gaps = {name: gap(some) for name, some in losses.items()} | {arm.name: 0.0 for arm in arms if not arm.routes}
         return {"subject": subject.summary(), "start_steps": start_steps, "gaps": gaps, "losses": losses}
 

@@ -57,7 +57,7 @@ def measure(config: str | None, settings: Sequence[str], *, timer: Timer | None 
         again.path.parent.mkdir()
         plans = [(), *unseen(subject.rules.depth)]
         timed = measure_seconds(subject, again, plans, timer, budget, rounds=ROUNDS)
-        subject.close()
+        subject.loop.close()
         rows = {
             key_of(routes): {
                 "predicted_seconds": cost.seconds(routes),

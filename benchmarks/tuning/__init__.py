@@ -10,6 +10,7 @@ loss and by Frechet and kernel distances of samples.
     python -m benchmarks.tuning captions WORDLLAMA WORK/captions.safetensors   # 92 KB; WORDLLAMA stays where it is
     python -m benchmarks.tuning run --work WORK --seed 0 --rates 1e-3 3e-3 3e-4 --no-samples   # until all is done
     python -m benchmarks.tuning run --work WORK --seed 1 --rates best --chosen-by RESULTS/tuning-s0.json
+    python -m benchmarks.tuning choose --work WORK --base WORK/base-s0.pt      # the window of the tuner
     python -m benchmarks.tuning report RESULTS/tuning-s*.json
 
 Seed 0 chooses each arm's rate, by loss; the claim is that of the other seeds. The arms of a seed are trained on one

@@ -9,7 +9,7 @@ WORK = Path("runs/tuning")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`captions`, `run` or `report`; 1 where a run is not done yet."""
+    """`captions`, `run`, `choose` or `report`; 1 where a run is not done yet."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -33,6 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--compiled", action="store_true", help="count on a rehearsal when estimating times")
     run.add_argument("--plan", action="store_true", help="say what would be done and how long it takes")
     run.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
+    choose = commands.add_parser("choose", help="the window that the tuner proposes for the LoRA of a base")
+    choose.add_argument("--work", type=Path, default=WORK)
+    choose.add_argument("--out", type=Path, default=WORK / "chosen", help="measurements, routes and report")
+    choose.add_argument("--base", type=Path, required=True, help="its weights")
+    choose.add_argument("--target-speedup", type=float, default=1.2)
+    choose.add_argument("--budget-minutes", type=float, default=6.0)
+    choose.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
     report = commands.add_parser("report", help="print the tables, and draw the curves")
     report.add_argument("results", type=Path, nargs="+")
     report.add_argument("--figure", type=Path, default=WORK / "equal-time.png")
@@ -50,6 +57,11 @@ def main(arguments: list[str] | None = None) -> int:
         if not (given.plan or given.rehearse):
             print("all arms are done" if done else "some arms are not done: run it again to go on")
         return 0 if done else 1
+    if given.command == "choose":
+        from .choose import choose
+
+        choose(given)
+        return 0
     from .report import report as write_report
 
     print(write_report(given.results, given.figure))

@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tread.finetune.families.flux import Flux
+
 from .arms import CLASSES, Scale
 
 WORDS = 8
@@ -26,6 +28,11 @@ def write_captions(wordllama: Path, path: Path) -> None:
         found[row, : len(ids)] = table[ids]
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({"captions": found}, path)
+
+
+def caption_table(work: Path, *, smoke: bool) -> Tensor:
+    """The captions that `write_captions` wrote, (C + 1, T, D)."""
+    return random_captions() if smoke else load_file(work / "captions.safetensors")["captions"]
 
 
 def random_captions() -> Tensor:
@@ -92,8 +99,8 @@ def start_as_identity(transformer: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def add_lora(net: FluxOfClasses, rank: int, targets: Sequence[str]) -> None:
-    """A LoRA on the frozen transformer, by diffusers and peft."""
+def add_lora(net: FluxOfClasses, rank: int, targets: Sequence[str] = Flux.lora_targets) -> None:
+    """A LoRA on the frozen transformer, by diffusers and peft; on the linears that `tread finetune` has by default."""
     from peft import LoraConfig
 
     net.requires_grad_(False)

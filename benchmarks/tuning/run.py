@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.common.record import Facts, machine, write_json
@@ -29,13 +28,12 @@ from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.metrics import kernel_distance
 from tread.files import atomic_write
-from tread.finetune.families.flux import Flux
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.training.optimizers.ema import EMA
 
 from .arms import BY_NAME, CLASSES, SCALES, TUNED, Arm, Kind
-from .model import FluxOfClasses, add_lora, random_captions
+from .model import FluxOfClasses, add_lora, caption_table
 from .plan import BASE_SECONDS, missing_rates, plan, run_name, run_seconds
 from .training import OBJECTIVE, Images, Run, steps_within
 
@@ -63,9 +61,7 @@ class Experiment:
         torch._dynamo.config.recompile_limit = 256
         torch._dynamo.config.accumulated_recompile_limit = 4096
         self.path = results_file(given)
-        file = self.work / "captions.safetensors"
-        captions = random_captions() if given.smoke else load_file(file)["captions"]
-        self.captions = captions.to(self.device)
+        self.captions = caption_table(self.work, smoke=given.smoke).to(self.device)
         self.trained, self.tuned, self.held_out = (
             Images.of(self.work / "data", split, tuned=tuned, scale=self.scale, device=self.device)
             for split, tuned in (("train", False), ("train", True), ("test", True))
@@ -285,7 +281,7 @@ def tune_at(experiment: Experiment, run: Run, arm: Arm, steps: int, rate: float)
 def prepare(experiment: Experiment, net: FluxOfClasses, arm: Arm) -> None:
     """Put an adapter on, where the arm has one."""
     if arm.kind == "lora":
-        add_lora(net, experiment.scale.rank, Flux.lora_targets)
+        add_lora(net, experiment.scale.rank)
 
 
 def known_times(runs: dict[str, Facts], arm: Arm) -> dict[float, float] | None:

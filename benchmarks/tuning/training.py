@@ -33,6 +33,8 @@ DROPPED = 0.1
 """Share of captions that are empty, for classifier-free guidance."""
 OBJECTIVE = Flow(time="logit-normal")
 ENDLESS = 10**7
+Batch = tuple[Tensor, Tensor, Tensor]
+"""x (B, 3, H, W), labels (B,) and positions (B,)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Images:
             images = nn.functional.adaptive_avg_pool2d(images.float(), scale.side).round().byte()
         return cls(images.contiguous().to(device), torch.from_numpy(labels[chosen]).long().to(device))
 
-    def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """x (B, 3, H, W), labels (B,) and positions (B,) of each step, mirrored by chance."""
+    def batches(self, batch: int, seed: int, start: int = 0) -> Iterator[Batch]:
+        """Those of each step, mirrored by chance."""
         sampler = StepSampler(
             Order(len(self.pixels), seed), batch=batch, micro_steps=1, rank=0, world=1, start_step=start, steps=ENDLESS
         )
@@ -98,11 +100,11 @@ class Run:
         self.optimizer = self._fresh_optimizer()
         self.seconds, self.step = 0.0, 0
 
-    def loss(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """The mean loss of a batch on the tokens that were kept."""
         x, labels, where = batch
         labels = labels.masked_fill(noise.uniform(self.seed, CAPTION, where) < DROPPED, len(CLASSES))
-        with self.handle.dense() if self.dense else nullcontext(), self._autocast():
+        with self.handle.dense() if self.dense else nullcontext(), self.autocast():
             found = losses(self.net, x, labels, where, noise.uniform(self.seed, TIME, where), self.seed)  # (B, S)
         kept = self.handle.kept
         if self.dense or kept is None:
@@ -126,7 +128,7 @@ class Run:
         """The product goes on where compiling or capturing fails; here a time is taken."""
         check_fast([] if self.handle.fast is None else [self.handle.fast])
 
-    def _step(self, step: int, batch: tuple[Tensor, Tensor, Tensor], rate: float) -> None:
+    def _step(self, step: int, batch: Batch, rate: float) -> None:
         self.handle.set_step(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -179,12 +181,13 @@ class Run:
         for first in range(0, count, size):
             chosen = torch.arange(first, min(first + size, count), device=self.device)
             x, labels, u = centred(held_out.pixels[chosen]), held_out.labels[chosen], (chosen + 0.5) / count
-            with self._autocast():
+            with self.autocast():
                 total += float(losses(self.net, x, labels, chosen, u, VALIDATION).double().mean(1).sum())
         self.net.train()
         return total / count
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """The precision of every forward."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def close(self) -> None:

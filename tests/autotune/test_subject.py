@@ -13,9 +13,12 @@ from tests.autotune.tuned import SCRATCH
 from tests.report.conftest import Tune
 from tests.tiny.pictures import write_clips
 from tests.tiny.runs import forget
+from tread.attach.registry import family_of
 from tread.autotune.cost import Routes, routes_of
-from tread.autotune.jobs.finetuning import FinetuneTuning, stacks_of
+from tread.autotune.jobs.finetuning import FinetuneTuning
+from tread.autotune.jobs.job import stacks_of
 from tread.autotune.jobs.pretraining import PretrainTuning
+from tread.autotune.jobs.trainer import TrainerLoop
 from tread.autotune.measure import measure_kept, measure_losses
 from tread.autotune.subject import LEVELS, Subject
 from tread.config.schema import parse
@@ -29,18 +32,23 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 PLAN: Routes = routes_of("2..4@0.5 6..6@0.25")
 
 
+def trainer(subject: Subject) -> TrainerLoop:
+    """The loop of a job."""
+    assert isinstance(subject.loop, TrainerLoop)
+    return subject.loop
+
+
 def from_scratch(tmp_path: Path, *settings: str) -> Subject:
     """A DiT with random weights, none of them 0."""
     config = compose([*SCRATCH, f"output_dir={tmp_path / 'run'}", *settings])
     subject = Subject(PretrainTuning(config).open(tmp_path, (0.25, 0.5)))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in subject.task.model.parameters():
+        for parameter in subject.loop.model.parameters():
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-        assert subject.session.ema is not None
-        for average, parameter in zip(
-            subject.session.ema.averages.values(), subject.task.model.parameters(), strict=True
-        ):
+        ema = trainer(subject).session.ema
+        assert ema is not None
+        for average, parameter in zip(ema.averages.values(), subject.loop.model.parameters(), strict=True):
             average.copy_(parameter)
     return subject
 
@@ -60,7 +68,7 @@ def test_losses_are_those_of_a_model_with_these_routes(tmp_path: Path) -> None:
     config = compose([*SCRATCH, f"output_dir={tmp_path / 'other'}", "validation.samples=0"])
     config = replace(config, model=replace(config.model, tread_config=routes))
     task = Pretraining(config, Accelerator(cpu=True), tmp_path)
-    task.model.load_state_dict(subject.task.model.state_dict())
+    task.model.load_state_dict(subject.loop.model.state_dict())
     task.model.eval()
     batches = [batch for _, batch in zip(range(2), task.batches(0), strict=False)]
     assert task.handle is not None
@@ -81,7 +89,7 @@ def test_losses_are_those_of_a_model_with_these_routes(tmp_path: Path) -> None:
 def test_kept_tokens_carry_the_loss_of_a_fine_tune_dense_and_routed(tune: Tune, tmp_path: Path) -> None:
     """Predictions are recorded on their way; the error of kept tokens is computed from them, patch by patch."""
     subject = tuned(tune, tmp_path)
-    task: Any = subject.task
+    task: Any = trainer(subject).task
     recorded: list[tuple[Tensor, Tensor]] = []
     predict = task.family.predict
 
@@ -138,7 +146,7 @@ def test_more_tokens_of_the_same_ones_are_dropped_at_higher_ratios(tmp_path: Pat
             subject.losses(routes_of(name))
             mask = subject.handles[0]
             with mask.routed(step=0):
-                subject.task.losses_at(subject.opened.batches[0], 0.5)
+                subject.loop.losses_at(subject.opened.batches[0], 0.5)
             assert mask.kept is not None
             kept[name] = mask.kept
     assert torch.equal(kept["2..4@0.25"], kept["3..3@0.25"])
@@ -147,7 +155,7 @@ def test_more_tokens_of_the_same_ones_are_dropped_at_higher_ratios(tmp_path: Pat
 
 def test_timed_steps_leave_the_weights(tmp_path: Path) -> None:
     subject = from_scratch(tmp_path)
-    before = {name: tensor.clone() for name, tensor in subject.task.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in subject.loop.model.state_dict().items()}
     step = subject.stepping()
     with subject.routed(PLAN):
         values = step()
@@ -156,9 +164,9 @@ def test_timed_steps_leave_the_weights(tmp_path: Path) -> None:
         step()
     assert subject.handles[0].kept_share == 1
     assert float(values["grad_norm"]) > 0
-    for name, tensor in subject.task.model.state_dict().items():
+    for name, tensor in subject.loop.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-    assert subject.session.config.optimizer.learning_rate > 0
+    assert trainer(subject).session.config.optimizer.learning_rate > 0
 
 
 def test_a_start_is_the_same_whatever_was_timed_before(tmp_path: Path) -> None:
@@ -171,7 +179,7 @@ def test_a_start_is_the_same_whatever_was_timed_before(tmp_path: Path) -> None:
         for _ in range(timed):
             step()
         subject.start(4, lambda steps: steps)
-        weights.append([parameter.clone() for parameter in subject.task.model.parameters()])
+        weights.append([parameter.clone() for parameter in subject.loop.model.parameters()])
         assert subject.handles[0].kept_share == 1
     for one, other in zip(*weights, strict=True):
         assert torch.equal(one, other)
@@ -191,8 +199,8 @@ def test_stacks_of_a_stock_model_and_what_is_trained_of_it(tune: Tune, tmp_path:
         ("transformer_blocks", 0, 1),
         ("single_transformer_blocks", 2, 4),
     ]
-    assert stacks_of(subject.task.model) == subject.stacks
-    assert (subject.rules.tokens, subject.rules.adapts, subject.opened.fresh) == (16, True, False)
+    assert stacks_of(subject.loop.model, family_of(subject.loop.model)) == subject.stacks
+    assert (subject.rules.tokens, subject.rules.adapts, subject.opened.start) == (16, True, None)
     assert "of 5 layers" in subject.summary()
 
 
@@ -214,7 +222,7 @@ def test_both_transformers_of_a_model_are_measured(tune: Tune, tmp_path: Path) -
     config |= {"init": "scratch", "transformer": {"num_layers": 6}, "routed_loss": "all", "model_type": "full"}
     config["data"] = [config["data"], {**config["data"], "instance_data_dir": str(write_clips(tmp_path / "more"))}]
     subject = Subject(FinetuneTuning(parse(FinetuneConfig, config)).open(tmp_path, (0.25, 0.5)))
-    task: Any = subject.task
+    task: Any = trainer(subject).task
     asked = []
     for part, model in task.models.items():
         model.register_forward_hook(lambda *_, part=part: asked.append((part, len(task.handles[part].selections))))

@@ -24,9 +24,13 @@ from benchmarks.tuning.plan import (
 from benchmarks.tuning.report import against_dense, verdict
 from benchmarks.tuning.run import Experiment, chosen_rates
 from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
+from tests.autotune.conftest import law
+from tests.autotune.tuned import Law
 from tests.tiny.quality import pictures
 from tread.routing import noise
+from tread.routing.plan import RoutePlan
 
+__all__ = ["law"]
 SMOKE = SCALES["smoke"]
 CPU = torch.device("cpu")
 
@@ -211,3 +215,27 @@ def test_the_table_says_how_much_worse_than_dense() -> None:
     better = {"a": runs["a"], "b": run("lora-0.5", 0.19, 9, 180)}
     seeds = [{"seed": 0, "runs": better}, {"seed": 1, "runs": better}, {"seed": 2, "runs": runs}]
     assert verdict(seeds) == "lora-0.5: ahead of dense in loss and distance for 1 of 2 seeds"
+
+
+def test_the_tuner_chooses_a_window(law: Law, work: Path, tmp_path: Path) -> None:
+    """In the plain loop of the experiment, on the base of a run, within the rules for adapters."""
+    net = FluxOfClasses(SMOKE, random_captions(), seed=0)
+    torch.manual_seed(0)
+    for parameter in net.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    torch.save(net.state_dict(), tmp_path / "base.pt")
+    out = tmp_path / "chosen"
+    arguments = [
+        "--work",
+        str(work),
+        "--base",
+        str(tmp_path / "base.pt"),
+        "--out",
+        str(out),
+        "--target-speedup",
+        "1.01",
+    ]
+    assert main(["choose", *arguments, "--smoke"]) == 0
+    (route,) = RoutePlan.from_config(str(out / "tread_config.json")).routes
+    assert route.start_layer_idx >= 2
+    assert route.selection_ratio <= 0.4

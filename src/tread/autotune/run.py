@@ -19,7 +19,7 @@ from tqdm import tqdm
 from tread.autotune import text
 from tread.autotune.cost import Cost, Routes, fit, key_of, ratios_of, routes_of
 from tread.autotune.goal import Goal
-from tread.autotune.jobs.job import Job, read_job, stem
+from tread.autotune.jobs.job import Job, TrainedJob, read_job, stem
 from tread.autotune.measure import Budget, Timer, measure_kept, measure_losses, measure_seconds, steady
 from tread.autotune.page import write_page
 from tread.autotune.rules import RATIOS
@@ -75,13 +75,27 @@ class Options:
 def autotune(options: Options, *, timer: Timer | None = None, clock: Callable[[], float] | None = None) -> Path:
     """Tune the routes of a config; returns the folder. `timer` and `clock` replace the device's and the system's."""
     job = read_job(options.config, options.settings)
-    if options.verify_minutes is not None:
-        job.check_verify()
+    verified = None if options.verify_minutes is None else job
+    if verified is not None:
+        verified.check_verify()
     out = options.out or Path("autotune") / stem(options.config)
+    return tune(options, job, out, measured_device(), verified=verified, timer=timer, clock=clock)
+
+
+def tune(
+    options: Options,
+    job: Job,
+    out: Path,
+    device: torch.device,
+    *,
+    verified: TrainedJob | None = None,
+    timer: Timer | None = None,
+    clock: Callable[[], float] | None = None,
+) -> Path:
+    """Tune the routes of a job, and train the finalists of the one that is to be verified."""
     with claimed(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RiskWarning)  # the rules keep to them
-        device = measured_device()
-        tuning = _Tuning(options, job, folder, device)
+        tuning = _Tuning(options, job, folder, device, verified)
         with _kept(folder), job.explained():
             tuning.run(timer or steady(device), Budget(60 * options.budget_minutes, *([clock] if clock else [])))
     return folder
@@ -107,8 +121,10 @@ def _kept(folder: Path) -> Iterator[None]:
 class _Tuning:
     """What the stages of a tuning share."""
 
-    def __init__(self, options: Options, job: Job, folder: Path, device: torch.device) -> None:
-        self.options, self.job, self.folder, self.device = options, job, folder, device
+    def __init__(
+        self, options: Options, job: Job, folder: Path, device: torch.device, verified: TrainedJob | None
+    ) -> None:
+        self.options, self.job, self.folder, self.device, self.verified = options, job, folder, device, verified
         start = origin(device)
         identity = job.identity() | {"device": start["device"], "torch": start["versions"].get("torch")}
         self.store = Store(folder, identity | {"levels": list(LEVELS)}, start)
@@ -131,7 +147,7 @@ class _Tuning:
             raise ConfigError(reason)
         finalists = ordered[:FINALISTS]
         result["finalists"] = self._finalists(subject, cost, finalists, timer, budget)
-        subject.close()
+        subject.loop.close()
         del subject
         gc.collect()
         if self.device.type == "cuda":
@@ -176,7 +192,7 @@ class _Tuning:
             for ratio in ratios
         ]
         plans = [routes for routes in plans if not subject.rules.broken(routes)]
-        if subject.opened.fresh:
+        if subject.opened.start is not None:
             self.notes.append(text.FRESH.format(steps=self.options.start_steps))
             self.store.since_start(self.options.start_steps)
         losses = self._measured(subject, plans, budget, "sensitivity")
@@ -197,7 +213,7 @@ class _Tuning:
     def _measured(self, subject: Subject, plans: Sequence[Routes], budget: Budget, what: str) -> dict[str, Any]:
         """The losses of some plans; a new model is trained before the first one, dense."""
         due = any(self.store.get("losses", key_of(routes)) is None for routes in plans)
-        if due and subject.opened.fresh and not subject.started:
+        if due and subject.opened.start is not None and not subject.started:
             subject.start(self.options.start_steps, lambda steps: tqdm(steps, desc="dense start", unit="step"))
         return measure_losses(subject, self.store, plans, budget, what)
 
@@ -266,8 +282,8 @@ class _Tuning:
     def _conclude(self, result: dict[str, Any], cost: Cost) -> None:
         names = [one["plan"] for one in result["finalists"]]
         share = self.job.dense_share(self._tread_config(names[0]))
-        if self.options.verify_minutes is not None:
-            result["verified"] = self._verify(result["finalists"], cost, share)
+        if self.verified is not None:
+            result["verified"] = self._verify(self.verified, result["finalists"], cost, share)
             self.notes.append(text.VERIFIED)
         left = standing(names, result["verified"])
         for one in result["finalists"]:
@@ -300,7 +316,9 @@ class _Tuning:
         print(text.summary(result | {"notes": self.notes}))
         print(f"\nroutes: {path}\ntrain with: {result['command']}")
 
-    def _verify(self, finalists: Sequence[Mapping[str, Any]], cost: Cost, share: float) -> dict[str, Any]:
+    def _verify(
+        self, job: TrainedJob, finalists: Sequence[Mapping[str, Any]], cost: Cost, share: float
+    ) -> dict[str, Any]:
         dense = cost.seconds(())
         arms = [Arm(routes=(), tread_config=None, seconds=dense)]
         for one in finalists:
@@ -309,7 +327,7 @@ class _Tuning:
                 Arm(routes=routes_of(one["plan"]), tread_config=self._tread_config(one["plan"]), seconds=seconds)
             )
         assert self.options.verify_minutes is not None
-        return verify(self.job, self.store, arms, self.options.verify_minutes, self.folder)
+        return verify(job, self.store, arms, self.options.verify_minutes, self.folder)
 
     def _write(self, result: Mapping[str, Any]) -> None:
         self.store.conclude(result)

@@ -1,27 +1,25 @@
-"""The job that is measured: a task and its session, rerouted for each measurement.
+"""The model that is measured, in its training loop, rerouted for each measurement.
 
-- A step is the training loop's own (`Session.step`), on one batch, with the learning rate at 0: the weights stay what
-  they are, so that sensitivity is measured on the model that the user gave.
+- A step is the loop's own, on one batch, and the weights stay what they are: sensitivity is measured on the model that
+  the user gave.
 - Sensitivity is that of the averaged weights in eval mode, routed: the loss of the routed prediction beside that of the
   dense one, on the same samples, noise and times, and on the same tokens where only kept ones carry loss. Every window
   drops the same tokens at the same ratio, and a higher ratio drops some more.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from tread.autotune.cost import Routes, Stack, Tokens, probes
 from tread.autotune.rules import Rules
 from tread.errors import ConfigError
+from tread.kernels.fast import Fast
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
-from tread.training.session import Session
-from tread.training.task import Task
 from tread.training.trial import turned
 from tread.words import counted
 
@@ -29,13 +27,42 @@ LEVELS = (0.125, 0.375, 0.625, 0.875)
 """Quantiles of the training times at which sensitivity is measured, from the least noise to the most."""
 FEWEST = 4
 """Samples; the figures of fewer say nothing about the data."""
+Show = Callable[[range], Iterable[int]]
+"""Goes through steps behind a bar."""
 
 
-class Probed(Task, Protocol):
-    """A task whose loss can be asked for at one noise level."""
+class Loop(Protocol):
+    """A training loop as it is measured."""
+
+    @property
+    def model(self) -> nn.Module:
+        """What is trained, or what holds it."""
+        ...
+
+    @property
+    def handles(self) -> Sequence[Handle]:
+        """The routing of each network."""
+        ...
+
+    @property
+    def fast(self) -> Sequence[Fast]:
+        """What compiles each network; empty where nothing does."""
+        ...
+
+    def step(self, batch: Any) -> Any:
+        """A training step that leaves the weights as they are."""
+        ...
 
     def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
         """The loss of each sample, (B,); see `Finetuning.losses_at`."""
+        ...
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Inside, the model has its averaged weights, if it has some, in eval mode, and nothing of it is compiled."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was made for the measurements."""
         ...
 
 
@@ -43,8 +70,7 @@ class Probed(Task, Protocol):
 class Opened:
     """What a job gives to be measured."""
 
-    task: Probed
-    session: Session
+    loop: Loop
     batches: Sequence[Any]
     stacks: tuple[Stack, ...]
     tokens: int
@@ -52,15 +78,16 @@ class Opened:
     forced: int | None
     always: int
     adapts: bool
-    fresh: bool
-    """Whether the weights are new: such a model predicts the same whatever its layers do."""
+    start: Callable[[int, Show], None] | None
+    """Trains dense for some steps, always the same ones; None where the weights are not new. A new model predicts the
+    same whatever its layers do."""
 
 
 class Subject:
     """A model that is measured under one plan after the other."""
 
     def __init__(self, opened: Opened) -> None:
-        self.opened, self.task, self.session = opened, opened.task, opened.session
+        self.opened, self.loop = opened, opened.loop
         self.stacks = opened.stacks
         depth = opened.stacks[-1].last + 1
         self.rules = Rules(depth=depth, tokens=opened.tokens, adapts=opened.adapts)
@@ -73,15 +100,15 @@ class Subject:
     @property
     def handles(self) -> Sequence[Handle]:
         """The routing of each network."""
-        return self.task.routing
+        return self.loop.handles
 
     def summary(self) -> str:
         """One line: the model, what is trained of it, and on what it is measured."""
-        parameters = list(self.task.model.parameters())
+        parameters = list(self.loop.model.parameters())
         size, trained = (sum(p.numel() for p in parameters if p.requires_grad or every) for every in (True, False))
-        batches, device = counted(len(self.opened.batches), "batch"), self.session.accelerator.device
+        batches, device = counted(len(self.opened.batches), "batch"), parameters[0].device
         return (
-            f"{type(self.task.model).__name__} of {self.rules.depth} layers, {trained / 1e6:.1f} of {size / 1e6:.1f} M "
+            f"{type(self.loop.model).__name__} of {self.rules.depth} layers, {trained / 1e6:.1f} of {size / 1e6:.1f} M "
             f"weights train, {self.rules.tokens:,} tokens, {batches}, on {device}"
         )
 
@@ -103,24 +130,18 @@ class Subject:
 
     def stepping(self) -> Callable[[], Any]:
         """A training step that leaves the weights as they are."""
-        session, batch = self.session, self.opened.batches[0]
-        config = session.config
-        still = replace(config, optimizer=replace(config.optimizer, learning_rate=0.0))
+        batch = self.opened.batches[0]
 
         def step() -> Any:
-            session.task.model.train()
-            session.config = still
-            try:
-                return session.step(0, repeat(batch))
-            finally:
-                session.config = config
+            self.loop.model.train()
+            return self.loop.step(batch)
 
         return step
 
     @property
     def compiles(self) -> bool:
         """Whether layers are compiled, for each length of the stream anew."""
-        return any(fast.attempt is not None for fast in self.session.fast)
+        return any(fast.attempt is not None for fast in self.loop.fast)
 
     def probes(self, ratios: Sequence[float]) -> list[Routes]:
         """The plans that are timed."""
@@ -137,21 +158,17 @@ class Subject:
             self.stepping()()
         self._compiled.add(routes)
 
-    def start(self, steps: int, show: Callable[[range], Iterable[int]]) -> None:
-        """Train dense for some steps, which gives a new model something to lose; always the same ones."""
-        self.session.optimizer.state.clear()  # timed steps left moments
-        self.task.model.train()
-        batches = self.task.batches(0)
-        with turned(self.handles, "dense"):
-            for step in show(range(min(steps, self.session.config.train.steps))):
-                self.session.step(step, batches)
+    def start(self, steps: int, show: Show) -> None:
+        """Give a new model something to lose."""
+        assert self.opened.start is not None
+        self.opened.start(steps, show)
         self._dense.clear()
         self.started = True
 
     def kept(self, ratio: float) -> int:
         """The tokens that a route of this ratio keeps in the first batch, as a forward shows it."""
         with self.evaluating(), self.routed(_first_layer(ratio)), turned(self.handles, "routed"):
-            self.task.losses_at(self.opened.batches[0], 0.5)
+            self.loop.losses_at(self.opened.batches[0], 0.5)
         return self.handles[0].selections[0].shape[1]
 
     def tokens(self, kept: Mapping[float, int]) -> Tokens:
@@ -175,29 +192,22 @@ class Subject:
             for handle in self.handles:  # the step decides which tokens are dropped
                 handle.set_step(index)
             with turned(self.handles, "routed"):
-                routed = float(self.task.losses_at(batch, u).mean())
-            kept = self.task.routing[0].kept  # that of the last forward
+                routed = float(self.loop.losses_at(batch, u).mean())
+            kept = self.handles[0].kept  # that of the last forward
             key = index, u, None if kept is None else kept.cpu().numpy().tobytes()
         if key not in self._dense:
             with turned(self.handles, "dense"):
-                self._dense[key] = float(self.task.losses_at(batch, u, kept).mean())
+                self._dense[key] = float(self.loop.losses_at(batch, u, kept).mean())
         return self._dense[key], routed
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Inside, the model has its averaged weights, in eval mode, and nothing of it is compiled."""
-        with self.session.averaged():
-            yield
+    def evaluating(self) -> AbstractContextManager[None]:
+        """See `Loop.evaluating`."""
+        return self.loop.evaluating()
 
     def release(self) -> None:
         """Give the memory of CUDA graphs back: those of one plan are of no use to the next."""
-        for fast in self.session.fast:
+        for fast in self.loop.fast:
             fast.release()
-
-    def close(self) -> None:
-        """Take compiled layers and graphs off, and forget the model."""
-        for fast in self.session.fast:
-            fast.remove()
 
 
 def _first_layer(ratio: float) -> Routes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tread.autotune.cost import Routes, key_of
-from tread.autotune.jobs.job import Job
+from tread.autotune.jobs.job import TrainedJob
 from tread.autotune.store import Store
 from tread.training.metrics import read_metrics
 
@@ -33,7 +33,9 @@ class Arm:
     """Time of a step."""
 
 
-def verify(job: Job, store: Store, arms: Sequence[Arm], minutes: float, folder: Path) -> dict[str, dict[str, float]]:
+def verify(
+    job: TrainedJob, store: Store, arms: Sequence[Arm], minutes: float, folder: Path
+) -> dict[str, dict[str, float]]:
     """Steps, validation loss and loss over that of dense training, less 1, of each arm by name; the first is dense."""
     share = 60 * minutes / len(arms)
     for arm in arms:

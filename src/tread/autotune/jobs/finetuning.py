@@ -11,12 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from tread.attach.attach import Attachment
 from tread.attach.registry import family_of, layers_of
-from tread.autotune.cost import Stack
-from tread.autotune.jobs.job import batches_of, check_alone, routing_beside
+from tread.autotune.jobs.job import batches_of, check_alone, routing_beside, stacks_of
+from tread.autotune.jobs.trainer import TrainerLoop
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
 from tread.errors import ConfigError
@@ -111,16 +109,16 @@ class FinetuneTuning:
         batches = list(islice(task.batches(0), count))
         first, handle = batches[0], task.routing[0]
         references = family.reference_tokens(first.tensors) if handle.plan.reference_tokens == "keep" else 0
+        loop = TrainerLoop(task, session)
         return Opened(
-            task=task,
-            session=session,
+            loop=loop,
             batches=batches,
-            stacks=stacks_of(next(iter(models.values()))),
+            stacks=stacks_of(model := next(iter(models.values())), family_of(model)),
             tokens=family.tokens(first.tensors["mean"]),
             forced=_forced(first),
             always=references if isinstance(handle, Attachment) else 0,
             adapts=config.adapts,
-            fresh=config.init == "scratch" and config.resume_from_checkpoint is None,
+            start=loop.start if config.init == "scratch" and config.resume_from_checkpoint is None else None,
         )
 
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
@@ -145,17 +143,6 @@ class FinetuneTuning:
         """See `Job.command`."""
         kept = [text for text in settings if not text.startswith(f"{self.setting}=")]
         return shlex.join(["tread", "finetune", config or "", *kept, f"{self.setting}={path}"])
-
-
-def stacks_of(model: nn.Module) -> tuple[Stack, ...]:
-    """The stacks of a stock model with their layers, as routes count them."""
-    found, first = [], 0
-    for stack in family_of(model).stacks:
-        count = len(model.get_submodule(stack.name))  # pyright: ignore[reportArgumentType]
-        if count:
-            found.append(Stack(name=stack.name, first=first, last=first + count - 1))
-        first += count
-    return tuple(found)
 
 
 def _forced(batch: TuneBatch) -> int | None:

@@ -1,5 +1,6 @@
 """A job as the tuner sees it, and the helpers that both jobs share."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -7,7 +8,10 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from torch import nn
 
+from tread.attach.family import Family
+from tread.autotune.cost import Stack
 from tread.autotune.subject import FEWEST, Opened
 from tread.config.documents import ENV_SUFFIX
 from tread.errors import ConfigError
@@ -19,10 +23,7 @@ BATCHES = 2
 
 
 class Job(Protocol):
-    """A config of `tread train` or `tread finetune`."""
-
-    setting: str
-    """The name of the setting that takes the routes."""
+    """What is tuned: a config of `tread train` or `tread finetune`, or a loop."""
 
     @property
     def routing(self) -> dict[str, Any]:
@@ -41,16 +42,8 @@ class Job(Protocol):
         """Inside, too little memory is a sentence that says what to change."""
         ...
 
-    def check_verify(self) -> None:
-        """Refuse a config whose runs would have no validation loss."""
-        ...
-
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
         """Load the model and some batches, ready for steps."""
-        ...
-
-    def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
-        """Train for so many steps by the job's own trainer, or go on with it; None: dense."""
         ...
 
     def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
@@ -58,7 +51,19 @@ class Job(Protocol):
         ...
 
 
-def read_job(config: str | None, settings: Sequence[str]) -> Job:
+class TrainedJob(Job, Protocol):
+    """A job that tread can train, which verifying runs need."""
+
+    def check_verify(self) -> None:
+        """Refuse a config whose runs would have no validation loss."""
+        ...
+
+    def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
+        """Train for so many steps by the job's own trainer, or go on with it; None: dense."""
+        ...
+
+
+def read_job(config: str | None, settings: Sequence[str]) -> TrainedJob:
     """The job of a config that has been read; without a file the settings are those of `tread train`."""
     if config is not None and is_finetune(config):
         from tread.autotune.jobs.finetuning import FinetuneTuning
@@ -69,6 +74,17 @@ def read_job(config: str | None, settings: Sequence[str]) -> Job:
     from tread.pretrain.config import compose
 
     return PretrainTuning(compose([*([] if config is None else [config]), *settings]))
+
+
+def stacks_of(model: nn.Module, family: Family) -> tuple[Stack, ...]:
+    """The stacks of a stock model with their layers, as routes count them."""
+    found, first = [], 0
+    for stack in family.stacks:
+        count = len(operator.attrgetter(stack.name)(model))
+        if count:
+            found.append(Stack(name=stack.name, first=first, last=first + count - 1))
+        first += count
+    return tuple(found)
 
 
 def stem(config: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tread.autotune.cost import Stack
 from tread.autotune.jobs.job import batches_of, check_alone, routing_beside
+from tread.autotune.jobs.trainer import TrainerLoop
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
 from tread.errors import ConfigError
@@ -90,16 +91,16 @@ class PretrainTuning:
         if config.resume is not None:
             source = Path(self.config.output_dir if config.resume == "latest" else config.resume)
             session.load(source / CHECKPOINTS)
+        loop = TrainerLoop(task, session)
         return Opened(
-            task=task,
-            session=session,
+            loop=loop,
             batches=list(islice(task.batches(0), count)),
             stacks=(Stack(name="blocks", first=0, last=depth - 1),),
             tokens=task.model.grid[0] * task.model.grid[1],
             forced=None,
             always=0,
             adapts=False,
-            fresh=config.model.weights is None and config.resume is None,
+            start=loop.start if config.model.weights is None and config.resume is None else None,
         )
 
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:

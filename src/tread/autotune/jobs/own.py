@@ -1,0 +1,155 @@
+"""A training loop of one's own, as the tuner measures it: an attached model, a step and the loss of each token."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tread.attach.attach import Attachment
+from tread.autotune.jobs.job import stacks_of
+from tread.autotune.subject import Opened, check_depth
+from tread.errors import ConfigError
+from tread.kernels.fast import Fast
+from tread.routing.handle import Handle
+from tread.routing.plan import RoutePlan
+from tread.training.trial import turned
+
+Step = Callable[[Any], Any]
+TokenLosses = Callable[[Any, float], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLoop:
+    """A `subject.Loop` that calls the user's functions."""
+
+    handle: Attachment
+    take_step: Step
+    token_losses: TokenLosses
+    routed_loss: Literal["kept", "all"]
+
+    @property
+    def model(self) -> nn.Module:
+        """See `Loop.model`."""
+        return self.handle.model
+
+    @property
+    def handles(self) -> Sequence[Handle]:
+        """See `Loop.handles`."""
+        return [self.handle]
+
+    @property
+    def fast(self) -> Sequence[Fast]:
+        """See `Loop.fast`."""
+        return [] if self.handle.fast is None else [self.handle.fast]
+
+    def step(self, batch: Any) -> None:
+        """See `Loop.step`; refuses one that trains."""
+        before = self._versions()
+        self.handle.set_step(0)
+        self.take_step(batch)
+        if self._versions() != before:
+            raise ConfigError(
+                "the step that is to be timed changed the model's weights, on which sensitivity is measured next: "
+                "leave the optimizer out of it."
+            )
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def _versions(self) -> list[int]:
+        return [parameter._version for parameter in self.model.parameters()]
+
+    def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
+        """See `Loop.losses_at`."""
+        found = self.token_losses(batch, u)  # (B, S)
+        if found.ndim != 2:
+            raise ConfigError(f"token_losses returned shape {tuple(found.shape)}; it must be (samples, tokens).")
+        if self.routed_loss == "kept" and kept is None:
+            kept = self.handle.kept
+        if self.routed_loss == "all" or kept is None:
+            return found.mean(1)
+        if found.shape != kept.shape:
+            raise ConfigError(
+                f"token_losses returned shape {tuple(found.shape)} and the model routes {tuple(kept.shape)}, so which "
+                'losses belong to kept tokens is not known: return one for each of them, or give routed_loss="all".'
+            )
+        return (found * kept).sum(1) / kept.sum(1)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """See `Loop.evaluating`."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            self.model.train(training)
+
+    def close(self) -> None:
+        """Give the memory of CUDA graphs back; what the user has compiled stays."""
+        for fast in self.fast:
+            fast.release()
+
+
+class OwnTuning:
+    """The job of a loop: everything that `tread autotune` does but verifying runs."""
+
+    def __init__(self, loop: OwnLoop, batches: Sequence[Any], plan: RoutePlan) -> None:
+        self.loop, self.batches, self.plan = loop, batches, plan
+
+    @property
+    def routing(self) -> dict[str, Any]:
+        """See `Job.routing`."""
+        return {key: value for key, value in self.plan.to_config().items() if key != "routes"}
+
+    def identity(self) -> dict[str, Any]:
+        """See `Job.identity`."""
+        model, leaves = self.loop.model, pytree.tree_leaves(self.batches[0])
+        counts = [sum(p.numel() for p in model.parameters() if p.requires_grad or every) for every in (True, False)]
+        return {
+            "job": "loop",
+            "model": type(model).__name__,
+            "layers": self.plan.depth,
+            "weights": counts[0],
+            "trained": counts[1],
+            "compiled": bool(self.loop.fast),
+            "batch": [list(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)],
+            "routed_loss": self.loop.routed_loss,
+            "tread_config": self.routing,
+        }
+
+    def dense_share(self, tread_config: Mapping[str, Any]) -> float:
+        """See `Job.dense_share`."""
+        schedule = RoutePlan.from_config(tread_config).schedule
+        return 0.0 if schedule is None else schedule.cooldown_fraction
+
+    def explained(self) -> AbstractContextManager[None]:
+        """See `Job.explained`: what a loop of one's own may save is not known."""
+        return nullcontext()
+
+    def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
+        """See `Job.open`; nothing is loaded, the model is there."""
+        loop, handle = self.loop, self.loop.handle
+        check_depth(self.plan.depth or 0, ratios)
+        with loop.evaluating(), turned(loop.handles, "routed"):
+            loop.losses_at(self.batches[0], 0.5)
+        references = handle.references or 0
+        return Opened(
+            loop=loop,
+            batches=self.batches,
+            stacks=stacks_of(handle.model, handle.family),
+            tokens=handle.seen.tokens - references,
+            forced=None,
+            always=references,
+            adapts=not all(parameter.requires_grad for parameter in loop.model.parameters()),
+            start=None,
+        )
+
+    def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
+        """See `Job.command`."""
+        return f"tread.attach(model, {str(path)!r})"

@@ -1,0 +1,77 @@
+"""The trainers' own loop, as the tuner measures it: `Session.step`, with the learning rate at 0."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import repeat
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from tread.autotune.subject import Show
+from tread.kernels.fast import Fast
+from tread.routing.handle import Handle
+from tread.training.session import Session
+from tread.training.task import Task
+from tread.training.trial import turned
+
+
+class Probed(Task, Protocol):
+    """A task whose loss can be asked for at one noise level."""
+
+    def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
+        """The loss of each sample, (B,); see `Finetuning.losses_at`."""
+        ...
+
+
+class TrainerLoop:
+    """A `subject.Loop` of `tread train` or `tread finetune`."""
+
+    def __init__(self, task: Probed, session: Session) -> None:
+        self.task, self.session = task, session
+
+    @property
+    def model(self) -> nn.Module:
+        """See `Loop.model`."""
+        return self.task.model
+
+    @property
+    def handles(self) -> Sequence[Handle]:
+        """See `Loop.handles`."""
+        return self.task.routing
+
+    @property
+    def fast(self) -> Sequence[Fast]:
+        """See `Loop.fast`."""
+        return self.session.fast
+
+    def step(self, batch: Any) -> Any:
+        """See `Loop.step`."""
+        session, config = self.session, self.session.config
+        session.config = replace(config, optimizer=replace(config.optimizer, learning_rate=0.0))
+        try:
+            return session.step(0, repeat(batch))
+        finally:
+            session.config = config
+
+    def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
+        """See `Loop.losses_at`."""
+        return self.task.losses_at(batch, u, kept)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """See `Loop.evaluating`."""
+        return self.session.averaged()
+
+    def start(self, steps: int, show: Show) -> None:
+        """See `Opened.start`."""
+        self.session.optimizer.state.clear()  # timed steps left moments
+        self.model.train()
+        batches = self.task.batches(0)
+        with turned(self.handles, "dense"):
+            for step in show(range(min(steps, self.session.config.train.steps))):
+                self.session.step(step, batches)
+
+    def close(self) -> None:
+        """Take compiled layers and graphs off."""
+        for fast in self.fast:
+            fast.remove()
