@@ -39,8 +39,8 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile
 
 contract: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m '' tests/attach --contract-report docs/contract.md
-	$(BIN)/python -m pytest -n 2 -m contract tests --ignore=tests/attach
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m '' tests/attach --contract-report docs/contract.md
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m contract tests --ignore=tests/attach
 
 fuzz: $(STAMP)
 	$(BIN)/python -m fuzz --mutations 200000

@@ -1,6 +1,6 @@
 """Compiled models: routing adds no graph break, no recompilation when the step changes, and changes no number."""
 
-from collections import Counter
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,8 +35,10 @@ def fresh_count(backend: str = "aot_eager") -> Any:
     return CompileCounterWithBackend(backend)
 
 
-def breaks() -> Counter[str]:
-    return Counter(counters["graph_break"])
+def breaks() -> set[str]:
+    """Reasons of graph breaks, without the names of graph inputs: torch takes those from the compiled function's
+    arguments, and a hook calls its own `kwargs`."""
+    return {re.sub(r"\bl_\w+", "input", reason, flags=re.IGNORECASE) for reason in counters["graph_break"]}
 
 
 def compile_layers(case: Case, model: nn.Module, **options: Any) -> None:
@@ -84,19 +86,20 @@ def assert_as_eager(case: Case, outputs: list[Tensor], selections: list[Tensor])
 
 @cases_of(["pixart"])  # no rope; compiling takes long, and FLUX has tests of its own
 def test_compiled_layers(case: Case):
-    """Each kind of layer is compiled at one more length and nothing else; the window opens outside compiled code."""
+    """Each kind of layer is compiled at one more length and nothing else; the window opens outside compiled code.
+
+    Layers are one graph each: in pieces, experts are compiled for every number of tokens that a router gives them.
+    """
     dense, dense_count = case.model(), fresh_count("eager")
-    compile_layers(case, dense, backend=dense_count, dynamic=False)
+    compile_layers(case, dense, backend=dense_count, dynamic=False, fullgraph=True)
     _, _, dense_graphs = run(case, lambda arguments: case.call(dense, arguments), None, dense_count)
-    dense_breaks = breaks()
 
     model, count = case.model(), fresh_count()
     with tread.attach(model, {"routes": inner(case.depth)}) as handle:
-        compile_layers(case, model, backend=count, dynamic=False)
+        compile_layers(case, model, backend=count, dynamic=False, fullgraph=True)
         outputs, selections, graphs = run(case, lambda arguments: case.call(model, arguments), handle, count)
     assert graphs[0] <= 2 * dense_graphs[0]
     assert graphs[-1] - graphs[0] <= dense_graphs[-1] - dense_graphs[0], "compiled again when the step changed"
-    assert set(breaks()) <= set(dense_breaks)
     assert_as_eager(case, outputs, selections)
 
 
@@ -132,7 +135,7 @@ def test_a_compiled_model(case: Case):
         assert graphs[0] <= dense_graphs[0] + (0 if fullgraph else 1)
         assert graphs[1] - graphs[0] <= dense_graphs[1] - dense_graphs[0], "compiled again when the step changed"
     assert graphs[-1] - graphs[1] <= dense_graphs[-1] - dense_graphs[1], "compiled again when the step changed"
-    assert set(breaks()) <= set(dense_breaks)
+    assert breaks() <= dense_breaks
     assert_as_eager(case, outputs, selections)
 
 
