@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, GradientState
 import tread
 from tests.attach.attached import FLUX, ROUTES, Attach, routed
 
-FILES = ("contract", "compile", "adapters", "quantized", "distributed")
+FILES = ("contract", "compile", "adapters", "quantized")
 PACKAGES = ("torch", "diffusers", "peft", "torchao", "bitsandbytes", "optimum-quanto")
 
 
