@@ -9,7 +9,6 @@ from typing import Any, Literal
 from tread.attach.attach import Attachment
 from tread.autotune.goal import Goal
 from tread.autotune.jobs.own import OwnLoop, OwnTuning, Step, TokenLosses
-from tread.autotune.measure import Timer
 from tread.autotune.rules import RATIOS
 from tread.autotune.run import CONFIG_FILE, Options, tune
 from tread.errors import ConfigError
@@ -30,7 +29,6 @@ def choose_routes(
     ratios: Sequence[float] = RATIOS,
     edges: int = 8,
     windows: int = 2,
-    timer: Timer | None = None,
 ) -> RoutePlan:
     """The routes for an attached model in its loop, chosen by measurements; `handle.reroute` takes them.
 
@@ -62,7 +60,7 @@ def choose_routes(
     device = next(loop.model.parameters()).device
     handle.reroute(replace(before, schedule=None))  # measured are steps of the full ratio
     try:
-        folder = tune(options, OwnTuning(loop, batches, before), Path(out), device, timer=timer)
+        folder = tune(options, OwnTuning(loop, batches, before), Path(out), device)
     finally:
         handle.reroute(before)
     return RoutePlan.from_config(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))

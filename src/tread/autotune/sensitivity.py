@@ -40,8 +40,8 @@ def check_gaps(losses: Mapping[str, Losses]) -> None:
         )
     if all(dense == routed for dense, routed in finite):
         raise ConfigError(
-            "dropping tokens changes no prediction of this model, as of one whose weights are new: raise "
-            "--start-steps, or name a trained run with resume."
+            "dropping tokens changes no prediction of this model, as of one whose weights are new: "
+            "measure on trained weights (--start-steps, or a resumed run)."
         )
 
 

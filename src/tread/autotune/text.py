@@ -19,7 +19,7 @@ GAP = (
 )
 BELOW = (
     "{below} of {every} windows have a lower loss routed than dense, as a model has that is hardly trained; they count "
-    "as 0, and the order of small gaps means little. Raise --start-steps, or measure on more trained weights."
+    "as 0, and the order of small gaps means little. Measure on more trained weights (--start-steps, or a resumed run)."
 )
 SLOWER = (
     "The chosen plan was timed at {timed:.2f} times the speed of dense steps, where the fit says {speedup:.2f}: "

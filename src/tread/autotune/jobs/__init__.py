@@ -1,3 +1,4 @@
-"""What the tuner needs of a job, and the two jobs: `job.py` has the interface, `pretraining.py` and `finetuning.py`
-fill it. They may import the jobs themselves and `subject.py`; nothing here measures or chooses.
+"""What the tuner needs of a job, and the three of them: `job.py` has the interface, `pretraining.py`, `finetuning.py`
+and `own.py`, for a loop of one's own, fill it. `trainer.py` is the loop of the first two. They may import the jobs
+themselves and `subject.py`; nothing here measures or chooses.
 """
