@@ -6,16 +6,16 @@ plain loop with `tread.attach(...).compile()`. Judged on the test images of the 
 loss and by Frechet and kernel distances of samples.
 
     python -m benchmarks.quality prepare PARTS --work WORK                     # the images
-    cp efficientnet_lite0.safetensors WORK/extractor.safetensors               # judges samples; seed 0 needs none
+    cp efficientnet_lite0.safetensors WORK/extractor.safetensors               # judges samples
     python -m benchmarks.tuning captions WORDLLAMA WORK/captions.safetensors   # 92 KB; WORDLLAMA stays where it is
-    python -m benchmarks.tuning run --work WORK --seed 0 --rates 1e-3 3e-3 3e-4 --no-samples   # until all is done
-    python -m benchmarks.tuning run --work WORK --seed 1 --rates best --chosen-by RESULTS/tuning-s0.json
-    python -m benchmarks.tuning choose --work WORK --base WORK/base-s0.pt      # the window of the tuner
+    python -m benchmarks.tuning run --work WORK --seeds 0 --rates 1e-3 3e-3 3e-4 --guidance   # until all is done
+    python -m benchmarks.tuning run --work WORK --seeds 1 2 3 --rates best --chosen-by RESULTS/tuning-s0.json
+    python -m benchmarks.tuning choose --work WORK                             # the window of the tuner
     python -m benchmarks.tuning report RESULTS/tuning-s*.json
 
-Seed 0 chooses each arm's rate, by loss; the claim is that of the other seeds. The arms of a seed are trained on one
-machine. The base and results stay in WORK and RESULTS between calls, every run is put down when it is done, and none is
-begun that does not fit into `--budget-seconds`. `--base WORK/base-s0.pt` tunes the base of seed 0 with another seed.
-`--plan` says how long everything takes. `run --rehearse` in a second process, while the base trains, compiles what the
-arms will need. `--smoke` makes everything tiny, for a CPU.
+Seed 0 chooses each arm's rate, by loss; the claim is that of the other seeds, which tune the same base with data,
+noise, times and dropped tokens of their own. All arms are trained on one machine. The base and results stay in WORK and
+RESULTS between calls, every run is on disk when it is done, and none is begun that does not fit into
+`--budget-seconds`. `--plan` says how long everything takes. `run --rehearse` in a second process, while the base
+trains, compiles what the arms will need. `--smoke` makes everything tiny, for a CPU.
 """

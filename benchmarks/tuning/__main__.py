@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from . import __doc__
+from .arms import GUIDANCE
 
 WORK = Path("runs/tuning")
 
@@ -20,23 +21,23 @@ def main(arguments: list[str] | None = None) -> int:
     run = commands.add_parser("run", help="train what is not done yet")
     run.add_argument("--work", type=Path, default=WORK, help="where `benchmarks.quality prepare` put the images")
     run.add_argument("--out", type=Path, default=WORK / "results")
-    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--seeds", type=int, nargs="+", default=[0])
     run.add_argument("--base-seconds", type=float, default=540)
-    run.add_argument("--base", type=Path, help="weights of a base, such as another seed's, instead of training one")
     run.add_argument("--seconds", type=float, default=90, help="training time of each arm")
     run.add_argument("--arms", nargs="+", default=["lora-dense", "lora-0.25", "lora-0.5"])
     run.add_argument("--rates", nargs="+", default=["3e-4", "1e-3", "3e-3"], help="learning rates in order, or `best`")
     run.add_argument("--chosen-by", type=Path, help="results of the seed that chose the rates")
     run.add_argument("--budget-seconds", type=float, default=570, help="begin nothing that would not fit")
-    run.add_argument("--no-samples", dest="samples", action="store_false", help="losses alone: they choose the rates")
+    run.add_argument(
+        "--guidance", type=float, nargs="*", default=list(GUIDANCE), help="scales to sample at, if any"
+    )
     run.add_argument("--rehearse", action="store_true", help="only fill the compiler's cache, beside the base's run")
     run.add_argument("--compiled", action="store_true", help="count on a rehearsal when estimating times")
     run.add_argument("--plan", action="store_true", help="say what would be done and how long it takes")
     run.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
-    choose = commands.add_parser("choose", help="the window that the tuner proposes for the LoRA of a base")
+    choose = commands.add_parser("choose", help="the window that the tuner proposes for the LoRA of the base")
     choose.add_argument("--work", type=Path, default=WORK)
     choose.add_argument("--out", type=Path, default=WORK / "chosen", help="measurements, routes and report")
-    choose.add_argument("--base", type=Path, required=True, help="its weights")
     choose.add_argument("--target-speedup", type=float, default=1.2)
     choose.add_argument("--budget-minutes", type=float, default=6.0)
     choose.add_argument("--smoke", action="store_true", help="tiny, for a CPU")

@@ -13,6 +13,8 @@ from tread.routing.plan import PRESETS, RoutePlan
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 TUNED = (CLASSES.index("horse"), CLASSES.index("ship"))
 """Classes that the base never saw."""
+GUIDANCE = (1.0, 1.5)
+"""Scales that samples are drawn at; 1 is unguided."""
 Kind = Literal["lora", "full"]
 LONG = (2, -2)
 """The window that the speed rows have; it leaves a dropped token three of the twelve layers."""
@@ -80,7 +82,7 @@ class Scale:
 SCALES = {
     "full": Scale(
         double_layers=4, single_layers=8, heads=6, head_axes=(8, 28, 28), side=32, batch=128, base_rate=3e-4, rank=16,
-        rate_warmup=50, timed=12, samples=2000, sample_batch=500, solver_steps=40, compile=True,
+        rate_warmup=50, timed=12, samples=2000, sample_batch=500, solver_steps=25, compile=True,
     ),
     "smoke": Scale(
         double_layers=2, single_layers=5, heads=2, head_axes=(4, 6, 6), side=8, batch=4, base_rate=1e-3, rank=4,

@@ -11,10 +11,11 @@ from tread.routing.plan import RoutePlan
 
 from .arms import SCALES, SHORT, Arm
 from .model import FluxOfClasses, add_lora, caption_table
+from .plan import BASE
 from .training import VALIDATION, Batch, Images, Run, losses
 
 BATCHES = 2
-"""That sensitivity is measured on."""
+"""Batches that sensitivity is measured on."""
 
 
 def choose(given: argparse.Namespace) -> RoutePlan:
@@ -22,7 +23,7 @@ def choose(given: argparse.Namespace) -> RoutePlan:
     scale = SCALES["smoke" if given.smoke else "full"]
     device = torch.device("cuda" if torch.cuda.is_available() and not given.smoke else "cpu")
     net = FluxOfClasses(scale, caption_table(given.work, smoke=given.smoke), seed=0).to(device)
-    net.load_state_dict(torch.load(given.base, weights_only=True, map_location=device))
+    net.load_state_dict(torch.load(given.work / BASE, weights_only=True, map_location=device))
     add_lora(net, scale.rank)
     data = Images.of(given.work / "data", "train", tuned=True, scale=scale, device=device)
     run = Run(net, Arm(kind="lora", ratio=0.25, layers=SHORT).plan(1000), data, scale, dense=False, seed=0)

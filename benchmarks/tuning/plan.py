@@ -1,10 +1,14 @@
-"""How long the runs of a seed take, guessed for one H200: what is begun must fit, and `--plan` says so beforehand."""
+"""How long the runs take, estimated for one H200: what is begun must fit, and `--plan` says so beforehand."""
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from .arms import BY_NAME, Arm
+from .results import Results
 
+BASE = "base.pt"
+"""The base's weights, in the work folder."""
 START_SECONDS = 25.0
 """Imports, images and features."""
 BASE_SECONDS = 60.0
@@ -12,11 +16,20 @@ BASE_SECONDS = 60.0
 WARM_SECONDS = {"dense": 15.0, "routed": 40.0}
 """Compiling from the cache, timing and capturing graphs, once for an arm; a routed one has five lengths of tokens."""
 COMPILE_SECONDS = {"dense": 25.0, "routed": 90.0}
-"""Besides, where no rehearsal has filled the compiler's cache."""
+"""Besides, if no rehearsal has filled the compiler's cache."""
+CAPTURE_SECONDS = 8.0
+"""Capturing graphs for another seed."""
 VALIDATE_SECONDS = 5.0
 """Four losses on the test images."""
-SAMPLES_SECONDS = 110.0
-"""Two thousand samples unguided and with guidance, 40 steps each; eager layers take twice as long."""
+SAMPLES_SECONDS = 22.0
+"""Two thousand samples in 25 steps, and their features; guidance doubles it."""
+
+
+class Tuned(NamedTuple):
+    """One run of an arm."""
+
+    seed: int
+    rate: float
 
 
 def run_name(arm: str, rate: float) -> str:
@@ -25,26 +38,28 @@ def run_name(arm: str, rate: float) -> str:
 
 
 def run_seconds(arm: Arm, given: argparse.Namespace, *, first: bool) -> float:
-    """How long a run takes; the first of an arm is that which makes it ready."""
+    """Seconds that a run takes; the first of an arm includes compiling."""
     kind = "routed" if arm.ratio else "dense"
-    ready = WARM_SECONDS[kind] + (0 if given.compiled else COMPILE_SECONDS[kind])
-    return given.seconds + VALIDATE_SECONDS + (SAMPLES_SECONDS if given.samples else 0) + (ready if first else 0)
+    ready = WARM_SECONDS[kind] + (0 if given.compiled else COMPILE_SECONDS[kind]) if first else CAPTURE_SECONDS
+    samples = sum(SAMPLES_SECONDS * (1 if scale == 1 else 2) for scale in given.guidance)
+    return given.seconds + VALIDATE_SECONDS + samples + ready
 
 
-def missing_rates(arm: str, rates: Sequence[float], runs: Collection[str]) -> list[float]:
-    """The rates of an arm that were not run yet."""
-    return [rate for rate in rates if run_name(arm, rate) not in runs]
+def missing_runs(arm: str, runs: Sequence[Tuned], results: Mapping[int, Results]) -> list[Tuned]:
+    """The runs of an arm that are not done yet."""
+    return [run for run in runs if run_name(arm, run.rate) not in results[run.seed].runs]
 
 
-def plan(given: argparse.Namespace, rates_of: Mapping[str, Sequence[float]], runs: Collection[str]) -> str:
+def plan(
+    given: argparse.Namespace, wanted: Mapping[str, Sequence[Tuned]], missing: Mapping[str, Sequence[Tuned]]
+) -> str:
     """A table of what is to be done, and how long it takes."""
-    has_base = given.base is not None or "base" in runs
+    has_base = (given.work / BASE).is_file()
     seconds = {"start": START_SECONDS, "base": 0.0 if has_base else given.base_seconds + BASE_SECONDS}
-    for arm, rates in rates_of.items():
-        missing = missing_rates(arm, rates, runs)
-        for rate in rates:
-            left = run_seconds(BY_NAME[arm], given, first=rate == missing[0]) if rate in missing else 0.0
-            seconds[run_name(arm, rate)] = left
+    for arm, runs in wanted.items():
+        for run in runs:
+            left = run_seconds(BY_NAME[arm], given, first=run == missing[arm][0]) if run in missing[arm] else 0.0
+            seconds[f"s{run.seed} {run_name(arm, run.rate)}"] = left
     total = sum(seconds.values())
-    lines = [f"{name:<20} {f'{value:6.0f} s' if value else '    done'}" for name, value in seconds.items()]
-    return "\n".join([*lines, f"{'in all':<20} {total:6.0f} s, {total / 60:.1f} min"])
+    lines = [f"{name:<24} {f'{value:6.0f} s' if value else '    done'}" for name, value in seconds.items()]
+    return "\n".join([*lines, f"{'in all':<24} {total:6.0f} s, {total / 60:.1f} min"])

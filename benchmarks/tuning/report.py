@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.common.record import Facts
 from examples.figures import COLORS
 
-from .arms import ARMS, Arm
-from .run import GUIDANCE, loss_of
+from .arms import ARMS, GUIDANCE, Arm
+from .run import loss_of
 
 CHOOSING = 0
 """The seed that chose the rates."""

@@ -92,8 +92,16 @@ class Run:
         fused = self.device.type == "cuda"
         return torch.optim.AdamW(self.parameters, lr=0.0, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
 
-    def start_again(self, weights: Sequence[Tensor]) -> None:
-        """Forget what was learned: weights are put back in place, because captured graphs read them where they are."""
+    def start_again(self, weights: Sequence[Tensor], plan: RoutePlan, seed: int) -> None:
+        """Begin another run: weights are put back in place, because captured graphs read them where they are.
+
+        Graphs hold the seed, so another one is captured anew, before the clock starts.
+        """
+        if seed != self.seed:
+            self.handle.release_graphs()
+        self.seed = seed
+        self.handle.reroute(plan, seed=seed)
+        self.warm_up()
         with torch.no_grad():
             for parameter, weight in zip(self.parameters, weights, strict=True):
                 parameter.copy_(weight)

@@ -1,6 +1,8 @@
 """The rules are the risks that tread warns about, and nothing else."""
 
 import warnings
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -105,12 +107,25 @@ def test_a_rerouted_handle_warns_like_a_new_one() -> None:
             handle.reroute(RoutePlan(routes=(route(0.25, 1, 3),)))
 
 
-def test_the_signature_tells_windows_apart() -> None:
-    """Or a CUDA graph of one window would be replayed for another of the same ratio."""
-    handle = Handle(RoutePlan(routes=(route(0.5, 2, 4),)), depth=8)
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"routes": (route(0.5, 3, 5),)},
+        {"selector": "l1", "importance": 0.5},
+        {"reference_tokens": "route"},
+        {"seed": 1},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_the_signature_tells_plans_apart(other: dict[str, Any]) -> None:
+    """Otherwise a CUDA graph captured under one plan would be replayed under the other."""
+    plan = RoutePlan(routes=(route(0.5, 2, 4),))
+    handle = Handle(plan, depth=8)
     before = handle.signature(training=True)
-    handle.reroute(RoutePlan(routes=(route(0.5, 3, 5),)))
+    handle.reroute(replace(plan, **other), seed=other.get("seed"))
     assert handle.signature(training=True) != before
+    handle.reroute(plan, seed=plan.seed)
+    assert handle.signature(training=True) == before
 
 
 def test_ratios_of_the_command_line() -> None:

@@ -13,8 +13,10 @@ from PIL import Image
 
 from benchmarks.tuning.__main__ import main
 from benchmarks.tuning.arms import BY_NAME, CLASSES, SCALES, TUNED
+from benchmarks.tuning.experiment import Experiment
 from benchmarks.tuning.model import FluxOfClasses, add_lora, random_captions
 from benchmarks.tuning.plan import (
+    CAPTURE_SECONDS,
     COMPILE_SECONDS,
     SAMPLES_SECONDS,
     VALIDATE_SECONDS,
@@ -22,7 +24,7 @@ from benchmarks.tuning.plan import (
     run_seconds,
 )
 from benchmarks.tuning.report import against_dense, verdict
-from benchmarks.tuning.run import Experiment, chosen_rates
+from benchmarks.tuning.run import chosen_rates
 from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
 from tests.autotune.conftest import law
 from tests.autotune.tuned import Law
@@ -103,34 +105,37 @@ def test_steps_fill_the_seconds_at_the_times_of_the_levels() -> None:
 
 
 def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rehearsed, cut short in the base, gone on with; then another seed at the rates that the first one chose."""
+    """Rehearsed, cut short in the base, gone on with; then other seeds at the rates that the first one chose."""
     common = ["--work", str(work), "--out", str(tmp_path), "--smoke", "--base-seconds", "0.05", "--seconds", "0.1"]
     arms, chosen = ["--arms", "lora-dense", "lora-0.5", "full-0.5"], tmp_path / "tuning-s0.json"
-    first = ["run", *common, *arms, "--rates", "1e-3", "3e-3", "--no-samples"]
+    first = ["run", *common, *arms, "--rates", "1e-3", "3e-3", "--guidance"]
     assert main([*first, "--rehearse"]) == 0
     assert not chosen.exists()
     assert main([*first, "--budget-seconds", "0"]) == 1
-    assert (work / "base-s0.unfinished.pt").is_file()
+    assert (work / "base.unfinished.pt").is_file()
     assert main(first) == 0
-    assert not (work / "base-s0.unfinished.pt").exists()
+    assert not (work / "base.unfinished.pt").exists()
     runs = json.loads(chosen.read_text())["runs"]
     names = ["lora-dense", "lora-0.5", "full-0.5"]
-    assert list(runs) == ["base", *(f"{name}-{rate}" for name in names for rate in (0.001, 0.003))]
+    assert list(runs) == [f"{name}-{rate}" for name in names for rate in (0.001, 0.003)]
     assert all(np.isfinite(run["val_loss"]) and not run["samples"] for run in runs.values())
     assert all(runs[f"{name}-0.001"]["steps"] == runs[f"{name}-0.003"]["steps"] for name in names)
-    with Image.open(tmp_path / "tuning-s0-base.png") as picture:
+    assert np.isfinite(json.loads((tmp_path / "tuning-base.json").read_text())["runs"]["base"]["val_loss"])
+    with Image.open(tmp_path / "tuning-base.png") as picture:
         assert picture.size[1] > picture.size[0]
     capsys.readouterr()
     assert main([*first, "--plan"]) == 0
     assert capsys.readouterr().out.count("done") == 7
     best = ["--rates", "best", "--chosen-by", str(chosen)]
-    base = ["--base", str(work / "base-s0.pt")]
-    assert main(["run", *common, "--seed", "1", *base, "--arms", "lora-dense", "lora-0.5", *best]) == 0
-    other = json.loads((tmp_path / "tuning-s1.json").read_text())["runs"]
-    assert "base" not in other
+    assert main(["run", *common, "--seeds", "1", "2", "--arms", "lora-dense", "lora-0.5", *best]) == 0
     lowest = min((f"lora-dense-{rate}" for rate in (0.001, 0.003)), key=lambda name: runs[name]["val_loss"])
-    assert lowest in other
-    assert set(other[lowest]["samples"]) == {"1", "1.5"}
+    losses = []
+    for seed in (1, 2):
+        other = json.loads((tmp_path / f"tuning-s{seed}.json").read_text())["runs"]
+        assert len(other) == 2
+        assert set(other[lowest]["samples"]) == {"1", "1.5"}
+        losses.append(other[lowest]["val_loss"])
+    assert losses[0] != losses[1]
     figure = tmp_path / "curve.png"
     assert main(["report", str(chosen), str(tmp_path / "tuning-s1.json"), "--figure", str(figure)]) == 0
     printed = capsys.readouterr().out
@@ -139,8 +144,9 @@ def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def plan_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, str]:
-    assert main(["run", "--out", str(tmp_path), "--plan", "--rates", "1e-3", "3e-3", "3e-4", *options]) == 0
-    return {line[:20].strip(): line[20:].strip() for line in capsys.readouterr().out.splitlines()}
+    common = ["--work", str(tmp_path), "--out", str(tmp_path)]
+    assert main(["run", *common, "--plan", "--rates", "1e-3", "3e-3", "3e-4", *options]) == 0
+    return {line[:24].strip(): line[24:].strip() for line in capsys.readouterr().out.splitlines()}
 
 
 def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,13 +155,15 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def in_all(*options: str) -> float:
         return float(plan_of(tmp_path, capsys, *options)["in all"].split()[0])
 
-    warm = in_all("--no-samples", "--compiled")
-    assert in_all("--no-samples") - warm == COMPILE_SECONDS["dense"] + 2 * COMPILE_SECONDS["routed"]
-    assert in_all("--compiled") - warm == 9 * SAMPLES_SECONDS
-    (tmp_path / "tuning-s0.json").write_text(json.dumps({"runs": {"base": {}, "lora-0.5-0.001": {}}}))
-    later = plan_of(tmp_path, capsys, "--no-samples", "--compiled")
-    again, ready = 90 + VALIDATE_SECONDS, 90 + VALIDATE_SECONDS + WARM_SECONDS["routed"]
-    assert [later[f"lora-0.5-{rate}"] for rate in ("0.001", "0.003", "0.0003")] == [
+    warm = in_all("--guidance", "--compiled")
+    assert in_all("--guidance") - warm == COMPILE_SECONDS["dense"] + 2 * COMPILE_SECONDS["routed"]
+    assert in_all("--guidance", "1", "--compiled") - warm == 9 * SAMPLES_SECONDS
+    assert in_all("--compiled") - warm == 27 * SAMPLES_SECONDS
+    (tmp_path / "tuning-s0.json").write_text(json.dumps({"runs": {"lora-0.5-0.001": {}}}))
+    (tmp_path / "base.pt").touch()
+    later = plan_of(tmp_path, capsys, "--guidance", "--compiled")
+    again, ready = 90 + VALIDATE_SECONDS + CAPTURE_SECONDS, 90 + VALIDATE_SECONDS + WARM_SECONDS["routed"]
+    assert [later[f"s0 lora-0.5-{rate}"] for rate in ("0.001", "0.003", "0.0003")] == [
         "done",
         f"{ready:.0f} s",
         f"{again:.0f} s",
@@ -163,28 +171,30 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert later["base"] == "done"
 
 
-def test_a_second_rate_starts_where_the_first_did(work: Path) -> None:
-    """As fresh as another run, to the bit."""
+def test_another_run_starts_where_the_first_did(work: Path) -> None:
+    """As fresh as a run of its own, to the bit, with its own seed and routes."""
     found = []
-    for rates in ((0.3, 0.1), (0.1,)):
+    for runs in (((0.3, 0), (0.1, 1)), ((0.1, 1),)):
         run = routed(work)
         start = [parameter.detach().clone() for parameter in run.parameters]
-        for rate in rates:
-            run.start_again(start)
+        for rate, seed in runs:
+            run.start_again(start, BY_NAME["lora-0.25"].plan(6), seed)
             run.train(3, rate)
         found.append([parameter.detach().clone() for parameter in run.parameters])
         assert run.step == 3
+        assert run.handle.plan.seed == 1
+        assert run.handle.plan.routes[0].selection_ratio == 0.25
         run.close()
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
     assert not all(torch.equal(one, two) for one, two in zip(found[0], start, strict=True))
 
 
 def test_what_does_not_fit_is_not_begun(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = argparse.Namespace(seconds=90, samples=True, compiled=True)
+    given = argparse.Namespace(seconds=90, guidance=[1.0, 1.5], compiled=True)
     arm = BY_NAME["lora-0.5"]
     first, later = (run_seconds(arm, given, first=first) for first in (True, False))
-    assert first - later == WARM_SECONDS["routed"]
-    assert later == 90 + VALIDATE_SECONDS + SAMPLES_SECONDS
+    assert first - later == WARM_SECONDS["routed"] - CAPTURE_SECONDS
+    assert later == 90 + VALIDATE_SECONDS + 3 * SAMPLES_SECONDS + CAPTURE_SECONDS
     experiment = Experiment.__new__(Experiment)
     experiment.given = argparse.Namespace(**vars(given), smoke=False)
     experiment.ends = time.monotonic() + (first + later) / 2
@@ -223,19 +233,10 @@ def test_the_tuner_chooses_a_window(law: Law, work: Path, tmp_path: Path) -> Non
     torch.manual_seed(0)
     for parameter in net.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
+    (tmp_path / "data").symlink_to(work / "data")
     torch.save(net.state_dict(), tmp_path / "base.pt")
     out = tmp_path / "chosen"
-    arguments = [
-        "--work",
-        str(work),
-        "--base",
-        str(tmp_path / "base.pt"),
-        "--out",
-        str(out),
-        "--target-speedup",
-        "1.01",
-    ]
-    assert main(["choose", *arguments, "--smoke"]) == 0
+    assert main(["choose", "--work", str(tmp_path), "--out", str(out), "--target-speedup", "1.01", "--smoke"]) == 0
     (route,) = RoutePlan.from_config(str(out / "tread_config.json")).routes
     assert route.start_layer_idx >= 2
     assert route.selection_ratio <= 0.4

@@ -101,14 +101,14 @@ class Handle:
         if self.plan.schedule is not None:
             self._scale = self.plan.schedule.scale(step)
 
-    def reroute(self, plan: RoutePlan) -> None:
-        """Route by another plan from the next forward on, with the seed of this handle.
+    def reroute(self, plan: RoutePlan, *, seed: int | None = None) -> None:
+        """Route by another plan from the next forward on; `seed` replaces this handle's.
 
         CUDA graphs and code compiled for other lengths stay: a loop that reroutes often releases the graphs.
         """
         depth = self.plan.depth
         assert depth is not None
-        self.plan = replace(plan.resolve(depth), seed=self.plan.seed)
+        self.plan = replace(plan.resolve(depth), seed=self.plan.seed if seed is None else seed)
         self._scale = None if plan.schedule else 1.0
         warn_once(layer_risks(self.plan), self._said)
 
@@ -324,7 +324,9 @@ class Handle:
     def signature(self, *, training: bool) -> tuple[Hashable, ...]:
         """The host-side decisions about a forward now: repeatable forwards with equal signatures differ only in their
         inputs and the step."""
-        return self.is_on(training=training), self.plan.routes, *self.ratios(training=training)
+        plan = self.plan
+        chosen_by = plan.routes, plan.importance, plan.seed, plan.reference_tokens
+        return self.is_on(training=training), chosen_by, *self.ratios(training=training)
 
     @property
     def repeatable(self) -> bool:
