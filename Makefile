@@ -52,6 +52,7 @@ faults: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pages.docs
 	$(BIN)/python -m benchmarks.quality report
+	$(BIN)/python -m benchmarks.tuning report
 	$(BIN)/python -m benchmarks.front_page docs/front
 
 check: $(STAMP)

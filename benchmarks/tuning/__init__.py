@@ -11,7 +11,7 @@ loss and by Frechet and kernel distances of samples.
     python -m benchmarks.tuning run --work WORK --seeds 0 --rates 1e-3 3e-3 3e-4 --guidance   # until all is done
     python -m benchmarks.tuning run --work WORK --seeds 1 2 3 --rates best --chosen-by RESULTS/tuning-s0.json
     python -m benchmarks.tuning choose --work WORK                             # the window of the tuner
-    python -m benchmarks.tuning report RESULTS/tuning-s*.json
+    python -m benchmarks.tuning report --samples RESULTS                       # docs/results.md, of the results kept
 
 Seed 0 chooses each arm's rate, by loss; the claim is that of the other seeds, which tune the same base with data,
 noise, times and dropped tokens of their own. All arms are trained on one machine. The base and results stay in WORK and

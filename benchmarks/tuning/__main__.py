@@ -7,6 +7,7 @@ from . import __doc__
 from .arms import GUIDANCE
 
 WORK = Path("runs/tuning")
+KEPT = Path(__file__).parents[1] / "results"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,13 +25,13 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--seeds", type=int, nargs="+", default=[0])
     run.add_argument("--base-seconds", type=float, default=540)
     run.add_argument("--seconds", type=float, default=90, help="training time of each arm")
-    run.add_argument("--arms", nargs="+", default=["lora-dense", "lora-0.25", "lora-0.5"])
+    run.add_argument(
+        "--arms", nargs="*", default=["lora-dense", "lora-0.25@3..-4", "lora-0.5@3..-4"], help="may be none"
+    )
     run.add_argument("--rates", nargs="+", default=["3e-4", "1e-3", "3e-3"], help="learning rates in order, or `best`")
     run.add_argument("--chosen-by", type=Path, help="results of the seed that chose the rates")
     run.add_argument("--budget-seconds", type=float, default=570, help="begin nothing that would not fit")
-    run.add_argument(
-        "--guidance", type=float, nargs="*", default=list(GUIDANCE), help="scales to sample at, if any"
-    )
+    run.add_argument("--guidance", type=float, nargs="*", default=list(GUIDANCE), help="scales to sample at, if any")
     run.add_argument("--rehearse", action="store_true", help="only fill the compiler's cache, beside the base's run")
     run.add_argument("--compiled", action="store_true", help="count on a rehearsal when estimating times")
     run.add_argument("--plan", action="store_true", help="say what would be done and how long it takes")
@@ -41,9 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
     choose.add_argument("--target-speedup", type=float, default=1.2)
     choose.add_argument("--budget-minutes", type=float, default=6.0)
     choose.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
-    report = commands.add_parser("report", help="print the tables, and draw the curves")
-    report.add_argument("results", type=Path, nargs="+")
-    report.add_argument("--figure", type=Path, default=WORK / "equal-time.png")
+    report = commands.add_parser("report", help="write the answer of docs/results.md")
+    report.add_argument("results", type=Path, nargs="*", help="results of some seeds; all that are kept")
+    report.add_argument("--docs", type=Path, default=Path("docs"), help="the folder of results.md")
+    report.add_argument("--samples", type=Path, help="the folder of a run's samples, to draw them anew")
     given = parser.parse_args(arguments)
     if given.command == "captions":
         from .model import write_captions
@@ -65,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     from .report import report as write_report
 
-    print(write_report(given.results, given.figure))
+    write_report(given.results or sorted(KEPT.glob("tuning-s?.json")), given.docs, given.samples)
     return 0
 
 

@@ -4,11 +4,13 @@
 - Warm-up and cool-down are those that `tread finetune` gives to adapters by default, and so is the loss on kept tokens.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tread.errors import ConfigError
 from tread.finetune.settings import SCHEDULE
-from tread.routing.plan import PRESETS, RoutePlan
+from tread.routing.plan import RoutePlan
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 TUNED = (CLASSES.index("horse"), CLASSES.index("ship"))
@@ -18,8 +20,6 @@ GUIDANCE = (1.0, 1.5)
 Kind = Literal["lora", "full"]
 LONG = (2, -2)
 """The window that the speed rows have; it leaves a dropped token three of the twelve layers."""
-SHORT = (PRESETS["lora"].start_layer_idx, PRESETS["lora"].end_layer_idx)
-"""The window of preset `lora`; it leaves six."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,16 @@ class Arm:
     kind: Kind
     ratio: float
     layers: tuple[int, int] = LONG
+
+    @classmethod
+    def parse(cls, name: str) -> "Arm":
+        """An arm by its name: `lora-dense`, `full-0.5`, `lora-0.25@3..-4`."""
+        found = re.fullmatch(r"(lora|full)-(?:dense|(0?\.\d+)(?:@(-?\d+)\.\.(-?\d+))?)", name)
+        if found is None:
+            raise ConfigError(f"arm {name!r}: give lora or full, then dense or a ratio, such as lora-0.25@3..-4.")
+        kind, ratio, start, end = found.groups()
+        layers = LONG if start is None else (int(start), int(end))
+        return cls(kind="lora" if kind == "lora" else "full", ratio=float(ratio or 0), layers=layers)
 
     @property
     def name(self) -> str:
@@ -45,14 +55,6 @@ class Arm:
         if self.ratio and schedule is not None:
             given["schedule"] = schedule.to_config()
         return RoutePlan.from_config(given).with_total_steps(steps)
-
-
-ARMS = (
-    *(Arm(kind="lora", ratio=ratio) for ratio in (0.0, 0.25, 0.5)),
-    *(Arm(kind="lora", ratio=ratio, layers=SHORT) for ratio in (0.25, 0.5)),
-    *(Arm(kind="full", ratio=ratio) for ratio in (0.0, 0.5)),
-)
-BY_NAME = {arm.name: arm for arm in ARMS}
 
 
 @dataclass(frozen=True, kw_only=True)

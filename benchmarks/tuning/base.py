@@ -11,7 +11,7 @@ from benchmarks.common.record import Facts
 from tread.files import atomic_write
 from tread.training.optimizers.ema import EMA
 
-from .arms import BY_NAME
+from .arms import Arm
 from .experiment import Experiment
 from .plan import BASE, BASE_SECONDS
 from .results import Results
@@ -30,7 +30,7 @@ def train_base(experiment: Experiment, results: Results, seconds: float) -> Path
     if done.is_file():
         return done
     net = experiment.network("full")
-    run = Run(net, BY_NAME["full-dense"].plan(1), experiment.trained, experiment.scale, dense=True, seed=0)
+    run = Run(net, Arm.parse("full-dense").plan(1), experiment.trained, experiment.scale, dense=True, seed=0)
     average = EMA(net, decay=0.9995, warmup=10)
     run.warm_up()
     curve: list[tuple[int, float, float]] = []

@@ -9,7 +9,7 @@ from torch import Tensor
 from tread.autotune.choose import choose_routes
 from tread.routing.plan import RoutePlan
 
-from .arms import SCALES, SHORT, Arm
+from .arms import SCALES, Arm
 from .model import FluxOfClasses, add_lora, caption_table
 from .plan import BASE
 from .training import VALIDATION, Batch, Images, Run, losses
@@ -26,7 +26,7 @@ def choose(given: argparse.Namespace) -> RoutePlan:
     net.load_state_dict(torch.load(given.work / BASE, weights_only=True, map_location=device))
     add_lora(net, scale.rank)
     data = Images.of(given.work / "data", "train", tuned=True, scale=scale, device=device)
-    run = Run(net, Arm(kind="lora", ratio=0.25, layers=SHORT).plan(1000), data, scale, dense=False, seed=0)
+    run = Run(net, Arm.parse("lora-0.25@3..-4").plan(1000), data, scale, dense=False, seed=0)
 
     def step(batch: Batch) -> None:
         run.loss(batch).backward()

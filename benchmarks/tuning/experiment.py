@@ -57,7 +57,7 @@ class Experiment:
         needed = run_seconds(arm, self.given, first=first)
         if self.left >= needed or self.given.smoke:
             return True
-        print(f"{run_name(arm.name, rate)}: needs {needed:.0f} s, {self.left:.0f} left", flush=True)
+        print(f"{run_name(arm, rate)}: needs {needed:.0f} s, {self.left:.0f} left", flush=True)
         return False
 
     @cached_property

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .arms import BY_NAME, Arm
+from .arms import Arm
 from .results import Results
 
 BASE = "base.pt"
@@ -32,9 +32,9 @@ class Tuned(NamedTuple):
     rate: float
 
 
-def run_name(arm: str, rate: float) -> str:
+def run_name(arm: Arm, rate: float) -> str:
     """The name of a run."""
-    return f"{arm}-{rate:g}"
+    return f"{arm.name}-{rate:g}"
 
 
 def run_seconds(arm: Arm, given: argparse.Namespace, *, first: bool) -> float:
@@ -45,20 +45,20 @@ def run_seconds(arm: Arm, given: argparse.Namespace, *, first: bool) -> float:
     return given.seconds + VALIDATE_SECONDS + samples + ready
 
 
-def missing_runs(arm: str, runs: Sequence[Tuned], results: Mapping[int, Results]) -> list[Tuned]:
+def missing_runs(arm: Arm, runs: Sequence[Tuned], results: Mapping[int, Results]) -> list[Tuned]:
     """The runs of an arm that are not done yet."""
     return [run for run in runs if run_name(arm, run.rate) not in results[run.seed].runs]
 
 
 def plan(
-    given: argparse.Namespace, wanted: Mapping[str, Sequence[Tuned]], missing: Mapping[str, Sequence[Tuned]]
+    given: argparse.Namespace, wanted: Mapping[Arm, Sequence[Tuned]], missing: Mapping[Arm, Sequence[Tuned]]
 ) -> str:
     """A table of what is to be done, and how long it takes."""
     has_base = (given.work / BASE).is_file()
     seconds = {"start": START_SECONDS, "base": 0.0 if has_base else given.base_seconds + BASE_SECONDS}
     for arm, runs in wanted.items():
         for run in runs:
-            left = run_seconds(BY_NAME[arm], given, first=run == missing[arm][0]) if run in missing[arm] else 0.0
+            left = run_seconds(arm, given, first=run == missing[arm][0]) if run in missing[arm] else 0.0
             seconds[f"s{run.seed} {run_name(arm, run.rate)}"] = left
     total = sum(seconds.values())
     lines = [f"{name:<24} {f'{value:6.0f} s' if value else '    done'}" for name, value in seconds.items()]

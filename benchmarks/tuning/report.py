@@ -1,25 +1,57 @@
-"""The tables of the experiment and the picture of validation loss against time."""
+"""The answer on docs/results.md: a table of every run, who is ahead, the figure, and samples."""
 
 import json
 from collections.abc import Sequence
+from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from statistics import mean
+
+import numpy as np
+import torch
 
 from benchmarks.common.record import Facts
+from benchmarks.quality.report import pictures, rewrite
 from examples.figures import COLORS
+from pages.tables import markdown_table
+from tread.sampling.grid import make_grid
 
-from .arms import ARMS, GUIDANCE, Arm
+from .arms import TUNED, Arm
 from .run import loss_of
 
 CHOOSING = 0
-"""The seed that chose the rates."""
+"""The seed that chose the rates; it makes no claim."""
+DISTANCE, KERNEL = "FD-EffLite0", "KD-EffLite0"
+SHOWN = 8
+"""Samples of each class in the picture."""
 
 
-def report(results: Sequence[Path], figure: Path) -> str:
-    """Every run of every seed, the best rate of each arm against dense, and which arms win; draws the curves."""
+def report(results: Sequence[Path], docs: Path, samples: Path | None = None) -> None:
+    """Write the table and the figures of `docs`/results.md; without `samples` their picture stays as it is."""
     seeds = [json.loads(path.read_text()) for path in results]
-    save_curves(seeds, figure)
-    return f"{every_run(seeds)}\n\n{against_dense(seeds)}\n\n{verdict(seeds)}"
+    seeds = sorted((seed for seed in seeds if seed["seed"] != CHOOSING), key=lambda seed: seed["seed"])
+    folder = docs / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_figure(seeds, folder / "tuning.png")
+    if samples is not None:
+        save_samples(samples, seeds[0], folder / "tuning-samples.png")
+    words = {
+        "tuning.png": "dense validation loss over time, and distances of samples; each seed a line or a point",
+        "tuning-samples.png": "unguided samples of the two classes, from the same noise for every arm",
+    }
+    shown = pictures(folder, *((name, text) for name, text in words.items() if (folder / name).is_file()))
+    rewrite(docs / "results.md", {"tuning": "\n\n".join([runs_table(seeds), verdict(seeds), shown])})
+
+
+def arms_of(seeds: Sequence[Facts]) -> list[Arm]:
+    """The arms that were run: LoRA first, and by their ratios."""
+    names = {run["arm"] for seed in seeds for run in seed["runs"].values() if "arm" in run}
+    return sorted(map(Arm.parse, names), key=lambda arm: (arm.kind == "full", arm.ratio, arm.layers))
+
+
+def describe(arm: Arm) -> str:
+    """An arm in words."""
+    kind = {"lora": "LoRA", "full": "all weights"}[arm.kind]
+    return f"{kind}, {arm.ratio:g} over {arm.layers[0]}..{arm.layers[1]}" if arm.ratio else f"{kind}, dense"
 
 
 def best(seed: Facts, arm: str) -> Facts | None:
@@ -28,86 +60,106 @@ def best(seed: Facts, arm: str) -> Facts | None:
     return min(found, key=loss_of, default=None)
 
 
-def every_run(seeds: Sequence[Facts]) -> str:
-    """All runs, the bases first."""
-    lines = [
-        "| seed | run | steps | seconds | dense val loss | distances, unguided | guided |",
-        "|---|---|--:|--:|--:|---|---|",
-    ]
-    for seed in seeds:
-        for name, run in seed["runs"].items():
-            told = [_told(run["samples"].get(f"{scale:g}", {})) for scale in GUIDANCE]
-            cells = [seed["seed"], name, run["steps"], f"{run['seconds']:.1f}", f"{run['val_loss']:.5f}", *told]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+def figures_of(run: Facts) -> tuple[float, float, float]:
+    """Unguided Frechet and kernel distance, and the validation loss; NaN for samples that were not drawn."""
+    distance, kernel = run["samples"].get("1", {DISTANCE: nan, KERNEL: nan}).values()
+    return distance, kernel, run["val_loss"]
 
 
-def _told(distances: Facts) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in distances.items())
-
-
-def excess(seed: Facts, arm: Arm) -> list[float | None] | None:
-    """An arm's loss, unguided and guided distance relative to dense, less one; None where one was not measured."""
+def excess(seed: Facts, arm: Arm) -> tuple[float, float, float] | None:
+    """An arm's figures relative to those of the dense arm of its kind and seed, less one."""
     run, dense = best(seed, arm.name), best(seed, f"{arm.kind}-dense")
     if run is None or dense is None or not arm.ratio:
         return None
-    found: list[float | None] = [run["val_loss"] / dense["val_loss"] - 1]
-    for scale in GUIDANCE:
-        figures = [one["samples"].get(f"{scale:g}") for one in (run, dense)]
-        frechet = [next(iter(one.values())) for one in figures if one]  # the first is the Frechet distance
-        found.append(frechet[0] / frechet[1] - 1 if len(frechet) == len(figures) else None)
-    return found
+    distance, kernel, loss = (one / other - 1 for one, other in zip(figures_of(run), figures_of(dense), strict=True))
+    return distance, kernel, loss
 
 
-def against_dense(seeds: Sequence[Facts]) -> str:
-    """Each arm's best run relative to the dense one of its kind and seed, after the same seconds."""
-    lines = [
-        "| arm | seed | rate | steps, to dense's | val loss | FD, unguided | FD, guided |",
-        "|---|---|--:|--:|--:|--:|--:|",
-    ]
-    for arm in ARMS:
-        for seed in seeds:
-            ratios, run, dense = excess(seed, arm), best(seed, arm.name), best(seed, f"{arm.kind}-dense")
-            if ratios is None or run is None or dense is None:
-                continue
-            cells = [arm.name, seed["seed"], f"{run['rate']:g}", f"{run['steps'] / dense['steps']:.2f}"]
-            cells += ["" if ratio is None else f"{ratio:+.1%}" for ratio in ratios]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+def runs_table(seeds: Sequence[Facts]) -> str:
+    """Every arm with every seed, its mean, and what it is relative to the dense arm of its seed."""
+    rows: list[tuple[str, ...]] = []
+    for arm in arms_of(seeds):
+        runs = {seed["seed"]: run for seed in seeds if (run := best(seed, arm.name)) is not None}
+        ratios = {seed["seed"]: found for seed in seeds if (found := excess(seed, arm)) is not None}
+        for number, run in runs.items():
+            cells = f"{run['steps']:,}", f"{run['seconds']:.1f}", *_cells(figures_of(run))
+            rows.append((describe(arm), str(number), *cells, *_percent(ratios.get(number))))
+        if len(runs) > 1:
+            means = _cells(tuple(map(mean, zip(*map(figures_of, runs.values()), strict=True))))
+            gap = tuple(map(mean, zip(*ratios.values(), strict=True))) if ratios else None
+            rows.append((describe(arm), "mean", "", "", *means, *_percent(gap)))
+    head = ("arm", "seed", "steps", "seconds", DISTANCE, "KD x 1000", "dense validation loss",
+            "distance to dense's", "KD", "loss")  # fmt: skip
+    return markdown_table(head, rows)
+
+
+def _cells(figures: Sequence[float]) -> tuple[str, ...]:
+    distance, kernel, loss = figures
+    return (*(f"{value:.1f}" if isfinite(value) else "" for value in (distance, 1000 * kernel)), f"{loss:.5f}")
+
+
+def _percent(ratios: Sequence[float] | None) -> tuple[str, ...]:
+    return ("",) * 3 if ratios is None else tuple(f"{ratio:+.1%}" if isfinite(ratio) else "" for ratio in ratios)
 
 
 def verdict(seeds: Sequence[Facts]) -> str:
-    """A routed arm wins if it is ahead in loss and unguided distance for every seed that did not choose the rates."""
+    """For each routed arm the number of seeds in which it is ahead of dense: in loss, in distance and in both."""
     lines = []
-    for arm in ARMS:
-        found = {seed["seed"]: excess(seed, arm) for seed in seeds if seed["seed"] != CHOOSING}
-        known = {seed: ratios[:2] for seed, ratios in found.items() if ratios is not None and ratios[1] is not None}
-        if not known:
-            continue
-        ahead = sorted(
-            seed for seed, ratios in known.items() if all(ratio < 0 for ratio in ratios if ratio is not None)
-        )
-        lines.append(f"{arm.name}: ahead of dense in loss and distance for {len(ahead)} of {len(known)} seeds")
-    return "\n".join(lines) or "no seed but the one that chose the rates has distances"
+    for arm in arms_of(seeds):
+        found = [ratios for seed in seeds if (ratios := excess(seed, arm)) is not None and isfinite(ratios[0])]
+        if found:
+            loss, distance = (sum(ratios[index] < 0 for ratios in found) for index in (2, 0))
+            both = sum(ratios[0] < 0 and ratios[2] < 0 for ratios in found)
+            lines.append(
+                f"- {describe(arm)}: ahead of dense in loss for {loss}, in {DISTANCE} for {distance} and in both for "
+                f"{both} of {len(found)} seeds."
+            )
+    return "\n".join(lines)
 
 
-def save_curves(seeds: Sequence[Facts], path: Path) -> None:
-    """Dense validation loss over training seconds, a panel per kind, a line per arm and seed."""
+def save_figure(seeds: Sequence[Facts], path: Path) -> None:
+    """Dense validation loss over training seconds, a line per seed, and distances of samples, a point per seed."""
     from matplotlib import pyplot
 
-    kinds = [kind for kind in ("lora", "full") if any(best(seed, f"{kind}-dense") for seed in seeds)]
-    figure, axes = pyplot.subplots(1, max(1, len(kinds)), figsize=(6 * max(1, len(kinds)), 4), squeeze=False)
-    for kind, axis in zip(kinds, axes[0], strict=False):
-        for arm, color in zip((arm for arm in ARMS if arm.kind == kind), COLORS, strict=False):
-            for number, seed in enumerate(seeds):
-                run: dict[str, Any] | None = best(seed, arm.name)
-                if run is not None:
-                    _, seconds, losses = zip(*run["curve"], strict=True)
-                    axis.plot(seconds, losses, "o-", color=color, alpha=0.9, label=None if number else arm.name)
-        axis.set(title={"lora": "LoRA", "full": "all weights"}[kind], xlabel="training seconds", ylabel="dense loss")
-        axis.legend(frameon=False)
+    arms = arms_of(seeds)
+    figure, (losses, distances) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for row, (arm, color) in enumerate(zip(arms, COLORS, strict=False)):
+        runs = [run for seed in seeds if (run := best(seed, arm.name)) is not None]
+        for number, run in enumerate(runs):
+            _, seconds, values = zip(*run["curve"], strict=True)
+            label = None if number else describe(arm)
+            losses.plot(seconds, values, "o-", markersize=3.5, linewidth=1.2, color=color, label=label)
+        drawn = [figures_of(run)[0] for run in runs if run["samples"]]
+        distances.plot(drawn, [row] * len(drawn), "o", color=color, markersize=6)
+    losses.set(title="dense validation loss", xlabel="seconds of training")
+    losses.legend(frameon=False, loc=(0.05, 0.16))
+    distances.set(
+        title=f"{DISTANCE} of samples, lower is better", yticks=range(len(arms)), ylim=(len(arms) - 0.5, -0.5)
+    )
+    distances.set_yticklabels([describe(arm) for arm in arms])
+    for axis in (losses, distances):
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def save_samples(folder: Path, seed: Facts, path: Path) -> None:
+    """Samples of the arms of one seed, from the files that `run` left in `folder`; rows of one class each."""
+    from matplotlib import pyplot
+
+    runs = {describe(arm): best(seed, arm.name) for arm in arms_of([seed])}
+    files = {
+        words: folder / f"tuning-s{seed['seed']}-{run['arm']}-{run['rate']:g}-1.npy"
+        for words, run in runs.items()
+        if run
+    }
+    figure, axes = pyplot.subplots(1, len(files), figsize=(3.6 * len(files), 2.1), squeeze=False, layout="constrained")
+    for axis, (words, file) in zip(axes[0], files.items(), strict=True):
+        images = np.load(file, allow_pickle=False)  # (N, H, W, 3), classes in turn
+        rows = [images[first :: len(TUNED)][: 2 * SHOWN] for first in range(len(TUNED))]
+        axis.imshow(make_grid(torch.from_numpy(np.concatenate(rows)), columns=SHOWN))
+        axis.set(title=words, xticks=[], yticks=[])
+        axis.spines[:].set_visible(False)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.common.record import Facts
 
-from .arms import BY_NAME, TUNED, Arm
+from .arms import TUNED, Arm
 from .base import train_base
 from .experiment import Experiment
 from .plan import Tuned, missing_runs, plan, run_name
@@ -53,10 +53,10 @@ def tune(experiment: Experiment, arm: Arm, runs: Sequence[Tuned], results: Mappi
         run.start_again(start, arm.plan(steps), seed)
         facts = {"arm": arm.name, "rate": rate, "asked_seconds": experiment.given.seconds, "steps": steps}
         facts |= {"ms_by_level": milliseconds} | tune_at(experiment, run, arm, steps, rate, results[seed])
-        results[seed].save(run_name(arm.name, rate), facts | {"wall_seconds": round(time.monotonic() - began, 1)})
+        results[seed].save(run_name(arm, rate), facts | {"wall_seconds": round(time.monotonic() - began, 1)})
         print(f"{experiment.left:.0f} s left", flush=True)
     run.close()
-    return all(run_name(arm.name, rate) in results[seed].runs for seed, rate in runs)
+    return all(run_name(arm, rate) in results[seed].runs for seed, rate in runs)
 
 
 def tune_at(experiment: Experiment, run: Run, arm: Arm, steps: int, rate: float, results: Results) -> Facts:
@@ -65,7 +65,7 @@ def tune_at(experiment: Experiment, run: Run, arm: Arm, steps: int, rate: float,
     for part in range(VALIDATIONS):
         run.train(steps * (part + 1) // VALIDATIONS - run.step, rate)
         curve.append((run.step, run.seconds, run.validation_loss(experiment.held_out)))
-    loss, file = curve[-1][2], results.path.with_name(f"{results.path.stem}-{run_name(arm.name, rate)}.npy")
+    loss, file = curve[-1][2], results.path.with_name(f"{results.path.stem}-{run_name(arm, rate)}.npy")
     return {
         "seconds": run.seconds,
         "curve": curve,
@@ -121,18 +121,18 @@ def loss_of(run: Facts) -> float:
 
 def run_all(given: argparse.Namespace) -> bool:
     """Train what is not done yet; True when all is done, or was only planned or rehearsed."""
-    rates = {name: chosen_rates(BY_NAME[name], given.rates, given.chosen_by) for name in given.arms}
-    wanted = {name: [Tuned(seed, rate) for seed in given.seeds for rate in rates[name]] for name in given.arms}
+    rates = {arm: chosen_rates(arm, given.rates, given.chosen_by) for arm in map(Arm.parse, given.arms)}
+    wanted = {arm: [Tuned(seed, rate) for seed in given.seeds for rate in rates[arm]] for arm in rates}
     results = {seed: Results.of_seed(given.out, seed) for seed in given.seeds}
-    missing = {name: missing_runs(name, runs, results) for name, runs in wanted.items()}
+    missing = {arm: missing_runs(arm, runs, results) for arm, runs in wanted.items()}
     print(plan(given, wanted, missing), flush=True)
     if given.plan:
         return True
     experiment = Experiment(given)
     if given.rehearse:
-        rehearse(experiment, [BY_NAME[name] for name in given.arms])
+        rehearse(experiment, list(wanted))
         return True
     base = train_base(experiment, Results(given.out, "base"), given.base_seconds)
     if base is None:
         return False
-    return all(tune(experiment, BY_NAME[name], runs, results, base) for name, runs in missing.items() if runs)
+    return all(tune(experiment, arm, runs, results, base) for arm, runs in missing.items() if runs)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from benchmarks.tuning.__main__ import main
-from benchmarks.tuning.arms import BY_NAME, CLASSES, SCALES, TUNED
+from benchmarks.tuning.arms import CLASSES, SCALES, TUNED, Arm
 from benchmarks.tuning.experiment import Experiment
 from benchmarks.tuning.model import FluxOfClasses, add_lora, random_captions
 from benchmarks.tuning.plan import (
@@ -23,12 +23,13 @@ from benchmarks.tuning.plan import (
     WARM_SECONDS,
     run_seconds,
 )
-from benchmarks.tuning.report import against_dense, verdict
+from benchmarks.tuning.report import runs_table, verdict
 from benchmarks.tuning.run import chosen_rates
 from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
 from tests.autotune.conftest import law
 from tests.autotune.tuned import Law
 from tests.tiny.quality import pictures
+from tread.errors import ConfigError
 from tread.routing import noise
 from tread.routing.plan import RoutePlan
 
@@ -49,7 +50,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def routed(work: Path, *, ratio: float = 0.5) -> Run:
-    arm = BY_NAME[f"lora-{ratio:g}" if ratio else "lora-dense"]
+    arm = Arm.parse(f"lora-{ratio:g}" if ratio else "lora-dense")
     net = FluxOfClasses(SMOKE, random_captions(), seed=0)
     torch.manual_seed(0)
     for parameter in net.parameters():  # not the identity
@@ -84,6 +85,15 @@ def test_the_loss_is_that_of_kept_pixels(work: Path) -> None:
     assert dense.handle.kept is None
 
 
+def test_arms_have_names() -> None:
+    assert Arm.parse("lora-0.25@3..-4") == Arm(kind="lora", ratio=0.25, layers=(3, -4))
+    assert Arm.parse("full-dense") == Arm(kind="full", ratio=0)
+    for name in ("lora-dense", "full-0.5", "lora-0.4@2..7"):
+        assert Arm.parse(name).name == name
+    with pytest.raises(ConfigError, match=r"arm 'lora-2': give lora or full, then dense or a ratio"):
+        Arm.parse("lora-2")
+
+
 def test_timing_learns_nothing(work: Path) -> None:
     run = routed(work)
     before = [parameter.detach().clone() for parameter in run.parameters]
@@ -94,14 +104,14 @@ def test_timing_learns_nothing(work: Path) -> None:
 
 
 def test_steps_fill_the_seconds_at_the_times_of_the_levels() -> None:
-    arm = BY_NAME["lora-0.5"]
+    arm = Arm.parse("lora-0.5")
     times = {0.0: 2.0, 0.25: 1.8, 0.5: 1.5, 0.75: 1.2, 1.0: 1.0}
     steps = steps_within(300, times, arm)
     schedule = arm.plan(steps).schedule
     assert schedule is not None
     spent = sum(times[schedule.scale(step)] for step in range(steps))
     assert 297 < spent <= 300
-    assert steps_within(300, {1.0: 2.0}, BY_NAME["lora-dense"]) == 150
+    assert steps_within(300, {1.0: 2.0}, Arm.parse("lora-dense")) == 150
 
 
 def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,11 +146,18 @@ def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.Capture
         assert set(other[lowest]["samples"]) == {"1", "1.5"}
         losses.append(other[lowest]["val_loss"])
     assert losses[0] != losses[1]
-    figure = tmp_path / "curve.png"
-    assert main(["report", str(chosen), str(tmp_path / "tuning-s1.json"), "--figure", str(figure)]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"lora-0.5: ahead of dense in loss and distance for [01] of 1 seeds", printed)
-    assert figure.stat().st_size > 1000
+    page = tmp_path / "results.md"
+    page.write_text("# Results\n\n<!-- tuning: generated -->\n<!-- end of tuning -->\n")
+    kept = [str(tmp_path / f"tuning-s{seed}.json") for seed in (0, 1, 2)]
+    assert main(["report", *kept, "--docs", str(tmp_path), "--samples", str(tmp_path)]) == 0
+    text = page.read_text()
+    assert re.search(r"- LoRA, 0.5 over 2..-2: ahead of dense in loss for \d, .* in both for \d of 2 seeds", text)
+    assert "| LoRA, dense | 2 |" in text
+    assert "| LoRA, dense | 0 |" not in text
+    for name in ("tuning.png", "tuning-samples.png"):
+        assert f"](results/{name})" in text
+        with Image.open(tmp_path / "results" / name) as picture:
+            assert picture.size[0] > picture.size[1]
 
 
 def plan_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, str]:
@@ -159,11 +176,11 @@ def test_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert in_all("--guidance") - warm == COMPILE_SECONDS["dense"] + 2 * COMPILE_SECONDS["routed"]
     assert in_all("--guidance", "1", "--compiled") - warm == 9 * SAMPLES_SECONDS
     assert in_all("--compiled") - warm == 27 * SAMPLES_SECONDS
-    (tmp_path / "tuning-s0.json").write_text(json.dumps({"runs": {"lora-0.5-0.001": {}}}))
+    (tmp_path / "tuning-s0.json").write_text(json.dumps({"runs": {"lora-0.5@3..-4-0.001": {}}}))
     (tmp_path / "base.pt").touch()
     later = plan_of(tmp_path, capsys, "--guidance", "--compiled")
     again, ready = 90 + VALIDATE_SECONDS + CAPTURE_SECONDS, 90 + VALIDATE_SECONDS + WARM_SECONDS["routed"]
-    assert [later[f"s0 lora-0.5-{rate}"] for rate in ("0.001", "0.003", "0.0003")] == [
+    assert [later[f"s0 lora-0.5@3..-4-{rate}"] for rate in ("0.001", "0.003", "0.0003")] == [
         "done",
         f"{ready:.0f} s",
         f"{again:.0f} s",
@@ -178,7 +195,7 @@ def test_another_run_starts_where_the_first_did(work: Path) -> None:
         run = routed(work)
         start = [parameter.detach().clone() for parameter in run.parameters]
         for rate, seed in runs:
-            run.start_again(start, BY_NAME["lora-0.25"].plan(6), seed)
+            run.start_again(start, Arm.parse("lora-0.25").plan(6), seed)
             run.train(3, rate)
         found.append([parameter.detach().clone() for parameter in run.parameters])
         assert run.step == 3
@@ -191,7 +208,7 @@ def test_another_run_starts_where_the_first_did(work: Path) -> None:
 
 def test_what_does_not_fit_is_not_begun(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = argparse.Namespace(seconds=90, guidance=[1.0, 1.5], compiled=True)
-    arm = BY_NAME["lora-0.5"]
+    arm = Arm.parse("lora-0.5")
     first, later = (run_seconds(arm, given, first=first) for first in (True, False))
     assert first - later == WARM_SECONDS["routed"] - CAPTURE_SECONDS
     assert later == 90 + VALIDATE_SECONDS + 3 * SAMPLES_SECONDS + CAPTURE_SECONDS
@@ -207,24 +224,26 @@ def test_a_rate_that_diverged_is_not_chosen(tmp_path: Path) -> None:
     runs = {f"{rate}": {"arm": "lora-0.5", "rate": rate, "val_loss": loss} for rate, loss in
             ((3e-3, float("nan")), (1e-3, 0.3), (3e-4, 0.2))}  # fmt: skip
     (tmp_path / "r.json").write_text(json.dumps({"runs": runs}))
-    assert chosen_rates(BY_NAME["lora-0.5"], ["best"], tmp_path / "r.json") == [3e-4]
+    assert chosen_rates(Arm.parse("lora-0.5"), ["best"], tmp_path / "r.json") == [3e-4]
 
 
 def test_the_table_says_how_much_worse_than_dense() -> None:
     def run(arm: str, loss: float, distance: float, steps: int) -> dict[str, object]:
-        samples = {"1": {"FD": distance, "KD": 0}, "1.5": {"FD": distance, "KD": 0}}
-        return {"arm": arm, "rate": 1e-3, "val_loss": loss, "samples": samples, "steps": steps}
+        samples = {"1": {"FD": distance, "KD": distance / 100}}
+        return {"arm": arm, "rate": 1e-3, "val_loss": loss, "samples": samples, "steps": steps, "seconds": 90.0}
 
     runs = {
         "a": run("lora-dense", 0.2, 10, 100),
         "b": run("lora-0.5", 0.21, 9, 180),
         "c": run("lora-0.5", 0.22, 5, 180),
     }
-    table = against_dense([{"seed": 3, "runs": runs}])
-    assert "| lora-0.5 | 3 | 0.001 | 1.80 | +5.0% | -10.0% | -10.0% |" in table
-    better = {"a": runs["a"], "b": run("lora-0.5", 0.19, 9, 180)}
-    seeds = [{"seed": 0, "runs": better}, {"seed": 1, "runs": better}, {"seed": 2, "runs": runs}]
-    assert verdict(seeds) == "lora-0.5: ahead of dense in loss and distance for 1 of 2 seeds"
+    table = runs_table([{"seed": 3, "runs": runs}])
+    assert "| LoRA, 0.5 over 2..-2 | 3 | 180 | 90.0 | 9.0 | 90.0 | 0.21000 | -10.0% | -10.0% | +5.0% |" in table
+    better = {"a": runs["a"], "b": run("lora-0.5", 0.186, 8, 180)}
+    seeds = [{"seed": 1, "runs": better}, {"seed": 2, "runs": runs}]
+    assert "| LoRA, 0.5 over 2..-2 | mean |  |  | 8.5 | 85.0 | 0.19800 | -15.0% | -15.0% | -1.0% |" in runs_table(seeds)
+    words = "ahead of dense in loss for 1, in FD-EffLite0 for 2 and in both for 1 of 2 seeds."
+    assert verdict(seeds) == f"- LoRA, 0.5 over 2..-2: {words}"
 
 
 def test_the_tuner_chooses_a_window(law: Law, work: Path, tmp_path: Path) -> None:
