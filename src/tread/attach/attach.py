@@ -38,7 +38,7 @@ from tread.routing import recompute
 from tread.routing.handle import Handle
 from tread.routing.mode import Forced
 from tread.routing.plan import RoutePlan
-from tread.routing.state import State, unseen
+from tread.routing.state import State, unrecorded
 
 _CHECKPOINT = "_gradient_checkpointing_func"
 """The attribute that holds the checkpoint function of diffusers' models."""
@@ -278,7 +278,7 @@ class Attachment(Handle):
         arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
-        with unseen():
+        with unrecorded():
             tokens = None if family.tokens is None else family.tokens(model, arguments)
             forced = Forced(
                 references=self._count_references(arguments, tokens),

@@ -46,7 +46,7 @@ class Layer(Around):
             return _uncompiled(self, forward, args, kwargs)
         routed = state.routed
         if not routed:
-            self.handle.check_foreign(type(self.block).__name__, training=self.block.training)
+            self.handle.check_recomputed_by_torch(type(self.block).__name__, training=self.block.training)
         index, stack, sides = self._next(state.layer)
         if routed:
             args, kwargs = self._enter(index, stack, sides, args, kwargs)

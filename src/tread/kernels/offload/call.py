@@ -167,7 +167,7 @@ class _Once:
 
     def again(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of the trained parameters and of the tensors in the arguments; None for those without."""
-        return self._region.again(self._gradients, _detached(tensors), gradients)
+        return self._region.recompute(self._gradients, _detached(tensors), gradients)
 
     def _gradients(self, given: list[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         inputs = [*self._trained, *given]
