@@ -117,7 +117,7 @@ def test_graphs_are_bounded(
     assert fast is not None
     assert fast.graphs is not None
     assert fast.graphs.count == 5
-    assert capsys.readouterr().out.count("there are CUDA graphs for 5 kinds of calls; further kinds run without") == 1
+    assert capsys.readouterr().out.count("there are CUDA graphs for 5 call signatures; further ones run without") == 1
 
 
 def test_shapes_of_validation_take_no_room(capsys: pytest.CaptureFixture[str], attach: Attach) -> None:
@@ -165,7 +165,7 @@ def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool, a
 
 def test_many_lengths_share_code_that_the_user_compiled(monkeypatch: pytest.MonkeyPatch, attach: Attach) -> None:
     """So that torch's limit of variants holds, past which it would run eager; prompts count too."""
-    monkeypatch.setattr(static, "MOST", 2)
+    monkeypatch.setattr(static, "STATIC_SHAPES", 2)
     model = adapted(QWEN)
     handle = attach(model, ROUTES)
     counter = CompileCounterWithBackend("eager")

@@ -123,7 +123,7 @@ def test_a_graph_serves_one_kind_of_call(captures: list[Stand]) -> None:
     assert len(captures) == len(contexts)
 
 
-def test_values_that_only_look_the_same_are_two_kinds(captures: list[Stand]) -> None:
+def test_values_that_only_look_the_same_are_two_signatures(captures: list[Stand]) -> None:
     class Shown(nn.Linear):
         def forward(self, x: Tensor, value: object) -> Tensor:  # pyright: ignore
             return super().forward(x) * len(str(value))
@@ -363,7 +363,7 @@ def test_the_number_of_graphs_is_bounded(captures: list[Stand], monkeypatch: pyt
         for size in range(1, 5):
             network(torch.randn(size, 4))
     assert len(captures) == 2
-    assert said == ["there are CUDA graphs for 2 kinds of calls; further kinds run without."]
+    assert said == ["there are CUDA graphs for 2 call signatures; further ones run without."]
     for size in range(5, 50):
         network(torch.randn(size, 4))
     assert len(network._calls) <= 5

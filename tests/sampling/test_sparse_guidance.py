@@ -260,6 +260,6 @@ def test_what_a_network_must_have() -> None:
     with pytest.raises(ConfigError, match=r"guidance is 2\.0, but the model has no label for 'no class'"):
         sample(net, Flow(), branches=Branches(kind="cfg+sg"), null_label=None)
     net.routing = None
-    with pytest.raises(ConfigError, match="a branch is to drop tokens, but the model has no routes"):
+    with pytest.raises(ConfigError, match="a branch of guidance drops tokens, but the model has no routes"):
         sample(net, Flow(), branches=Branches(kind="sg"))
     assert sample(net, Flow(), branches=Branches(kind="ag"), weak=net).isfinite().all()

@@ -3,7 +3,7 @@
 - The `forward` of the model and of each layer is wrapped: the model's wrapper opens a state for each forward, and the
   layers' wrappers gather and restore by it. Parameter names, `save_pretrained`, adapters and module wrappers are not
   affected; `detach` restores the model exactly.
-- The family's functions of the forward's inputs are called here: the number of tokens, and the forced ones.
+- The family's functions of a forward's inputs (number of tokens, forced tokens, offset) are called here.
 - `compile` makes the model fast (`tread.kernels.fast`); `detach` takes that off too.
 - A recomputation uses the state of its forward (`tread.routing.recompute`), detached or not.
 """
@@ -38,7 +38,7 @@ from tread.routing import recompute
 from tread.routing.handle import Handle
 from tread.routing.mode import Forced
 from tread.routing.plan import RoutePlan
-from tread.routing.state import State, unseen
+from tread.routing.state import State, unrecorded
 
 _CHECKPOINT = "_gradient_checkpointing_func"
 """The attribute that holds the checkpoint function of diffusers' models."""
@@ -65,13 +65,13 @@ class Attachment(Handle):
     """The handle of an attached model."""
 
     def __init__(self, model: nn.Module, plan: RoutePlan, family: Family, *, seed: int | None = None) -> None:
-        found = [(stack, module) for stack in family.stacks for module in _modules(model, stack.name)]
-        super().__init__(plan, depth=len(found), seed=seed)
+        modules = [(stack, module) for stack in family.stacks for module in _modules(model, stack.name)]
+        super().__init__(plan, depth=len(modules), seed=seed)
         self.model, self.family = model, family
         self.fast: Fast | None = None
-        """What `compile` put on the model."""
+        """The compiled layers, graphs and kernels that `compile` put on the model."""
         self.offloaded: Offload | None = None
-        """What `offload` put on the model."""
+        """The offloaded layers, if `offload` was called."""
         self.references: int | None = None
         """The number of reference tokens; None: read from the inputs, once per sequence length."""
         self._references = References()
@@ -80,7 +80,7 @@ class Attachment(Handle):
         self.layers: dict[nn.Module, Layer] = {}
         """Module -> its wrapper."""
         static = defaultdict[type, StaticShapes](lambda: StaticShapes(self))
-        for index, (stack, module) in enumerate(found):
+        for index, (stack, module) in enumerate(modules):
             block = unwrapped(module)
             self.layers.setdefault(block, Layer(self, block, static[type(block)])).add(index, stack)
         self._install_rotary()
@@ -278,7 +278,7 @@ class Attachment(Handle):
         arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
-        with unseen():
+        with unrecorded():
             tokens = None if family.tokens is None else family.tokens(model, arguments)
             forced = Forced(
                 references=self._count_references(arguments, tokens),
@@ -333,7 +333,10 @@ class ModelCall(Around):
         finally:  # also after an error: the state holds tensors
             handle.state, self.quiet = before, False
         if state.inside:
-            raise ConfigError("the forward ended inside a window of routing: the model skipped its last layers.")
+            raise ConfigError(
+                f"the forward ended inside a window of routing: the model skipped every layer after {state.layer}. End "
+                "the route at or before that layer, or run this forward inside handle.dense()."
+            )
         if state.routed and state.layer < 0:
             raise ConfigError(
                 "the forward ran none of the model's layers: something replaced their forward after tread.attach, or "

@@ -2,8 +2,8 @@
 
 - Every name in a family is looked up: class, parts, stacks, arguments of layers and of the model, rotary functions. A
   misspelt one would otherwise be ignored silently, or fail in the middle of a forward.
-- Torch's wrappers around layers are looked through. A forward that takes **kwargs takes any name, except in diffusers,
-  whose layers ignore what their **kwargs catch: there a renamed argument would go unrouted.
+- Wrappers around layers are unwrapped first. A forward with **kwargs accepts any name, except in diffusers, whose
+  layers ignore what their **kwargs catch: there a renamed argument would go unrouted.
 """
 
 import importlib
@@ -61,11 +61,11 @@ def _check_stack(model: nn.Module, name: str, stack: Stack) -> None:
         raise ConfigError(
             f"{given}: {name} has no such attribute{nearest(stack.name, lists)} Its lists of layers: {_listed(lists)}."
         )
-    found = operator.attrgetter(stack.name)(model)
-    layers = list(found) if isinstance(found, Iterable) else []
+    attribute = operator.attrgetter(stack.name)(model)
+    layers = list(attribute) if isinstance(attribute, Iterable) else []
     if not layers or not all(isinstance(layer, nn.Module) for layer in layers):
-        empty = isinstance(found, nn.ModuleList | list | tuple) and not layers
-        what = "an empty list" if empty else f"a {type(found).__name__}"
+        empty = isinstance(attribute, nn.ModuleList | list | tuple) and not layers
+        what = "an empty list" if empty else f"a {type(attribute).__name__}"
         raise ConfigError(
             f"{given}: {name}.{stack.name} is {what}; it must be a list of layers, such as nn.ModuleList. "
             f"The model's lists of layers: {_listed(_lists(model))}."
@@ -77,8 +77,8 @@ def _check_stack(model: nn.Module, name: str, stack: Stack) -> None:
             f"{given} has returns={stack.returns}; count the stream's index in what a layer returns from 0."
         )
     for index, layer in enumerate(layers):
-        where = f"layer {index} ({type(unwrapped(layer)).__name__})"
-        _check_arguments(layer, f"Stack(stream={stack.stream!r})", (stack.stream,), where)
+        owner = f"layer {index} ({type(unwrapped(layer)).__name__})"
+        _check_arguments(layer, f"Stack(stream={stack.stream!r})", (stack.stream,), owner)
     for side in stack.sides:
         _check_side(layers, stack, side)
     for count in stack.counts:
@@ -114,22 +114,23 @@ def _check_taken(layers: list[nn.Module], stack: Stack, given: str, argument: st
     )
 
 
-def _check_arguments(module: nn.Module, given: str, arguments: Iterable[str], where: str) -> None:
+def _check_arguments(module: nn.Module, given: str, arguments: Iterable[str], owner: str) -> None:
+    """Check that `module`, which messages call `owner`, takes every one of `arguments`."""
     names, any_name = argument_names(module)
     for argument in arguments:
         if not any_name and argument not in names:
             raise ConfigError(
-                f"{given}: {where} takes no {argument!r}{nearest(argument, names)} It takes: {_listed(names)}."
+                f"{given}: {owner} takes no {argument!r}{nearest(argument, names)} It takes: {_listed(names)}."
             )
 
 
 def _check_rotary(name: str, rotary: Rotary) -> None:
     module, _, function = rotary.function.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        rotate = getattr(importlib.import_module(module), function, None)
     except (ImportError, ValueError):  # no such module, or no module in the path
-        found = None
-    if not callable(found):
+        rotate = None
+    if not callable(rotate):
         raise ConfigError(
             f"Rotary(function={rotary.function!r}): there is no such function, so the layers of {name} rotate by "
             "another. Name the module that looks it up, and the function."
@@ -137,21 +138,21 @@ def _check_rotary(name: str, rotary: Rotary) -> None:
 
 
 def argument_names(module: nn.Module) -> tuple[list[str], bool]:
-    """The names of a module's arguments, and whether it takes any other name, by **kwargs."""
+    """The names of a module's arguments, and whether **kwargs accept and use any other name."""
     forward = type(unwrapped(module)).forward
-    given = list(inspect.signature(forward).parameters.values())[1:]
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    names = [parameter.name for parameter in given if parameter.kind not in variable]
-    takes_kwargs = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in given)
+    names = [parameter.name for parameter in parameters if parameter.kind not in variable]
+    takes_kwargs = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     return names, takes_kwargs and not forward.__module__.startswith("diffusers.")
 
 
 def _has(model: nn.Module, path: str) -> bool:
-    found: Any = model
+    value: Any = model
     for name in path.split("."):
-        if not hasattr(found, name):
+        if not hasattr(value, name):
             return False
-        found = getattr(found, name)
+        value = getattr(value, name)
     return True
 
 

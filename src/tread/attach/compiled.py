@@ -54,8 +54,8 @@ class CompiledCall:
         return self.inner(*args, **kwargs) if self.layer.quiet else self.layer.call(self.inner, args, kwargs)
 
     def checkpointed(self, around: Callable[..., Any]) -> Callable[..., Any] | None:
-        """The same code with checkpointing inside it, which costs the host far less than `around`, torch's checkpoint
-        around the code; None if there is none."""
+        """The same code compiled with checkpointing inside, which costs the host far less than `around`, torch's
+        checkpoint around the code; None if it cannot be compiled so."""
         inner: Any = self.inner.code if isinstance(self.inner, OffloadedCall) else self.inner
         if isinstance(inner, CompiledLayer):
             return None if inner.attempt.failed or inner.checkpointed is False else inner.checkpoint
@@ -70,7 +70,7 @@ class CompiledCall:
 
 
 class CheckpointCall:
-    """A model's checkpoint function.
+    """The wrapper of a model's checkpoint function.
 
     - A compiled layer is checkpointed within its compiled code, if the function is diffusers' own.
     - In a model that is compiled whole, routing is outside the checkpoint.
@@ -100,23 +100,25 @@ class CheckpointCall:
 
 
 def compiler_of(function: Any) -> Callable[[Callable[..., Any]], Any] | None:
-    """A function that compiles others as torch.compile compiled this one, settings included; None if torch hides it."""
+    """A function that compiles others as torch.compile compiled this one, options included; None if it was not compiled
+    or its options cannot be read."""
     if not hasattr(function, "_torchdynamo_orig_callable"):
         return None
     from torch._dynamo.eval_frame import OptimizeContext  # takes a second to import
 
-    held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    return next((one for one in held if isinstance(one, OptimizeContext)), None)
+    contents = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+    return next((content for content in contents if isinstance(content, OptimizeContext)), None)
 
 
 def _entry_points(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """The attributes of `module` and what it wraps that enter compiled code before a layer's `forward`."""
+    """The attributes, of `module` and of the modules it wraps, that are called in place of a layer's `forward` and run
+    compiled code: the owner of each, and its name."""
     owners = [module, *wrapped_in(module)]
     for owner in owners:
         if owner.__dict__.get("_compiled_call_impl") is not None:
             yield owner, "_compiled_call_impl"
     for owner in owners[:-1]:
-        if "forward" in owner.__dict__:  # of torch.compile(module)
+        if "forward" in owner.__dict__:  # set by torch.compile(module)
             yield owner, "forward"
 
 

@@ -35,17 +35,18 @@ class Side:
     after: str | None = None
     """The argument (B, T, ...) whose T tokens precede the image tokens on the axis, if others follow them too."""
     shared: bool = False
-    """The layer takes one table for the whole batch, so the batch must be one sample."""
+    """Whether the layer takes one table for the whole batch, which must then be one sample."""
     same: bool = False
-    """All image tokens have equal entries: the axis is narrowed instead of gathered."""
+    """Whether all image tokens have equal entries, so that the axis is narrowed instead of gathered."""
     member: int | None = None
     """The index of the one member of a tuple that has the axis; None: all members have it."""
     optional: bool = False
     """Whether layers may lack the argument; otherwise a side that no layer takes is refused."""
     full: bool = False
-    """It has no rows to gather: a function of it rotates the full sequence by the grid. The layer gets it as a
-    `rotary.FullLength`, which restores the full sequence for that function. `dim` is the token axis of the rotated
-    tensor. The layer may call a callable; for any other value, `Family.rotary` names the function."""
+    """Whether it serves the full sequence only: it has no rows to gather, because the layers rotate the full sequence
+    by its grid. The layer gets it as a `rotary.FullLength`, which scatters the kept rows into a full sequence for the
+    rotation. `dim` is the token axis of the rotated tensor. The layer may call a callable; for any other value,
+    `Family.rotary` names the function."""
 
 
 def square(name: str, *dims: int, ndim: int | None = None) -> tuple[Side, ...]:
@@ -68,8 +69,9 @@ class Stack:
     image: End = "last"
     """The end of the stream that the image tokens are at, if others are joined to them."""
     sides: tuple[Side, ...] = ()
+    """The side inputs of its layers."""
     counts: tuple[str, ...] = ()
-    """Arguments that are a number of tokens including the image tokens; dropped tokens are subtracted."""
+    """Arguments that count tokens, the image tokens among them; the number of dropped tokens is subtracted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,7 @@ class Family:
     stacks: tuple[Stack, ...]
     """The lists of layers in execution order; layer indices count across all of them."""
     parts: tuple[str, ...] = ()
-    """Attributes (dotted) that distinguish the model from others with the same class name."""
+    """Attributes (dotted) that a model must have; they tell it from others with the same class name."""
     inputs: tuple[str, ...] = ()
     """Arguments of the model's forward that the functions below read."""
     tokens: Callable[[nn.Module, Arguments], int] | None = None
@@ -128,9 +130,11 @@ class Family:
     per_block: bool = False
     """Whether the model needs the full stream between layers."""
     rotary: tuple[Rotary, ...] = ()
+    """The rotary functions to wrap."""
     refuse: Callable[[nn.Module, Arguments], str | None] | None = None
     """The reason why a forward with these arguments cannot be routed, or None."""
     notes: str = ""
+    """What a user of the model has to know; shown by `tread families` and in the docs."""
 
 
 def patches(name: str, *axes: int, size: Callable[[nn.Module], Any]) -> Callable[[nn.Module, Arguments], int]:

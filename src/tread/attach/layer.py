@@ -32,6 +32,7 @@ class Layer(Around):
         super().__init__()
         self.handle, self.block, self._static = handle, block, static
         self._indices: list[tuple[int, Stack, list[_Named]]] = []
+        """One entry per layer that the module is: its index, its stack and the stack's side inputs."""
         arguments = list(inspect.signature(type(block).forward).parameters)[1:]
         self._positions = {name: position for position, name in enumerate(arguments)}
 
@@ -46,7 +47,7 @@ class Layer(Around):
             return _uncompiled(self, forward, args, kwargs)
         routed = state.routed
         if not routed:
-            self.handle.check_foreign(type(self.block).__name__, training=self.block.training)
+            self.handle.check_recomputed_by_torch(type(self.block).__name__, training=self.block.training)
         index, stack, sides = self._next(state.layer)
         if routed:
             args, kwargs = self._enter(index, stack, sides, args, kwargs)
@@ -60,11 +61,8 @@ class Layer(Around):
         return self._exit(index, stack, output) if routed else output
 
     def _next(self, last: int) -> tuple[int, Stack, list[_Named]]:
-        """The module's first index after layer `last`, the last layer entered; its last one again where none is."""
-        for one in self._indices:
-            if one[0] > last:
-                return one
-        return self._indices[-1]
+        """The entry of the module's first index after `last`, the last layer entered; its last entry if none is."""
+        return next((entry for entry in self._indices if entry[0] > last), self._indices[-1])
 
     def _enter(
         self, index: int, stack: Stack, sides: list[_Named], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -2,8 +2,8 @@
 
 - Class names of diffusers are unique. Elsewhere names such as `DiT` or `Flux` are common: several families may name one
   class, and the model's structure decides.
-- Every family is checked against its model. A stock class that is not as its family says is most often that of another
-  diffusers, so the refusal names the releases.
+- Every family is checked against its model. A stock class that differs from its family mostly comes from another
+  release of diffusers, so the error names the supported releases and the installed one.
 """
 
 import operator
@@ -21,6 +21,7 @@ HOW_TO = "docs/own-model.md says how to declare one with tread.Family."
 DIFFUSERS = ">=0.42,<0.43"
 """The releases whose classes the stock families describe, as pyproject.toml has them."""
 _OWN = "tread.models.dit"
+"""The module of tread's own DiT, which routes itself."""
 
 
 def family_for(model: nn.Module, family: Family | None = None) -> Family:
@@ -49,7 +50,7 @@ def family_of(model: nn.Module) -> Family:
             try:
                 check_family(model, family)
             except ConfigError as error:
-                differs[name] = str(error)  # the last one, which requires least
+                differs[name] = str(error)  # of the last family, which requires least
             else:
                 return family
     if differs:
@@ -61,7 +62,7 @@ def family_of(model: nn.Module) -> Family:
 
 
 def _check_stock(model: nn.Module, name: str, family: Family) -> None:
-    """Raise a ConfigError that names the class and the releases of diffusers if `model` is not as `family` says."""
+    """Raise a ConfigError that names the class and the releases of diffusers if `family` does not describe `model`."""
     try:
         check_family(model, family)
     except ConfigError as error:

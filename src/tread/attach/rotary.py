@@ -32,7 +32,7 @@ _users: dict[str, WeakSet[object]] = {}
 
 @dataclass(frozen=True, eq=False)
 class FullLength:
-    """A side input for the full sequence only, with the rows that are in the stream."""
+    """A side input that serves the full sequence only, and the rows of the sequence that are in the stream."""
 
     value: Any
     rows: Tensor
@@ -72,7 +72,8 @@ def install(rotary: Rotary, user: object) -> None:
     users = _users.setdefault(rotary.function, WeakSet())
     if installed is not None and installed.function == rotary.function and installed != rotary and users:
         raise ConfigError(
-            f"{rotary.function} is in use by an attached model that lays its tokens out differently. Detach that first."
+            f"{rotary.function} is in use by an attached model whose family declares it differently (token axis, "
+            "tables). Detach that model first."
         )
     if installed != rotary:  # stock, or imported from a module where it was replaced
         setattr(module, name, _per_sample(getattr(function, "stock", function), rotary))
@@ -109,9 +110,9 @@ def _per_sample(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]
         if first.ndim == 2 or (rotary.real and first.is_complex()):
             return stock(*args, **kwargs)
         batch, axis = args[0].shape[0], kwargs.get("sequence_dim", rotary.axis)
-        laid_out = [_concatenated(x, axis) for x in args[: rotary.turns]]
+        rotated = [_concatenated(x, axis) for x in args[: rotary.turns]]
         rest = [_flat(arg) if i in tables else arg for i, arg in enumerate(args)][rotary.turns :]
-        out = stock(*laid_out, *rest, **kwargs)
+        out = stock(*rotated, *rest, **kwargs)
         return _split(out, axis, batch) if rotary.turns == 1 else tuple(_split(x, axis, batch) for x in out)
 
     vars(rotate).update(stock=stock, rotary=rotary)

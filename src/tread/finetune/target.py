@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from tread.errors import ConfigError
 from tread.objectives.density import Density
 from tread.objectives.flow import path_state, shifted
-from tread.objectives.objective import at_least_float32, beside
+from tread.objectives.objective import at_least_float32, per_sample
 
 Distance = Literal["l2", "huber"]
 Weighting = Literal["none", "sigma_sqrt", "cosmap"]
@@ -141,7 +141,7 @@ class FlowTarget:
         error = distance(prediction, noise - x, self.distance)
         if self.weighting == "none":
             return error
-        return error * beside(self.weight(time), error)
+        return error * per_sample(self.weight(time), error)
 
     def weight(self, time: Tensor) -> Tensor:
         """The weight of the loss at each time, (B,) float32."""
@@ -292,7 +292,7 @@ class EpsilonTarget(DiscreteTarget):
         square = apart.square() * torch.exp(-log_variance)
         divergence = 0.5 * (log_variance - low + torch.exp(low - log_variance) - 1 + square)  # Eq. 6
         density = 0.5 * (math.log(2 * math.pi) + log_variance + square)  # Eq. 5
-        return torch.where(beside(time, off) == 0, density, divergence) / math.log(2)
+        return torch.where(per_sample(time, off) == 0, density, divergence) / math.log(2)
 
     def _tables_on(self, device: torch.device) -> Tables:
         if device not in self._tables:
@@ -324,4 +324,4 @@ def _evenly(u: Tensor, count: int) -> Tensor:
 
 
 def _at(table: Tensor, time: Tensor, like: Tensor) -> Tensor:
-    return beside(table[time], like.float())
+    return per_sample(table[time], like.float())

@@ -36,13 +36,13 @@ class AdaNorm(nn.Module):
     def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, S, D) unchanged, and x normed, scaled and shifted by (B, 1, D) each."""
         if _fits(x):
-            return _Norm.apply(x, None, None, shift, scale, self.name, _wanted(x))  # pyright: ignore[reportReturnType]
+            return _Norm.apply(x, None, None, shift, scale, self.name, _out_dtype(x))  # pyright: ignore[reportReturnType]
         return x, self._plain(x, shift, scale)
 
     def after(self, x: Tensor, branch: Tensor, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """x + gate * branch, and that sum normed, scaled and shifted."""
         if _fits(x):
-            return _Norm.apply(x, branch, gate, shift, scale, self.name, _wanted(x))  # pyright: ignore[reportReturnType]
+            return _Norm.apply(x, branch, gate, shift, scale, self.name, _out_dtype(x))  # pyright: ignore[reportReturnType]
         x = x + gate * branch
         return x, self._plain(x, shift, scale)
 
@@ -52,13 +52,15 @@ class AdaNorm(nn.Module):
 
 
 def _fits(x: Tensor) -> bool:
+    """Whether the Triton kernels support x here."""
     transformed = torch._C._are_functorch_transforms_active()
     return triton_support.run_on(x.device) and x.dtype != torch.float64 and x.shape[-1] <= WIDEST and not transformed
 
 
-def _wanted(x: Tensor) -> torch.dtype:
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+def _out_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of a normed x: autocast's, or that of x."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 class _Norm(torch.autograd.Function):

@@ -16,8 +16,8 @@ from torch.library import triton_op, wrap_triton
 
 ROWS = 32
 """Rows handled by one backward program."""
-AHEAD = 64 * 1024
-"""Bytes of shared memory for prefetched rows; every GPU has as many."""
+PREFETCH_BYTES = 64 * 1024
+"""Shared memory for prefetched rows, in bytes; every supported GPU has as much."""
 
 
 @triton.jit
@@ -117,8 +117,8 @@ def _back_rows(
         if GATED:
             branch_values = tl.load(branch + row * width + at, mask=inside, other=0.0).to(tl.float32)
             to_gate += total * branch_values
-            found = (total * gate_values).to(to_branch.dtype.element_ty)
-            tl.store(to_branch + row * width + at, found, mask=inside)
+            to_branch_row = (total * gate_values).to(to_branch.dtype.element_ty)
+            tl.store(to_branch + row * width + at, to_branch_row, mask=inside)
     first = sums + (sample * pieces + piece) * 3 * width + at  # sums (B, pieces, 3, D)
     tl.store(first, to_shift, mask=inside)
     tl.store(first + width, to_scale, mask=inside)
@@ -126,12 +126,13 @@ def _back_rows(
 
 
 def warps(length: int) -> int:
+    """Warps of a program whose rows are padded to `length` elements."""
     return max(2, length // 1024)
 
 
 def stages(length: int, size: int) -> int:
     """Pipeline stages of the loop over rows; `size` is the bytes read per element, all inputs together."""
-    return 3 if 2 * length * size <= AHEAD else 1
+    return 3 if 2 * length * size <= PREFETCH_BYTES else 1
 
 
 @triton_op("tread::ada_norm", mutates_args=())

@@ -31,6 +31,7 @@ SAFE = ("flash", "efficient", "math")
 """Torch's backends in its order of preference, without its cuDNN backend (see `tread.kernels.cudnn`)."""
 AMPERE, HOPPER = (8, 0), (9, 0)
 _TORCH = F.scaled_dot_product_attention
+"""Torch's own function, which `use_attention` may replace."""
 _UNAVAILABLE = "No available kernel", "Invalid backend"
 """Torch's errors when no kernel fits: on CPUs and in compiled code, and on GPUs."""
 
@@ -45,7 +46,7 @@ def check_attention(name: Attention, device: torch.device, setting: str = "atten
 
 
 def resolved(name: Attention, device: torch.device) -> Attention:
-    """`cudnn` if `auto` stands for it on `device`; else the name itself."""
+    """The name, with `auto` replaced by `cudnn` on a device where it means that."""
     nvidia = device.type == "cuda" and torch.version.cuda is not None
     if name == "auto" and nvidia and torch.cuda.get_device_capability(device) >= HOPPER:
         return "cudnn"
@@ -53,7 +54,7 @@ def resolved(name: Attention, device: torch.device) -> Attention:
 
 
 def use_attention(name: Attention, device: torch.device) -> None:
-    """Use the kernels that `name` stands for."""
+    """Enable the kernels of `name` for the process, and no others; on a CPU nothing changes."""
     if device.type != "cuda":
         return
     name = resolved(name, device)
@@ -67,7 +68,7 @@ def use_attention(name: Attention, device: torch.device) -> None:
 
 
 def remember_attention() -> Callable[[], None]:
-    """A function that sets the kernels used now again."""
+    """A function that restores the kernels enabled now."""
     function, cuda = F.scaled_dot_product_attention, torch.backends.cuda
     flags = (
         cuda.flash_sdp_enabled(),

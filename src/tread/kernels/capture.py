@@ -1,7 +1,7 @@
-"""One network's forward and backward recorded as a pair of CUDA graphs, and replayed as an autograd function.
+"""One network's forward and backward captured as a pair of CUDA graphs, and replayed as an autograd function.
 
-When to record and when to replay is up to `graphs.py`. torch's `make_graphed_callables` forbids CUDA calls of other
-threads during capture, such as a pinning loader's.
+`graphs.py` decides when to capture and when to replay. torch's `make_graphed_callables` is not used: it forbids CUDA
+calls of other threads, such as a loader's that pins memory, during capture.
 """
 
 import weakref
@@ -15,16 +15,20 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 SPOILED: set[Any] = set()
-"""Memory pools in which a recording failed; torch records into none of them again."""
+"""Memory pools in which a capture failed; torch captures into none of them again."""
 VALUES = (bool, int, float, str, torch.dtype, torch.device, type(None))
-"""Types of arguments and outputs beside tensors; a graph repeats what they were at capture."""
+"""Types of arguments and outputs other than tensors; a replay has their values at capture."""
 TENSOR = object()
-"""Stands for a tensor among the outputs of a network."""
+"""Placeholder for a tensor among the outputs of a network."""
 
 
 class Capture:
-    """The graphs of one signature; `trained` are the parameters with gradients, `shared` is an earlier capture of the
-    same network, whose gradients they use, `beside` one of any network, whose memory pool they use."""
+    """The pair of graphs of one signature.
+
+    `trained` are the parameters with gradients; `leaves` and `tree` are the arguments, flattened. Gradient tensors are
+    taken from `shared`, an earlier capture of the same network, and the memory pool from `beside`, a capture of any
+    network.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class Capture:
         args, kwargs = pytree.tree_unflatten(leaves, tree)
         forget_accumulators(trained)
         with _put_back():
-            with _numbers_by_kernels(), self._recording(self._forward):
+            with _numbers_by_kernels(), self._capturing(self._forward):
                 returned, self._tree = pytree.tree_flatten(network(*args, **kwargs))
             if unknown := [type(one).__name__ for one in returned if not isinstance(one, (Tensor, *VALUES))]:
                 raise RuntimeError(f"the network returns more than tensors and plain values: {unknown[0]}")
@@ -54,7 +58,7 @@ class Capture:
             ends = [out for out in outputs if out.requires_grad]
             self._given = [torch.empty_like(out) for out in ends]
             # backward runs outside autocast
-            with self._recording(self._backward), torch.autocast("cuda", enabled=False):
+            with self._capturing(self._backward), torch.autocast("cuda", enabled=False):
                 gradients = torch.autograd.grad(ends, self.trained, self._given, allow_unused=True)
                 self.gradients = gradients if shared is None else _moved(gradients, shared.gradients)
         self._returned = [TENSOR if isinstance(one, Tensor) else one for one in returned]
@@ -68,7 +72,7 @@ class Capture:
         return self._call is not None and self._call() is not None
 
     @contextmanager
-    def _recording(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         try:
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 yield
@@ -91,7 +95,7 @@ class Capture:
     def replay_backward(self, call: "_Call", gradients: Sequence[Tensor | None]) -> None:
         """Compute the parameters' gradients from `gradients` of the outputs."""
         if self._call is None or self._call() is not call:
-            raise RuntimeError("backward ran twice on a CUDA-graph forward; go without graphs (graphs=False).")
+            raise RuntimeError("backward ran twice on a CUDA-graph forward; set graphs=False.")
         self._call = None
         wanted = [given for given, has in zip(gradients, self._differentiable, strict=True) if has]
         for mine, given in zip(self._given, wanted, strict=True):
@@ -121,7 +125,7 @@ class _Replay(torch.autograd.Function):
 
 
 def beside_values(returned: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
-    """The outputs of a network, in which `tensors` take the places that `TENSOR` marks."""
+    """The outputs of a network: `returned`, each `TENSOR` in it replaced by the next of `tensors`."""
     rest = iter(tensors)
     return [next(rest) if one is TENSOR else one for one in returned]
 
@@ -151,8 +155,8 @@ def _put_back() -> Iterator[None]:
 def forget_accumulators(trained: Sequence[nn.Parameter]) -> None:
     """Let autograd make the nodes that accumulate these parameters' gradients anew.
 
-    A node belongs to the stream it was made on, which a recording must not touch, and lives as long as any output of an
-    earlier step, such as the loss in a plain loop. Torch drops it when the data changes its type.
+    A node belongs to the stream it was made on, which a capture must not touch, and lives as long as any output of an
+    earlier step, such as the loss in a plain loop. Torch drops it when the dtype of the data changes.
     """
     for parameter in trained:
         data = parameter.data
@@ -163,23 +167,24 @@ def forget_accumulators(trained: Sequence[nn.Parameter]) -> None:
 
 @contextmanager
 def _numbers_by_kernels() -> Iterator[None]:
-    """Let kernels write what `torch.tensor(numbers, device="cuda")` copies from the host, which cannot be recorded.
+    """Let kernels write what `torch.tensor(numbers, device="cuda")` copies from the host, which cannot be captured.
 
-    Stock models have a few such numbers, Qwen-Image its prompt's length; they are what Python decided at capture.
+    Stock models have a few such numbers, such as Qwen-Image's prompt length; a replay has their values at capture.
     """
 
     def written(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
             has_tensors = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args, kwargs)))
-            if has_tensors or device is None or not torch.cuda.is_current_stream_capturing():  # another thread, for one
+            # another thread may call it, whose stream is not capturing
+            if has_tensors or device is None or not torch.cuda.is_current_stream_capturing():
                 return make(*args, device=device, **kwargs)
             host = make(*args, **kwargs)
-            found = torch.empty_like(host, device=device)
-            for place, number in zip(found.view(-1), host.view(-1).tolist(), strict=True):
-                place.fill_(number)
-            return found
+            filled = torch.empty_like(host, device=device)
+            for element, number in zip(filled.view(-1), host.view(-1).tolist(), strict=True):
+                element.fill_(number)
+            return filled
 
-        return torch.compiler.disable(made)  # pyright: ignore[reportReturnType]  # compiled code makes numbers too
+        return torch.compiler.disable(made)  # pyright: ignore[reportReturnType]  # compiled code calls it too
 
     before = torch.tensor, torch.as_tensor
     torch.tensor, torch.as_tensor = map(written, before)

@@ -77,7 +77,7 @@ def compile_layers(
 
 
 def raise_recompile_limit(needed: int) -> None:
-    """Let torch compile one function for `needed` kinds of inputs at least."""
+    """Raise torch's limits so that one function may be compiled at least `needed` times."""
     from torch._dynamo import config as limits  # takes a second to import
 
     limits.recompile_limit = max(needed, limits.recompile_limit)
@@ -91,7 +91,7 @@ def compile_noise(attempt: "Attempt") -> None:
 
 
 class Attempt:
-    """How compiling goes, shared by all layers of a model: whether it failed, and the shapes seen so far."""
+    """The state of compilation that all layers of a model share: whether it failed, and the shapes seen so far."""
 
     def __init__(self, say: Callable[[str], None], *, shapes: int = 1, training_only: bool = False) -> None:
         self.failed, self.training_only = False, training_only
@@ -101,14 +101,14 @@ class Attempt:
     def fail(self, error: Exception) -> None:
         """Run everything eager from now on, and report the first error."""
         if not self.failed:
-            cause = getattr(error, "inner_exception", error)  # without the page about the backend
+            cause = getattr(error, "inner_exception", error)  # the outer one adds a page about the backend
             reason = f"{type(cause).__name__}: {cause}".splitlines()[0]
             self._say(f"compiling failed, so the run goes on without it, slower ({reason}).")
         self.failed = True
 
-    def admit(self, kind: Any, shape: Any) -> bool:
-        """Whether layers of one kind get code of their own for this shape."""
-        seen = self._seen.setdefault(kind, set())
+    def admit(self, variant: Any, shape: Any) -> bool:
+        """Whether layers of one variant (class, checkpointing) get code of their own for this shape; counts it."""
+        seen = self._seen.setdefault(variant, set())
         if shape in seen:
             return True
         if len(seen) < self._most:
@@ -140,7 +140,7 @@ class Compiled:
 class CompiledLayer:
     """A layer's compiled code: checkpointed or not, for one shape or for any.
 
-    `checkpointed` None: as the caller says, who may use `checkpoint`.
+    `checkpointed` None: the caller decides, by calling this or `checkpoint`.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class CompiledLayer:
         attempt, layer = self.attempt, self.layer
         if attempt.training_only and not layer.training:
             return layer._call_impl(*args, **kwargs)
-        counts = torch.is_grad_enabled() and not attempt.failed  # shapes of validation take no room from training's
-        kind = type(layer), checkpointed  # of a model whose layers are offloaded in part, some are checkpointed
-        has_own_code = not counts or attempt.admit(kind, _shapes(args, kwargs))
+        counts = torch.is_grad_enabled() and not attempt.failed  # validation's shapes do not count towards the limit
+        variant = type(layer), checkpointed  # if only some layers are offloaded, only those are checkpointed
+        has_own_code = not counts or attempt.admit(variant, _shapes(args, kwargs))
         return self._variant(checkpointed, any_shape=not has_own_code)(*args, **kwargs)
 
     def _variant(self, checkpointed: Checkpointing, *, any_shape: bool) -> Compiled:
@@ -175,7 +175,7 @@ class CompiledLayer:
         if key not in self._code:
             call = self.layer._call_impl
             compiler: Any = partial(torch.compile, dynamic=any_shape, **self._options)
-            if checkpointed and _is_sharded(self.layer):  # around the compiled code
+            if checkpointed and _is_sharded(self.layer):  # checkpointed around the compiled code
                 eager = partial(recomputing(checkpointed), call)
                 compiled = partial(recomputing(checkpointed), compiler(call))
             else:

@@ -48,11 +48,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) ->
     query, key, value = (_dense_rows(x) for x in (query, key, value))
     if not query.is_cuda:
         scores = _scores(query, key, scale)
-        found = scores.softmax(-1) @ value.float(), scores.logsumexp(-1, keepdim=True)
-        return _tokens_first(found[0].to(query.dtype)), found[1]
+        out = scores.softmax(-1) @ value.float()
+        return _tokens_first(out.to(query.dtype)), scores.logsumexp(-1, keepdim=True)
     run = torch.ops.aten._scaled_dot_product_cudnn_attention
-    found = run(query, key, value, None, True, 0.0, False, False, scale=scale)
-    return _tokens_first(found[0]), found[1]
+    out, logsumexp, *_ = run(query, key, value, None, True, 0.0, False, False, scale=scale)
+    return _tokens_first(out), logsumexp
 
 
 @attention.register_fake
@@ -68,13 +68,14 @@ def attention_backward(
     query, key, value = (_dense_rows(x) for x in (query, key, value))
     gradient = _tokens_first(gradient)
     if not query.is_cuda:
-        found = _plain_backward(gradient, query, key, value, out, logsumexp, scale)
+        gradients = _plain_backward(gradient, query, key, value, out, logsumexp, scale)
     else:
         unused = torch.empty((), dtype=torch.int64, device=query.device)  # RNG state, which only dropout reads
         run = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
         state = (logsumexp, unused, unused, None, None, None, query.shape[2], key.shape[2], 0.0, False)
-        found = run(gradient, query, key, value, out, *state, scale=scale)
-    return _tokens_first(found[0]), _tokens_first(found[1]), _tokens_first(found[2])
+        gradients = run(gradient, query, key, value, out, *state, scale=scale)
+    to_query, to_key, to_value = (_tokens_first(x) for x in gradients)
+    return to_query, to_key, to_value
 
 
 @attention_backward.register_fake
@@ -102,7 +103,7 @@ def _tokens_first(x: Tensor) -> Tensor:
 
 
 def _dense_rows(x: Tensor) -> Tensor:
-    """x with stride 1 on its last axis and no expanded axis; a copy only if one of the two is amiss."""
+    """x with stride 1 on its last axis and no expanded axis; a copy only if it has not."""
     return x if x.stride(-1) == 1 and 0 not in x.stride() else _tokens_first(x)
 
 
@@ -121,8 +122,8 @@ def _plain_backward(
     weights = (_scores(query, key, scale) - logsumexp).exp()  # (B, H, S, T)
     to_weights = gradient.float() @ value.float().mT - (gradient.float() * out.float()).sum(-1, keepdim=True)
     to_scores = weights * to_weights * (query.shape[-1] ** -0.5 if scale is None else scale)
-    found = to_scores @ key.float(), to_scores.mT @ query.float(), weights.mT @ gradient.float()
-    return [x.to(query.dtype) for x in found]
+    gradients = to_scores @ key.float(), to_scores.mT @ query.float(), weights.mT @ gradient.float()
+    return [x.to(query.dtype) for x in gradients]
 
 
 # torch's FLOP counter does not know custom operators

@@ -1,10 +1,10 @@
-"""Mixtures of experts at fixed shapes, so that their layers are compiled whole and recorded in CUDA graphs.
+"""Mixtures of experts at fixed shapes, so that their layers are compiled whole and captured in CUDA graphs.
 
-- Stock code gathers the tokens of each expert. How many there are is known on the device alone, so the host waits for
-  it in every layer and nothing can be recorded; before torch 2.13 layers are compiled in pieces, too.
+- Stock code gathers the tokens of each expert. Their number is known on the device alone, so the host waits for it in
+  every layer and nothing can be captured; before torch 2.13 layers are compiled in pieces, too.
 - Here every expert computes every token, and those that the router did not choose have weight zero. Outputs and
   gradients are the same up to the order of a sum. The price is the products of all experts instead of the chosen ones.
-- In training only: in eval mode, and when taken off, the stock code runs.
+- This applies in training mode only; in eval mode the stock code runs.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,19 +21,19 @@ class AllExperts(Around):
 
     def __init__(self, mixture: nn.Module) -> None:
         super().__init__()
-        self.mixture, self._computed = mixture, MIXTURES[type(mixture).__name__]
+        self.mixture, self._compute = mixture, MIXTURES[type(mixture).__name__]
 
     def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Around.call`."""
         if not self.mixture.training:
             return forward(*args, **kwargs)
-        return self._computed(self.mixture, *args, **kwargs)
+        return self._compute(self.mixture, *args, **kwargs)
 
 
 def compute_all_experts(layers: Iterable[nn.Module]) -> Callable[[], None]:
     """Wrap the mixtures of experts in `layers`; returns a function that unwraps them.
 
-    One that is told to run its eval code in training, too, stays as it is.
+    A mixture that is set to run its eval code in training too (`_force_inference_output`) is left alone.
     """
     mixtures = (one for layer in layers for one in layer.modules() if type(one).__name__ in MIXTURES)
     wrappers = [AllExperts(one) for one in mixtures if not getattr(one, "_force_inference_output", False)]
@@ -58,4 +58,4 @@ def _hidream(mixture: Any, x: Tensor) -> Tensor:
 
 
 MIXTURES: dict[str, Callable[..., Tensor]] = {"MOEFeedForwardSwiGLU": _hidream}
-"""Stock classes by name, with the function that computes all of their experts."""
+"""Name of a stock class -> the function that computes all of its experts."""

@@ -30,11 +30,11 @@ SHAPES = 32
 
 
 class Fast:
-    """A model with compiled layers, CUDA graphs and fast kernels; `remove` makes it as it was.
+    """A model with compiled layers, CUDA graphs and fast kernels; `remove` restores it.
 
-    `compiled`: compile the layers. `checkpointing` is theirs, within compiled code. `graphs`: True says why if they
-    cannot be used, "auto" does not; `graphs_setting` is its name in that message. `device` computes, by default the
-    parameters' own, which may be offloaded. `options` are torch.compile's.
+    `compiled`: compile the layers. `checkpointing` is theirs, within compiled code. `graphs`: if they cannot be used,
+    True says why and "auto" does not; `graphs_setting` is the setting's name in that message. `device` computes; by
+    default it is the parameters', so give it if they are offloaded. `options` are torch.compile's.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Fast:
         SETTINGS.enter(self)
         use_attention(attention, device)
         self.attempt: Attempt | None = None
-        """How compiling went; None: nothing is compiled."""
+        """The state of compilation; None: nothing is compiled."""
         self._restore_experts: Callable[[], None] | None = None
         if compiled:
             self._restore_experts = compute_all_experts(self.layers)
@@ -94,7 +94,7 @@ class Fast:
             self.graphs.release()
 
     def remove(self) -> None:
-        """Make the model and the process's settings as they were. Calling it again does nothing."""
+        """Restore the model and the process's settings. Calling it again does nothing."""
         if not SETTINGS.leave(self):
             return
         for layer, before in zip(self.layers, self._before, strict=True):
@@ -127,7 +127,7 @@ class Settings:
         self._users.add(user)
 
     def leave(self, user: object) -> bool:
-        """Restore the settings if this was the last; False if it had left before."""
+        """Restore the settings if this was the last user; False if it had left before."""
         if user not in self._users:
             return False
         self._users.remove(user)
@@ -159,6 +159,6 @@ def _remember_noise() -> Callable[[], None]:
 
 
 def print_once_per_job(message: str) -> None:
-    """Print on the first process."""
+    """Print on rank 0 only."""
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0:
         print(message, flush=True)

@@ -11,7 +11,7 @@
 - The maximum is reduced by rows first, so that compiled code fuses it into the kernel that computes the rows.
 - On GPUs, Triton kernels (`tread.kernels.float8_triton`) round rows and transpose bytes.
 - Forwards in eval mode (validation, previews) do not use float8.
-- On CPUs a plain product of the rounded operands computes the same.
+- CPUs compute a plain product of the rounded operands.
 """
 
 from typing import Any, Literal

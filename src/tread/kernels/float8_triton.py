@@ -1,4 +1,4 @@
-"""The work of float8 besides its products, as Triton kernels: rounding rows, and transposing bytes.
+"""Float8 work other than products, as Triton kernels: rounding rows, and transposing bytes.
 
 - `round_rows` reads a row once; compiled code would read it twice, for the maximum and for the rounding, because the
   rows of these models are longer than an Inductor reduction holds.
@@ -26,8 +26,8 @@ def _round_row(x, columns, out, scale, size, LARGEST: tl.constexpr, LENGTH: tl.c
     if SCALED:
         values *= tl.load(columns + at, mask=inside, other=0.0)
     most = tl.maximum(tl.max(tl.abs(values), 0), 1e-12)
-    broken = tl.sum((values != values).to(tl.int32), 0)  # tl.max ignores NaN
-    most = tl.where(broken != 0, float("nan"), most)
+    nans = tl.sum((values != values).to(tl.int32), 0)  # tl.max ignores NaN
+    most = tl.where(nans != 0, float("nan"), most)
     scaled = values * (tl.div_rn(1.0, most) * LARGEST)
     rounded = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + row * size + at, rounded.to(out.dtype.element_ty), mask=inside)
@@ -35,6 +35,7 @@ def _round_row(x, columns, out, scale, size, LARGEST: tl.constexpr, LENGTH: tl.c
 
 
 def warps(length: int) -> int:
+    """Warps of a program whose rows are padded to `length` elements."""
     return max(4, min(16, length // 1024))
 
 

@@ -7,17 +7,17 @@
 - The graphs of all models on a device share one memory pool, so a forward is replayed only if the previous one has had
   its backward. Those of one model share their gradients too. `release` gives the memory back.
 - A graph uses the addresses it was captured with: inputs are copied into its own tensors, outputs and selections are
-  copies, and all graphs are dropped when a weight has moved, came or went, or when requires_grad has changed.
+  copies, and all graphs are dropped when a weight was moved, added or removed, or when requires_grad has changed.
 - A graph repeats what Python decided at capture. So the modules' training mode and the state of adapters (`STATE`) are
-  part of the signature. Whatever else a model reads on the Python side must not change, or needs `release`.
+  part of the signature. If anything else that a model reads in Python changes, call `release`.
 - Tokens are selected inside the graph: the handle keeps its step on the device, where the graph reads it.
 - Noise, times, the loss, clipping and the optimizer run outside the graphs as before.
 - Calls that cannot be captured run without graphs: with a force mask or given selections, inputs that require gradients
-  or are on the host, gradients disabled, a checkpointed function or a dispatch mode (a FLOP counter) around, several
+  or are on the host, gradients disabled, inside a checkpointed function or a dispatch mode (a FLOP counter), in several
   processes. If capture fails, one message says so, all graphs are dropped and the run continues without. There are at
-  most `MOST` pairs of graphs; past that, one message, and other signatures run without.
-- The autocast cache: entries cached before capture are freed by replay; entries cached during it were never computed.
-  It is cleared before and after.
+  most `MOST` pairs of graphs; past that, one message says so, and other signatures run without.
+- The autocast cache is cleared before and after capture: entries cached before it are freed by replay, entries cached
+  during it were never computed.
 """
 
 import traceback
@@ -44,7 +44,7 @@ STATE = ("_active_adapter", "_disable_adapters", "merged_adapters", "scaling", "
 
 
 class Graphs:
-    """A callable like the network that replays CUDA graphs."""
+    """The calls of one network, replayed from CUDA graphs if possible."""
 
     _all: ClassVar[weakref.WeakSet["Graphs"]] = weakref.WeakSet()
 
@@ -53,7 +53,7 @@ class Graphs:
         self._calls: dict[Any, int] = {}
         self._captured: dict[Any, tuple[Capture, list[Seen]]] = {}
         self.failed, self._full = False, False
-        self._seen_weights, _ = _look(network)
+        self._seen_weights, _ = _weights_and_state(network)
         self._device = next(network.parameters()).device
         for handle in handles:
             handle.to(self._device)
@@ -61,18 +61,18 @@ class Graphs:
 
     @property
     def count(self) -> int:
-        """The kinds of calls that have graphs."""
+        """The number of signatures that have graphs."""
         return len(self._captured)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(self.network, args, kwargs)
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output of the network's `forward`, replayed from graphs where there are any."""
+        """The output of the network's `forward`, replayed from graphs if this call has some."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if self.failed or not self._fits(leaves) or self._is_running():
             return forward(*args, **kwargs)
-        weights, state = _look(self.network)
+        weights, state = _weights_and_state(self.network)
         if weights != self._seen_weights:
             self._seen_weights = weights
             self._forget()
@@ -86,13 +86,13 @@ class Graphs:
         return output
 
     def release(self) -> None:
-        """Give the memory of all graphs back, for example for validation; the next call of a kind captures anew."""
+        """Give the memory of all graphs back, for example for validation; each signature is captured anew."""
         self._captured.clear()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """Drop everything, and keep the handles' steps on the host again."""
+        """Drop everything, run without graphs from now on, and keep the handles' steps on the host again."""
         self._forget()
         self.failed = True
         for handle in self.handles:
@@ -100,14 +100,16 @@ class Graphs:
 
     @staticmethod
     def _is_running() -> bool:
-        """Whether a replayed forward, of whichever model, waits for its backward in the memory that all share."""
+        """Whether a replayed forward of any model still waits for its backward, in the memory pool that all share."""
         return any(capture.is_running for graphs in Graphs._all for capture, _ in graphs._captured.values())
 
     def _fits(self, leaves: list[Any]) -> bool:
+        """Whether a call with these arguments can be captured now."""
         plain = torch.is_grad_enabled() and _get_current_dispatch_mode() is None and not is_distributed()
-        return plain and all(map(self._holds, leaves)) and all(handle.repeatable for handle in self.handles)
+        return plain and all(map(self._takes, leaves)) and all(handle.repeatable for handle in self.handles)
 
-    def _holds(self, leaf: Any) -> bool:
+    def _takes(self, leaf: Any) -> bool:
+        """Whether a graph can take this argument."""
         if isinstance(leaf, Tensor):
             return leaf.device == self._device and not leaf.requires_grad
         return isinstance(leaf, VALUES)
@@ -132,14 +134,15 @@ class Graphs:
         except RuntimeError as error:  # the class of torch's and CUDA's errors
             self.failed = True
             self._forget()
-            self._say(f"CUDA graph capture failed; continuing without graphs ({_first(error)}).")
+            self._say(f"CUDA graph capture failed; continuing without graphs ({_first_line(error)}).")
             _close_frames(error)
         return not self.failed
 
     def _is_full(self) -> bool:
+        """Whether no further signature gets graphs; says so the first time."""
         full = self.count >= MOST
         if full and not self._full:
-            self._say(f"there are CUDA graphs for {MOST} kinds of calls; further kinds run without.")
+            self._say(f"there are CUDA graphs for {MOST} call signatures; further ones run without.")
         self._full |= full
         return full
 
@@ -165,8 +168,8 @@ class Graphs:
         return capture, [handle.seen for handle in self.handles]
 
 
-def _look(network: nn.Module) -> tuple[list[Any], tuple[Any, ...]]:
-    """The address of every weight with whether it requires gradients; and the state of every module."""
+def _weights_and_state(network: nn.Module) -> tuple[list[Any], tuple[Any, ...]]:
+    """The address of every parameter and buffer and whether it requires gradients; and the state of every module."""
     weights, state, rest = [], [], [network]
     while rest:
         module = rest.pop()
@@ -193,15 +196,15 @@ def is_distributed() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def _first(error: BaseException) -> str:
-    """The first line of the first error: the end of a failed recording raises another."""
+def _first_line(error: BaseException) -> str:
+    """The first line of the original error: the end of a failed capture raises another."""
     while error.__context__ is not None:
         error = error.__context__
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _close_frames(error: BaseException | None) -> None:
-    """Let go of what the functions that failed still hold.
+    """Free the frames of the functions that failed.
 
     Before torch 2.13 a checkpointed function that raises leaves its hooks and dispatch modes active until its frame is
     freed, which may be at any later time; the forward that follows would run under them.

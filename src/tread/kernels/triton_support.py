@@ -1,4 +1,4 @@
-"""Whether tread's Triton kernels can run: they need a supported GPU and a C compiler.
+"""Whether tread's Triton kernels can run: they need Triton, a supported GPU and a C compiler.
 
 `TREAD_KERNELS=0` in the environment turns them off, for a GPU or a Triton version on which they fail.
 """

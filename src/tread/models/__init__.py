@@ -1,7 +1,7 @@
 """The networks for training from scratch: a class-conditional diffusion transformer, its named sizes, and published
 weights.
 
-It imports torch, `tread.errors`, `tread.routing` and `tread.kernels`; data, objectives and jobs are unknown to it.
+The package imports torch, `tread.errors`, `tread.routing` and `tread.kernels`, and knows no data, objective or job.
 """
 
 from tread.models.dit import DiT

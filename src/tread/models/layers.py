@@ -106,6 +106,8 @@ class HeadNorm(nn.Module):
 
 
 class Attention(nn.Module):
+    """Self-attention over tokens x (B, S, D) -> (B, S, D), with optional QK-norm and rotary positions."""
+
     def __init__(self, width: int, heads: int, *, qk_norm: bool) -> None:
         super().__init__()
         self.heads = heads
@@ -125,6 +127,8 @@ class Attention(nn.Module):
 
 
 class GeluMlp(nn.Module):
+    """The MLP of the paper, with the tanh approximation of GELU."""
+
     def __init__(self, width: int, mlp_ratio: float) -> None:
         super().__init__()
         hidden = int(width * mlp_ratio)
@@ -137,6 +141,8 @@ class GeluMlp(nn.Module):
 
 # Shazeer 2020 (arXiv 2002.05202), Eq. 6
 class SwigluMlp(nn.Module):
+    """A gated MLP without biases, of about the parameters of `GeluMlp`."""
+
     def __init__(self, width: int, mlp_ratio: float) -> None:
         super().__init__()
         # Three matrices instead of two: 2/3 of the hidden size keeps the parameter count, and a multiple of

@@ -15,23 +15,25 @@ from torch import Tensor
 from tread.errors import ConfigError
 from tread.models.dit import DiT
 
-_OUTSIDE = {
+_OUTSIDE_BLOCKS = {
     "x_embedder.proj": "patch_embed",
     "t_embedder.mlp.0": "time_embed.fc1",
     "t_embedder.mlp.2": "time_embed.fc2",
     "final_layer.adaLN_modulation.1": "final.modulation",
     "final_layer.linear": "final.linear",
 }
-_INSIDE = {name: name for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
-_INSIDE["adaLN_modulation.1"] = "modulation"
+"""Published module -> our module."""
+_IN_BLOCK = {name: name for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+"""The same within one block."""
+_IN_BLOCK["adaLN_modulation.1"] = "modulation"
 
 
 def _key_map(depth: int) -> dict[str, str]:
     """Published key -> our key, for every stored weight."""
-    modules = dict(_OUTSIDE)
+    modules = dict(_OUTSIDE_BLOCKS)
     for layer in range(depth):
-        modules |= {f"blocks.{layer}.{theirs}": f"blocks.{layer}.{ours}" for theirs, ours in _INSIDE.items()}
-    keys = {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in modules.items() for kind in ("weight", "bias")}
+        modules |= {f"blocks.{layer}.{theirs}": f"blocks.{layer}.{ours}" for theirs, ours in _IN_BLOCK.items()}
+    keys = {f"{theirs}.{name}": f"{ours}.{name}" for theirs, ours in modules.items() for name in ("weight", "bias")}
     return keys | {"y_embedder.embedding_table.weight": "label_embed.weight"}
 
 
@@ -53,7 +55,7 @@ def _check_keys(given: set[str], wanted: set[str]) -> None:
         )
     if unknown := sorted(given - wanted):
         raise ConfigError(
-            f"The state dict has the key {unknown[0]!r} ({len(unknown)} such), for which this model has no place; "
+            f"The state dict has the key {unknown[0]!r} ({len(unknown)} such), which this model does not have; "
             "build the model with the depth of the published one."
         )
 
@@ -88,14 +90,14 @@ def load_published_dit(model: DiT, state_dict: Mapping[str, Tensor]) -> None:
     if not torch.allclose(state_dict["pos_embed"][0].to(model.positions), model.positions, atol=1e-4):
         raise ConfigError(
             "The table 'pos_embed' is not the fixed sine-cosine embedding that this model computes; "
-            "these weights belong to another kind of model."
+            "give the weights of a published DiT."
         )
 
     mapped = {ours: state_dict[theirs] for theirs, ours in keys.items()}
     convolution = mapped["patch_embed.weight"]  # (D, C, p, p)
     mapped["patch_embed.weight"] = convolution.permute(0, 2, 3, 1).flatten(1)  # (D, p * p * C)
     if takes_noise_half:
-        for kind in ("final.linear.weight", "final.linear.bias"):
-            each = mapped[kind].unflatten(0, (positions, -1))  # (positions, published channels, ...)
-            mapped[kind] = each[:, :channels].flatten(0, 1)  # (positions * channels, ...)
+        for name in ("final.linear.weight", "final.linear.bias"):
+            each = mapped[name].unflatten(0, (positions, -1))  # (positions, published channels, ...)
+            mapped[name] = each[:, :channels].flatten(0, 1)  # (positions * channels, ...)
     model.load_state_dict(mapped)

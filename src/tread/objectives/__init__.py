@@ -1,6 +1,6 @@
 """Training objectives: the loss that a network is trained on, and the field that a solver integrates.
 
-A new one is a file with a frozen dataclass that follows `objective.Objective`, and a line in `OBJECTIVES`. It
+A new one is a file with a frozen dataclass that follows `objective.Objective`, and a line in `OBJECTIVES`. The package
 imports torch and `tread.errors` only.
 """
 

@@ -1,9 +1,9 @@
 """Densities of training times: uniform, logit-normal, mode and beta, each as its quantile function and its CDF.
 
-- A time is the quantile function at u in (0, 1), so that whoever draws u decides how times are spread: hashes for
-  training, even steps for validation, an interval for a model that sees some times only.
+- A time is the quantile function at u in (0, 1), so the caller decides how times are spread by its choice of u: hashes
+  for training, even steps for validation, an interval for an expert that is trained on some times only.
 - Time 1 is noise. `mode` and `logit-normal` are those of Esser et al. 2024 (arXiv 2403.03206, section 3.1).
-- torch has no incomplete beta function: that of `beta` is a table, integrated once in float64.
+- torch has no incomplete beta function: the CDF of `beta` is a table, integrated once in float64.
 """
 
 import math
@@ -121,7 +121,7 @@ def _beta_table(alpha: float, beta: float, device: torch.device) -> Tensor:
 
 
 def _inverted(rising: Callable[[float], float], value: float) -> float:
-    """Where a function that rises from 0 at 0 to 1 at 1 takes a value, by bisection."""
+    """The argument at which a function that rises from 0 at 0 to 1 at 1 takes `value`, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = 0.5 * (low + high)

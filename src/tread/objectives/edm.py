@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from tread.errors import ConfigError
-from tread.objectives.objective import Field, Net, ask, at_least_float32, beside, check_number, check_steps, mean_square
+from tread.objectives.objective import (
+    Field,
+    Net,
+    at_least_float32,
+    check_number,
+    check_steps,
+    mean_square,
+    per_sample,
+    predict,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +83,8 @@ class EDM:
         """The denoised data D(x; sigma), (B, C, H, W); sigma (B,)."""
         x = at_least_float32(x)
         sigma = sigma.to(x.dtype)
-        at = beside(sigma, x)  # (B, 1, 1, 1)
-        return self.c_skip(at) * x + self.c_out(at) * ask(net, self.c_in(at) * x, self.c_noise(sigma), labels)
+        at = per_sample(sigma, x)  # (B, 1, 1, 1)
+        return self.c_skip(at) * x + self.c_out(at) * predict(net, self.c_in(at) * x, self.c_noise(sigma), labels)
 
     # Eq. 8 with the weight of Table 1
     def loss(self, net: Net, x: Tensor, labels: Tensor, *, noise: Tensor, u: Tensor) -> Tensor:
@@ -83,14 +92,16 @@ class EDM:
         x = at_least_float32(x)
         noise = noise.to(x.dtype)
         sigma = self.level(u).to(x.dtype)
-        at = beside(sigma, x)  # (B, 1, 1, 1)
-        answer = ask(net, self.c_in(at) * (x + at * noise), self.c_noise(sigma), labels)
+        at = per_sample(sigma, x)  # (B, 1, 1, 1)
+        prediction = predict(net, self.c_in(at) * (x + at * noise), self.c_noise(sigma), labels)
         # (x - c_skip * (x + sigma * noise)) / c_out, without the cancellation
         target = self.c_in(at) * (at / self.sigma_data * x - self.sigma_data * noise)
-        return mean_square(answer - target)
+        return mean_square(prediction - target)
 
     # Algorithm 2, line 7 (the ODE of Eq. 1, its score from Eq. 3)
     def field(self, net: Net) -> Field:
+        """See `Objective.field`."""
+
         def slope(x: Tensor, level: float, labels: Tensor) -> Tensor:
             sigma = x.new_full((x.shape[0],), level)  # (B,)
             return (x - self.denoise(net, x, sigma, labels)) / level
@@ -99,7 +110,8 @@ class EDM:
 
     # Eq. 5
     def levels(self, steps: int) -> list[float]:
+        """See `Objective.levels`."""
         check_steps(steps)
         high, low = self.sigma_max ** (1 / self.rho), self.sigma_min ** (1 / self.rho)
-        rungs = max(steps - 1, 1)  # with one step there is nothing between sigma_max and 0
-        return [self.sigma_max, *((high + i / rungs * (low - high)) ** self.rho for i in range(1, steps)), 0.0]
+        spacings = max(steps - 1, 1)  # with one step there is nothing between sigma_max and 0
+        return [self.sigma_max, *((high + i / spacings * (low - high)) ** self.rho for i in range(1, steps)), 0.0]

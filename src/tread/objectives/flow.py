@@ -14,7 +14,16 @@ from torch import Tensor
 
 from tread.errors import ConfigError
 from tread.objectives.density import logit_normal
-from tread.objectives.objective import Field, Net, ask, at_least_float32, beside, check_number, check_steps, mean_square
+from tread.objectives.objective import (
+    Field,
+    Net,
+    at_least_float32,
+    check_number,
+    check_steps,
+    mean_square,
+    per_sample,
+    predict,
+)
 
 Time = Literal["uniform", "logit-normal"]
 T = TypeVar("T", float, Tensor)
@@ -23,7 +32,7 @@ T = TypeVar("T", float, Tensor)
 # Esser et al. Eq. 13
 def path_state(x: Tensor, noise: Tensor, t: Tensor) -> Tensor:
     """x_t = (1 - t) x + t noise, the state at time t (B,) on the straight path from x to noise, (B, C, ...)."""
-    at = beside(t, x)  # (B, 1, ...)
+    at = per_sample(t, x)  # (B, 1, ...)
     return (1.0 - at) * x + at * noise
 
 
@@ -65,20 +74,17 @@ class Flow:
                 "objective.time is 'uniform', which uses neither; set objective.time to 'logit-normal'."
             )
 
-    def _shifted(self, t: T) -> T:
-        return shifted(t, self.shift)
-
     def level(self, u: Tensor) -> Tensor:
         """The u-quantile of t, (B,) -> (B,)."""
         t = at_least_float32(u)
         if self.time == "logit-normal":
             t = logit_normal(t, self.logit_mean, self.logit_std)
-        return self._shifted(t)
+        return shifted(t, self.shift)
 
     def velocity(self, net: Net, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """The network's prediction of noise - x at x_t, (B, C, H, W); t (B,)."""
         x = at_least_float32(x)
-        return ask(net, x, t.to(x.dtype), labels)
+        return predict(net, x, t.to(x.dtype), labels)
 
     # Liu et al. Eq. 1 and Lipman et al. Eq. 23 (sigma_min = 0)
     def loss(self, net: Net, x: Tensor, labels: Tensor, *, noise: Tensor, u: Tensor) -> Tensor:
@@ -90,11 +96,14 @@ class Flow:
         return mean_square(self.velocity(net, x_t, t, labels) - (noise - x))
 
     def field(self, net: Net) -> Field:
+        """See `Objective.field`."""
+
         def slope(x: Tensor, level: float, labels: Tensor) -> Tensor:
             return self.velocity(net, x, x.new_full((x.shape[0],), level), labels)
 
         return slope
 
     def levels(self, steps: int) -> list[float]:
+        """See `Objective.levels`."""
         check_steps(steps)
-        return [self._shifted(1.0 - i / steps) for i in range(steps + 1)]
+        return [shifted(1.0 - i / steps, self.shift) for i in range(steps + 1)]

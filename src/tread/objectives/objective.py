@@ -32,7 +32,10 @@ over a range of about one, nearly all of them would be constant."""
 
 
 class Objective(Protocol):
+    """A training objective: settings, the loss of a network, and the field that a solver integrates."""
+
     default_solver: ClassVar[str]
+    """A name in `tread.sampling.solvers.SOLVERS`."""
     additive_noise: ClassVar[bool]
     """Whether a state is data plus level times noise, as churn requires."""
 
@@ -54,20 +57,22 @@ class Objective(Protocol):
 
 
 def at_least_float32(x: Tensor) -> Tensor:
+    """x in float32, or in its own dtype if that is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def beside(level: Tensor, x: Tensor) -> Tensor:
-    """One number per sample, in the shape and dtype to multiply x with."""
+def per_sample(level: Tensor, x: Tensor) -> Tensor:
+    """One number per sample, (B,), in a shape that broadcasts against x (B, ...) and in its dtype."""
     return level.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))  # (B,) -> (B, 1, 1, 1)
 
 
-def ask(net: Net, x: Tensor, condition: Tensor, labels: Tensor) -> Tensor:
-    """The network's answer at a noise condition (B,), in the dtype of x."""
+def predict(net: Net, x: Tensor, condition: Tensor, labels: Tensor) -> Tensor:
+    """The network's prediction at a noise condition (B,), in the dtype of x."""
     return net(x, TIME_SCALE * condition, labels).to(x.dtype)
 
 
 def mean_square(error: Tensor) -> Tensor:
+    """The mean square of each sample."""
     return error.square().flatten(1).mean(1)  # (B, C, H, W) -> (B,)
 
 

@@ -16,13 +16,17 @@ ELEMENT_BYTES = 2  # bf16
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """One transformer layer; `context` is the number of tokens that join its attention and are never dropped."""
+    """The sizes of one transformer layer that its cost depends on."""
 
     width: int
     mlp_hidden: int | None = None
+    """Width of the MLP's hidden layer; None: four times `width`."""
     gated_mlp: bool = False
+    """Whether the MLP has a third matrix, as SwiGLU has."""
     modulated: bool = True
+    """Whether each layer computes its adaLN modulation."""
     context: int = 0
+    """Tokens, such as text, that join the attention and are never dropped."""
 
     def __post_init__(self) -> None:
         check_int(self.width, "width", 1)
@@ -30,7 +34,7 @@ class LayerShape:
 
     @property
     def hidden(self) -> int:
-        """Width of the MLP's hidden layer; by default four times the model's."""
+        """Width of the MLP's hidden layer, the default resolved."""
         return 4 * self.width if self.mlp_hidden is None else self.mlp_hidden
 
     def flops(self, tokens: int) -> int:

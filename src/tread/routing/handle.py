@@ -54,7 +54,7 @@ class Layout(TypedDict, total=False):
 
 
 class Seen(NamedTuple):
-    """The record of a forward that its handle keeps."""
+    """A handle's record of one forward: its selections by route, and the number of image tokens."""
 
     selections: dict[int, Tensor]
     tokens: int
@@ -66,16 +66,16 @@ class Handle:
     def __init__(self, plan: RoutePlan, *, depth: int, seed: int | None = None) -> None:
         plan = plan.resolve(depth)
         self.plan = plan if seed is None else replace(plan, seed=seed)
-        # see `recompute.Recomputed`
+        # the attributes of `recompute.Recomputed`, documented there
         self.state = State()
         self.tapes: list[list[State]] = []
         self.replay: Iterator[State] | None = None
         self.entered = False
-        # of the last forward
+        # the record of the last forward, see `seen`
         self._selections: dict[int, Tensor] = {}
         self._tokens = 0
         self._mode = Mode()
-        self._scale: float | None = None if plan.schedule else 1.0  # None: it depends on a step that is not set yet
+        self._scale: float | None = None if plan.schedule else 1.0  # None: a schedule needs a step, and none is set
         self._step = torch.zeros((), dtype=torch.int64)
         self._micro_step = torch.zeros((), dtype=torch.int64)
         self._said: set[str] = set()
@@ -95,7 +95,7 @@ class Handle:
 
         A loop that never calls this advances by itself, one micro-step per routed forward.
         """
-        step = check_int(step, "step", 0, fix="A tensor's value is int(step), which waits for its device.")
+        step = check_int(step, "step", 0, fix="Convert a tensor with int(step), which synchronises.")
         self._step.fill_(step)
         self._micro_step.zero_()
         if self.plan.schedule is not None:
@@ -104,7 +104,7 @@ class Handle:
     def reroute(self, plan: RoutePlan, *, seed: int | None = None) -> None:
         """Route by another plan from the next forward on; `seed` replaces this handle's.
 
-        CUDA graphs and code compiled for other lengths stay: a loop that reroutes often releases the graphs.
+        CUDA graphs and compiled code of earlier plans stay in memory: a loop that reroutes often should release graphs.
         """
         depth = self.plan.depth
         assert depth is not None
@@ -117,7 +117,7 @@ class Handle:
         """Never drop the tokens that are True in mask (B, S). Its counts are read here, outside the forward."""
         check_mask(mask)
         masked = int(mask.sum(dim=1).max())
-        warn_once(mask_risks(mask.shape[1], masked), self._said, stacklevel=4)  # one more: contextlib's
+        warn_once(mask_risks(mask.shape[1], masked), self._said, stacklevel=4)  # contextlib adds a frame
         leading = int(mask.int().cumprod(dim=1).sum(dim=1).min())
         with self._set(mask=mask, masked=masked, leading=leading):
             yield
@@ -185,8 +185,8 @@ class Handle:
         """The tokens that no route of the last forward dropped, (B, S) bool; None if it ran dense."""
         kept = None
         for selection in self.selections:  # (B, K)
-            here = selection.new_zeros(len(selection), self._tokens, dtype=torch.bool).scatter_(1, selection, True)
-            kept = here if kept is None else kept & here
+            by_route = selection.new_zeros(len(selection), self._tokens, dtype=torch.bool).scatter_(1, selection, True)
+            kept = by_route if kept is None else kept & by_route  # (B, S)
         return kept
 
     @property
@@ -235,7 +235,7 @@ class Handle:
         arguments of `State`. A recomputed forward gets a fork of its first state."""
         if (state := self.replayed()) is not None:
             return state
-        self.check_foreign("the model", training=training)
+        self.check_recomputed_by_torch("the model", training=training)
         state = State()
         if self.is_on(training=training):
             state = State(self.plan.routes, self._selector(self._mode, forced), **layout)
@@ -248,7 +248,10 @@ class Handle:
             return None
         state = next(self.replay, None)
         if state is None:
-            raise ConfigError("a checkpointed function calls the model more often in backward than it did before.")
+            raise ConfigError(
+                "a checkpointed function calls the model more often when it is recomputed in backward than in its "
+                "forward: make it run the same forwards both times."
+            )
         return self._taped(state.fork())
 
     def _taped(self, state: State) -> State:
@@ -257,15 +260,15 @@ class Handle:
                 tape.append(state.fork())
         return state
 
-    def check_foreign(self, what: str, *, training: bool) -> None:
-        """Refuse a routed call in backward that does not come from torch's checkpointing."""
+    def check_recomputed_by_torch(self, what: str, *, training: bool) -> None:
+        """Refuse a routed call in backward that is not a recomputation by torch's checkpointing; `what` is called."""
         if torch.compiler.is_compiling() or self.replay is not None or not recompute.in_backward():
             return
         if self.is_on(training=training):
             raise ConfigError(
                 f"{what} runs again in backward, by something other than torch.utils.checkpoint, so the tokens that "
-                "its forward kept are not known. Use torch's checkpointing, in any form. (The same is said where "
-                "tread.attach comes between a forward and its backward.)"
+                "its forward kept are not known. Use torch's checkpointing, in any form. If tread.attach was called "
+                "between a forward and its backward, call it before the forward."
             )
 
     def _selector(self, mode: Mode, forced: Forced) -> Select:
@@ -289,11 +292,11 @@ class Handle:
             position = sample_positions(mode.samples, batch, stream.device).unsqueeze(1)  # (B, 1)
             token = torch.arange(tokens, device=stream.device)  # (S,)
             score = noise.bits(self.plan.seed, step, micro_step, index, position, token)  # (B, S)
-            if mode.permuted:  # pinned tokens first, where layers look for them
+            if mode.permuted:  # pinned tokens stay first: layers address them by index
                 return torch.where(token < forced.pinned, token - tokens, score).argsort(dim=1)  # (B, S)
             if self.plan.importance:
                 score = mixed_score(score, l1_rank(stream), self.plan.importance)
-            always = forced.count - min(forced.pinned, mode.leading)  # those that the mask names are counted there
+            always = forced.count - min(forced.pinned, mode.leading)  # `masked` counts pinned tokens under the mask
             kept = kept_count(tokens, ratio, mode.masked, always)
             return select(score, kept, forced.with_mask(mode.mask, like=score))  # (B, K)
 

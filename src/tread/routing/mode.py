@@ -1,6 +1,6 @@
-"""The mode of a handle and the tokens that a forward's inputs force: what selections depend on beside plan and step.
+"""The mode of a handle and the tokens that a forward's inputs force: inputs of a selection beside plan and step.
 
-- A mode is what the handle's context managers ask of the forwards inside; it is checked against each of them.
+- A mode holds the settings of the handle's open context managers; each forward inside is checked against it.
 - Forced tokens have the same positions in all samples, so their number is known on the host and the budget counts it
   exactly. Tokens of reference images are not part of the target, so a force mask, which covers the target, leaves them
   out.
@@ -28,7 +28,7 @@ class Mode:
     """The settings of the context managers that are open; None: not set."""
 
     on: bool | None = None
-    """Whether forwards are routed; None: in training alone."""
+    """Whether forwards are routed; None: only in training mode with gradients enabled."""
     ratio: float | None = None
     """The ratio of every route, in place of the plan's."""
     selections: tuple[Given, ...] | None = None
@@ -63,7 +63,9 @@ def check_fits(mode: Mode, batch: int, tokens: int) -> None:
             f"force_keep has shape {tuple(mode.mask.shape)}; this forward has {batch} samples of {tokens} tokens."
         )
     if mode.step is not None and mode.step.numel() not in (1, batch):
-        raise ConfigError(f"step has {mode.step.numel()} values; this forward has {batch} samples.")
+        raise ConfigError(
+            f"step has {mode.step.numel()} values; this forward has {batch} samples: give one step, or one per sample."
+        )
 
 
 def check_given(given: Given, route: int, batch: int, tokens: int) -> Tensor:
@@ -84,7 +86,10 @@ def sample_positions(samples: Tensor | None, batch: int, device: torch.device) -
         first = _rank() * batch
         return torch.arange(first, first + batch, device=device)
     if samples.shape not in ((batch,), (1,)):
-        raise ConfigError(f"samples has shape {tuple(samples.shape)}; this forward has {batch} samples.")
+        raise ConfigError(
+            f"samples has shape {tuple(samples.shape)}; this forward has {batch} samples: give one position per "
+            "sample, or one for all, (1,)."
+        )
     return samples.to(device, non_blocking=True).expand(batch)
 
 

@@ -44,15 +44,20 @@ NO_ROUTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class RoutePlan:
-    """Routes and how tokens are selected for them; `depth` is set once the plan is resolved."""
+    """Routes and how tokens are selected for them."""
 
     routes: tuple[Route, ...]
     selector: str = "random"
+    """One of SELECTORS."""
     importance: float = 0.0
+    """Weight of a token's L1 rank against chance in its score, 0 to 1; above 0 only with `l1`."""
     seed: int = DEFAULT_SEED
     schedule: Schedule | None = None
+    """How the ratios change over training; None: they are constant."""
     reference_tokens: str = "keep"
+    """keep: tokens of reference images are never dropped; route: they are routed like the target's."""
     depth: int | None = None
+    """Layers of the model that the plan is resolved for; None: not resolved."""
 
     def __post_init__(self) -> None:
         if not self.routes:

@@ -56,8 +56,10 @@ class Recomputed(Protocol):
 
 
 _handles: WeakSet[Any] = WeakSet()
+"""The handles that are followed."""
 _stock_hook = torch_checkpoint._checkpoint_hook
 _replays = 0
+"""Recomputations that are running: torch stays patched for them even if no handle is left."""
 
 
 def follow(handle: Recomputed) -> None:
@@ -78,11 +80,12 @@ def in_backward() -> bool:
 
 
 class _Snapshot:
-    """One handle at the start of a checkpointed function, and what its first pass did inside."""
+    """One handle at the start of a checkpointed function, and a record of the function's first pass."""
 
     def __init__(self, handle: Recomputed, *, reentrant: bool) -> None:
         self.handle, self.state = handle, handle.state.fork()
-        self._held = None if self.state.routed else handle.hold()  # no forward begins inside another
+        # no forward begins inside another, so inside a routed one nothing reads the hidden inputs
+        self._held = None if self.state.routed else handle.hold()
         self._reentrant = reentrant
         self._forwards: list[State] = []
         self._log: list[bool] = []
@@ -116,7 +119,7 @@ class _Snapshot:
         handle.state, handle.tapes, handle.replay, handle.entered = again, [], iter(self._forwards), False
         if held is not None:
             handle.put_back(held)
-        if not self._reentrant:  # a reentrant one matches no saved tensors
+        if not self._reentrant:  # a reentrant recomputation is not compared with saved tensors
             again.script = iter(self._log)
         if bypass is not None:
             again.bypass = bypass
@@ -151,11 +154,11 @@ class Region:
             end()
         self._ends = []
 
-    def again(self, function: Callable[..., Any], *args: Any, bypasses: Sequence[Tensor | None] = ()) -> Any:
-        """Recompute the function."""
+    def recompute(self, function: Callable[..., Any], *args: Any, bypasses: Sequence[Tensor | None] = ()) -> Any:
+        """Call `function(*args)` with every handle restored; `bypasses` has one entry per snapshot, if any."""
         global _replays
         _replays += 1
-        _install()  # nested checkpointed functions begin again too
+        _install()  # checkpointed functions nested in this one are recorded anew
         ends: list[Callable[[], None]] = []
         try:
             for i, snapshot in enumerate(self.snapshots):
@@ -176,7 +179,7 @@ class _Hook(_stock_hook):
         self._region = None
         if TracingContext.try_get() is None:  # tracing uses the same hooks but never recomputes
             self._region = Region(reentrant=False)
-            frame.recompute_fn = partial(self._region.again, frame.recompute_fn)
+            frame.recompute_fn = partial(self._region.recompute, frame.recompute_fn)
 
     def __enter__(self) -> Any:
         if self._region is not None:
@@ -208,7 +211,9 @@ class _Rerun:
             snapshot.state.bypass if snapshot.state.running is None else None for snapshot in region.snapshots
         ]
         self._made: list[int] = []
+        """Indices of the snapshots whose handle made a bypass inside."""
         self._single = False
+        """Whether the function returned something other than a tuple."""
 
     @property
     def given(self) -> list[Tensor]:
@@ -220,7 +225,7 @@ class _Rerun:
         given = iter(args[:count])
         bypasses = [None if bypass is None else next(given) for bypass in self._bypasses]
         if not self._first:
-            return self._region.again(self._run, bypasses, *args[count:], bypasses=bypasses)
+            return self._region.recompute(self._run, bypasses, *args[count:], bypasses=bypasses)
         self._first = False
         self._region.begin()
         try:

@@ -3,6 +3,7 @@
 import warnings
 
 from tread.errors import RiskWarning
+from tread.routing.budget import kept_count
 from tread.routing.plan import PRESETS, RoutePlan
 
 FIRST_LAYERS = 2
@@ -15,22 +16,26 @@ LITTLE_GAIN = 0.75
 FEWEST_LAYERS = 4
 """Layers that a dropped token must pass, before, between and after its windows."""
 ADAPTER_RATIO = PRESETS["lora"].selection_ratio
+_LATEST_END = FIRST_LAYERS - FEWEST_LAYERS - 1
+"""The largest end_layer_idx of a window that starts at `FIRST_LAYERS` and leaves `FEWEST_LAYERS` layers."""
 
 
 def layer_risks(plan: RoutePlan) -> list[str]:
-    """Risks of the windows of a resolved plan: over the first two layers or the last one, or over too many of them."""
+    """Risks of the windows of a resolved plan: over the first layers or the last one, or over too many of them."""
     assert plan.depth is not None
     risks = []
     for route in plan.routes:
         if route.start_layer_idx < FIRST_LAYERS:
             risks.append(
-                f"{route} starts before layer 2: the first layers build what the dropped tokens carry past the "
-                "window, and the paper found layer 2 the best start. Set start_layer_idx to 2, or preset 'paper'."
+                f"{route} starts before layer {FIRST_LAYERS}: the first layers build what the dropped tokens carry "
+                f"past the window, and the paper found layer {FIRST_LAYERS} the best start. Set start_layer_idx to "
+                f"{FIRST_LAYERS}, or preset 'paper'."
             )
         if route.end_layer_idx == plan.depth - 1:
             risks.append(
                 f"{route} includes the last of {plan.depth} layers: dropped tokens then reach the output without a "
-                "dense layer after the window. Set end_layer_idx to -4 (the paper) or at most -3."
+                f"dense layer after the window. Set end_layer_idx to {PRESETS['paper'].end_layer_idx} (the paper) or "
+                f"at most {_LATEST_END}."
             )
     return risks + _passage_risks(plan, plan.depth)
 
@@ -46,7 +51,8 @@ def _passage_risks(plan: RoutePlan, depth: int) -> list[str]:
     routes = " and ".join(str(route) for route in plan.routes)
     advice = "A model this shallow trains better dense."
     if depth > FEWEST_LAYERS:
-        advice = f"Leave {FEWEST_LAYERS}, for example with start_layer_idx 2 and end_layer_idx -3."
+        window = f"start_layer_idx {FIRST_LAYERS} and end_layer_idx {_LATEST_END}"
+        advice = f"Leave {FEWEST_LAYERS}, for example with {window}."
     return [
         f"{routes}: a dropped token passes {left} of {depth} layers. Trained from scratch, windows that left it three "
         "or two of twelve fell apart, in distance and in loss; those that left four or more did not "
@@ -57,8 +63,9 @@ def _passage_risks(plan: RoutePlan, depth: int) -> list[str]:
 def token_risks(plan: RoutePlan, tokens: int) -> list[str]:
     """Risks of high ratios on few tokens."""
     return [
-        f"{route} keeps {tokens - int(tokens * route.selection_ratio)} of {tokens} tokens: at 256 tokens the paper "
-        "lost quality above a ratio of 0.5 (DiT-B/2, FID 21.3 at 0.5, 49.3 at 0.75, 43.5 dense). Use 0.5 or less."
+        f"{route} keeps {kept_count(tokens, route.selection_ratio)} of {tokens} tokens: at {FEW_TOKENS} tokens the "
+        f"paper lost quality above a ratio of {HIGH_RATIO} (DiT-B/2, FID 21.3 at 0.5, 49.3 at 0.75, 43.5 dense). Use "
+        f"{HIGH_RATIO} or less."
         for route in plan.routes
         if route.selection_ratio > HIGH_RATIO and tokens <= FEW_TOKENS
     ]
@@ -66,11 +73,12 @@ def token_risks(plan: RoutePlan, tokens: int) -> list[str]:
 
 def adapter_risks(plan: RoutePlan) -> list[str]:
     """Risks of high ratios while only a LoRA or LoKr is trained."""
+    layers = f"{PRESETS['lora'].start_layer_idx}..{PRESETS['lora'].end_layer_idx}"
     return [
         f"{route} is above a ratio of {ADAPTER_RATIO} while only an adapter is trained: the frozen layers never saw so "
         "few tokens. With loss on all tokens, 0.5 over 2..-2 cost 2.4 % of dense validation loss where preset 'lora' "
-        "cost 1.5 % (docs/log.md). Use that preset, or its layers (3..-4) with a lower ratio, and keep the schedule's "
-        "cool-down."
+        f"cost 1.5 % (docs/log.md). Use that preset, or its layers ({layers}) with a lower ratio, and keep the "
+        "schedule's cool-down."
         for route in plan.routes
         if route.selection_ratio > ADAPTER_RATIO
     ]

@@ -1,8 +1,8 @@
 """A route: a window of layers that only part of the tokens pass through.
 
-Layer indices are inclusive and may be negative (-1 is the last layer); `selection_ratio` is the fraction of
-tokens that are *dropped* in the window. What does not depend on the model's depth is checked when a
-route is made, the rest by `Route.resolve(depth)`.
+Layer indices are inclusive and may be negative (-1 is the last layer); `selection_ratio` is the fraction of tokens that
+are *dropped* in the window. The constructor checks everything that does not depend on the model's depth,
+`Route.resolve(depth)` the rest.
 """
 
 from collections.abc import Mapping
@@ -43,18 +43,18 @@ class Route:
         return f"route {start}..{end} at {ratio}"
 
     @classmethod
-    def from_config(cls, config: object, where: str) -> "Route":
-        """A route from its mapping; `where` names it in messages ("routes[1]")."""
+    def from_config(cls, config: object, name: str) -> "Route":
+        """A route from its mapping; `name` is what messages call it ("routes[1]")."""
         if not isinstance(config, Mapping):
-            raise ConfigError(f"{where} is {shown(config)}; it must be a mapping with {', '.join(ROUTE_KEYS)}.")
-        check_keys(config, ROUTE_KEYS, where)
+            raise ConfigError(f"{name} is {shown(config)}; it must be a mapping with {', '.join(ROUTE_KEYS)}.")
+        check_keys(config, ROUTE_KEYS, name)
         missing = [key for key in ROUTE_KEYS if key not in config]
         if missing:
-            raise ConfigError(f"{where} lacks {', '.join(missing)}. Each route needs {', '.join(ROUTE_KEYS)}.")
+            raise ConfigError(f"{name} lacks {', '.join(missing)}. Each route needs {', '.join(ROUTE_KEYS)}.")
         try:
             return cls(**config)
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            raise ConfigError(f"{name}: {error}") from None
 
     def resolve(self, depth: int) -> "Route":
         """The same route with non-negative indices, checked against a model of `depth` layers."""
@@ -70,7 +70,7 @@ class Route:
         return Route(selection_ratio=self.selection_ratio, start_layer_idx=start, end_layer_idx=end)
 
     def to_config(self) -> dict[str, float | int]:
-        """The mapping this route was written as."""
+        """The config form; `Route.from_config` reads it back."""
         return {key: getattr(self, key) for key in ROUTE_KEYS}
 
 

@@ -107,7 +107,7 @@ class TREADRouter:
         """
         if (x is None) == (routed_x is None) or info is None:
             raise ConfigError(
-                "end_route needs the processed tokens once, as x or as routed_x, and the info of get_mask."
+                "end_route needs the processed tokens once, as x or as routed_x, and the info that get_mask returned."
             )
         x = routed_x if x is None else x
         assert x is not None

@@ -17,9 +17,13 @@ class Schedule:
     """`scale(step)` multiplies every route's ratio: 0 is dense, 1 the ratio as configured."""
 
     warmup_steps: int = 0
+    """Optimizer steps over which the scale climbs from 0 to 1."""
     cooldown_fraction: float = 0.0
+    """Fraction of `total_steps`, at the end, with scale 0."""
     levels: int = 4
+    """Steps of the staircase that the warm-up climbs."""
     total_steps: int | None = None
+    """Optimizer steps of the run; needed for a cool-down."""
 
     def __post_init__(self) -> None:
         check_int(self.warmup_steps, "schedule.warmup_steps", 0)
@@ -37,7 +41,7 @@ class Schedule:
         return cls(**config)
 
     def to_config(self) -> dict[str, float | int | None]:
-        """The mapping this schedule was written as."""
+        """The config form; `Schedule.from_config` reads it back."""
         return asdict(self)
 
     def scale(self, step: int) -> float:

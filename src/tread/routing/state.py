@@ -63,13 +63,15 @@ class State:
         self.bypass: Tensor | None = None
         """The full stream (B, L, D) at window entry, while the stream has kept rows only."""
         self.running: Quiet | None = None
-        """The wrapper of the layer now running."""
+        """The wrapper of the layer that is running; None between layers."""
         self.logs: list[list[bool]] = []
         """One log per checkpointed function now running: whether each call of `once` was a hit."""
         self.script: Iterator[bool] | None = None
         """The log that a recomputation follows, so that it hits and misses as its forward did with other objects."""
         self._open: int | None = None
+        """Index of the route whose window is open."""
         self._memo: dict[Hashable, tuple[object, Any]] = {}
+        """Key -> the argument object that `once` was called with, and the result."""
 
     def fork(self) -> "State":
         """An independent copy with the same selections."""
@@ -78,7 +80,7 @@ class State:
         return fork
 
     def hush(self) -> Callable[[], None]:
-        """Set the running layer quiet for a recomputation inside it; returns a function that undoes it."""
+        """Let a recomputation inside the running layer call it unrouted; returns a function that undoes it."""
         running = self.running
         if running is None:
             return lambda: None
@@ -122,7 +124,7 @@ class State:
         if self._open is not None and layer > self._routes[self._open].end_layer_idx:
             x = self._close(x, image)  # the model skipped the layer that ends the window
         if self._open is None:
-            index = self._window(layer)
+            index = self._route_at(layer)
             if index is None or self._select is None:
                 return x
             self._open = index
@@ -130,7 +132,7 @@ class State:
             if self.tokens is None:
                 self.tokens = x.shape[1]
             if index not in self.selections:  # a recomputation has its forward's
-                with unseen():
+                with unrecorded():
                     self.selections[index] = self._select(index, self._image_of(x, image, self.tokens))  # (B, K)
         elif not self.per_block:
             return x
@@ -221,7 +223,8 @@ class State:
             return gather(x, self._image_index(tokens))
         return x[:, :tokens] if image == "first" else x[:, others:]
 
-    def _window(self, layer: int) -> int | None:
+    def _route_at(self, layer: int) -> int | None:
+        """Index of the route whose window covers `layer`."""
         for index, route in enumerate(self._routes):
             if route.start_layer_idx <= layer <= route.end_layer_idx:
                 return index
@@ -248,9 +251,9 @@ class State:
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
-    """Hide operations from autograd and from selective policies: both compare the two passes of a checkpoint, and these
-    operations run in the first pass only."""
+def unrecorded() -> Iterator[None]:
+    """Hide operations from autograd and from selective checkpointing policies: both compare the two passes of a
+    checkpoint, and these operations run in the first pass only."""
     with torch.no_grad(), _disable_current_modes() if _is_selective() else nullcontext():
         yield
 

@@ -1,4 +1,4 @@
 """Sampling: ODE solvers, guidance (public, also for stock pipelines), `generate`, and image grids.
 
-It imports `tread.objectives`, `tread.attach`, `tread.routing` and `tread.errors`; no data and no job.
+The package imports `tread.objectives`, `tread.attach`, `tread.routing` and `tread.errors`, and knows no data or job.
 """

@@ -54,7 +54,7 @@ def generate(
 ) -> Tensor:
     """One float32 sample for each of the labels (N,) -> (N, C, H, W) on `device`; `shape` is (C, H, W).
 
-    `seed` is that of all samples, or one below 2**32 for each of them, (N,): each is then the first sample of its seed.
+    `seed` is one for all samples, or one below 2**32 for each, (N,): each sample is then the first one of its seed.
     `solver` is a name in `solvers.SOLVERS`, by default the objective's own; `churn` goes with EDM and heun.
     `guidance` is the scale, `null_label` and `interval` are those of `guidance.classifier_free`, which is used unless
     `branches` says otherwise; `weak` is the other network of the guidance kinds `ag` and `ag+sg`.
@@ -98,13 +98,13 @@ def generate(
         for first in range(0, count, batch_size):
             here = slice(first, min(first + batch_size, count))
             index = first_index + torch.arange(here.start, here.stop, device=device)  # (B,)
-            own = seed
+            seeds = seed
             if isinstance(seed, Tensor):
-                own, index = seed[here].to(device), torch.zeros_like(index)
-            field = guided(samples=index, seed=own)
-            start = levels[0] * noise.per_sample_normal(own, index, shape)  # (B, C, H, W)
+                seeds, index = seed[here].to(device), torch.zeros_like(index)  # (B,) each
+            field = guided(samples=index, seed=seeds)
+            start = levels[0] * noise.per_sample_normal(seeds, index, shape)  # (B, C, H, W)
             if churn is not None:
-                solve = partial(edm_heun, churn=churn, draw=partial(noise.per_sample_normal, own, index, shape))
+                solve = partial(edm_heun, churn=churn, draw=partial(noise.per_sample_normal, seeds, index, shape))
             samples[here] = solve(field, start, labels[here].to(device), levels)
             bar.update(index.shape[0])
     return samples
@@ -123,7 +123,7 @@ class _Meter:
     """A network on the meta device that sums the FLOPs of its forwards; forwards of equal shapes are counted once."""
 
     def __init__(self, net: nn.Module) -> None:
-        tensors = chain(net.parameters(), net.buffers())  # deepcopy takes meta tensors in their stead
+        tensors = chain(net.parameters(), net.buffers())  # the memo makes deepcopy use meta tensors instead
         self.net = copy.deepcopy(net, {id(tensor): tensor.to("meta") for tensor in tensors}).eval()
         self.routing: Handle | None = getattr(self.net, "routing", None)
         self.flops = 0

@@ -33,7 +33,7 @@ def make_grid(images: Tensor, columns: int, rows: Sequence[str] = ()) -> Image.I
 
 
 def _labelled(grid: Image.Image, names: Sequence[str], row: int) -> Image.Image:
-    """A grid with a name left of each row of so many pixels."""
+    """A grid with a name left of each row; a row is `row` pixels high."""
     font = ImageFont.load_default(size=12)
     margin = math.ceil(max(font.getlength(name) for name in names)) + 2 * GAP
     wide = Image.new(grid.mode, (margin + grid.width, grid.height), "white")

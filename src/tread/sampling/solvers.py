@@ -20,6 +20,8 @@ from tread.objectives.objective import Field, check_number
 
 
 class Solver(Protocol):
+    """A function that integrates `field` from the state x (B, C, H, W) at levels[0] down to level 0."""
+
     def __call__(self, field: Field, x: Tensor, labels: Tensor, levels: list[float]) -> Tensor: ...
 
 
@@ -75,6 +77,7 @@ class Churn:
 
     # Algorithm 2, line 2 and line 5
     def raised(self, level: float, steps: int) -> float:
+        """The level after the fresh noise of one of `steps` steps."""
         if not self.s_tmin <= level <= self.s_tmax:
             return level
         return level * (1.0 + min(self.s_churn / steps, sqrt(2.0) - 1.0))

@@ -34,7 +34,7 @@ from tread.errors import CheckpointError
 from tread.files import fsync, is_safetensors
 
 CHECKPOINTS = "checkpoints"
-"""The folder of a run that its checkpoints are in."""
+"""The folder, within a run's folder, of its checkpoints."""
 MANIFEST = "checkpoint.json"
 VALIDATED = "validated"
 """The key of a manifest with the validation loss of the checkpoint's own weights."""
@@ -72,7 +72,7 @@ def begin(folder: Path, step: int) -> Path:
 
 
 def sign(path: Path) -> tuple[int, str]:
-    """The size and the checksum of a file, which is on the disk afterwards."""
+    """Sync a file to disk; returns its size and checksum."""
     fsync(path)
     return path.stat().st_size, _checksum(path)
 
@@ -119,17 +119,17 @@ def best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
     None if no checkpoint was validated at its own step.
     """
-    found: list[tuple[Path, dict[str, Any]]] = []
+    readable: list[tuple[Path, dict[str, Any]]] = []
     for path in list_checkpoints(folder):
         with suppress(CheckpointError):
-            found.append((path, read_manifest(path)))
-    validated = [(path, manifest) for path, manifest in found if VALIDATED in manifest]
+            readable.append((path, read_manifest(path)))
+    validated = [(path, manifest) for path, manifest in readable if VALIDATED in manifest]
     return min(validated, key=lambda one: one[1][VALIDATED], default=None)
 
 
 @contextmanager
 def _explained(folder: Path, step: int) -> Iterator[None]:
-    """Turn the failure of a write inside into a CheckpointError; what was written is removed."""
+    """Turn a failed write inside into a CheckpointError, and remove what was written."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -145,7 +145,7 @@ def give_up(folder: Path, step: int) -> None:
 
 
 def unwritten(folder: Path, step: int, reason: str) -> CheckpointError:
-    """The error of a checkpoint that cannot be written."""
+    """The error for a checkpoint that cannot be written."""
     return CheckpointError(
         f"cannot write the checkpoint {checkpoint_path(folder, step)}: {reason}. Earlier checkpoints are untouched; "
         "free space or name another output_dir."
@@ -158,9 +158,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def recover(folder: Path) -> None:
-    """Rename what a killed save left: the new checkpoint if it is whole, else the one it was to replace.
+    """Finish what a killed save left: the new checkpoint gets its name if it is whole, else the one it was to replace.
 
-    What is of no use any more is removed: a new one that is not whole, and one that was replaced.
+    Other left-overs are removed: a new checkpoint that is not whole, and one that was replaced.
     """
     for left_over in _left_overs(folder):
         final = folder / left_over.stem.removeprefix(".")
@@ -181,9 +181,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         for name, size in manifest["files"].items():
-            found = (path / name).stat().st_size
-            if found != size:
-                raise CheckpointError(f"{path} is not whole: {name} has {found} of {size} bytes")
+            actual = (path / name).stat().st_size
+            if actual != size:
+                raise CheckpointError(f"{path} is not whole: {name} has {actual} of {size} bytes")
             with safe_open(path / name, framework="pt"):  # reads the header only
                 pass
         named = re.match(r"\.?step-(\d+)", path.name)
@@ -213,7 +213,7 @@ def _checksum(path: Path) -> str:
 
 @cache
 def _checksum_of(path: Path, *_identity: int) -> str:
-    """The CRC-32 of a file, computed once per process: a resume looks at its checkpoint several times."""
+    """The CRC-32 of a file, cached: a resume checks its checkpoint several times."""
     value = 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 22):

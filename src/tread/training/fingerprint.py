@@ -1,7 +1,7 @@
-"""The fingerprint of a run's data, which its checkpoints carry: a resume names what has changed since, and refuses it.
+"""The fingerprint of a run's data, stored in its checkpoints: a resume on changed data is refused, naming the changes.
 
-A group is a class, a shard or a data entry. A fingerprint has the number of its files and a hash of their names and
-sizes, or that of its captions and a hash of their text; no file is opened for it.
+A group is a class, a shard or a data entry. Its fingerprint is the number of its files and a hash of their names and
+sizes, or the number of its captions and a hash of their text; no file is opened for it.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from tread.errors import ConfigError
 from tread.training.settings import JobConfig
 
 Fingerprint = Mapping[str, Sequence[int | str]]
-"""For each group the number of its files, or captions, and the hash of what describes them."""
+"""Group -> the number of its files or captions, and the hash of their descriptions."""
 KINDS = {"contents": "files", "held_out": "held-out files", "captions": "captions"}
-"""The fingerprints of a checkpoint, with what each counts; earlier versions have the first at most."""
+"""Key of a fingerprint in a manifest -> the word for what it counts; earlier versions have the first at most."""
 
 
 def fingerprint(groups: Mapping[str, Iterable[object]]) -> dict[str, list[int | str]]:
@@ -32,7 +32,7 @@ def fingerprint(groups: Mapping[str, Iterable[object]]) -> dict[str, list[int | 
 
 
 def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files", show: int = 5) -> str:
-    """The differences between two fingerprints, which count `what`, in words; empty if there are none.
+    """The differences between two fingerprints in words, empty if there are none; `what` is the word for its items.
 
     >>> describe_changes({"a": [2, "x"], "b": [1, "y"]}, {"a": [3, "z"], "c": [1, "y"]})
     "'a' has 3 files instead of 2, 'b' is gone, 'c' is new"
@@ -54,19 +54,19 @@ def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files",
 def check_data(
     config: JobConfig, path: Path, manifest: Mapping[str, Any], facts: Mapping[str, Any], say: Callable[[str], None]
 ) -> None:
-    """Refuse data that has changed since the checkpoint at `path`, unless the user accepts it; then `say` what has."""
-    both = {kind: (manifest.get(kind), facts.get(kind)) for kind in KINDS}  # earlier versions kept fewer
-    found = {
-        kind: told
-        for kind, (before, now) in both.items()
-        if before is not None and now is not None and (told := describe_changes(before, now, KINDS[kind]))
+    """Refuse data that has changed since the checkpoint at `path`; if the user accepts it, `say` what has changed."""
+    both = {key: (manifest.get(key), facts.get(key)) for key in KINDS}  # earlier versions kept fewer
+    changed = {
+        key: told
+        for key, (before, now) in both.items()
+        if before is not None and now is not None and (told := describe_changes(before, now, KINDS[key]))
     }
-    changes = ", ".join(found.values())
+    changes = ", ".join(changed.values())
     if changes and config.checkpoint.data_changed == "refuse":
         name = config.called("checkpoint.data_changed")
         raise ConfigError(
             f"the data is not what it was when {path} was saved: {changes}. "
-            + "Classes may have other labels and held-out samples be trained on. " * ("contents" in found)
+            + "Classes may have other labels and held-out samples be trained on. " * ("contents" in changed)
             + f"Restore the data, or go on with {name}=accept."
         )
     if changes:

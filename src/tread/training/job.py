@@ -1,4 +1,4 @@
-"""A job around the loop: the accelerator, the run's folder and its settings, trackers, the end."""
+"""The frame of a job around the loop: accelerator, run folder and its saved settings, trackers, shutdown."""
 
 import os
 import tempfile
@@ -27,7 +27,7 @@ from tread.kernels.attention import check_attention
 from tread.training.checkpoint import CHECKPOINTS, checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import fit
 from tread.training.metrics import tracker_of
-from tread.training.ranks import arriving, found_by_main, lost_ranks, rejoin, restarts
+from tread.training.ranks import arriving, from_main, lost_ranks, rejoin, restarts
 from tread.training.record import write_start
 from tread.training.session import Session
 from tread.training.settings import JobConfig
@@ -39,7 +39,8 @@ LOCK_FILE = ".lock"
 
 
 def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Accelerator:
-    """The accelerator, its attention checked; `find_unused`: some trained parameters may have no gradient."""
+    """The accelerator of a job, with layout and attention checked; `find_unused`: some trained parameters may get no
+    gradient."""
     check_layout(config)
     precision = config.train.precision
     if precision == "auto":
@@ -48,7 +49,7 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
     autocast = AutocastKwargs(cache_enabled=False)
     # gradients live where they are exchanged: without the view there is a second copy of them
     parallel = DistributedDataParallelKwargs(find_unused_parameters=find_unused, gradient_as_bucket_view=True)
-    # accelerate drops a timeout that equals its own default, for which torch then puts another one
+    # accelerate drops a timeout that equals its default, and torch then sets another one
     group = InitProcessGroupKwargs(timeout=config.train.timeout + timedelta(microseconds=1))
     if config.train.sharded and torch.cuda.is_available():
         group.backend = BACKENDS["cuda"]
@@ -70,11 +71,8 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
 
 @contextmanager
 def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path]:
-    """The run's folder, made and held for a job.
-
-    Refused are a folder that holds another run or that another job holds, and a resume from nothing but broken
-    checkpoints.
-    """
+    """Make the run's folder and hold its lock; refuses a folder that holds another run or that another job holds, and
+    a resume if all checkpoints are broken."""
     folder = Path(config.output_dir)
     source = _resumed_from(config, folder)
     if source is not None and config.resume != "latest":
@@ -106,7 +104,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
 
 def _check_resumable(run_folder: Path, accelerator: Accelerator) -> None:
     """Refuse a run whose checkpoints are all broken, before anything is encoded or loaded."""
-    found_by_main(accelerator, lambda: newest(run_folder / CHECKPOINTS, lambda _: None))  # broken ones are named later
+    from_main(accelerator, lambda: newest(run_folder / CHECKPOINTS, lambda _: None))  # broken ones are named later
 
 
 def _make_folder(folder: Path) -> None:
@@ -130,8 +128,8 @@ def run(
 ) -> int:
     """Train a task from its start or its newest checkpoint; returns the signal that stopped it, or 0.
 
-    The folder keeps `settings`, the job's own config without secrets; `saved` reads those of an earlier version, to say
-    what changed.
+    `settings`, the job's own config, are written to the folder without secrets; `saved` reads those of the resumed run,
+    to report changes.
     """
     settings = masked(settings)
     session = Session(task, config, accelerator)
@@ -159,7 +157,7 @@ def run(
 
 
 def _advise(task: Task, config: JobConfig, accelerator: Accelerator) -> None:
-    """Say what is likely a mistake, though the run goes on with it."""
+    """Print likely mistakes; the run continues with them."""
     schedule = task.routing[0].plan.schedule if task.routing else None
     if schedule is not None and not any(schedule.scale(step) for step in range(config.train.steps)):
         accelerator.print(
@@ -176,10 +174,10 @@ def _advise(task: Task, config: JobConfig, accelerator: Accelerator) -> None:
 
 
 def end(accelerator: Accelerator, stopped: int = 0) -> None:
-    """Close trackers and the process group; raises `Stopped` where a signal stopped the run.
+    """Close trackers and the process group; raises `Stopped` if a signal stopped the run.
 
-    The wrapped models go first, then the ranks wait for each other: a group that dies together with a DDP model waits
-    for a thread that waits for Python's lock (gloo, torch 2.13).
+    Wrapped models are freed first, then the ranks wait for each other: a group that is destroyed together with a DDP
+    model waits for a thread that waits for the GIL (gloo, torch 2.13).
     """
     accelerator.free_memory()
     accelerator.wait_for_everyone()
@@ -192,14 +190,14 @@ def end(accelerator: Accelerator, stopped: int = 0) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold a lock file, until this process ends at the latest; False: another process holds it."""
+    """Hold a lock file; yields False if another process holds it. The system frees it when this process ends."""
     try:
         import fcntl
     except ImportError:  # Windows
         yield True
         return
     with path.open("a") as file:
-        os.register_at_fork(after_in_child=file.close)  # or data-loading processes would hold it too
+        os.register_at_fork(after_in_child=file.close)  # else data-loading processes would hold it too
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -211,7 +209,7 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
-    """The folder of the run that is resumed; None where one begins."""
+    """The folder of the run to resume; None for a new run."""
     if restarts() and list_checkpoints(folder / CHECKPOINTS):  # torchrun gave the same command again
         return folder
     if config.resume is None:

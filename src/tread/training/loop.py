@@ -3,8 +3,8 @@
 - Everything that changes over a run is a function of the step: the learning rate, the data, the noise, the
   selections. So a run that was killed goes on bit for bit.
 - Nothing in a step waits for the device; numbers are read every `log.every` steps.
-- Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and say how to go on. An error does so too, with the last
-  step that is whole; sharded weights, which no process has whole, are as the last checkpoint has them.
+- Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and print how to continue. An error saves the last complete
+  step; of sharded weights, which no process has whole, the last checkpoint remains.
 """
 
 import gc
@@ -27,14 +27,14 @@ from tread.training.session import Session
 from tread.training.signals import stopping
 
 SETTLED = 10
-"""Steps of a process after which compiled code, graphs and moments are all there."""
+"""Steps of a process after which compiled code, graphs and moments all exist."""
 UNSAVED = "nothing is saved, because checkpoint.every is 0"
 
 
 def fit(session: Session, folder: Path, *, start: int) -> int:
     """Train from step `start` to `train.steps`, with metrics, checkpoints, validation and previews in `folder`.
 
-    Returns the number of the signal that stopped it, the same on every rank; 0 if it came to its end.
+    Returns the number of the signal that stopped it, the same on every rank; 0 if it ran to its end.
     """
     task, config, accelerator = session.task, session.config, session.accelerator
     steps, log_every, save_every = config.train.steps, config.log.every, config.checkpoint.every
@@ -60,7 +60,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         settling() as settle,
         bar,
     ):
-        if session.due:  # an error was in the way
+        if session.due:  # the checkpoint was saved after an error, before its reviews
             _review(session, start, metrics, bar)
             session.save(folder / CHECKPOINTS, start)
         if start == 0:
@@ -68,7 +68,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
                 _review(session, 0, metrics, bar)
         for step in range(start, steps):
             compiling = step == start and any(fast.attempt is not None for fast in session.fast)
-            with _said(bar, "compiling") if compiling else nullcontext():
+            with _showing(bar, "compiling") if compiling else nullcontext():
                 values = session.step(step, batches)
             done = step + 1
             if done == start + SETTLED:
@@ -89,11 +89,11 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
             with clock.paused():
                 saving = save_every > 0 and (stop or done % save_every == 0)
                 if saving:
-                    metrics.flush()  # a loss that is no number is not saved
-                # before the save: a run killed in between goes on from an earlier step and misses nothing
+                    metrics.flush()  # raises if the loss is not finite, so that it is not saved
+                # before the save: a run killed in between resumes from an earlier step and repeats the review
                 _review(session, done, metrics, bar)
                 if saving:
-                    with _said(bar, "saving"):
+                    with _showing(bar, "saving"):
                         session.save(folder / CHECKPOINTS, done, wait=stop)
             if stop:
                 break
@@ -105,13 +105,13 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
 
 
 def _review(session: Session, done: int, metrics: Metrics, bar: tqdm) -> None:
-    """Validate, draw and evaluate what is due after `done` steps, with the averaged weights."""
+    """Run the reviews due after `done` steps, with the averaged weights, and log their figures."""
     if reviews := session.task.reviews(done):
         metrics.flush()  # lines stay in order
         figures: dict[str, float] = {}
         with session.averaged():
             for doing, review in reviews.items():
-                with _said(bar, doing):
+                with _showing(bar, doing):
                     figures |= review()
         if figures:
             session.validated = done, figures.get("val_loss", math.nan)
@@ -122,8 +122,8 @@ def _review(session: Session, done: int, metrics: Metrics, bar: tqdm) -> None:
 
 
 @contextmanager
-def _said(bar: tqdm, doing: str) -> Iterator[None]:
-    """Let the bar say what the run is doing instead of steps."""
+def _showing(bar: tqdm, doing: str) -> Iterator[None]:
+    """Inside, the progress bar shows what the run is doing."""
     name = getattr(bar, "desc", "")  # a hidden bar has none
     bar.set_description_str(f"{name}, {doing}")
     try:
@@ -134,9 +134,8 @@ def _said(bar: tqdm, doing: str) -> Iterator[None]:
 
 @contextmanager
 def settling() -> Iterator[Callable[[], None]]:
-    """Yields a function to call after the first steps: it freezes what they built, so that Python's garbage collector
-    does not walk it again while the device waits."""
-
+    """Yields a function to call after the first steps: it freezes the objects built so far, so that Python's garbage
+    collector does not walk them again while the device waits."""
     settled = False
 
     def settle() -> None:
@@ -154,7 +153,7 @@ def settling() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _rescued(session: Session, folder: Path, metrics: Metrics) -> Iterator[None]:
-    """Save the last whole step when an error, such as an unreadable file, ends the run."""
+    """Save the last complete step when an error, such as an unreadable file, ends the run."""
     try:
         yield
     except (TrainingDiverged, CheckpointError):  # nothing to save, or no way to save it
@@ -168,9 +167,9 @@ def _rescued(session: Session, folder: Path, metrics: Metrics) -> Iterator[None]
 
 
 def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
-    """Save on rank 0 without the others, which may have failed or wait for something else."""
-    step, accelerator = session.whole, session.accelerator
-    if session.saver is not None:  # the shards of the others are out of reach
+    """Save on rank 0 without the other ranks, which may have failed or wait for something else."""
+    step, accelerator = session.complete_steps, session.accelerator
+    if session.saver is not None:  # the other ranks' shards are out of reach
         session.saver.settle()
         command = session.config.resume_command(folder)
         accelerator.print(f"an error stopped the run; continue from its last checkpoint with: {command}")

@@ -1,5 +1,5 @@
-"""Memory of a process: its peaks, and running out of it (an allocator's error, a killed data worker) as messages that
-say what to change.
+"""Memory of a process: its peaks, and errors that say what to change when it runs out (an allocator's error, a killed
+data worker).
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from tread.errors import DataError, OutOfMemory
 
 STATUS = Path("/proc/self/status")
 PERIOD = 0.002
-"""Seconds between two looks at the anonymous memory."""
+"""Seconds between two readings of the anonymous memory."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def lost_workers(setting: str) -> Iterator[None]:
 
 
 def _is_lost_worker(error: Exception) -> bool:
-    """Whether torch noticed the death itself, or the worker's end of a connection was gone first."""
+    """Whether torch reports a dead worker, or the connection to one was closed first."""
     if isinstance(error, RuntimeError):
         return str(error).startswith("DataLoader worker (pid")
     modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -53,7 +53,7 @@ def _is_lost_worker(error: Exception) -> bool:
 
 
 def peak_memory(device: torch.device) -> float:
-    """GiB at the peak so far: allocated on a GPU, or resident in a process on a CPU. The host knows both."""
+    """GiB at the peak so far: allocated on a GPU, or resident memory of a CPU process. Neither synchronises."""
     if device.type == "cuda":
         return round(torch.cuda.max_memory_allocated(device) / 2**30, 3)
     try:
@@ -65,7 +65,7 @@ def peak_memory(device: torch.device) -> float:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, where the C library (glibc) would keep it between blocks that are in use."""
+    """Return freed memory to the system; glibc would keep it between blocks that are in use."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have none
         if trim is not None:
@@ -73,10 +73,10 @@ def give_back() -> None:
 
 
 class AnonymousPeak:
-    """How far the anonymous memory of this process (RssAnon) climbs inside a `with`, above what there was before.
+    """The increase of this process's anonymous memory (RssAnon), at its peak, inside a `with`.
 
-    Anonymous memory is allocated; pages of mapped files, which the system may drop, are no part of it. The system keeps
-    no peak of it, so a thread looks at it every few milliseconds.
+    Anonymous memory is allocated memory, without the pages of mapped files, which the system may drop. The system
+    records no peak of it, so a thread reads it every few milliseconds.
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ def tracker_of(config: JobConfig) -> str | None:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """One step's numbers: those known on the host, and the names and values of those still on the device."""
+    """One step's numbers: those known on the host, and names and values of those still on the device."""
 
     step: int
     known: dict[str, float]
@@ -47,7 +47,7 @@ class _Waiting:
 
 
 class Metrics:
-    """Collects per-step values on every rank; rank 0 writes them. `advice` is what to do where one is not finite."""
+    """Collects per-step values on every rank; rank 0 writes them. `advice` ends the error about a non-finite value."""
 
     def __init__(self, folder: Path, accelerator: Accelerator, *, start_step: int, advice: str) -> None:
         self._path, self._accelerator, self._advice = folder / FILE, accelerator, advice
@@ -66,9 +66,9 @@ class Metrics:
         return all(bool(waiting.values.isfinite().all()) for waiting in self._waiting)
 
     def flush(self, *, together: bool = True) -> dict[str, float]:
-        """Write what is waiting and return the last step's values; raises where one is not finite.
+        """Write what is waiting and return the last step's values; raises TrainingDiverged if one is not finite.
 
-        Not `together`, the other ranks are not asked, and the lines have this one's numbers.
+        With `together` False no collective runs, and the lines have this rank's numbers.
         """
         if not self._waiting:
             return {}
@@ -84,7 +84,7 @@ class Metrics:
                     f"the loss or its gradient is no longer finite at step {first.step}. {self._advice}"
                 )
             self.write(first.step, last)
-            del self._waiting[0]  # only now: what cannot be written waits on
+            del self._waiting[0]  # only now: a line that could not be written is kept
         return last
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ def _step_of(line: str) -> float:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """The values of a line; None for one cut off by a kill, or no line of ours."""
+    """The values of a line; None if a kill cut it off, or if it is not ours."""
     try:
         values = json.loads(line)
         return values if type(values["step"]) is int else None

@@ -1,6 +1,6 @@
-"""The parts of a checkpoint, `model`, `ema` and `optimizer`: tensors from and into a model, its average, its optimizer.
+"""The parts of a checkpoint, `model`, `ema` and `optimizer`: collected from a model and its optimizer, and loaded.
 
-Every layout reads the checkpoints of every other: whole files and shards, in one process or many.
+Every layout loads the checkpoints of every other: whole files and shards, in one process or many.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,12 +19,12 @@ from tread.errors import CheckpointError, ConfigError
 from tread.training.sharding import files
 
 GROUP = "group"
-"""Marks state of all parameters together in an optimizer's file."""
+"""Prefix, in an optimizer's file, of state that all parameters share."""
 
 
 def averaged_part(manifest: Mapping[str, Any]) -> str:
     """The part of a checkpoint with the averaged weights: `ema`, or `model` where none are kept."""
-    parts = manifest.get("parts", [Path(name).stem for name in manifest["files"]])  # listed where they are sharded
+    parts = manifest.get("parts", [Path(name).stem for name in manifest["files"]])  # `parts` is there if sharded
     return "ema" if "ema" in parts else "model"
 
 

@@ -1,6 +1,6 @@
-"""Agreement between the processes of a run: what rank 0 found, the largest number that any has, the loss of one.
+"""Agreement between the processes of a run: rank 0's result on all, the largest of their numbers, the loss of one.
 
-No process waits for another longer than `train.timeout_minutes`: every process group is given that time.
+No process waits for another longer than `train.timeout_minutes`, the timeout of every process group.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from tread.errors import CheckpointError, RankLost
 from tread.training.settings import JobConfig
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def restarts() -> int:
@@ -33,23 +33,23 @@ def rejoin(backend: str, timeout: timedelta) -> None:
     """
     if restarts() and not distributed.is_initialized():
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = PrefixStore(f"restart-{restarts()}", TCPStore(*place, world, is_master=is_master, timeout=timeout))
+        store = PrefixStore(f"restart-{restarts()}", TCPStore(*address, world, is_master=is_master, timeout=timeout))
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
 @contextmanager
 def arriving(config: JobConfig) -> Iterator[None]:
-    """Turn the failure to open a process group inside, because others stay away, into a RankLost."""
+    """Turn a failure to open the process group, because other processes did not arrive, into a RankLost."""
     try:
         yield
     except RuntimeError as error:
         if not (isinstance(error, distributed.DistError) or _is_lost_rank(error)):
             raise
-        world, place = os.environ.get("WORLD_SIZE", "several"), os.environ.get("MASTER_ADDR", "the first machine")
+        world, address = os.environ.get("WORLD_SIZE", "several"), os.environ.get("MASTER_ADDR", "the first machine")
         raise RankLost(
-            f"not all {world} processes of this run met at {place} within {_waited(config)}: see the output of the "
+            f"not all {world} processes of this run met at {address} within {_waited(config)}: see the output of the "
             "others, whether they run and whether they reach that address."
         ) from error
 
@@ -58,23 +58,23 @@ def _waited(config: JobConfig) -> str:
     return f"{config.train.timeout_minutes:g} minutes ({config.called('train.timeout_minutes')})"
 
 
-def found_by_main(accelerator: Accelerator, find: Callable[[], Found]) -> Found:
-    """What `find` returns on rank 0, or the CheckpointError that it raises there, on every rank."""
+def from_main(accelerator: Accelerator, compute: Callable[[], Result]) -> Result:
+    """Call `compute` on rank 0 alone; every rank returns its result, or raises the CheckpointError that it raised."""
     outcome: list[Any] = [None]
     if accelerator.is_main_process:
         try:
-            outcome = [find()]
+            outcome = [compute()]
         except CheckpointError as error:
             outcome = [error]
-    (found,) = broadcast_object_list(outcome)
-    if isinstance(found, CheckpointError):
-        raise found
-    return found
+    (result,) = broadcast_object_list(outcome)
+    if isinstance(result, CheckpointError):
+        raise result
+    return result
 
 
 @contextmanager
 def lost_ranks(config: JobConfig) -> Iterator[None]:
-    """Turn the failure of a collective inside, which says nothing of the process that ended, into a RankLost."""
+    """Turn a failed collective, whose error does not name the process that ended, into a RankLost."""
     try:
         yield
     except RuntimeError as error:
@@ -88,7 +88,7 @@ def lost_ranks(config: JobConfig) -> Iterator[None]:
 
 
 def _is_lost_rank(error: RuntimeError) -> bool:
-    """Whether gloo or NCCL found the connection to a process closed, or waited in vain."""
+    """Whether gloo or NCCL reports a closed connection or a timeout."""
     known = isinstance(error, distributed.DistBackendError | distributed.DistNetworkError)
     return known or "gloo/transport" in str(error) or "Connection closed by peer" in str(error)
 
@@ -115,7 +115,7 @@ class Largest:
         return result
 
     def settle(self) -> int:
-        """The result of the exchange that is still out; 0 if there is none."""
+        """The result of the pending exchange; 0 if there is none."""
         if self._work is None or self._sent is None:
             return 0
         self._work.wait()

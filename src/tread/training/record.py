@@ -1,7 +1,7 @@
 """The record of a run, `run.json` in its folder: facts about the model, and an entry for each start.
 
-Settings say what was asked for; the record says what was run: the command, versions, the device, and the plan as it was
-resolved (its seed included, so that the tokens that a step kept can be computed again). A resume adds an entry.
+Settings are what was asked for; the record is what was run: the command, versions, the device, and the resolved plan,
+seed included, so that the tokens that a step kept can be computed again. A resume adds an entry.
 """
 
 import json
@@ -32,7 +32,9 @@ def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -
     record = {
         "summary": task.summary(),
         "unit": task.unit,
-        "facts": {name: fact for name, fact in task.facts.items() if name not in KINDS},  # those are for a resume
+        "facts": {
+            name: fact for name, fact in task.facts.items() if name not in KINDS
+        },  # fingerprints are for a resume
         "starts": [
             *starts(read_record(folder)),
             {"step": step, **origin(accelerator.device, accelerator.num_processes)},
@@ -43,7 +45,7 @@ def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a run; empty where there is none, as in runs of earlier versions, or where it is damaged."""
+    """The record of a run; empty if there is none, as in runs of earlier versions, or if it is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         record = json.loads((folder / FILE).read_bytes())
         return record if isinstance(record, dict) else {}
@@ -52,8 +54,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def starts(record: dict[str, Any]) -> list[dict[str, Any]]:
     """The starts in a record, the first one first."""
-    found = record.get("starts")
-    return [start for start in found if isinstance(start, dict)] if isinstance(found, list) else []
+    entries = record.get("starts")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def origin(device: torch.device, processes: int = 1) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def origin(device: torch.device, processes: int = 1) -> dict[str, Any]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """A command as a shell takes it, without secrets.
+    """A command as one would type it into a shell, without secrets.
 
     >>> command_line(["/usr/bin/tread", "train", "model=tread", "data.token=abc"])
     "tread train model=tread 'data.token=********'"
@@ -87,8 +89,8 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    installed = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed

@@ -1,10 +1,10 @@
 """A session: a task with everything that training changes, the optimizer step that changes it, and its checkpoints.
 
 - A step sets the routing's step and the learning rate, runs forward and backward of each micro-batch, clips, updates
-  the weights and then their average. It waits for nothing: what it returns is still on the device.
-- A checkpoint holds weights, average and optimizer moments and nothing else, because all that changes besides is a
+  the weights and then their average. It never synchronises: its results are still on the device.
+- A checkpoint holds weights, average and optimizer moments and nothing else, because everything else that changes is a
   function of the step.
-- Whoever steps by hand (the tuner of routes, `tread doctor`, the benchmarks) uses a session without the loop.
+- Code that takes single steps (the tuner of routes, `tread doctor`, the benchmarks) uses a session without the loop.
 """
 
 import math
@@ -28,7 +28,7 @@ from tread.training.optimizers.make import averaged_weights, keeps_average, make
 from tread.training.optimizers.muon import embedding_tables
 from tread.training.optimizers.rates import learning_rate
 from tread.training.parts import averaged_part, load_into, load_moments, optimizer_tensors, trained
-from tread.training.ranks import found_by_main
+from tread.training.ranks import from_main
 from tread.training.settings import JobConfig
 from tread.training.sharding.saver import Saver
 from tread.training.task import Task
@@ -45,11 +45,11 @@ class Session:
         # a copy of the weights after all ranks have agreed on them
         self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
         self.fast = list(task.make_fast())
-        """What makes the model fast; one for each part of it."""
-        self.whole: int | None = None
-        """Steps that weights, average and moments have all taken; None before the first and while one changes them."""
+        """The compiled layers, graphs and kernels; one `Fast` for each part of the model."""
+        self.complete_steps: int | None = None
+        """Steps that weights, average and moments have all taken; None before the first one and during an update."""
         self.due = False
-        """Whether the validation and pictures due after the last whole step are still to be made."""
+        """Whether the reviews due after the last complete step have not been run yet."""
         self.saved: int | None = None
         """Step of the last checkpoint written by this session."""
         self.validated: tuple[int, float] = 0, math.nan
@@ -89,8 +89,8 @@ class Session:
         losses = []
         for micro_step in range(micro_steps):
             batch = next(batches)
-            # for layers that draw from torch's own generator, such as dropout: theirs is a function of the step too;
-            # after the batch, because a loader that starts draws from it
+            # layers such as dropout draw from torch's generator: seeding makes that a function of the step too; after
+            # the batch, because a loader draws from it when it starts
             torch.manual_seed(int(noise.bits(config.train.seed, step, micro_step, accelerator.process_index)))
             last = micro_step == micro_steps - 1
             # sharded gradients are reduced in every micro-step, or each process would hold them whole
@@ -99,31 +99,30 @@ class Session:
                     loss = self.task.loss(self.model, batch)
                 accelerator.backward(loss / micro_steps)
             losses.append(loss.detach())
-            del loss  # and what autograd holds for it: no CUDA graph can be captured beside that
+            del loss  # frees its autograd graph, which must not be alive when a CUDA graph is captured
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.trained if p.grad is not None])
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if config.optimizer.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self.trained, config.optimizer.clip, norm)
-        self.whole = None
+        self.complete_steps = None
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             with averaged_weights(self.optimizer):
                 self.ema.update(step)
-        self.whole, self.due = step + 1, True
-        # the norm of offloaded gradients is on the host
+        self.complete_steps, self.due = step + 1, True
+        # with train.cpu_offload the gradients, and so their norm, are on the host
         return {"loss": torch.stack(losses).mean(), "grad_norm": norm.to(accelerator.device, non_blocking=True)}
 
     def save(self, folder: Path, step: int, *, together: bool = True, wait: bool = True) -> None:
         """Write the checkpoint after `step` steps, on rank 0; `together`: all ranks call it and wait for it.
 
-        Shards are written by every rank; unless they `wait`, in the background. Nothing is written where
-        `checkpoint.every` is 0.
+        Shards are written by every rank, in the background unless `wait`. With `checkpoint.every` 0 nothing is written.
         """
         if self.config.checkpoint.every == 0:
             return
         facts = self.task.facts | ({"due": True} if self.due else {})
-        if self.validated[0] == step and math.isfinite(self.validated[1]):  # else it is that of other weights
+        if self.validated[0] == step and math.isfinite(self.validated[1]):  # else the loss is of other weights
             facts |= {checkpoint.VALIDATED: self.validated[1]}
         keep = {"keep": self.config.checkpoint.keep, "keep_best": self.config.checkpoint.keep_best}
         if self.saver is not None:
@@ -144,25 +143,25 @@ class Session:
         parts = {"model": trained(self.task.model), "optimizer": optimizer_tensors(self.optimizer)}
         if self.ema is not None:
             parts["ema"] = self.ema.averages
-        elif keeps_average(self.optimizer):  # what results are made of; training goes on from the other weights
+        elif keeps_average(self.optimizer):  # results are made of it; training resumes from the other weights
             with averaged_weights(self.optimizer):
                 parts["ema"] = trained(self.task.model)
         return parts
 
     def make_result(self, path: Path) -> None:
-        """Let the task make the result of the checkpoint that is in place, on rank 0, unless it is there."""
+        """Let the task write the result of the loaded checkpoint at `path`, on rank 0; see `Task.saved`."""
         if self.accelerator.is_main_process:
             with self.averaged():
                 self.task.saved(path)
 
     def load(self, folder: Path) -> int:
-        """Put the newest whole checkpoint in place; returns its step, 0 where there is none."""
-        found = found_by_main(self.accelerator, lambda: checkpoint.newest(folder, self.accelerator.print))
-        if found is None:
-            if (folder.parent / METRICS_FILE).exists():  # it was stopped before its first one
+        """Load the newest whole checkpoint; returns its step, 0 if there is none."""
+        newest = from_main(self.accelerator, lambda: checkpoint.newest(folder, self.accelerator.print))
+        if newest is None:
+            if (folder.parent / METRICS_FILE).exists():  # the run was stopped before its first checkpoint
                 self.accelerator.print(f"no checkpoint in {folder}: the run starts at step 0.")
             return 0
-        path, manifest = found
+        path, manifest = newest
         check_data(self.config, path, manifest, self.task.facts, self.accelerator.print)
         load_into(trained(self.task.model), path, "model")
         if self.ema is not None:

@@ -1,4 +1,4 @@
-"""The settings that the training loop reads, whatever the job.
+"""The settings that the training loop reads, the same for every job.
 
 - `JobConfig` is the loop's view of a job. `tread train` extends it; `tread finetune` fills it from its flat keys.
 - Each field holds its type, its default and its documentation; bounds are checked here.
@@ -23,9 +23,9 @@ OptimizerName = Literal[
 ]
 ScheduleName = Literal["constant", "linear", "cosine", "polynomial", "cosine_with_restarts"]
 LONGEST_WAIT = 7 * 24 * 60
-"""Minutes that a process may wait for the others."""
+"""Largest timeout, in minutes, for which a process may wait for the others."""
 LEAST_PRODIGY = 0.01
-"""The smallest factor of Prodigy's estimate; a rate of another optimizer is far below it."""
+"""Smallest allowed factor on Prodigy's estimate; learning rates of other optimizers are far below it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class LoopConfig:
 
 
 def check_timeout(minutes: float, called: str) -> None:
-    """Refuse a time to wait that is none, or that torch cannot count in milliseconds."""
+    """Refuse a timeout that is not positive, or that torch cannot count in milliseconds."""
     if not 0 < minutes <= LONGEST_WAIT:
         raise ConfigError(f"{called} is {minutes}; it must be above 0 and at most {LONGEST_WAIT} (a week).")
 
@@ -136,7 +136,7 @@ def check_rates(
     beta1: float,
     called: Mapping[str, str],
 ) -> None:
-    """Refuse settings of an optimizer's rate that do not go together; `called` has the user's word for each."""
+    """Refuse settings of an optimizer's rate that contradict each other; `called` has the user's name for each."""
     optimizer, rate, schedule_name = called["name"], called["learning_rate"], called["schedule"]
     if name == "prodigy" and learning_rate < LEAST_PRODIGY:
         raise ConfigError(
@@ -251,4 +251,4 @@ class JobConfig(ABC):
 
     @abstractmethod
     def resume_command(self, folder: Path) -> str:
-        """What a user types to go on with a stopped run."""
+        """The command that continues a stopped run."""

@@ -1,4 +1,4 @@
-"""Signals that stop a run after the step in hand, on every rank at the same one."""
+"""Signals that stop a run after its current step, on every rank after the same one."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from accelerate import Accelerator
 from tread.training.ranks import Largest
 
 STOPPING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-"""Signals that save and stop a run; Windows lacks the last two, and Slurm sends the last one where it is asked to."""
+"""Signals that save and stop a run; Windows lacks the last two, and Slurm can be told to send the last one."""
 
 
 @contextmanager
 def stopping(accelerator: Accelerator, timeout: timedelta) -> Iterator[Callable[[], int]]:
-    """Yields a function to call after every step; it tells which of `STOPPING` came, 0 for none.
+    """Yields a function to call after every step; it returns the number of the signal received, 0 for none.
 
-    Of several processes, all stop one step after the one in which a signal came. A second signal acts at once.
+    Several processes all stop one step after the step in which a signal came. A second signal has its usual effect.
     """
     received: list[int] = []
 
@@ -48,7 +48,7 @@ def stopping(accelerator: Accelerator, timeout: timedelta) -> Iterator[Callable[
 
 
 def leave_terminal() -> None:
-    """Drop what is printed from now on, if the terminal was closed: printing there is an error."""
+    """Discard further output if the terminal was closed: printing to it would raise an error."""
     for descriptor in (1, 2):
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):

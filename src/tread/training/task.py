@@ -1,4 +1,4 @@
-"""A task: what a job brings to the training loop, which knows nothing else of it."""
+"""A task: the interface between a job and the training loop, which knows nothing else of the job."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ Review = Callable[[], dict[str, float]]
 
 
 class Task(Protocol):
-    """What is trained: a model, its batches and their loss."""
+    """A model to train, its batches and their loss."""
 
     facts: dict[str, Any]
-    """What a checkpoint says about the model and its training, its routes among them; JSON."""
+    """Facts about the model and its training, such as its routes, for the checkpoint's manifest; JSON."""
     unit: str
     """What the progress bar calls a sample: `img` or `clip`."""
 
@@ -61,8 +61,8 @@ class Task(Protocol):
 
 
 def is_due(every: int, step: int, steps: int) -> bool:
-    """Whether something that happens every so many steps (0: never) and after the last one happens after `step`.
+    """Whether something due every `every` steps (0: never) and after the last one is due after `step` steps.
 
-    Before the first step nothing is due.
+    Nothing is due before the first step.
     """
     return every > 0 < step and (step % every == 0 or step == steps)

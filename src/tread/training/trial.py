@@ -5,8 +5,8 @@
   tables, masks and modulation, restored tokens), and must give the stock prediction up to rounding if all of it follows
   the tokens.
 - Steps are those of the training loop: forward, backward, clipping, optimizer and average, compiled as the settings
-  say. A step is timed after others of its kind, so that nothing is compiled in it.
-- All steps use one batch, at the first step of the run whose ratio is the full one. Nothing is written.
+  say. A step is timed after others like it, so that nothing is compiled in it.
+- All steps use one batch, at the first step of the run after the ratio's warm-up. Nothing is written.
 """
 
 import math
@@ -35,9 +35,10 @@ WARM_UPS = {"cuda": 3}
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A prediction beside that of the stock model."""
+    """The difference between a prediction and the stock model's."""
 
     what: str
+    """The mode of the prediction, such as "attached, dense"."""
     beside: str = "stock"
     """The model it is compared with: stock, or quantized where routing is judged on a quantized base."""
     difference: float
@@ -60,17 +61,18 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Training steps of one kind, dense or routed."""
+    """Figures of a few training steps, dense or routed."""
 
     loss: float
+    """Loss of the first step, before the weights changed."""
     gradient_norm: float
-    """Both of the first step, before the weights changed."""
+    """Gradient norm of the first step."""
     finite: bool
-    """Whether loss and gradient norm were finite in all of them."""
+    """Whether loss and gradient norm were finite in every step."""
     seconds: float
-    """Time of the last one."""
+    """Time of the last step."""
     peak_bytes: int | None
-    """Most GPU memory that the last one held; None on a CPU."""
+    """Peak GPU memory of the last step; None on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class Trial:
     dense: Measured | None = None
     """None if a prediction is wrong: then no step is run."""
     routed: Measured | None = None
-    """None too if the config has no routes."""
+    """None if the config has no routes, or if a prediction is wrong."""
     tokens: int | None = None
     kept: Sequence[int] = ()
     """Tokens that each route kept in the routed step, of `tokens`."""
@@ -94,18 +96,20 @@ class Trial:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, one clause each; empty if nothing is."""
-        found = [f"the {self.part}'s prediction {one.what} {one.problem}" for one in self.comparisons if not one.fits]
-        kinds = {"dense": self.dense, "routed": self.routed}
-        return found + [
+        """The problems found, one clause each; empty if there are none."""
+        problems = [
+            f"the {self.part}'s prediction {one.what} {one.problem}" for one in self.comparisons if not one.fits
+        ]
+        steps = {"dense": self.dense, "routed": self.routed}
+        return problems + [
             f"the {name} step of the {self.part} is not finite"
-            for name, step in kinds.items()
+            for name, step in steps.items()
             if step is not None and not step.finite
         ]
 
 
 class _Recorder(nn.Module):
-    """Calls a network and keeps what it returned."""
+    """Calls a network and keeps its outputs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -119,7 +123,7 @@ class _Recorder(nn.Module):
 
 @torch.no_grad()
 def predict(task: Task, accelerator: Accelerator, batch: Any) -> tuple[Tensor, float]:
-    """What the network returns for a batch in eval mode, flattened to float32 (N,), and the loss."""
+    """The network's outputs for a batch in eval mode, flattened to float32 (N,), and the loss."""
     recorder = _Recorder(task.model)
     training = task.model.training
     recorder.eval()
@@ -132,9 +136,9 @@ def predict(task: Task, accelerator: Accelerator, batch: Any) -> tuple[Tensor, f
     return torch.cat([tensor.float().flatten() for tensor in tensors]), float(loss)
 
 
-def compare(what: str, found: Tensor, other: Tensor, limit: float | None, *, beside: str = "stock") -> Comparison:
-    """The relative difference of two predictions (N,)."""
-    difference = float((found - other).norm() / other.norm().clamp(min=1e-12))
+def compare(what: str, prediction: Tensor, other: Tensor, limit: float | None, *, beside: str = "stock") -> Comparison:
+    """The relative difference of two predictions (N,); `what` and `beside` are as in `Comparison`."""
+    difference = float((prediction - other).norm() / other.norm().clamp(min=1e-12))
     difference = difference if math.isfinite(difference) else math.nan
     return Comparison(what=what, beside=beside, difference=difference, limit=limit)
 
@@ -167,8 +171,8 @@ def turned(handles: Sequence[Handle], mode: str) -> Iterator[None]:
     """Inside, forwards are dense, routed, or routed with every token kept in another order (permuted)."""
     with ExitStack() as stack:
         for handle in handles:
-            ways = {"dense": handle.dense, "routed": handle.routed, "permuted": handle.permuted}
-            stack.enter_context(ways[mode]())
+            contexts = {"dense": handle.dense, "routed": handle.routed, "permuted": handle.permuted}
+            stack.enter_context(contexts[mode]())
         yield
 
 

@@ -1,7 +1,7 @@
 """The families of stock models, one file each, and the classes that cannot be routed, with the reason.
 
 A file declares data and small functions of a forward's arguments. It imports torch, `tread.attach.family` and other
-families; never the model's library. Every `Family` that a file here declares is found by itself.
+families; never the model's library. Every `Family` that a file here declares is registered by being there.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ ELSEWHERE: tuple[Family, ...] = (
 
 def _declared() -> Iterator[Family]:
     for module in iter_modules(__path__, f"{__name__}."):
-        found = vars(import_module(module.name)).values()
-        yield from (value for value in found if isinstance(value, Family) and value not in ELSEWHERE)
+        values = vars(import_module(module.name)).values()
+        yield from (value for value in values if isinstance(value, Family) and value not in ELSEWHERE)
 
 
 FAMILIES: tuple[Family, ...] = tuple(_declared())
-"""Families of diffusers, by the name of their file."""
+"""Families of diffusers' models, in the order of their files' names."""
 
 REFUSED: dict[str, str] = {
     "AnyFlowFARTransformer3DModel": (

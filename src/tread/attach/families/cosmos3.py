@@ -13,7 +13,8 @@ def _tokens(model: Any, arguments: Arguments) -> int:
 
 
 def _references(model: Any, arguments: Arguments) -> int | Tensor:
-    """Clean frames that come before the first one to denoise; frames to denoise are listed in order, for each video."""
+    """The tokens of the clean frames before the first frame to denoise; each video lists its frames to denoise in
+    order."""
     total = 0
     for shape, noisy in zip(arguments["vision_token_shapes"], arguments["vision_noisy_frame_indexes"], strict=True):
         if len(noisy):

@@ -8,7 +8,7 @@ HELIOS = Family(
         Stack(
             name="blocks",
             sides=(Side(name="rotary_emb", dim=1), Side(name="temb", dim=1, ndim=4)),
-            # where the history ends is found by counting back from the end of the stream
+            # the layers locate the end of the history by counting back from the end of the stream
             counts=("original_context_length",),
         ),
     ),

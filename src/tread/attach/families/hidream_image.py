@@ -7,12 +7,11 @@ from tread.attach.family import Arguments, Family, Side, Stack, patches, setting
 # image tokens first, then the padding of a grid that is not square, then text
 _SIDES = (Side(name="hidden_states_masks", dim=1), Side(name="image_rotary_emb", dim=1))
 
-
 _grid = patches("hidden_states", 2, 3, size=setting("config.patch_size"))
 
 
 def _tokens(model: nn.Module, arguments: Arguments) -> int:
-    """Latents, or a sequence of patches where the caller gives their mask."""
+    """The input is latents (B, C, H, W), or a sequence of patches if the caller gives their mask."""
     return arguments["hidden_states"].shape[1] if arguments["hidden_states"].ndim == 3 else _grid(model, arguments)
 
 

@@ -13,12 +13,11 @@ STACKS = (
     ),
 )
 
-
 _frame = patches("hidden_states", -2, -1, size=setting("config.patch_size"))
 
 
 def _first_frame(model: Any, arguments: Arguments) -> int:
-    """Layers modulate the first tokens of the stream as the given first frame, by their number."""
+    """The number of tokens of the first frame, which layers with token_replace address by index; 0 without."""
     return _frame(model, arguments) if model.config.image_condition_type == "token_replace" else 0
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from tread.attach.families.hunyuan_video import STACKS
 from tread.attach.family import SHARED_ROTARY, Arguments, Family, patches, setting
 
-# how many frames, rows and columns of latents make one token of the history, and whether a rest is padded to one more
+# argument, frames, rows and columns of latents in one token of the history, whether a remainder is padded to a token
 _SCALES = (
     ("latents_clean", (1, 2, 2), False),
     ("latents_history_2x", (2, 4, 4), True),

@@ -5,12 +5,12 @@ from torch import nn
 
 from tread.attach.family import Arguments, Family, Side, Stack, read_count, square
 
-_IMAGE = 2  # how `indicator` marks an image token
+_IMAGE = 2  # the value of `indicator` for an image token
 _LAYOUT = "every sample must end with its image tokens, and all samples have the same number of them."
 
 
 def _tokens(model: nn.Module, arguments: Arguments) -> int:
-    """No shape tells how long the text is, so this waits for the device; in compiled code it is a constant."""
+    """No shape tells the text's length, so the count is read from the device; in compiled code it is a constant."""
     return read_count((arguments["indicator"][0] == _IMAGE).sum())
 
 

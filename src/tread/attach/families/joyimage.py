@@ -9,7 +9,7 @@ _ROTATE = "diffusers.models.transformers.transformer_joyimage._apply_rotary_emb"
 
 
 def _patches(model: Any, arguments: Arguments) -> int:
-    """Latents (B, C, T, H, W), or several images (B, N, C, T, H, W)."""
+    """The input is latents (B, C, T, H, W), or several images (B, N, C, T, H, W)."""
     shape, (frames, rows, columns) = arguments["hidden_states"].shape, model.config.patch_size
     images = shape[1] if len(shape) == 6 else 1
     return images * shape[-3] // frames * (shape[-2] // rows) * (shape[-1] // columns)

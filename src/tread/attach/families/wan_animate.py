@@ -11,7 +11,7 @@ WAN_ANIMATE = Family(
     # the first frame is the image of the character
     references=patches("hidden_states", 3, 4, size=lambda model: _patch(model)[1:]),
     references_at="first",
-    # between layers the frames of the stream look at the frames of the face, one by one
+    # between layers each frame of the stream attends to its frame of the face
     per_block=True,
     notes="The character's image, the first frame, is kept unless reference_tokens is 'route'.",
 )

@@ -39,7 +39,7 @@ WAN_MODEL = Family(
                 Side(name="freqs", dim=1, full=True),
                 # 2.2 has a timestep for every token, (B, L, 6, D); 2.1 has one per sample, (B, 6, D)
                 Side(name="e", dim=1, ndim=4),
-                # VACE's layers add what its control branch says
+                # VACE's layers add the outputs of its control branch
                 Side(name="hints", dim=1, optional=True),
             ),
             counts=("seq_lens",),

@@ -1,12 +1,12 @@
 """The call of an offloaded layer: its weights are fetched for the forward, and again for the backward.
 
 - Kernels save weights for backward, some of them out of autograd's sight (bitsandbytes), and by then the slot holds
-  another layer: no version counter would notice. So a layer is one autograd function that saves its inputs only;
-  backward runs the layer again and takes its gradients while the weights are there. Offloading implies checkpointing,
-  also of a layer whose weights came back to the device: the memory of a step stays what it was before they did.
-- Trained parameters (an adapter's) are inputs of that function, so autograd, its hooks and DDP see them as ever.
+  another layer, which no version counter would notice. So a layer is one autograd function that saves its inputs only;
+  backward runs the layer again and takes its gradients while the weights are there. So offloading implies
+  checkpointing, also of a layer that "auto" moved back to the device: it measured the memory of a checkpointed step.
+- Trained parameters (an adapter's) are inputs of that function, so autograd, its hooks and DDP see them as usual.
 - The recomputation has the forward's random numbers, autocast and routing (`recomputed.py`). Compiled code runs with
-  gradients enabled both times, so that one program serves both.
+  gradients enabled both times, so that one compiled graph serves both.
 - The call is the layer's `_compiled_call_impl`, compiled or not. Routing wraps it as it wraps compiled code, so the
   function sees the tokens that were kept.
 """
@@ -23,12 +23,12 @@ from torch.autograd.function import once_differentiable
 
 from tread.errors import ConfigError
 from tread.kernels.offload.host import HostLayer
-from tread.kernels.offload.recomputed import Hidden, Parts, leaves_of
+from tread.kernels.offload.recomputed import HiddenInputs, Parts, leaves_of
 from tread.kernels.offload.ring import Pass, Ring
 from tread.routing.recompute import Region
 
 _calls: WeakKeyDictionary[nn.Module, ref["OffloadedCall"]] = WeakKeyDictionary()
-"""Layer -> its call; a reference, because the call holds the layer."""
+"""Layer -> its call; a weak reference, because the call holds the layer."""
 _CODE = "_compiled_call_impl"
 """The attribute of a module that is called in place of its `forward` and hooks."""
 
@@ -43,8 +43,8 @@ class Owner(Protocol):
 
 
 def _call_of(layer: nn.Module) -> "OffloadedCall | None":
-    found = _calls.get(layer)
-    return None if found is None else found()
+    reference = _calls.get(layer)
+    return None if reference is None else reference()
 
 
 def is_offloaded(layer: nn.Module) -> bool:
@@ -54,7 +54,7 @@ def is_offloaded(layer: nn.Module) -> bool:
 
 
 def recomputes(layer: nn.Module) -> bool:
-    """Whether a layer is, or was, offloaded, and so is computed again in the backward without being asked."""
+    """Whether a layer recomputes itself in backward, because it is or was offloaded."""
     return _call_of(layer) is not None
 
 
@@ -75,7 +75,7 @@ def set_compiled_code(layer: nn.Module, code: Callable[..., Any] | None) -> None
 
 
 def unless_offloaded(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """A checkpoint function `(layer, *args)` that leaves layers alone which recompute by themselves."""
+    """A checkpoint function `(layer, *args)` that calls layers which recompute themselves without checkpointing."""
 
     def call(block: Any, *args: Any, **kwargs: Any) -> Any:
         layer = getattr(block, "__self__", block)  # some models pass `block.__call__`
@@ -111,11 +111,14 @@ class OffloadedCall:
         self._owner.begin()
         trained = [parameter for parameter in self.layer.parameters() if parameter.requires_grad]
         if self.host is not None and any(id(parameter) in self.host.ids for parameter in trained):
-            raise ConfigError("weights of an offloaded layer were unfrozen, and only frozen ones can be offloaded.")
+            raise ConfigError(
+                "weights of an offloaded layer were unfrozen, and only frozen ones can be offloaded: freeze them, or "
+                "offload after unfreezing."
+            )
         given = Parts((args, kwargs))
-        once = _Once(self, trained, given)
-        made = _Function.apply(once, *trained, *given.tensors)
-        return once.output.whole(made)  # pyright: ignore[reportArgumentType]
+        passes = _Passes(self, trained, given)
+        made = _Function.apply(passes, *trained, *given.tensors)
+        return passes.output.whole(made)  # pyright: ignore[reportArgumentType]
 
     def visit(self, how: Pass) -> AbstractContextManager[None]:
         """Inside, the layer has its weights on the device."""
@@ -141,19 +144,19 @@ class OffloadedCall:
         """None: a copied layer is not offloaded."""
 
 
-class _Once:
-    """One call of an offloaded layer, from its forward to its backward."""
+class _Passes:
+    """The two passes of one call of an offloaded layer: its forward, and its recomputation in backward."""
 
     def __init__(self, call: OffloadedCall, trained: Sequence[Tensor], given: Parts) -> None:
         self._call, self._trained, self._given = call, list(trained), given
         self.count = len(trained)
-        """Trained parameters, which come first among the tensors."""
-        self._region, self._hidden = Region(reentrant=False), Hidden(given.tensors)
+        """The number of trained parameters, which come first among the tensors."""
+        self._region, self._hidden = Region(reentrant=False), HiddenInputs(given.tensors)
         self.output = given
-        """The layer's output; set by `first`."""
+        """The layer's output; set by `forward`."""
 
-    def first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The tensors of the layer's output, without a graph."""
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The tensors of the layer's output, without an autograd graph."""
         self._given.tensors = []  # autograd saves them
         enabled = self._call.code is not None
         self._region.begin()
@@ -165,9 +168,9 @@ class _Once:
         made, self.output.tensors = self.output.tensors, []
         return tuple(x.detach() for x in made)
 
-    def again(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def backward(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of the trained parameters and of the tensors in the arguments; None for those without."""
-        return self._region.again(self._gradients, _detached(tensors), gradients)
+        return self._region.recompute(self._gradients, _detached(tensors), gradients)
 
     def _gradients(self, given: list[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         inputs = [*self._trained, *given]
@@ -179,8 +182,8 @@ class _Once:
                 return [None] * len(inputs)
             outputs, weights = [x for x, _ in pairs], [g for _, g in pairs]
             self._call.check(outputs, wanted)
-            found = iter(torch.autograd.grad(outputs, wanted, weights, allow_unused=True))
-            return [next(found) if x.requires_grad else None for x in inputs]
+            computed = iter(torch.autograd.grad(outputs, wanted, weights, allow_unused=True))
+            return [next(computed) if x.requires_grad else None for x in inputs]
 
     def _run(self, tensors: Sequence[Tensor]) -> Any:
         args, kwargs = self._given.whole(tensors)
@@ -188,7 +191,7 @@ class _Once:
 
 
 def _detached(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors as leaves of a graph of their own."""
+    """The tensors as leaves of a new autograd graph."""
     return [x.detach().requires_grad_(x.requires_grad) for x in tensors]
 
 
@@ -196,15 +199,15 @@ class _Function(torch.autograd.Function):
     """An offloaded layer in autograd's graph."""
 
     @staticmethod
-    def forward(ctx: Any, once: _Once, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.once = once
+    def forward(ctx: Any, passes: _Passes, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.passes = passes
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors[once.count :])
-        made = once.first(tensors)
+        ctx.save_for_backward(*tensors[passes.count :])
+        made = passes.forward(tensors)
         ctx.mark_non_differentiable(*(x for x in made if not (x.is_floating_point() or x.is_complex())))
         return made
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return None, *ctx.once.again(ctx.saved_tensors, gradients)
+        return None, *ctx.passes.backward(ctx.saved_tensors, gradients)

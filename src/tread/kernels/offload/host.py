@@ -20,16 +20,17 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from tread.errors import ConfigError
 
 ALIGNED = 256
-"""Bytes at whose multiples tensors begin: compiled code relies on 16, copies like 256."""
+"""Alignment of each tensor in the block, in bytes: compiled code relies on 16, copies prefer 256."""
 PAGE = 4096
 PLAIN = ("Parameter", "Tensor", "Buffer", "Params4bit")
-"""Classes whose values are all in `data`, but for the small scales that bitsandbytes keeps on the device."""
+"""Classes of tensors whose values are all in `data`, except for the small scales that bitsandbytes keeps on the
+device."""
 
 
 class HostLayer:
     """The frozen tensors of `layer` in host memory, except those in `shared`, which other modules use too.
 
-    `device` computes; for a GPU the block is page-locked, unless the system refuses (`pinned`).
+    `device` computes; for a GPU the block is page-locked if the system allows it (`pinned`).
     """
 
     def __init__(self, layer: nn.Module, device: torch.device, shared: set[int]) -> None:
@@ -57,21 +58,21 @@ class HostLayer:
             return [block[start : start + size].view(dtype).view(shape) for start, size, dtype, shape in self._layout]
 
     def use(self, views: Sequence[Tensor]) -> None:
-        """Let the layer compute with `views`, which `views` made."""
+        """Point the layer's tensors at `views`, a result of `views()`."""
         for view, tensor in _zip(views, self):
             tensor.data = view
 
     def park(self) -> None:
-        """Let the layer's tensors be those in host memory."""
+        """Point the layer's tensors at host memory."""
         self.use(self._parked)
 
     def restore(self) -> None:
-        """Put each tensor where it was."""
+        """Move each tensor to the device that it was on at construction."""
         for device, view, tensor in zip(self._before, self._parked, self.tensors, strict=True):
             tensor.data = view.to(device)
 
     def bring(self, device: torch.device) -> None:
-        """Put the tensors on the device for good."""
+        """Move the tensors to the device permanently."""
         self.use(self.views(self.block.to(device)))
 
 
@@ -81,15 +82,15 @@ def _zip(values: Sequence[Any], host: HostLayer) -> Iterator[tuple[Any, Tensor]]
 
 def frozen(layer: nn.Module) -> list[Tensor]:
     """The parameters that are not trained, and the buffers; refuses those whose values are not in `data` alone."""
-    found = [parameter for parameter in layer.parameters() if not parameter.requires_grad]
-    found += [buffer for buffer in layer.buffers() if type(buffer) is Tensor]
-    for tensor in found:
+    tensors = [parameter for parameter in layer.parameters() if not parameter.requires_grad]
+    tensors += [buffer for buffer in layer.buffers() if type(buffer) is Tensor]
+    for tensor in tensors:
         if type(tensor).__name__ not in PLAIN or is_traceable_wrapper_subclass(tensor.data):
             raise ConfigError(
                 f"a layer with weights of class {type(tensor).__name__} cannot be offloaded: quantize the base to "
                 "'int8', 'int4', 'fp8' or 'nf4', or leave offload out."
             )
-    return found
+    return tensors
 
 
 def _register(block: Tensor) -> bool:
@@ -98,7 +99,7 @@ def _register(block: Tensor) -> bool:
     if block.nbytes == 0:
         return True
     if int(cuda.cudaHostRegister(block.data_ptr(), -(-block.nbytes // PAGE) * PAGE, 0)) != 0:
-        with suppress(RuntimeError):  # CUDA reports the error once more, with the next kernel
+        with suppress(RuntimeError):  # CUDA reports the error again at the next kernel launch
             torch.zeros((), device="cuda")
         return False
     weakref.finalize(block, cuda.cudaHostUnregister, block.data_ptr()).atexit = False
@@ -124,7 +125,7 @@ class Anchored:
         return type(self._layer)._apply(self._layer, changed, recurse)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copied layer is a plain one."""
+        """A copied layer is not offloaded."""
         return partial(type(self._layer)._apply, memo[id(self._layer)])
 
     def __reduce__(self) -> tuple[Any, ...]:

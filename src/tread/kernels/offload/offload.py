@@ -1,7 +1,7 @@
 """Keep frozen layers of a model in host memory, so that it trains on a card that cannot hold it.
 
-- The number of layers is given, or "auto": all of them at first, and from the second step on as few as the memory
-  allows that the first step left. They are spread evenly, so that the layers in between hide a copy.
+- The number of layers is given, or "auto": all of them at first, and from the second step on as few as the memory that
+  the first step left free allows. They are spread evenly, so that the layers in between hide a copy.
 - `handle.offload()` is this on an attached model; `tread finetune` uses it too (`offload`).
 - What is trained stays on the device, and so do tensors that several layers share.
 """
@@ -25,15 +25,15 @@ Offloaded = int | Literal["auto"]
 SMALL = 0.5
 """A model that takes less than this share of the free memory is left on the device by "auto"."""
 DDP_IGNORED = "_ddp_params_and_buffers_to_ignore"
-"""The attribute by which DDP is told what it need not synchronise, and may be on another device."""
+"""The attribute that names the tensors DDP does not synchronise, which may be on another device."""
 
 
 class Offload:
     """Keeps `number` of the layers of a model in host memory and the rest on `device`; `remove` undoes it.
 
-    `device` computes, by default where the model's first parameter is. A model that is on the CPU as yet need not fit
-    on the device. `margin` is the share of a GPU's memory that "auto" leaves free: for samples larger than the first
-    ones, for what else runs between steps, and for fragmentation.
+    `device` computes, by default that of the model's first parameter. A model that is still on the CPU need not fit on
+    the device. `margin` is the share of a GPU's memory that "auto" leaves free: for samples larger than the first ones,
+    for whatever runs between steps, and for fragmentation.
     """
 
     def __init__(
@@ -62,17 +62,18 @@ class Offload:
         size = max((host.size for host in hosts), default=0)
         self.ring = Ring(size, self.device)
         self.calls = [OffloadedCall(layer, host, self) for layer, host in zip(chosen, hosts, strict=True)]
-        """Calls of the layers that were offloaded at first."""
+        """Calls of the layers that were offloaded at construction."""
         names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         setattr(model, DDP_IGNORED, [names[one] for host in hosts for one in host.ids])
         if not all(host.pinned for host in hosts):
             say("the system locks no more host memory, so offloaded layers are copied while the GPU waits.")
         if not self._settled and self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)  # the weights were there until now
+            torch.cuda.reset_peak_memory_stats(self.device)  # the peak so far may include the offloaded weights
         self._tell(len(layers))
 
     def begin(self) -> None:
-        """Before a forward with gradients: decide for good how many layers are offloaded, once a step was seen."""
+        """Called before a forward with gradients: after the first step, "auto" decides how many layers stay
+        offloaded."""
         if self._settled or not self.ring.after_backward:
             return
         self._settled = True
@@ -85,14 +86,14 @@ class Offload:
         )
         stay = set(spread(range(depth), fewest))
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # or weights would break up the blocks that the next step needs whole
+            torch.cuda.empty_cache()  # else weights would fragment the cached blocks that the next step needs
         for i, call in enumerate(self.calls):
             if i not in stay:
                 self._bring(call)
         self._tell(depth)
 
     def remove(self) -> None:
-        """Put every weight where it was, and call the layers as before. Calling it again does nothing."""
+        """Move every weight back to its first device and call the layers as before. Calling it again does nothing."""
         self.ring.wait()
         for call in self.calls:
             host = call.host
@@ -104,7 +105,7 @@ class Offload:
         self._model.__dict__.pop(DDP_IGNORED, None)
 
     def _bring(self, call: OffloadedCall) -> None:
-        """Put the weights of one layer on the device for good."""
+        """Move the weights of one layer to the device permanently."""
         assert call.host is not None
         self.ring.wait()
         self.ring.forget(call.host)
@@ -134,7 +135,9 @@ def _check(layers: Sequence[nn.Module], number: Offloaded) -> None:
     from torch.distributed.fsdp import FSDPModule  # takes half a second to import
 
     if number != "auto" and not 0 <= number <= len(layers):
-        raise ConfigError(f"offload is {number}, but the model has {len(layers)} layers: give 0 to that, or 'auto'.")
+        raise ConfigError(
+            f"offload is {number}, but the model has {len(layers)} layers: set it to 0..{len(layers)} or 'auto'."
+        )
     if any(isinstance(layer, FSDPModule) for layer in layers):
         raise ConfigError("the layers are sharded by FSDP, which moves their weights itself: leave offload out.")
     if number and not any(frozen(layer) for layer in layers):
@@ -145,6 +148,6 @@ def _check(layers: Sequence[nn.Module], number: Offloaded) -> None:
 
 
 def _shared(model: nn.Module) -> set[int]:
-    """The ids of tensors that the model has in several modules."""
+    """The ids of tensors that several modules of the model share."""
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {one for one, times in Counter(id(tensor) for _, tensor in tensors).items() if times > 1}

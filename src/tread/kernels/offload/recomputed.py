@@ -1,4 +1,4 @@
-"""What it takes to run a layer a second time: its arguments, its random numbers, and its autocast."""
+"""The inputs that a layer's recomputation needs again: its arguments, RNG states and autocast settings."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ _TENSOR = object()
 
 
 class Parts:
-    """A nest of tuples, lists and dicts: its `tensors`, and what else it takes to make it again."""
+    """A nest of tuples, lists and dicts taken apart: its `tensors`, and everything else, to build it again."""
 
     def __init__(self, value: Any) -> None:
         flat, self._spec = tree_flatten(value)
@@ -21,29 +21,29 @@ class Parts:
         self._flat = [_TENSOR if isinstance(x, Tensor) else x for x in flat]
 
     def whole(self, tensors: Sequence[Tensor]) -> Any:
-        """The nest with these tensors."""
+        """The nest with these tensors in it."""
         given = iter(tensors)
         return tree_unflatten([next(given) if x is _TENSOR else x for x in self._flat], self._spec)
 
 
-class Hidden:
-    """What a layer depends on beside its arguments: random numbers and autocast, on the devices of `tensors`."""
+class HiddenInputs:
+    """A layer's inputs other than its arguments: RNG states and autocast settings, on the devices of `tensors`."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._random, (self._devices, self._states) = torch.get_rng_state(), get_device_states(*tensors)
-        kinds = {"cpu", *(x.device.type for x in tensors)}
-        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+        types = {"cpu", *(x.device.type for x in tensors)}
+        self._autocast = [(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in types]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Inside, both are as they were."""
+        """Inside, both are as they were at construction."""
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(self._devices))
             torch.set_rng_state(self._random)
             if self._devices:
                 set_device_states(self._devices, self._states)
-            for kind, enabled, dtype in self._autocast:
-                stack.enter_context(torch.autocast(kind, dtype, enabled=enabled))
+            for name, enabled, dtype in self._autocast:
+                stack.enter_context(torch.autocast(name, dtype, enabled=enabled))
             yield
 
 

@@ -1,8 +1,7 @@
 """Slots of device memory that offloaded layers are copied into, ahead of their use and by turns.
 
-- A visit is one use of a layer: in a forward, in a backward, or without gradients. Which visit follows which is what
-  the last steps showed, so that several stacks, validation and two models need no order to be declared. The first step
-  fetches on demand.
+- A visit is one use of a layer: in a forward, in a backward, or without gradients. The order of visits is learned from
+  the last steps, so several stacks, validation and two models need not declare one. The first step fetches on demand.
 - Copies run in a stream of their own. The computation waits for the copy of its layer, and a copy for the end of the
   computation that used its slot; the host waits for neither. On a CPU copies are plain.
 - A layer that is still in a slot is not copied again: backward begins with the last layers of forward, and the next
@@ -31,12 +30,12 @@ class Slot:
         self.block = torch.empty(size, dtype=torch.uint8, device=device)
         self.holds: HostLayer | None = None
         self.busy = False
-        """Whether a layer computes with it."""
+        """Whether a layer is computing with it."""
         self.last = 0
         """Number of the last visit that used it."""
         self.copied: torch.Event | None = None
         """Recorded after the last copy."""
-        # memory that torch hands out may still be read by kernels of the current stream
+        # kernels of the current stream may still read memory that torch hands out
         self.used: torch.Event | None = (
             torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         )
@@ -49,12 +48,12 @@ class Slot:
         return self._views[host]
 
     def forget(self, host: HostLayer) -> None:
-        """Hold a layer no longer, nor the host memory that its views know of."""
+        """Drop a layer and its views, which keep its host memory alive."""
         self._views.pop(host, None)
         self.holds = None if self.holds is host else self.holds
 
     def release(self) -> None:
-        """End a use: the next copy waits for what the current stream has been asked so far."""
+        """End a use: the next copy waits for the work queued on the current stream so far."""
         self.busy = False
         if self.block.is_cuda:
             self.used = torch.cuda.current_stream(self.block.device).record_event()
@@ -77,7 +76,7 @@ class Ring:
 
     @property
     def after_backward(self) -> bool:
-        """Whether the last visit was that of a backward."""
+        """Whether the last visit was in a backward."""
         return self._last is not None and self._last[0] == "backward"
 
     @contextmanager
@@ -103,7 +102,7 @@ class Ring:
             self._copies.synchronize()
 
     def forget(self, host: HostLayer) -> None:
-        """Do without a layer from now on."""
+        """Drop a layer from the learned order and from its slot."""
         self._next = {one: other for one, other in self._next.items() if host not in (one[1], other[1])}
         for slot in self.slots:
             slot.forget(host)
@@ -123,9 +122,9 @@ class Ring:
         """Fetch the layers of the next visits, as far as there are slots."""
         wanted: list[HostLayer] = []
         for _ in self.slots[1:]:
-            if (found := self._next.get(visit)) is None:
+            if (following := self._next.get(visit)) is None:
                 return
-            visit = found
+            visit = following
             wanted.append(visit[1])
             if self._held(visit[1]) is None:
                 self._fetch(visit[1], wanted)

@@ -1,6 +1,7 @@
 """Guidance: weak + scale * (strong - weak), for fields and for stock pipelines.
 
-It is public. It imports `tread.objectives`, `tread.attach` (for pipelines), `tread.routing` and `tread.errors`.
+The names below are public. The package imports `tread.objectives`, `tread.attach` (for pipelines), `tread.routing` and
+`tread.errors`.
 """
 
 from tread.sampling.guidance.branches import KINDS, SCHEDULES, Branches

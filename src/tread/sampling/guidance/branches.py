@@ -94,8 +94,9 @@ class Branches:
         `seed` is one for all samples or one for each, (B,).
         """
         if (weak is not None) != self.needs_weak:
-            fix = "needs a weak model, such as an earlier checkpoint" if weak is None else "has no use for a weak model"
-            raise ConfigError(f"guidance kind {self.kind!r} {fix}.")
+            lacks = "needs a weak model, such as an earlier checkpoint: give `weak`."
+            fix = lacks if weak is None else "has no use for a weak model: leave `weak` out."
+            raise ConfigError(f"guidance kind {self.kind!r} {fix}")
 
         def branch(network: Net, ratio: float) -> Field:
             if ratio == 0:
@@ -117,7 +118,7 @@ def routing_of(net: Net) -> Handle:
     handle = getattr(net, "routing", None)
     if not isinstance(handle, Handle):
         raise ConfigError(
-            "a branch is to drop tokens, but the model has no routes; sample a run trained with routes, or set its "
-            "ratio to 0."
+            "a branch of guidance drops tokens, but the model has no routes; sample a run trained with routes, or set "
+            "the branch's ratio to 0."
         )
     return handle

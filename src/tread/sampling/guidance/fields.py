@@ -93,8 +93,8 @@ def sparse(
 
     def dropped(x: Tensor, level: float, labels: Tensor) -> Tensor:
         indices = None if samples is None else samples.repeat(x.shape[0] // samples.shape[0])
-        own = seed.repeat(x.shape[0] // seed.shape[0]) if isinstance(seed, Tensor) else seed
-        with dropping(handle, ratio(level), seed=own, level=level, samples=indices):
+        seeds = seed.repeat(x.shape[0] // seed.shape[0]) if isinstance(seed, Tensor) else seed
+        with dropping(handle, ratio(level), seed=seeds, level=level, samples=indices):
             return field(x, level, labels)
 
     return dropped
@@ -106,7 +106,7 @@ def dropping(
     """Forwards inside drop `ratio` of the tokens, selected by a hash of the arguments; 0 is dense."""
     if ratio == 0:
         return handle.dense()
-    (word,) = struct.unpack("<I", struct.pack("<f", level))
+    (word,) = struct.unpack("<I", struct.pack("<f", level))  # the bits of a float32
     step = noise.bits(seed, word)
     return handle.routed(ratio, step=step if isinstance(seed, Tensor) else int(step), samples=samples)
 
@@ -123,10 +123,10 @@ def cosine(first: float, last: float, levels: Sequence[float]) -> Ratio:
     >>> [round(ratio(level), 3) for level in (1.0, 0.75, 0.5, 0.25, 0.1)]
     [0.6, 0.512, 0.3, 0.088, 0.0]
     """
-    rungs = max(len(levels) - 2, 1)
+    spacings = max(len(levels) - 2, 1)
 
     def ratio(level: float) -> float:
-        done = min(sum(other > level for other in levels) / rungs, 1.0)
+        done = min(sum(other > level for other in levels) / spacings, 1.0)
         return max(0.0, last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * done)))
 
     return ratio

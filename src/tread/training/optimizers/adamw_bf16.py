@@ -1,7 +1,7 @@
 """AdamW for bfloat16 weights, with stochastic rounding.
 
-The rounding is a hash of (step, parameter, element): unbiased, and the same on every rank and however the weights are
-sharded, which torch's generator would not be.
+The rounding is a hash of (step, parameter, element): unbiased, and equal on every rank and for every sharding of the
+weights, unlike draws from torch's generator.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from tread.routing import noise
 
 ROUNDING = int.from_bytes(b"roun")
-"""The first word of the hash, which keeps it apart from other noise."""
+"""First word of the hash, which separates it from other noise."""
 
 
 class AdamWBF16(Optimizer):
@@ -82,7 +82,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _chance(parameter: Tensor, step: int, index: int) -> Tensor:
-    """16 random bits for every element that this process holds, two from each hash; the same however it is sharded."""
+    """16 random bits for every element that this process holds, two elements per hash; equal for every sharding."""
     half = (parameter.numel() + 1) // 2
     if isinstance(parameter, DTensor):  # by rows
         shape, offset = compute_local_shape_and_global_offset(

@@ -2,7 +2,7 @@
 
 - Their state is made flat, a mapping of plain tensors, so that a checkpoint is safetensors. The code books are the same
   for every parameter: they are not saved, and restored on loading.
-- A step waits for no device, which the library's would.
+- A step does not synchronise with the device, as the library's own would.
 """
 
 import importlib
@@ -29,7 +29,7 @@ def lion_8bit(params: Sequence[nn.Parameter], **settings: Any) -> Optimizer:
 
 @cache
 def _classes() -> dict[str, Any]:
-    """The optimizers by name; made when one is asked for, as their base is the library's."""
+    """The optimizers by name; defined on first use, because their base class is in an optional library."""
     with needs("8-bit optimizers need bitsandbytes", "quant"):
         optim: Any = importlib.import_module("bitsandbytes.optim")
         base: Any = importlib.import_module("bitsandbytes.optim.optimizer").Optimizer8bit
@@ -37,6 +37,8 @@ def _classes() -> dict[str, Any]:
     books = {"qmap1": "dynamic", "qmap2": "udynamic"}
 
     class Flat(base):
+        """The library's base class with a flat state and a step that does not synchronise."""
+
         def state_dict(self) -> dict[str, Any]:
             whole = Optimizer.state_dict(self)  # the library's own would nest the quantized tensors
             kept = {

@@ -40,12 +40,12 @@ def make_optimizer(
 
 
 def keeps_average(optimizer: Optimizer) -> bool:
-    """Whether an optimizer averages the weights by itself, as the schedule-free one does."""
+    """Whether an optimizer averages the weights itself, as the schedule-free one does."""
     return hasattr(optimizer, "averaged")
 
 
 def averaged_weights(optimizer: Optimizer) -> AbstractContextManager[object]:
-    """Inside, the parameters hold the average that the optimizer keeps; without one they stay as they are."""
+    """Inside, the parameters hold the optimizer's average; unchanged if it keeps none."""
     return getattr(optimizer, "averaged", nullcontext)()
 
 

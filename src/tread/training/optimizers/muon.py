@@ -3,7 +3,7 @@
 - Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/) steps along the momentum's nearest orthogonal matrix.
   Torch's own computes it; biases, norms, convolutions and embedding tables, for which it is not meant, get AdamW.
 - A step is scaled to the root mean square of AdamW's (Liu et al. 2025, arXiv 2502.16982), so one learning rate and one
-  weight decay serve both parts, and those that were found for AdamW carry over.
+  weight decay serve both parts, and values tuned for AdamW carry over.
 """
 
 from collections.abc import Sequence

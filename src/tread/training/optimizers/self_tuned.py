@@ -1,9 +1,9 @@
-"""Optimizers that tune their rate by themselves: Prodigy estimates it, schedule-free AdamW needs no decay.
+"""Optimizers that tune their own rate: Prodigy estimates it, schedule-free AdamW needs no decay.
 
 - Both are their authors' libraries (`prodigyopt`, `schedulefree`), of the extra `optim`.
-- What they keep in their parameter group besides its settings is named in `group_state`, which checkpoints save.
-- Schedule-free trains at y and is evaluated at the average x. The library's switch computes y again from x, which
-  rounds: evaluating would change the training. `averaged` swaps storage instead, so that y returns bit for bit.
+- `group_state` names the state that they keep in their parameter group beside its settings; checkpoints save it.
+- Schedule-free trains at y and is evaluated at the average x. The library's switch recomputes y from x, which rounds:
+  evaluating would change the training. `averaged` swaps storage instead and restores y bit for bit.
 """
 
 import importlib

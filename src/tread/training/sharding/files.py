@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 FILE_BYTES = 1 << 32
-"""Size of the tensors that go to one file, over all shards: a file is put together in memory."""
+"""Bytes of tensors per file, over all shards: a file is assembled in memory."""
 
 
 def write_shards(folder: Path, state: Mapping[str, Tensor], group: ProcessGroup | None) -> None:
@@ -35,7 +35,7 @@ def write_shards(folder: Path, state: Mapping[str, Tensor], group: ProcessGroup 
 
 
 def _files(state: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number of the file, from 1, of each tensor; the same on every process."""
+    """Name of a tensor -> the number of its file, from 1; the same on every process."""
     numbers, filled = {}, 0
     for name, tensor in state.items():
         numbers[name] = 1 + filled // FILE_BYTES
@@ -52,14 +52,14 @@ def read_part(folder: Path, part: str) -> dict[str, Tensor]:
     """The whole tensors of one part, such as `model`, by name; read by this process alone."""
     reader = HuggingFaceStorageReader(str(folder))
     prefix = f"{part}."
-    found = {
+    tensors = {
         name: torch.empty(stored.size, dtype=stored.properties.dtype)
         for name, stored in reader.read_metadata().state_dict_metadata.items()
         if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
     }
     with _alone():
-        load(found, storage_reader=reader, no_dist=True)  # pyright: ignore[reportArgumentType]
-    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+        load(tensors, storage_reader=reader, no_dist=True)  # pyright: ignore[reportArgumentType]
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def shapes_of(folder: Path, part: str) -> dict[str, torch.Size]:
@@ -74,7 +74,7 @@ def shapes_of(folder: Path, part: str) -> dict[str, torch.Size]:
 
 
 def read_shards(folder: Path, part: str, own: Mapping[str, Tensor]) -> None:
-    """Read one part into tensors of which this process holds shards; no other process is asked."""
+    """Read one part into tensors of which this process holds shards; runs no collective."""
     state = {f"{part}.{name}": tensor for name, tensor in own.items()}
     with _alone():
         load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)  # pyright: ignore[reportArgumentType]
@@ -82,8 +82,9 @@ def read_shards(folder: Path, part: str, own: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
+    """Silence torch's warning that a read without collectives is not distributed."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is what was asked for
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
@@ -94,10 +95,10 @@ def materialise(
     fill_shards: Callable[[Mapping[str, Tensor]], None],
     stored: Callable[[str], str] = str,
 ) -> None:
-    """Give a sharded model that is on the meta device its weights: `fill_shards` fills those that this process keeps.
+    """Give a sharded model on the meta device its weights, of which `fill_shards` fills this process's shards.
 
-    It gets the tensors that are in `names`, empty; others, such as an adapter's, stay. `stored` turns the name of a
-    tensor in the model into that in `names`.
+    `fill_shards` gets empty tensors for the weights in `names`; others, such as an adapter's, stay. `stored` maps the
+    name of a tensor in the model to its name in `names`.
     """
     state = {name: tensor for name, tensor in model.state_dict().items() if stored(name) in names}
     own = {stored(name): torch.empty_like(tensor, device=device) for name, tensor in state.items()}
@@ -119,11 +120,11 @@ def fill(own: Mapping[str, Tensor], files: Mapping[str, Path]) -> None:
 
 @torch.no_grad()
 def keep(own: Tensor, whole: Any) -> None:
-    """Copy what this process holds of a whole tensor, which may be a slice of a file."""
+    """Copy this process's piece of a whole tensor, or of a slice of a file, into `own`."""
     if not isinstance(own, DTensor):
         own.copy_(whole)
         return
     sizes, offsets = compute_local_shape_and_global_offset(own.shape, own.device_mesh, own.placements)
-    if 0 not in sizes:  # or there are more processes than rows
+    if 0 not in sizes:  # with more processes than rows, some have no piece
         piece = tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
         own.to_local().copy_(whole[piece])

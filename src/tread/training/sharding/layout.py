@@ -40,7 +40,7 @@ BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}
 
 
 def check_layout(config: JobConfig) -> None:
-    """Refuse settings that do not go together, before anything is loaded."""
+    """Refuse settings of the layout that contradict each other, before anything is loaded."""
     train, called = config.train, config.called
     if not train.sharded:
         if train.shard_size is not None:
@@ -74,14 +74,14 @@ def check_layout(config: JobConfig) -> None:
 
 
 def open_group(device: torch.device) -> None:
-    """Open a process group of one where nothing was launched: offloading is of use on one GPU too."""
+    """Open a process group of one if nothing was launched: offloading is useful on one GPU too."""
     if not distributed.is_initialized():
         backend = BACKENDS.get(device.type, "gloo")
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def shard_size(config: JobConfig, processes: int) -> int:
-    """The processes that share one copy of the weights."""
+    """The number of processes that share one copy of the weights."""
     train, called = config.train, config.called
     if train.parallel == "fsdp":
         return processes
@@ -96,11 +96,11 @@ def shard_size(config: JobConfig, processes: int) -> int:
 
 def make_mesh(config: JobConfig, accelerator: Accelerator) -> DeviceMesh:
     """The processes as a line (fsdp), or as rows that hold a copy each (hsdp)."""
-    size, kind = shard_size(config, accelerator.num_processes), accelerator.device.type
+    size, device = shard_size(config, accelerator.num_processes), accelerator.device.type
     if config.train.parallel == "fsdp":
-        return init_device_mesh(kind, (size,), mesh_dim_names=("shards",))
-    mesh = init_device_mesh(kind, (accelerator.num_processes // size, size), mesh_dim_names=("copies", "shards"))
-    for group in mesh.get_all_groups():  # groups of their own, with a timeout of torch's
+        return init_device_mesh(device, (size,), mesh_dim_names=("shards",))
+    mesh = init_device_mesh(device, (accelerator.num_processes // size, size), mesh_dim_names=("copies", "shards"))
+    for group in mesh.get_all_groups():  # new groups, which have torch's default timeout
         _set_pg_timeout(config.train.timeout, group)
     return mesh
 
@@ -115,9 +115,9 @@ def shard(
 ) -> None:
     """Shard a model in place, each of its `layers` by itself; the weights move to the device layer by layer.
 
-    `parts` are modules that hold layers and run by themselves, such as the experts of a model.
+    `parts` are modules that hold layers and are called separately, such as the experts of a model.
     """
-    # it warns of in-place changes to an output that is a view; the losses make none
+    # FSDP2 warns of in-place changes to an output that is a view; the losses make none
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
     mesh = make_mesh(config, accelerator)
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -139,11 +139,11 @@ def _offload(train: LoopConfig, device: torch.device) -> OffloadPolicy:
 
 
 def _check_dtypes(layer: nn.Module, config: JobConfig) -> None:
-    """Refuse trained weights of several dtypes, which FSDP2 would: a few models keep some in float32."""
-    found = {str(p.dtype).removeprefix("torch.") for p in layer.parameters() if p.requires_grad}
-    if len(found) > 1:
+    """Refuse trained weights of several dtypes, as FSDP2 would: a few models keep some in float32."""
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in layer.parameters() if p.requires_grad}
+    if len(dtypes) > 1:
         called = config.called("train.parallel")
         raise ConfigError(
             f"{called} is {config.train.parallel!r}, but the trained weights of a {type(layer).__name__} are "
-            f"{' and '.join(sorted(found))}, and shards need one dtype: train in float32, or set {called} to 'ddp'."
+            f"{' and '.join(sorted(dtypes))}, and shards need one dtype: train in float32, or set {called} to 'ddp'."
         )

@@ -2,9 +2,9 @@
 
 - A step waits for the copy of the shards to host memory (pinned, kept from save to save); a thread writes them. One
   save runs at a time: the next one waits for it.
-- The threads of all processes meet in a group of their own (gloo), so they cannot disturb the collectives of a step.
+- The threads of all processes use a process group of their own (gloo), so they cannot disturb a step's collectives.
 - Rank 0 makes the temporary folder, every process writes its files and signs them (size, checksum), rank 0 writes the
-  manifest and renames. What fails on one process fails on all, with its reason, and leaves nothing behind.
+  manifest and renames. A failure on one process is raised on all, with its reason, and leaves nothing behind.
 """
 
 import threading
@@ -26,14 +26,14 @@ from tread.training.sharding import files
 
 Made = TypeVar("Made")
 Signatures = dict[str, tuple[int, str]]
-"""Files with their sizes and checksums."""
+"""File name -> size and checksum."""
 LAST_SECONDS = 30.0
-"""How long a process that an error ends waits for its save: the others may have ended already."""
+"""Seconds that a process ended by an error waits for its save: the others may have ended already."""
 
 
 @dataclass
 class _Save:
-    """One save on its way."""
+    """One save that is being written."""
 
     step: int
     thread: threading.Thread
@@ -50,7 +50,7 @@ class Saver:
         self._rank, self._world = distributed.get_rank(), distributed.get_world_size()
         self._running: _Save | None = None
         self.saved: int | None = None
-        """Step of the last checkpoint that is in place."""
+        """Step of the last checkpoint written."""
 
     def start(
         self,
@@ -64,7 +64,7 @@ class Saver:
     ) -> None:
         """Copy the state to host memory and write it in the background; every process calls it.
 
-        The failure of the save before is raised here.
+        A failure of the previous save is raised here.
         """
         self.wait()
         state = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
@@ -84,7 +84,7 @@ class Saver:
 
     @torch.no_grad()
     def _stage(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state in host memory; shards stay shards of the same whole.
+        """The state copied to host memory; DTensors stay DTensors of the same placement.
 
         torch 2.11's own stager cannot copy a DTensor.
         """
@@ -95,7 +95,7 @@ class Saver:
             if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
                 buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=pinned)
             self._buffers[name] = buffer.copy_(local, non_blocking=pinned)
-            # `from_local` would copy it back to the device of the mesh
+            # `DTensor.from_local` would copy it back to the device of the mesh
             shards = isinstance(tensor, DTensor)
             staged[name] = DTensor(buffer, tensor._spec, requires_grad=False) if shards else buffer  # pyright: ignore
         if pinned:
@@ -103,7 +103,7 @@ class Saver:
         return staged
 
     def wait(self) -> None:
-        """Wait for the save on its way; raises what made it fail."""
+        """Wait for the running save; raises the error that made it fail."""
         save, self._running = self._running, None
         if save is None:
             return
@@ -113,7 +113,7 @@ class Saver:
         self.saved = save.step
 
     def settle(self) -> None:
-        """Let the save on its way come to its end, for a process that an error ends; nothing is raised."""
+        """Wait for the running save, up to LAST_SECONDS, in a process that an error ends; raises nothing."""
         if self._running is not None:
             self._running.thread.join(LAST_SECONDS)
 
@@ -136,7 +136,7 @@ class Saver:
             raise checkpoint.unwritten(folder, step, str(error)) from error
 
     def _together(self, make: Callable[[], Made]) -> list[Made]:
-        """What each process made; raises on all of them if it failed on one."""
+        """The results of `make` on all processes; raises on all of them if it failed on one."""
         made, reason = None, None
         try:
             made = make()
