@@ -225,7 +225,7 @@ def test_data_that_changed_needs_a_word(config: Any, shapes: Path, tmp_path: Pat
     finetune(config("flux", tmp_path / "run", data_changed="accept", **settings))
 
 
-@pytest.mark.parametrize("how", [True, "selective"])
+@pytest.mark.parametrize("how", [True, "selective", "dense"])
 def test_checkpointing_changes_nothing(config: Any, tmp_path: Path, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "LEAST", 1)  # the products of so small a model are dear too
     runs = (

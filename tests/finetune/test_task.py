@@ -137,7 +137,7 @@ def test_memory_advice_names_what_is_not_done_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("checkpointed", [False, True, "selective"])
+@pytest.mark.parametrize("checkpointed", [False, True, "selective", "dense"])
 def test_layers_are_checkpointed_one_way(
     pipeline_folder: PipelineFolder, tmp_path: Path, checkpointed: Checkpointing, compiled: bool
 ) -> None:

@@ -145,7 +145,7 @@ def test_training_mode_alone_changes_nothing():
         ({"norm": "batch"}, "norm is 'batch'.*layer, rms"),
         ({"mlp": "relu"}, "mlp is 'relu'.*gelu, swiglu"),
         ({"mlp_ratio": 0.0}, "mlp_ratio is 0.0; it must be positive"),
-        ({"checkpointing": "selectiv"}, "checkpointing is 'selectiv'; it must be true, false or 'selective'."),
+        ({"checkpointing": "selectiv"}, "checkpointing is 'selectiv'; it must be true, false, 'selective' or 'dense'."),
         ({"mlp_ratio": float("inf")}, "mlp_ratio is inf; it must be positive"),
     ],
 )

@@ -143,6 +143,24 @@ def test_checkpointed_equals_not_bit_for_bit(batch, options, how, monkeypatch):
     assert handles[0].state_dict() == handles[1].state_dict()
 
 
+def test_dense_checkpointing_recomputes_what_drops_less(batch):
+    """The blocks of a cool-down step, and not those of a routed one."""
+    model = small_dit(**MODERN, checkpointing="dense")
+    handle = model.route({**ROUTES, "schedule": {"cooldown_fraction": 0.5, "total_steps": 4}})
+    runs: list[int] = []
+    for layer, block in enumerate(model.blocks):
+        block.register_forward_pre_hook(lambda *_, layer=layer: runs.append(layer))
+    plain = small_dit(**MODERN)
+    for step, times in ((0, 1), (3, 2)):
+        runs.clear()
+        handle.set_step(step)
+        plain.routing = None if step == 3 else plain.route(ROUTES)
+        (loss, gradients), (expected, gradients_expected) = (_loss_and_gradients(m, batch) for m in (model, plain))
+        assert sorted(runs) == sorted([*range(6)] * times)
+        assert torch.equal(loss, expected)
+        assert all(torch.equal(a, b) for a, b in zip(gradients, gradients_expected, strict=True))
+
+
 def test_two_forwards_before_one_backward(batch):
     model = small_dit(**MODERN)
     handle = model.route(ROUTES)

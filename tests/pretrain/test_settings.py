@@ -70,7 +70,10 @@ from tread.pretrain.config import compose
         ("sample.guidance=-1", "sample.guidance is -1.0; it must be at least 0."),
         ("sample.guidance=.inf", "sample.guidance is inf; it must be a number."),
         ("sample.solver=ddim", "sample.solver is 'ddim'; it must be one of 'euler', 'heun' or null."),
-        ("train.checkpointing=selectiv", "train.checkpointing is 'selectiv'; it must be true or false or 'selective'."),
+        (
+            "train.checkpointing=selectiv",
+            "train.checkpointing is 'selectiv'; it must be true or false or one of 'selective', 'dense'.",
+        ),
         ("log.trackers=mlflow", "log.trackers is 'mlflow'; it must be one of 'auto', 'none', 'tensorboard', 'wandb'."),
         ("data={}", "there is no data={}; choose one of: digits, images, latents."),
         ("model.tread_config.selector=best", "selector is 'best'. Choose one of: random, l1."),

@@ -157,7 +157,8 @@ no_change: that of mixed_precision, or float32 when all weights are trained."""
     """Forwards per optimizer step."""
     gradient_checkpointing: Checkpointing = True
     """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
-what is cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time."""
+what is cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time; dense: everything, in \
+the steps of tread_config's schedule that drop fewer tokens, so that routed steps are fast and the others fit."""
     mixed_precision: Literal["auto", "bf16", "no"] = "auto"
     """Precision of the computation; no: float32; auto: bf16 on a GPU or with a base in bf16, else float32, because \
 bf16 is far slower on a CPU."""

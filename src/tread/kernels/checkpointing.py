@@ -4,6 +4,8 @@
 - `selective` also saves the expensive results: matrix products and attention. Norms, modulation, rotary positions,
   activations and the small products of a LoRA are recomputed: on FLUX a quarter less memory for 3 % of the time
   (docs/performance.md).
+- `dense` is `true` in forwards that drop fewer tokens than the plan says, the warm-up and cool-down of a schedule, and
+  `false` in all others: routed steps need less memory, so they need not pay for it in time.
 - Gradients are unchanged, and the recomputation draws the same random numbers.
 - Compiled or eager, it is torch's `checkpoint` with a policy. The compile cache on disk is keyed by a hash of this
   file.
@@ -11,7 +13,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +23,13 @@ from torch import nn
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tread.around import around
 from tread.kernels.offload.call import unless_offloaded
+from tread.routing.handle import Handle
 
-Checkpointing = bool | Literal["selective"]
+Checkpointing = bool | Literal["selective", "dense"]
+Recomputed = bool | Literal["selective"]
+"""What one forward recomputes."""
 
 LEAST = 256
 """Products with a shorter inner dimension are recomputed: a LoRA's, and attention scores."""
@@ -42,8 +48,20 @@ ATTENTION = ("tread::attention", "aten::_scaled_dot_product")
 """Prefixes of the names of attention operators."""
 
 
+def recomputed_now(how: Checkpointing, handles: Sequence[Handle]) -> Recomputed:
+    """What a forward recomputes now, in a model routed by these handles; without any it is dense."""
+    if how == "dense":
+        return not (handles and all(handle.at_full_ratio for handle in handles))
+    return how
+
+
 def recomputing(how: Checkpointing, *, compiled: bool = False) -> Callable[..., Any]:
-    """A function `(layer, *args)` that calls the layer checkpointed; `compiled` if it runs inside compiled code."""
+    """A function `(layer, *args)` that calls the layer checkpointed; `compiled` if it runs inside compiled code.
+
+    With `dense` the layer is one of an attached model, and eager.
+    """
+    if how == "dense":
+        return _recompute_unless_routed
     if how == "selective":
         return partial(checkpoint, use_reentrant=False, context_fn=_save_expensive)
     # before torch 2.12, compiled code saves results of autograd functions, such as products with packed weights
@@ -56,6 +74,14 @@ def checkpoint_layers(layers: Iterable[nn.Module], how: Checkpointing) -> None:
     """Checkpoint each layer in its own `forward`, for a model whose checkpointing leaves arguments of layers out."""
     for layer in layers:
         layer.forward = wraps(layer.forward)(partial(unless_offloaded(recomputing(how)), layer.forward))
+
+
+def _recompute_unless_routed(call: Any, *args: Any, **kwargs: Any) -> Any:
+    attached = around(getattr(call, "__self__", call))  # some models pass `block.__call__`
+    handle: Handle | None = getattr(attached, "handle", None)
+    if recomputed_now("dense", [] if handle is None else [handle]):
+        return checkpoint(call, *args, use_reentrant=False, **kwargs)
+    return call(*args, **kwargs)
 
 
 def _is_expensive(name: str, args: tuple[Any, ...]) -> bool:

@@ -18,10 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tread.kernels.checkpointing import Checkpointing, recomputing
+from tread.kernels.checkpointing import Checkpointing, Recomputed, recomputed_now, recomputing
 from tread.kernels.offload.call import set_compiled_code
 from tread.routing import noise
 from tread.routing.budget import SHAPE_LEVELS
+from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.words import counted
 
@@ -53,15 +54,16 @@ def compile_layers(
     *,
     shapes: int,
     checkpointed: Checkpointing | None = False,
+    handles: Sequence[Handle] = (),
     training_only: bool = False,
     say: Callable[[str], None] = print,
     **options: Any,
 ) -> "Attempt":
     """Compile each layer in place, for up to `shapes` shapes of its inputs; `options` are torch.compile's.
 
-    `checkpointed` is the activation checkpointing of each layer; None leaves it to the caller of `CompiledLayer`. With
-    `training_only`, layers in eval mode run eager: validation has other shapes. The returned `Attempt` tells whether
-    compiling failed.
+    `checkpointed` is the activation checkpointing of each layer; None leaves it to the caller of `CompiledLayer`,
+    "dense" asks the `handles` that route the model. With `training_only`, layers in eval mode run eager: validation has
+    other shapes. The returned `Attempt` tells whether compiling failed.
     """
     from torch._functorch import config as lowering  # takes a second to import
 
@@ -71,7 +73,7 @@ def compile_layers(
     lowering.force_non_lazy_backward_lowering = True
     attempt = Attempt(say, shapes=shapes, training_only=training_only)
     for layer in layers:
-        set_compiled_code(layer, CompiledLayer(layer, attempt, checkpointed, options))
+        set_compiled_code(layer, CompiledLayer(layer, attempt, checkpointed, options, handles))
     say(f"{counted(len(layers), 'layer')} will be compiled when first run, for up to {counted(shapes, 'shape')} each.")
     return attempt
 
@@ -144,14 +146,20 @@ class CompiledLayer:
     """
 
     def __init__(
-        self, layer: nn.Module, attempt: Attempt, checkpointed: Checkpointing | None, options: dict[str, Any]
+        self,
+        layer: nn.Module,
+        attempt: Attempt,
+        checkpointed: Checkpointing | None,
+        options: dict[str, Any],
+        handles: Sequence[Handle] = (),
     ) -> None:
         self.layer, self.attempt = layer, attempt
         self.checkpointed: Checkpointing | None = checkpointed
-        self._options, self._code = options, dict[tuple[Checkpointing, bool], Compiled]()
+        self._options, self._code = options, dict[tuple[Recomputed, bool], Compiled]()
+        self._handles = handles
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(False if self.checkpointed is None else self.checkpointed, args, kwargs)
+        return self._run(False if self.checkpointed is None else self._now(self.checkpointed), args, kwargs)
 
     def plain(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output, not checkpointed."""
@@ -159,9 +167,12 @@ class CompiledLayer:
 
     def checkpoint(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output, checkpointed if `checkpointed` does not forbid it."""
-        return self._run(True if self.checkpointed is None else self.checkpointed, args, kwargs)
+        return self._run(True if self.checkpointed is None else self._now(self.checkpointed), args, kwargs)
 
-    def _run(self, checkpointed: Checkpointing, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _now(self, how: Checkpointing) -> Recomputed:
+        return recomputed_now(how, self._handles)
+
+    def _run(self, checkpointed: Recomputed, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         attempt, layer = self.attempt, self.layer
         if attempt.training_only and not layer.training:
             return layer._call_impl(*args, **kwargs)
@@ -170,7 +181,7 @@ class CompiledLayer:
         has_own_code = not counts or attempt.admit(variant, _shapes(args, kwargs))
         return self._variant(checkpointed, any_shape=not has_own_code)(*args, **kwargs)
 
-    def _variant(self, checkpointed: Checkpointing, *, any_shape: bool) -> Compiled:
+    def _variant(self, checkpointed: Recomputed, *, any_shape: bool) -> Compiled:
         key = checkpointed, any_shape
         if key not in self._code:
             call = self.layer._call_impl

@@ -65,7 +65,13 @@ class Fast:
         if compiled:
             self._restore_experts = compute_all_experts(self.layers)
             self.attempt = compile_layers(
-                self.layers, shapes=shapes, checkpointed=checkpointing, training_only=training_only, say=say, **options
+                self.layers,
+                shapes=shapes,
+                checkpointed=checkpointing,
+                handles=handles,
+                training_only=training_only,
+                say=say,
+                **options,
             )
             if device.type == "cuda":
                 compile_noise(self.attempt)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.errors import ConfigError, check_choice, check_int
-from tread.kernels.checkpointing import Checkpointing, recomputing
+from tread.kernels.checkpointing import Checkpointing, recomputed_now, recomputing
 from tread.models import layers
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
@@ -70,8 +70,8 @@ class DiT(nn.Module):
         self.mlp = check_choice(mlp, "mlp", get_args(layers.MlpName))
         if not 1 <= width * mlp_ratio < math.inf:
             raise ConfigError(f"mlp_ratio is {mlp_ratio}; it must be positive, 4 is usual.")
-        if checkpointing not in (False, True, "selective"):
-            raise ConfigError(f"checkpointing is {checkpointing!r}; it must be true, false or 'selective'.")
+        if checkpointing not in (False, True, "selective", "dense"):
+            raise ConfigError(f"checkpointing is {checkpointing!r}; it must be true, false, 'selective' or 'dense'.")
         self.checkpointing: Checkpointing = checkpointing
         self.stream: torch.dtype | None = None
         """dtype of the residual stream; None keeps the embedding's."""
@@ -126,10 +126,11 @@ class DiT(nn.Module):
         return layers.unpatchify(self.final(x, c), self.patch, self.grid)  # (B, out_channels, H, W)
 
     def _run(self, block: nn.Module, x: Tensor, c: Tensor, rope: Tensor | None) -> Tensor:
-        if not (self.checkpointing and torch.is_grad_enabled()):
+        how = recomputed_now(self.checkpointing, [] if self.routing is None else [self.routing])
+        if not (how and torch.is_grad_enabled()):
             return block(x, c, rope)
         # No layer draws random numbers, so there is no generator state to save.
-        return recomputing(self.checkpointing)(block, x, c, rope, preserve_rng_state=False)
+        return recomputing(how)(block, x, c, rope, preserve_rng_state=False)
 
 
 def _input_size(input_size: int | tuple[int, int], patch: int) -> tuple[int, int]:

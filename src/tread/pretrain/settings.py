@@ -100,7 +100,8 @@ class PretrainLoopConfig(LoopConfig):
     float8: Float8 | None = None
     """rowwise | tensorwise: products of wide linears (sides from 512) in float8; Ada and Hopper GPUs"""
     checkpointing: Checkpointing = False
-    """true: recompute activations in backward, less memory for a third more time; selective: only cheap ones"""
+    """true: recompute activations in backward, less memory for a third more time; selective: only cheap ones; dense: \
+all, in steps that drop fewer tokens than tread_config says"""
     class_dropout: float = 0.1
     """share of labels replaced by the null class, for classifier-free guidance"""
     workers: int = 0

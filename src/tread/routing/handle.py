@@ -227,6 +227,13 @@ class Handle:
         on = self.is_on(training=training)
         return tuple(self._ratio(self._mode, route) if on else 0.0 for route in self.plan.routes)
 
+    @property
+    def at_full_ratio(self) -> bool:
+        """Whether a training forward now drops what the plan says: not in dense steps, nor in those of a schedule's
+        lower levels."""
+        ratios = zip(self.ratios(training=True), self.plan.routes, strict=True)
+        return all(ratio >= route.selection_ratio for ratio, route in ratios)
+
     def _ratio(self, mode: Mode, route: Route) -> float:
         return route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
 

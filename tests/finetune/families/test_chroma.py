@@ -70,7 +70,7 @@ def test_checkpointing_keeps_the_mask(chroma: tuple[Chroma, Any]) -> None:
 
     settings: dict[str, Any] = {"model_type": "full"}
     plain = gradients(gradient_checkpointing=False, **settings)
-    for how in (True, "selective"):
+    for how in (True, "selective", "dense"):
         assert_close(gradients(gradient_checkpointing=how, **settings), plain, rtol=0, atol=0)
     off = gradients(gradient_checkpointing=False, stock=True, **settings)
     assert max((a - b).abs().max() for a, b in zip(off, plain, strict=True)) > 1e-5
