@@ -30,7 +30,7 @@ def plan(depth: int, *routes: Route) -> RoutePlan:
         (Rules(depth=12, tokens=1024, adapts=False), [route(0.5, 2, 10)], "3 of 12 layers"),
         (Rules(depth=12, tokens=1024, adapts=False), [route(0.5, 2, 5), route(0.5, 6, 10)], "3 of 12 layers"),
         (Rules(depth=12, tokens=256, adapts=False), [route(0.75, 2, 8)], "keeps 64 of 256 tokens"),
-        (Rules(depth=12, tokens=1024, adapts=True), [route(0.5, 3, 8)], "while only an adapter is trained"),
+        (Rules(depth=12, tokens=1024, adapts=True), [route(0.6, 3, 8)], "while only an adapter is trained"),
     ],
 )
 def test_what_is_not_proposed(rules: Rules, routes: list[Route], words: str) -> None:
@@ -81,8 +81,8 @@ def test_a_shallow_model_has_no_window() -> None:
 def test_ratios_end_at_the_ceiling() -> None:
     assert Rules(depth=12, tokens=1024, adapts=False).ratios() == RATIOS
     assert Rules(depth=12, tokens=256, adapts=False).ratios() == (0.25, 0.4, 0.5)
-    assert Rules(depth=12, tokens=256, adapts=True).ratios() == (0.25, 0.4)
-    assert Rules(depth=12, tokens=1024, adapts=True).ceiling == 0.4
+    assert Rules(depth=12, tokens=256, adapts=True).ratios() == (0.25, 0.4, 0.5)
+    assert Rules(depth=12, tokens=1024, adapts=True).ceiling == 0.5
     for tokens, adapts in ((256, False), (1024, True), (64, True)):
         rules = Rules(depth=12, tokens=tokens, adapts=adapts)
         assert not any(rules.broken([route(ratio, 4, 6)]) for ratio in rules.ratios())

@@ -125,7 +125,7 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
     routes = (
         [
             "The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
-            f"For more speed, raise selection_ratio up to the {ADAPTER_RATIO} of preset 'lora'.",
+            f"For more speed, raise selection_ratio, up to {ADAPTER_RATIO}.",
         ]
         if not scratch
         else ["Steps keep this ratio from the first to the last, unless a schedule is written here."]
