@@ -177,8 +177,7 @@ class Attachment(Handle):
             self.fast.release()
 
     def detach(self) -> None:
-        """Remove routing and what `compile` and `offload` put on; restore the model exactly. Calling it again does
-        nothing."""
+        """Remove routing, compiled code and offloading; restore the model exactly. Calling it again does nothing."""
         if not self.attached:
             return
         self._remove_fast()

@@ -134,7 +134,7 @@ class Family:
     refuse: Callable[[nn.Module, Arguments], str | None] | None = None
     """The reason why a forward with these arguments cannot be routed, or None."""
     notes: str = ""
-    """What a user of the model has to know; shown by `tread families` and in the docs."""
+    """Remarks for users of the model, shown by `tread families` and in the docs."""
 
 
 def patches(name: str, *axes: int, size: Callable[[nn.Module], Any]) -> Callable[[nn.Module, Arguments], int]:

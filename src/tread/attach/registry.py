@@ -50,7 +50,7 @@ def family_of(model: nn.Module) -> Family:
             try:
                 check_family(model, family)
             except ConfigError as error:
-                differs[name] = str(error)  # of the last family, which requires least
+                differs[name] = str(error)  # the last family's error counts: it requires least
             else:
                 return family
     if differs:

@@ -1,4 +1,4 @@
-"""From the sections of a config to what they name: a dataset, an objective, a model and published weights."""
+"""Builders of what the sections of a config name: a dataset, an objective, a model and published weights."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def build_model(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The state dict of a file; of the several in a checkpoint of facebookresearch/DiT's train.py, the averaged one.
+    """The state dict in a file; of the several in a checkpoint of facebookresearch/DiT's train.py, that of its average.
 
     Such a checkpoint keeps its command line as an `argparse.Namespace`, the one class that is allowed beside tensors.
     """
@@ -55,31 +55,31 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         with safe_globals([Namespace]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes of the unpickler
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file may raise anything in the unpickler
         if code := _code_in(path):
             raise ConfigError(
                 f"model.weights names {shown(str(path))}, which holds more than tensors ({shortened(code, 80)}), and "
                 "reading that could run code: save the state dict alone, with torch.save or as .safetensors."
             ) from error
         raise ConfigError(f"model.weights names {str(path)!r}, which cannot be read; get it again.") from error
-    if isinstance(found, Mapping):
-        found = next((found[part] for part in ("ema", "model") if isinstance(found.get(part), Mapping)), found)
-    if not isinstance(found, Mapping) or not all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()
+    if isinstance(content, Mapping):
+        content = next((content[part] for part in ("ema", "model") if isinstance(content.get(part), Mapping)), content)
+    if not isinstance(content, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
     ):
         raise ConfigError(
             f"model.weights names {shown(str(path))}, which holds no tensors by name; give a state dict, or a "
             "checkpoint of facebookresearch/DiT."
         )
-    return dict(found)
+    return dict(content)
 
 
 def _code_in(path: Path) -> str:
-    """The classes and functions that a file of torch names besides those of tensors; "" if there are none, or no file
-    of torch."""
+    """The classes and functions in a file that torch's safe unpickler refuses, listed; "" if there are none or torch
+    cannot read the file."""
     try:
-        found = get_unsafe_globals_in_checkpoint(path)
+        refused = get_unsafe_globals_in_checkpoint(path)
     except Exception:  # as above
         return ""
-    return ", ".join(sorted(name for name in found if name != "argparse.Namespace"))
+    return ", ".join(sorted(name for name in refused if name != "argparse.Namespace"))

@@ -30,15 +30,15 @@ GROUPS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "data": ("digits", DATASETS),
     "objective": ("flow", OBJECTIVES),
 }
-"""Each group with the option that is chosen by default, and what an option's settings are read off."""
+"""Group -> its default option, and its options, each with the class whose parameters are the option's settings."""
 RENAMED = {"model.preset": "model.size"}
-"""Settings that had another name in earlier versions; saved configs and users' files may still have it."""
+"""Old name of a setting -> its current name; saved configs and users' files may still have the old one."""
 ALIASES = {**RENAMED, "data.changed": "checkpoint.data_changed"}
 """Other names of settings on the command line."""
 
 
 def config_folder() -> Path | None:
-    """`configs/`: that of TREAD_CONFIGS in the environment, else at the root of a clone; None in an installed wheel."""
+    """The `configs/` folder: TREAD_CONFIGS of the environment, else that of the clone; None in an installed wheel."""
     folder = Path(os.environ.get("TREAD_CONFIGS") or Path(__file__).resolve().parents[3] / "configs")
     return folder if (folder / CONFIG_FILE).is_file() else None
 
@@ -49,18 +49,18 @@ def compose(given: Sequence[str], folder: Path | None = None) -> PretrainConfig:
 
 
 def layered(given: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
-    """All layers of a config in one mapping, names checked; values may be missing, and are not in their types yet."""
+    """All layers of a config in one mapping, names checked; values may be missing and have no types yet."""
     file, texts = _split(given)
-    texts = [_current(text) for text in texts]
+    texts = [_normalised(text) for text in texts]
     names = dict(split_assignment(text) for text in texts)
-    layer = {} if file is None else _one_length(read_layer(file), f"{file}: ")
+    layer = {} if file is None else _steps_or_epochs(read_layer(file), f"{file}: ")
     resume = names.get("resume", layer.get("resume"))
     if resume not in (None, "null"):
         run = Path(str(names.get("output_dir", layer.get("output_dir", AUTO))) if resume == "latest" else str(resume))
         if resume != "latest" or is_file(run / CONFIG_FILE):  # else there is nothing to resume yet
             return _resumed(run, texts)
     folder = folder or config_folder()
-    base = {} if folder is None else _one_length(read_layer(folder / CONFIG_FILE), f"{folder / CONFIG_FILE}: ")
+    base = {} if folder is None else _steps_or_epochs(read_layer(folder / CONFIG_FILE), f"{folder / CONFIG_FILE}: ")
     chosen = {
         group: _check_option(group, names.get(f"{group}.name") or _name(layer, group) or _name(base, group) or usual)
         for group, (usual, _) in GROUPS.items()
@@ -83,7 +83,7 @@ def saved(folder: Path) -> dict[str, Any]:
 
 
 def typed(config: Mapping[str, Any]) -> PretrainConfig:
-    """The config of a mapping with every layer in it."""
+    """The typed config of a mapping that `layered` or `saved` returned."""
     chosen = _options(config)
     check_names(config, known(chosen), COMMAND)
     settings: dict[str, Any] = {**config}
@@ -101,14 +101,14 @@ def known(chosen: Mapping[str, str]) -> Settings:
 
 
 def read_layer(path: Path) -> dict[str, Any]:
-    """The settings of a file, under their names of today."""
+    """The settings of a file, under their current names."""
     layer = _document(path)
     if "defaults" in layer:
         layer = _without_hydra(layer)
     for group in GROUPS:
         if isinstance(layer.get(group), str):  # `model: dit`
             layer[group] = {"name": str(layer[group])}
-    return _today(layer)
+    return _with_current_names(layer)
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def _document(path: Path) -> dict[str, Any]:
     return {str(name): value for name, value in (document or {}).items()}
 
 
-def _today(layer: dict[str, Any]) -> dict[str, Any]:
-    """A layer with settings of an earlier version under their names of today."""
+def _with_current_names(layer: dict[str, Any]) -> dict[str, Any]:
+    """A layer with renamed settings under their current names."""
     for old, new in RENAMED.items():
         section, name = old.split(".")
         if isinstance(layer.get(section), Mapping) and name in layer[section]:
@@ -135,10 +135,10 @@ def _split(given: Sequence[str]) -> tuple[Path | None, list[str]]:
     return None, list(given)
 
 
-def _current(text: str) -> str:
-    """An argument under the names of today; `model=dit` chooses a group by its name."""
+def _normalised(text: str) -> str:
+    """An argument under its setting's current name; `model=dit` becomes `model.name=dit`."""
     name, value = split_assignment(text)
-    name = name.lstrip("+")  # as Hydra asked for
+    name = name.lstrip("+")  # Hydra's prefix for a new key
     name = ALIASES.get(name, name)
     return f"{name}.name={value}" if name in GROUPS else f"{name}={value}"
 
@@ -148,26 +148,29 @@ def _resumed(run: Path, texts: Sequence[str]) -> dict[str, Any]:
     config, names = saved(run), dict(split_assignment(text) for text in texts)
     for group in GROUPS:
         name = names.get(f"{group}.name")
-        if name is not None:  # an option that is chosen anew begins with its defaults
+        if name is not None:  # a newly chosen option starts from its defaults
             config[group] = {"name": name, **_group(group, _check_option(group, name), config_folder())}
-    config["output_dir"] = str(run)  # a run goes on in its own folder, even if that was moved
+    config["output_dir"] = str(run)  # a run continues in its own folder, even if that was moved
     return _assigned(config, texts)
 
 
 def _assigned(config: dict[str, Any], texts: Sequence[str], source: str = "") -> dict[str, Any]:
-    """A config after the settings of the command line; `source` is the file that a message names."""
+    """A config with the settings of the command line; `source` is the file to name in messages about the config."""
     names = known(_options(config))
     check_names(config, names, COMMAND, source)
-    length: dict[str, Any] = {}
+    train: dict[str, Any] = {}
     for text in texts:
         config = assigned(config, text, names, COMMAND)
         if text.startswith("train"):
-            length = assigned(length, text, names, COMMAND)
-    return merged(config, _one_length(length))
+            train = assigned(train, text, names, COMMAND)
+    return merged(config, _steps_or_epochs(train))
 
 
-def _one_length(layer: dict[str, Any], source: str = "") -> dict[str, Any]:
-    """A layer whose `train.steps` takes the place of `train.epochs` below, as epochs do of steps; both are refused."""
+def _steps_or_epochs(layer: dict[str, Any], source: str = "") -> dict[str, Any]:
+    """A layer whose `train.steps`, if set, unsets `train.epochs` of earlier layers; refuses a layer that sets both.
+
+    Epochs need no such care: where both are set in the end, epochs decide (`PretrainConfig.with_steps`).
+    """
     train = layer.get("train")
     if not isinstance(train, Mapping):
         return layer
@@ -189,12 +192,12 @@ def _group(group: str, name: str, folder: Path | None) -> dict[str, Any]:
 
 
 def _group_file(folder: Path, name: str) -> dict[str, Any]:
-    """The settings of a file such as configs/model/tread.yaml, over those that its old `defaults:` list names."""
+    """The settings of a file such as configs/model/tread.yaml, over those of the files in its `defaults:` list."""
     section = {key: value for key, value in _document(folder / f"{name}.yaml").items() if value != "???"}
     for other in section.pop("defaults", []):
         if other != "_self_":
             section = merged(_group_file(folder, str(other)), section)
-    return _today({folder.name: section})[folder.name]
+    return _with_current_names({folder.name: section})[folder.name]
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, str]:
@@ -214,7 +217,7 @@ def _name(config: Mapping[str, Any], group: str) -> str | None:
 
 
 def _filled(option: Any, section: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """The settings of an option with its defaults, each in its type."""
+    """The settings of an option, defaults filled in, each in its type."""
     fields = fields_of(option)
     for name, field in fields.items():
         if field.default is MISSING and section.get(name) is None:
@@ -224,7 +227,7 @@ def _filled(option: Any, section: Mapping[str, Any], group: str) -> dict[str, An
 
 
 def _without_hydra(layer: dict[str, Any]) -> dict[str, Any]:
-    """A file that Hydra composed: the groups of its `defaults:` list become names, values still to be given go."""
+    """A layer written for Hydra: its `defaults:` list becomes group names, and its interpolated `output_dir` AUTO."""
     defaults = layer.pop("defaults")
     for entry in defaults if isinstance(defaults, list) else []:
         for key, name in entry.items() if isinstance(entry, Mapping) else ():

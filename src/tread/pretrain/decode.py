@@ -1,4 +1,4 @@
-"""From samples as the model sees them to images: what previews, `tread sample` and evaluation look at."""
+"""Decoders from samples as the model sees them to images, for previews, `tread sample` and evaluation."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

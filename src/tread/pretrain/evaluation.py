@@ -1,13 +1,13 @@
-"""Evaluation inside a run: what `tread eval` would say of the averaged weights' samples, every so many steps.
+"""Evaluation inside a run: the figures of `tread eval` for samples of the averaged weights, every so many steps.
 
 - Samples are an image source like a folder, so measuring, sharing between processes and comparing are `tread eval`'s
   own code. Label and noise of a sample are functions of its index: every evaluation of every run draws the same ones.
-- Every batch has the same size, a last one that is short is drawn in full and cut. So a sample does not depend on how
-  many processes there are, and with train.compile the layers see one shape more (two with sample.interval), where
-  other parts of a run stay eager. Guidance that drops tokens stays eager too: its ratios are shapes of their own.
-- The reference is measured before training, so that whatever is wrong with it is said then, and is kept in the run's
-  folder. Without one the training data is the reference, through the same decoder as the samples.
-- Networks of the evaluation draw nothing from torch's generator after they are built, and the model gets its mode and
+- Every batch has the same size; a short last one is drawn in full and cut. So a sample does not depend on the number of
+  processes, and with train.compile the layers see one shape more (two with sample.interval); validation and previews
+  run eager. Guidance that drops tokens runs eager too: its ratios are shapes of their own.
+- The reference is measured before training, so that errors in it are raised then, and is kept in the run's folder.
+  Without one the training data is the reference, through the same decoder as the samples.
+- The evaluation's networks draw nothing from torch's generator after they are built, and the model gets its mode and
   weights back: a run with evaluation trains as one without.
 """
 
@@ -41,23 +41,24 @@ from tread.sampling.generate import generate
 
 FOLDER = "evaluation"
 REFERENCE = int.from_bytes(b"refe")
+"""The seed of the randomness in reading reference images."""
 
 
 class DataImages(ImageSource):
-    """The samples of a dataset as pictures; what is random in reading them is fixed by their index."""
+    """The samples of a dataset as pictures; any randomness in reading one is a function of its index."""
 
     def __init__(self, dataset: Dataset, settings: Mapping[str, Any], decode: Decode, device: torch.device) -> None:
         self.dataset, self.decode, self.device = dataset, decode, device
         self._settings = json.dumps(dict(settings), sort_keys=True, default=str)
-        self.read_ahead = device.type == "cpu"  # another thread would decode on another GPU than this process's
+        self.read_ahead = device.type == "cpu"  # a thread that reads ahead would decode on the default GPU
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def read(self, first: int, stop: int) -> list[np.ndarray]:
-        places = range(first, min(stop, len(self)))
-        x = torch.stack([self.dataset[index][0] for index in places]).to(self.device)
-        x = self.dataset.prepare(x, REFERENCE, torch.arange(first, places.stop, device=self.device))  # (B, C, H, W)
+        indices = range(first, min(stop, len(self)))
+        x = torch.stack([self.dataset[index][0] for index in indices]).to(self.device)
+        x = self.dataset.prepare(x, REFERENCE, torch.arange(first, indices.stop, device=self.device))  # (B, C, H, W)
         return _pictures(self.decode(x))
 
     def identity(self) -> str:
@@ -66,7 +67,7 @@ class DataImages(ImageSource):
 
 @dataclass(eq=False)
 class ModelImages(ImageSource):
-    """What a model draws at one guidance scale: image i has the label and the noise of index i."""
+    """The samples of a model at one guidance scale; the label and the noise of image i are functions of i."""
 
     net: Net
     objective: Objective
@@ -84,20 +85,23 @@ class ModelImages(ImageSource):
         return self.evaluate.samples
 
     def labels(self, first: int, stop: int) -> Tensor:
-        """Class after class; where there are more classes than samples, evenly spread ones."""
+        """Labels of the images first..stop - 1: class after class, or evenly spread classes if there are more classes
+        than samples."""
         spread = max(self.num_classes, len(self))
         return torch.arange(first, stop) * spread // len(self) % self.num_classes  # (N,)
 
     @property
     def compiled(self) -> bool:
-        """Whether compiled layers draw them: unless a branch that is run drops tokens."""
+        """Whether compiled layers draw them: not if a branch that is run drops tokens."""
         branches = self.config.sample.branches
         drops = branches.strong_ratio > 0 or (self.guidance != 1 and branches.needs_routes)
         return compiles(self.config.train.compile, self.accelerator.device) and not drops
 
     def read(self, first: int, stop: int) -> list[np.ndarray]:
         sample, size = self.config.sample, self.evaluate.batch_size
-        stance = torch.compiler.set_stance("default") if self.compiled else nullcontext()  # a run sets it to eager here
+        stance = (
+            torch.compiler.set_stance("default") if self.compiled else nullcontext()
+        )  # `Session.averaged` set it to eager
         with stance, self.accelerator.autocast():
             drawn = generate(
                 self.net,
@@ -145,7 +149,7 @@ class Evaluation:
         settings = {**config.data, "vae weights": config.sample.vae}
         images = DataImages(dataset, settings, decode, accelerator.device)
         self.reference = self._measure_reference(images)
-        if evaluate.reference is not None:  # a file of statistics says whose they are, if anything, by name
+        if evaluate.reference is not None:  # a file of statistics need not name its extractor, so widths are compared
             held, width = len(self.reference.pool.mean), self.extractor(images.read(0, 1)).pool.shape[1]
             if held != width:
                 raise ConfigError(
@@ -167,7 +171,7 @@ class Evaluation:
         """Measure on every process; rank 0 compares, writes `evaluation/step-00001000.json` and returns figures."""
         several, scale = len(self.evaluate.scales) > 1, f"guidance {images.guidance:g}"
         if self.config.train.sharded:
-            self._draw_as_often(images)
+            self._draw_missing_batches(images)
         samples = measure(images, self.extractor, "samples", **self._options())
         figures = {}
         if self.accelerator.is_main_process:
@@ -175,16 +179,16 @@ class Evaluation:
             for note in report.notes:
                 warnings.warn(note, RiskWarning, stacklevel=2)
             figures = {f"{name} {scale}" if several else name: value for name, value in report.metrics.items()}
-            found = {"step": step, **asdict(report), "sampling": self._sampling(images.guidance)}
-            self.folder.mkdir(parents=True, exist_ok=True)  # a reference that is statistics left nothing there
+            record = {"step": step, **asdict(report), "sampling": self._sampling(images.guidance)}
+            self.folder.mkdir(parents=True, exist_ok=True)  # missing if the reference was a file of statistics
             suffix = f"-{scale.replace(' ', '-')}" if several else ""
             with atomic_write(self.folder / f"step-{step:08d}{suffix}.json") as file:
-                file.write((json.dumps(found, indent=2) + "\n").encode())
+                file.write((json.dumps(record, indent=2) + "\n").encode())
         self.accelerator.wait_for_everyone()
         return figures
 
-    def _draw_as_often(self, images: ModelImages) -> None:
-        """Draw one batch for nothing where others draw one more: a sharded model gathers its weights from all."""
+    def _draw_missing_batches(self, images: ModelImages) -> None:
+        """Draw and discard a batch if other ranks draw one more: a forward of a sharded model is a collective."""
         rank, world, size = self.accelerator.process_index, self.accelerator.num_processes, self.evaluate.batch_size
         shares = [len(images) * (part + 1) // world - len(images) * part // world for part in range(world)]
         batches = [-(-share // size) for share in shares]

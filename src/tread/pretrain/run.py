@@ -12,7 +12,7 @@ from tread.training.job import claimed_folder, end, make_accelerator, run
 
 
 def pretrain(config: PretrainConfig) -> Path:
-    """Run (or go on with) the training of a config; returns the run's folder; `Stopped` if a signal ended it."""
+    """Train a config, or resume its run; returns the run's folder, raises `Stopped` if a signal ended it."""
     accelerator = make_accelerator(config)
     with claimed_folder(config, accelerator) as folder:
         task = Pretraining(config, accelerator, folder)

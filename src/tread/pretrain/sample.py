@@ -1,6 +1,6 @@
-"""A trained run, opened again: its model, and the images it draws.
+"""`tread sample`: a trained run opened again, and the images that its model draws.
 
-A checkpoint says the shape of its samples and how many classes it knows, so the training data need not be there.
+A checkpoint records the shape of its samples and the number of classes, so the training data is not needed.
 """
 
 import warnings
@@ -38,7 +38,7 @@ PER_CLASS, MOST_SEEDS = 8, 10_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run folder holds, ready to sample from."""
+    """A run folder's checkpoint, ready to sample from."""
 
     config: PretrainConfig
     model: DiT
@@ -63,11 +63,11 @@ def open_run(folder: Path, *, averaged: bool = True, device: torch.device | str 
     chosen = (folder / MANIFEST).is_file()
     run = folder.resolve().parents[1] if chosen else folder
     config = from_run(run)
-    found = (folder, read_whole(folder)) if chosen else newest(run / CHECKPOINTS)
-    if found is None:
+    opened = (folder, read_whole(folder)) if chosen else newest(run / CHECKPOINTS)
+    if opened is None:
         fix = "train it again with another checkpoint.every, for 0 saves none" if config.checkpoint.every == 0 else ""
         raise CheckpointError(f"{folder} has no checkpoint yet; {fix or 'train it first'}.")
-    path, manifest = found
+    path, manifest = opened
     channels, height, width = manifest["shape"]
     model = build_model(config.model, (channels, height, width), manifest["num_classes"], checkpointing=False)
     part = "ema" if averaged else "model"
@@ -180,7 +180,7 @@ def sample_run(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, averaged=averaged, device=device)
     defaults = opened.config.sample
-    # another kind than the run's has nothing of the run's ratios
+    # the run's ratios are defaults for its own kind of guidance only
     own = defaults.branches if guidance_kind in (None, defaults.guidance_kind) else Branches()
     branches = Branches(
         kind=guidance_kind or own.kind,
@@ -196,8 +196,8 @@ def sample_run(
     if lesser is not None:
         _check_same_task(opened, lesser)
     if branches.needs_routes:
-        for place, each in ((run, opened), (weak, lesser)):
-            _route(each, place)
+        for path, each in ((run, opened), (weak, lesser)):
+            _route(each, path)
     pictures = _pictures(opened, classes, PER_CLASS if per_class is None else per_class, drawn)
     data, vae = opened.config.data, vae or defaults.vae
     if data["name"] == "latents" and vae is None:
@@ -247,7 +247,7 @@ def _check_options(per_class: int | None, batch_size: int, seed: int | None, see
 
 @dataclass(frozen=True)
 class _Pictures:
-    """What is drawn: the label, the file and the seed of each image, and the grid of the first ones."""
+    """The images to draw: the label, the file name and the seed of each, and the grid of the first ones."""
 
     labels: list[int]
     names: list[str]
@@ -286,8 +286,8 @@ def _draw(pictures: _Pictures, folder: Path, batch_size: int, draw: Callable[...
         own = {} if pictures.seeds is None else {"seed": torch.tensor(pictures.seeds[here])}
         images = draw(torch.tensor(pictures.labels[here]), batch_size=batch_size, first_index=first, **own).cpu()
         save_images(images, pictures.names[here], folder)
-        places = [divmod(index, pictures.columns) for index in range(first, first + len(images))]  # in the grid
-        shown += [x for x, (i, j) in zip(images, places, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
+        cells = [divmod(index, pictures.columns) for index in range(first, first + len(images))]  # row, column
+        shown += [x for x, (i, j) in zip(images, cells, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
     columns = min(pictures.columns, GRID_COLUMNS)
     make_grid(torch.stack(shown), columns=columns, rows=pictures.rows[:GRID_ROWS]).save(grid)
     return grid
@@ -303,13 +303,13 @@ def _check_same_task(run: Run, weak: Run) -> None:
             raise ConfigError(f"--weak was trained for another task: {what} {other} there, {own} here.")
 
 
-def _route(run: Run | None, place: Path | None) -> None:
-    """Put the routes a run was trained with on its model."""
+def _route(run: Run | None, path: Path | None) -> None:
+    """Route the model of a run, if given, as it was trained; `path` is the run's name in messages."""
     if run is None:
         return
     if run.plan is None:
         raise ConfigError(
-            f"guidance is to drop tokens, but {place} was trained without routes; choose --guidance-kind cfg or ag "
+            f"guidance is to drop tokens, but {path} was trained without routes; choose --guidance-kind cfg or ag "
             "with --strong-ratio 0, or a run of model=tread."
         )
     run.model.route(run.plan)

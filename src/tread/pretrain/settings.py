@@ -88,7 +88,7 @@ ROUTE_DOCS = {
     "seed": "of the selections, together with train.seed; null: 42",
     "schedule": "{warmup_steps: 500, cooldown_fraction: 0.1, levels: 4}",
 }
-"""What the keys of a tread_config mean, for the reference."""
+"""Key of a tread_config -> its description in the reference of settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +284,7 @@ class PretrainConfig(JobConfig):
             )
 
     def with_steps(self, samples: int) -> "PretrainConfig":
-        """The config with train.epochs over so many training samples turned into train.steps."""
+        """The config with train.epochs over `samples` training samples converted to train.steps."""
         train = self.train
         if train.epochs is None:
             return self

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tread.data import Order, Readable, StepSampler, Visited, positions, split
+from tread.data import Groups, Order, Readable, StepSampler, Visited, positions, split
 from tread.data.readable import SKIPPED_FILE
 from tread.data.workers import fetched
 from tread.errors import ConfigError
@@ -41,6 +41,7 @@ from tread.training.task import Review, is_due
 from tread.words import counted
 
 NOISE, TIME, LABEL, VALIDATION = (int.from_bytes(word) for word in (b"nois", b"time", b"labe", b"vali"))
+"""Words that separate the hashes of different purposes."""
 
 
 class Batch(NamedTuple):
@@ -57,46 +58,20 @@ class Pretraining:
 
     def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
         self.accelerator, self.folder = accelerator, folder
-        seed = config.train.seed
         self.dataset = build_dataset(config.data)  # the ranks of a machine share the work of an index
         if accelerator.is_main_process and (doubt := self.dataset.doubt()) is not None:
             accelerator.print(f"warning: {doubt}")
-        count = min(config.validation.samples, len(self.dataset) // 2)
-        if count < config.validation.samples:
-            given = f"validation.samples is {config.validation.samples}"
-            accelerator.print(f"{given}, but half of the data is {count}: {count} are held out.")
-        groups = self.dataset.groups()
-        train, held_out = split(len(self.dataset), count, seed, groups)
-        self._groups = None if groups is None else groups.at(train)
-        self.train_set, self.held_out = (
-            Readable(self.dataset, part.tolist(), folder / SKIPPED_FILE) for part in (train, held_out)
-        )
+        self.train_set, self.held_out, self._groups = self._split(config)
         config = self.config = config.with_steps(len(self.train_set))
         self.objective: Objective = build_objective(config.objective)
-        torch.manual_seed(seed)
-        shape, num_classes = self.dataset.shape, self.dataset.num_classes
-        compiled = compiles(config.train.compile, accelerator.device)
-        checkpointing = False if compiled else config.train.checkpointing  # compiled layers do it themselves
-        model = build_model(config.model, shape, num_classes, checkpointing=checkpointing)
-        self.model: DiT = model if config.train.sharded else model.to(accelerator.device)
-        if config.train.precision == "bf16-stream":
-            self.model.stream = torch.bfloat16
-        if config.model.weights is not None:
-            load_published_dit(self.model, read_weights(Path(config.model.weights)))
-        if config.train.float8 is not None:
-            self._use_float8(config.train.float8)
+        self.model: DiT = self._make_model()
         self.handle: Handle | None = None
         if config.model.tread_config is not None:
             plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
-            self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, seed)))
+            self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, config.train.seed)))
         if config.train.sharded:
             shard(self.model, self.model.blocks, config, accelerator)
-        plan = None if self.handle is None else self.handle.plan.to_config()
-        self.facts: dict[str, Any] = {"shape": list(shape), "num_classes": num_classes, "tread_config": plan}
-        self.facts |= {"grid": [1, *self.model.grid], "depth": self.model.depth}
-        if self.handle is not None:
-            self.facts["speedup"] = self._speedup(self.handle.plan)
-        self.facts |= {"classes": list(self.dataset.classes), "contents": fingerprint(self.dataset.contents())}
+        self.facts: dict[str, Any] = self._make_facts()
         self.unit = "img"
         self._slices = {
             "batch": config.train.batch_size,
@@ -105,8 +80,9 @@ class Pretraining:
             "world": accelerator.num_processes,
         }
         self._micro_batch = len(positions(0, 0, **self._slices))  # refuses sizes that do not divide
+        channels = self.dataset.shape[0]
         self._decode = make_decode(
-            config.data, shape[0], config.sample.vae, setting="sample.vae", device=accelerator.device
+            config.data, channels, config.sample.vae, setting="sample.vae", device=accelerator.device
         )
         self._evaluation: Evaluation | None = None
         if config.evaluate.every > 0:
@@ -114,16 +90,55 @@ class Pretraining:
                 config, config.evaluate, accelerator, folder, dataset=self.dataset, decode=self._decode
             )
 
-    def _use_float8(self, granularity: Float8) -> None:
+    def _split(self, config: PretrainConfig) -> tuple[Readable, Readable, Groups | None]:
+        """The training set, the held-out set, and the groups of the training set's samples."""
+        wanted = config.validation.samples
+        count = min(wanted, len(self.dataset) // 2)
+        if count < wanted:
+            self.accelerator.print(
+                f"validation.samples is {wanted}, but half of the data is {count}: {count} are held out."
+            )
+        groups = self.dataset.groups()
+        parts = split(len(self.dataset), count, config.train.seed, groups)
+        train, held_out = (Readable(self.dataset, part.tolist(), self.folder / SKIPPED_FILE) for part in parts)
+        return train, held_out, None if groups is None else groups.at(parts[0])
+
+    def _make_model(self) -> DiT:
+        """The model on its device, dense, in the precision and with the weights that the config asks for."""
+        config, device = self.config, self.accelerator.device
+        torch.manual_seed(config.train.seed)
+        compiled = compiles(config.train.compile, device)
+        checkpointing = False if compiled else config.train.checkpointing  # compiled layers do it themselves
+        shape, num_classes = self.dataset.shape, self.dataset.num_classes
+        model = build_model(config.model, shape, num_classes, checkpointing=checkpointing)
+        model = model if config.train.sharded else model.to(device)
+        if config.train.precision == "bf16-stream":
+            model.stream = torch.bfloat16
+        if config.model.weights is not None:
+            load_published_dit(model, read_weights(Path(config.model.weights)))
+        if config.train.float8 is not None:
+            self._use_float8(model, config.train.float8)
+        return model
+
+    def _make_facts(self) -> dict[str, Any]:
+        """The facts for the manifest of a checkpoint; see `Task.facts`."""
+        facts: dict[str, Any] = {"shape": list(self.dataset.shape), "num_classes": self.dataset.num_classes}
+        facts["tread_config"] = None if self.handle is None else self.handle.plan.to_config()
+        facts |= {"grid": [1, *self.model.grid], "depth": self.model.depth}
+        if self.handle is not None:
+            facts["speedup"] = self._speedup(self.handle.plan)
+        return facts | {"classes": list(self.dataset.classes), "contents": fingerprint(self.dataset.contents())}
+
+    def _use_float8(self, model: DiT, granularity: Float8) -> None:
         if self.config.train.sharded:
             raise ConfigError(
                 f"train.float8 is {granularity!r}, but the float8 linears are not proven on the gathered weights of "
                 f"train.parallel={self.config.train.parallel}: set train.float8 to null, or train.parallel=ddp."
             )
         check_float8(self.accelerator.device, self.accelerator.mixed_precision)
-        if train_in_float8(self.model.blocks, granularity) == 0:
+        if train_in_float8(model.blocks, granularity) == 0:
             raise ConfigError(
-                f"train.float8 is set, but no linear of this model, which is {self.model.width} wide, has two sides of "
+                f"train.float8 is set, but no linear of this model, which is {model.width} wide, has two sides of "
                 f"at least {SMALLEST}, so nothing would be faster: set train.float8 to null."
             )
 
@@ -187,17 +202,17 @@ class Pretraining:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The objective's mean loss; labels are dropped here, so the model never does."""
-        x, labels, where = batch
+        x, labels, position = batch
         seed = self.config.train.seed
-        x = self.dataset.prepare(x, seed, where)  # (B, C, H, W)
-        dropped = noise.uniform(seed, LABEL, where) < self.config.train.class_dropout
+        x = self.dataset.prepare(x, seed, position)  # (B, C, H, W)
+        dropped = noise.uniform(seed, LABEL, position) < self.config.train.class_dropout
         labels = labels.masked_fill(dropped, self.dataset.num_classes)
         return self.objective.loss(
             model,
             x,
             labels,
-            noise=noise.per_sample_normal(seed, where, x.shape[1:], NOISE),
-            u=noise.uniform(seed, TIME, where),
+            noise=noise.per_sample_normal(seed, position, x.shape[1:], NOISE),
+            u=noise.uniform(seed, TIME, position),
         ).mean()
 
     @torch.no_grad()
@@ -206,12 +221,12 @@ class Pretraining:
 
         Every token carries loss in this job, so `kept` (see `Finetuning.losses_at`) changes nothing.
         """
-        x, labels, where = batch
-        x = self.dataset.prepare(x, VALIDATION, where)
-        drawn = noise.per_sample_normal(VALIDATION, where, x.shape[1:])
+        x, labels, position = batch
+        x = self.dataset.prepare(x, VALIDATION, position)
+        drawn = noise.per_sample_normal(VALIDATION, position, x.shape[1:])
         with self.accelerator.autocast():
             return self.objective.loss(
-                self.model, x, labels, noise=drawn, u=torch.full_like(where, u, dtype=torch.float32)
+                self.model, x, labels, noise=drawn, u=torch.full_like(position, u, dtype=torch.float32)
             )
 
     def reviews(self, step: int) -> dict[str, Review]:
@@ -236,9 +251,9 @@ class Pretraining:
 
     @torch.no_grad()
     def validation_losses(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's batches of it: the quantiles of their times, and their losses; (B,) each.
+        """For each of this rank's batches of held-out data: the quantiles of the times, and the losses; (B,) each.
 
-        All ranks run as many forwards, because a sharded model gathers its weights from all of them.
+        All ranks run the same number of forwards, because a forward of a sharded model is a collective.
         """
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         count, device = len(self.held_out), self.accelerator.device
@@ -249,11 +264,11 @@ class Pretraining:
             samples = [self.held_out[int(i)] for i in chunk]
             x = torch.stack([sample for sample, _ in samples]).to(device)
             labels = torch.tensor([label for _, label in samples], device=device)
-            where = chunk.to(device)
-            x = self.dataset.prepare(x, VALIDATION, where)
-            # the times visit every 1/count-th quantile once, in an order that does not follow the samples'
-            u = (where * _coprime(count) % count + 0.5) / count
-            drawn = noise.per_sample_normal(VALIDATION, where, x.shape[1:])
+            position = chunk.to(device)
+            x = self.dataset.prepare(x, VALIDATION, position)
+            # each of `count` evenly spread quantiles is used once, in an order unlike the samples'
+            u = (position * _coprime(count) % count + 0.5) / count
+            drawn = noise.per_sample_normal(VALIDATION, position, x.shape[1:])
             with self.accelerator.autocast():
                 losses = self.objective.loss(self.model, x, labels, noise=drawn, u=u)
             if not nothing_left:
@@ -295,7 +310,7 @@ class Pretraining:
         return figures
 
     def evaluation_images(self, evaluate: EvaluateConfig, guidance: float | None = None) -> ModelImages:
-        """What an evaluation looks at; by default at the first of its guidance scales."""
+        """The samples that an evaluation measures, by default at the first of its guidance scales."""
         return ModelImages(
             self.model,
             self.objective,
@@ -309,7 +324,7 @@ class Pretraining:
         )
 
     def saved(self, checkpoint: Path) -> None:
-        """A checkpoint is all there is."""
+        """Nothing to write: `tread sample` reads checkpoints."""
 
 
 def _coprime(count: int) -> int:

@@ -1,4 +1,4 @@
-"""A trial of a `tread train` config: its DiT beside the same DiT without routes, and its steps."""
+"""A trial of a `tread train` config: its DiT compared with the same DiT without routes, and its steps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from tread.training.trial import Comparison, Trial, compare_routed, flop_ratio, 
 
 
 def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]]:
-    """One line about the task, and what came of its network; files go to `folder`, not to the run's."""
+    """One line about the task, and the outcome for its network; files go to `folder`, not to the run's."""
     config = replace(
         config,
         output_dir=str(folder),
@@ -34,7 +34,7 @@ def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]
         batch = next(task.batches(0))
         comparisons: list[Comparison] = []
         if task.routing:
-            with awake(task.model):
+            with nonzero(task.model):
                 routing, task.model.routing = task.model.routing, None
                 stock, _ = predict(task, accelerator, batch)
                 task.model.routing = routing
@@ -49,16 +49,16 @@ def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]
 
 
 @contextmanager
-def awake(model: nn.Module) -> Iterator[None]:
-    """Inside, parameters that are zero have random values: a fresh DiT predicts 0, whatever its layers do."""
-    asleep = [parameter for parameter in model.parameters() if not parameter.any()]
+def nonzero(model: nn.Module) -> Iterator[None]:
+    """Inside, parameters that are all zero have random values: a fresh DiT predicts 0, whatever its layers do."""
+    zeros = [parameter for parameter in model.parameters() if not parameter.any()]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in asleep:
+        for parameter in zeros:
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     try:
         yield
     finally:
         with torch.no_grad():
-            for parameter in asleep:
+            for parameter in zeros:
                 parameter.zero_()

@@ -53,7 +53,7 @@ class Metrics:
         self._path, self._accelerator, self._advice = folder / FILE, accelerator, advice
         self._waiting: list[_Waiting] = []
         if accelerator.is_main_process and self._path.exists():
-            cut_back(self._path, start_step or -1)  # a run that begins anew also validates anew before its first step
+            cut_back(self._path, start_step or -1)  # a new run also validates before its first step
 
     def add(self, step: int, values: Mapping[str, float], tensors: Mapping[str, Tensor]) -> None:
         """Take the numbers of step `step` (counted from 1); `tensors` are 0-d and averaged over ranks."""

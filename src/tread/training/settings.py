@@ -223,7 +223,7 @@ class LogConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig(ABC):
-    """What every job has; the loop reads nothing else."""
+    """The settings that every job has; the loop reads no others."""
 
     output_dir: str
     """the folder of the run: checkpoints, metrics, pictures, the settings"""
@@ -242,12 +242,12 @@ class JobConfig(ABC):
     @property
     @abstractmethod
     def memory_advice(self) -> str:
-        """What to change when memory runs out."""
+        """The advice in the error about exhausted memory."""
 
     @property
     @abstractmethod
     def divergence_advice(self) -> str:
-        """What to change when the loss is no longer a number."""
+        """The advice in the error about a loss that is not finite."""
 
     @abstractmethod
     def resume_command(self, folder: Path) -> str:

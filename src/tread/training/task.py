@@ -19,7 +19,7 @@ class Task(Protocol):
     facts: dict[str, Any]
     """Facts about the model and its training, such as its routes, for the checkpoint's manifest; JSON."""
     unit: str
-    """What the progress bar calls a sample: `img` or `clip`."""
+    """The progress bar's word for a sample: `img` or `clip`."""
 
     @property
     def model(self) -> nn.Module:

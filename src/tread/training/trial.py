@@ -53,7 +53,7 @@ class Comparison:
 
     @property
     def problem(self) -> str:
-        """What is wrong with a prediction that does not fit."""
+        """The end of a sentence about a prediction that does not fit."""
         if not math.isfinite(self.difference):
             return "is not finite"
         return f"differs from the {self.beside} model's by {self.difference:.1e}"
@@ -225,7 +225,7 @@ def try_steps(
     if not session.task.routing:
         return Trial(part=part, comparisons=comparisons, eager_loss=eager_loss, dense=dense)
     routed = measure(session, batch, dense=False)
-    handle = session.task.routing[0]  # that of the last forward
+    handle = session.task.routing[0]  # the handle of the last forward
     return Trial(
         part=part,
         comparisons=comparisons,

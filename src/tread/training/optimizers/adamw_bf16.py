@@ -84,7 +84,7 @@ def _local(tensor: Tensor) -> Tensor:
 def _chance(parameter: Tensor, step: int, index: int) -> Tensor:
     """16 random bits for every element that this process holds, two elements per hash; equal for every sharding."""
     half = (parameter.numel() + 1) // 2
-    if isinstance(parameter, DTensor):  # by rows
+    if isinstance(parameter, DTensor):  # sharded by rows
         shape, offset = compute_local_shape_and_global_offset(
             parameter.shape, parameter.device_mesh, parameter.placements
         )
