@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tread.errors import ConfigError
 from tread.finetune.settings import SCHEDULE
+from tread.kernels.checkpointing import Checkpointing
 from tread.routing.plan import RoutePlan
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -29,22 +30,33 @@ class Arm:
     kind: Kind
     ratio: float
     layers: tuple[int, int] = LONG
+    recomputed: Literal["", "all", "dense"] = ""
+    """Steps that are checkpointed: none, all of them, or those that drop less than the plan says."""
 
     @classmethod
     def parse(cls, name: str) -> "Arm":
-        """An arm by its name: `lora-dense`, `full-0.5`, `lora-0.25@3..-4`."""
-        found = re.fullmatch(r"(lora|full)-(?:dense|(0?\.\d+)(?:@(-?\d+)\.\.(-?\d+))?)", name)
+        """An arm by its name: `lora-dense`, `full-0.5`, `lora-0.25@3..-4`, `lora-0.5+dense`."""
+        found = re.fullmatch(r"(lora|full)-(?:dense|(0?\.\d+)(?:@(-?\d+)\.\.(-?\d+))?)(?:\+(all|dense))?", name)
         if found is None:
-            raise ConfigError(f"arm {name!r}: give lora or full, then dense or a ratio, such as lora-0.25@3..-4.")
-        kind, ratio, start, end = found.groups()
+            raise ConfigError(
+                f"arm {name!r}: give lora or full, then dense or a ratio, such as lora-0.25@3..-4; +all or +dense "
+                "after it checkpoints all steps or those of the schedule."
+            )
+        kind, ratio, start, end, recomputed = found.groups()
         layers = LONG if start is None else (int(start), int(end))
-        return cls(kind="lora" if kind == "lora" else "full", ratio=float(ratio or 0), layers=layers)
+        return cls(kind=kind, ratio=float(ratio or 0), layers=layers, recomputed=recomputed or "")  # pyright: ignore[reportArgumentType]  (the pattern has these words alone)
 
     @property
     def name(self) -> str:
-        """The kind, the ratio, and a window that is not the long one."""
+        """The kind, the ratio, a window that is not the long one, and the checkpointed steps."""
         window = "" if self.layers == LONG else "@{}..{}".format(*self.layers)
-        return f"{self.kind}-{self.ratio:g}{window}" if self.ratio else f"{self.kind}-dense"
+        routes = f"{self.ratio:g}{window}" if self.ratio else "dense"
+        return f"{self.kind}-{routes}{'+' * bool(self.recomputed)}{self.recomputed}"
+
+    @property
+    def checkpointing(self) -> Checkpointing:
+        """What `handle.compile` is told."""
+        return "dense" if self.recomputed == "dense" else self.recomputed == "all"
 
     def plan(self, steps: int) -> RoutePlan:
         """The routes of a run of `steps` steps; a dense arm has some too and never uses them."""

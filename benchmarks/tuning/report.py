@@ -45,13 +45,17 @@ def report(results: Sequence[Path], docs: Path, samples: Path | None = None) -> 
 def arms_of(seeds: Sequence[Facts]) -> list[Arm]:
     """The arms that were run: LoRA first, and by their ratios."""
     names = {run["arm"] for seed in seeds for run in seed["runs"].values() if "arm" in run}
-    return sorted(map(Arm.parse, names), key=lambda arm: (arm.kind == "full", arm.ratio, arm.layers))
+    return sorted(
+        map(Arm.parse, names), key=lambda arm: (arm.kind == "full", bool(arm.recomputed), arm.ratio, arm.layers)
+    )
 
 
 def describe(arm: Arm) -> str:
     """An arm in words."""
     kind = {"lora": "LoRA", "full": "all weights"}[arm.kind]
-    return f"{kind}, {arm.ratio:g} over {arm.layers[0]}..{arm.layers[1]}" if arm.ratio else f"{kind}, dense"
+    routes = f"{arm.ratio:g} over {arm.layers[0]}..{arm.layers[1]}" if arm.ratio else "dense"
+    steps = {"": "", "all": ", checkpointed", "dense": ", dense steps checkpointed"}[arm.recomputed]
+    return f"{kind}, {routes}{steps}"
 
 
 def best(seed: Facts, arm: str) -> Facts | None:
@@ -67,8 +71,9 @@ def figures_of(run: Facts) -> tuple[float, float, float]:
 
 
 def excess(seed: Facts, arm: Arm) -> tuple[float, float, float] | None:
-    """An arm's figures relative to those of the dense arm of its kind and seed, less one."""
-    run, dense = best(seed, arm.name), best(seed, f"{arm.kind}-dense")
+    """An arm's figures relative to the dense arm of its kind and seed, less one; checkpointed with checkpointed."""
+    recomputed = "all" if arm.recomputed else ""
+    run, dense = best(seed, arm.name), best(seed, Arm(kind=arm.kind, ratio=0, recomputed=recomputed).name)
     if run is None or dense is None or not arm.ratio:
         return None
     distance, kernel, loss = (one / other - 1 for one, other in zip(figures_of(run), figures_of(dense), strict=True))
@@ -82,13 +87,14 @@ def runs_table(seeds: Sequence[Facts]) -> str:
         runs = {seed["seed"]: run for seed in seeds if (run := best(seed, arm.name)) is not None}
         ratios = {seed["seed"]: found for seed in seeds if (found := excess(seed, arm)) is not None}
         for number, run in runs.items():
-            cells = f"{run['steps']:,}", f"{run['seconds']:.1f}", *_cells(figures_of(run))
+            gib = "" if run["peak_gib"] is None else f"{run['peak_gib']:.1f}"
+            cells = f"{run['steps']:,}", f"{run['seconds']:.1f}", gib, *_cells(figures_of(run))
             rows.append((describe(arm), str(number), *cells, *_percent(ratios.get(number))))
         if len(runs) > 1:
             means = _cells(tuple(map(mean, zip(*map(figures_of, runs.values()), strict=True))))
             gap = tuple(map(mean, zip(*ratios.values(), strict=True))) if ratios else None
-            rows.append((describe(arm), "mean", "", "", *means, *_percent(gap)))
-    head = ("arm", "seed", "steps", "seconds", DISTANCE, "KD x 1000", "dense validation loss",
+            rows.append((describe(arm), "mean", "", "", "", *means, *_percent(gap)))
+    head = ("arm", "seed", "steps", "seconds", "GiB", DISTANCE, "KD x 1000", "dense validation loss",
             "distance to dense's", "KD", "loss")  # fmt: skip
     return markdown_table(head, rows)
 

@@ -77,8 +77,15 @@ def tune_at(experiment: Experiment, run: Run, arm: Arm, steps: int, rate: float,
 
 def new_run(experiment: Experiment, arm: Arm, weights: Path | None = None, *, seed: int = 0) -> Run:
     """An arm before its first step."""
-    net, plan = experiment.network(arm.kind, weights), arm.plan(TIMED_STEPS)
-    return Run(net, plan, experiment.tuned, experiment.scale, dense=not arm.ratio, seed=seed)
+    return Run(
+        experiment.network(arm.kind, weights),
+        arm.plan(TIMED_STEPS),
+        experiment.tuned,
+        experiment.scale,
+        dense=not arm.ratio,
+        seed=seed,
+        checkpointing=arm.checkpointing,
+    )
 
 
 def known_times(results: Mapping[int, Results], arm: Arm) -> dict[float, float] | None:

@@ -21,6 +21,7 @@ from benchmarks.quality.images import centred, load
 from benchmarks.quality.training import check_fast
 from tread.attach.attach import Attachment
 from tread.data import Order, StepSampler
+from tread.kernels.checkpointing import Checkpointing
 from tread.objectives.flow import Flow, path_state
 from tread.routing import noise
 from tread.routing.plan import RoutePlan
@@ -77,12 +78,22 @@ def losses(net: nn.Module, x: Tensor, labels: Tensor, where: Tensor, u: Tensor, 
 class Run:
     """A model in training: the loop that a user would write, and its clock."""
 
-    def __init__(self, net: FluxOfClasses, plan: RoutePlan, data: Images, scale: Scale, *, dense: bool, seed: int):
+    def __init__(
+        self,
+        net: FluxOfClasses,
+        plan: RoutePlan,
+        data: Images,
+        scale: Scale,
+        *,
+        dense: bool,
+        seed: int,
+        checkpointing: Checkpointing = False,
+    ) -> None:
         self.net, self.data, self.scale, self.dense, self.seed = net, data, scale, dense, seed
         self.device = data.pixels.device
         self.handle: Attachment = tread.attach(net.transformer, plan, seed=seed)
         if scale.compile:
-            self.handle.compile()
+            self.handle.compile(checkpointing=checkpointing)
         self.parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
         self.optimizer = self._fresh_optimizer()
         self.seconds, self.step = 0.0, 0

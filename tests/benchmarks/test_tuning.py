@@ -88,8 +88,9 @@ def test_the_loss_is_that_of_kept_pixels(work: Path) -> None:
 def test_arms_have_names() -> None:
     assert Arm.parse("lora-0.25@3..-4") == Arm(kind="lora", ratio=0.25, layers=(3, -4))
     assert Arm.parse("full-dense") == Arm(kind="full", ratio=0)
-    for name in ("lora-dense", "full-0.5", "lora-0.4@2..7"):
+    for name in ("lora-dense", "full-0.5", "lora-0.4@2..7", "lora-dense+all", "lora-0.5@3..-4+dense"):
         assert Arm.parse(name).name == name
+    assert [Arm.parse(f"lora-0.5{ending}").checkpointing for ending in ("", "+all", "+dense")] == [False, True, "dense"]
     with pytest.raises(ConfigError, match=r"arm 'lora-2': give lora or full, then dense or a ratio"):
         Arm.parse("lora-2")
 
@@ -230,7 +231,15 @@ def test_a_rate_that_diverged_is_not_chosen(tmp_path: Path) -> None:
 def test_the_table_says_how_much_worse_than_dense() -> None:
     def run(arm: str, loss: float, distance: float, steps: int) -> dict[str, object]:
         samples = {"1": {"FD": distance, "KD": distance / 100}}
-        return {"arm": arm, "rate": 1e-3, "val_loss": loss, "samples": samples, "steps": steps, "seconds": 90.0}
+        return {
+            "arm": arm,
+            "rate": 1e-3,
+            "val_loss": loss,
+            "samples": samples,
+            "steps": steps,
+            "seconds": 90.0,
+            "peak_gib": 4.25,
+        }
 
     runs = {
         "a": run("lora-dense", 0.2, 10, 100),
@@ -238,10 +247,12 @@ def test_the_table_says_how_much_worse_than_dense() -> None:
         "c": run("lora-0.5", 0.22, 5, 180),
     }
     table = runs_table([{"seed": 3, "runs": runs}])
-    assert "| LoRA, 0.5 over 2..-2 | 3 | 180 | 90.0 | 9.0 | 90.0 | 0.21000 | -10.0% | -10.0% | +5.0% |" in table
+    assert "| LoRA, 0.5 over 2..-2 | 3 | 180 | 90.0 | 4.2 | 9.0 | 90.0 | 0.21000 | -10.0% | -10.0% | +5.0% |" in table
     better = {"a": runs["a"], "b": run("lora-0.5", 0.186, 8, 180)}
     seeds = [{"seed": 1, "runs": better}, {"seed": 2, "runs": runs}]
-    assert "| LoRA, 0.5 over 2..-2 | mean |  |  | 8.5 | 85.0 | 0.19800 | -15.0% | -15.0% | -1.0% |" in runs_table(seeds)
+    assert "| LoRA, 0.5 over 2..-2 | mean |  |  |  | 8.5 | 85.0 | 0.19800 | -15.0% | -15.0% | -1.0% |" in runs_table(
+        seeds
+    )
     words = "ahead of dense in loss for 1, in FD-EffLite0 for 2 and in both for 1 of 2 seeds."
     assert verdict(seeds) == f"- LoRA, 0.5 over 2..-2: {words}"
 
