@@ -1,16 +1,14 @@
 """`attach`: routing on an unmodified model.
 
-- The `forward` of the model and of each layer is wrapped: the model's wrapper opens a state for each forward, and the
-  layers' wrappers gather and restore by it. Parameter names, `save_pretrained`, adapters and module wrappers are not
-  affected; `detach` restores the model exactly.
+- The `forward` of the model and of each layer is wrapped (`wiring.py`): the model's wrapper opens a state for each
+  forward, and the layers' wrappers gather and restore by it. Parameter names, `save_pretrained`, adapters and module
+  wrappers are not affected; `detach` restores the model exactly.
 - The family's functions of a forward's inputs (number of tokens, forced tokens, offset) are called here.
 - `compile` makes the model fast (`tread.kernels.fast`); `detach` takes that off too.
 - A recomputation uses the state of its forward (`tread.routing.recompute`), detached or not.
 """
 
 import inspect
-import operator
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +18,10 @@ import torch
 from torch import nn
 
 from tread.around import Around, around
-from tread.attach import rotary
-from tread.attach.compiled import CheckpointCall, follow_compile, leave_compiled
 from tread.attach.family import Arguments, Family
-from tread.attach.layer import Layer
 from tread.attach.references import References
 from tread.attach.registry import family_for
-from tread.attach.static import StaticShapes
+from tread.attach.wiring import Wiring, layer_modules
 from tread.attach.wrappers import unwrapped
 from tread.errors import ConfigError
 from tread.kernels.attention import Attention
@@ -39,9 +34,6 @@ from tread.routing.handle import Handle
 from tread.routing.mode import Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.state import State, unrecorded
-
-_CHECKPOINT = "_gradient_checkpointing_func"
-"""The attribute that holds the checkpoint function of diffusers' models."""
 
 
 def attach(
@@ -65,8 +57,7 @@ class Attachment(Handle):
     """The handle of an attached model."""
 
     def __init__(self, model: nn.Module, plan: RoutePlan, family: Family, *, seed: int | None = None) -> None:
-        modules = [(stack, module) for stack in family.stacks for module in _modules(model, stack.name)]
-        super().__init__(plan, depth=len(modules), seed=seed)
+        super().__init__(plan, depth=len(layer_modules(model, family)), seed=seed)
         self.model, self.family = model, family
         self.fast: Fast | None = None
         """The compiled layers, graphs and kernels that `compile` put on the model."""
@@ -76,22 +67,18 @@ class Attachment(Handle):
         """The number of reference tokens; None: read from the inputs, once per sequence length."""
         self._references = References()
         self._argument_names = list(inspect.signature(type(model).forward).parameters)[1:]
-        self._around = ModelCall(self)
-        self.layers: dict[nn.Module, Layer] = {}
-        """Module -> its wrapper."""
-        static = defaultdict[type, StaticShapes](lambda: StaticShapes(self))
-        for index, (stack, module) in enumerate(modules):
-            block = unwrapped(module)
-            self.layers.setdefault(block, Layer(self, block, static[type(block)])).add(index, stack)
-        self._install_rotary()
+        self._wiring = Wiring(self, model, family, ModelCall(self))
+        self.layers = list(self._wiring.layers)
+        """The modules that are layers, unwrapped."""
+        self._wiring.install_rotary()
         if isinstance(attached := around(model), ModelCall):  # nothing raises from here on
             attached.handle.detach()
-        self._put_on()
+        self._wiring.put_on()
 
     @property
     def attached(self) -> bool:
         """Whether the model still routes by this handle."""
-        return around(self.model) is self._around
+        return self._wiring.is_on
 
     def check_attached(self) -> None:
         """Raise if this handle no longer affects its model."""
@@ -101,7 +88,7 @@ class Attachment(Handle):
 
     def _check_current(self) -> None:
         """Raise if another handle replaced this one; a loop may go on with a detached handle."""
-        if around(self.model) not in (None, self._around):
+        if self._wiring.is_replaced:
             raise ConfigError("a later tread.attach of the same model replaced this handle: use the one it returned.")
 
     def set_step(self, step: int) -> None:
@@ -130,16 +117,17 @@ class Attachment(Handle):
     ) -> "Attachment":
         """Make training steps fast: compiled layers, CUDA graphs, attention's fastest kernel; returns this handle.
 
-        `checkpointing`: True or "selective" checkpoints every layer within its compiled code; None does so exactly
-        where the model would checkpoint it (`enable_gradient_checkpointing`). `graphs`: "auto" uses them on one GPU.
-        `shapes`: input shapes with code of their own; further ones share code. `options` are torch.compile's. In eval
-        mode layers run eager. `detach` takes everything off.
+        `checkpointing`: True or "selective" checkpoints every layer within its compiled code; "dense" does so in
+        forwards that drop fewer tokens than the plan says; None where the model would checkpoint it
+        (`enable_gradient_checkpointing`). `graphs`: "auto" uses them on one GPU. `shapes`: input shapes with code of
+        their own; further ones share code. `options` are torch.compile's. In eval mode layers run eager. `detach` takes
+        everything off.
         """
         self.check_attached()
         self._remove_fast()
         self.fast = Fast(
             self.model,
-            list(self.layers),
+            self.layers,
             [self],
             checkpointing=checkpointing,
             graphs=graphs,
@@ -168,7 +156,7 @@ class Attachment(Handle):
         if self.fast is not None:
             raise ConfigError("handle.offload() comes before handle.compile(): call compile again after it.")
         self._remove_offload()
-        self.offloaded = Offload(self.model, list(self.layers), layers, device=device, say=say or print_once_per_job)
+        self.offloaded = Offload(self.model, self.layers, layers, device=device, say=say or print_once_per_job)
         return self
 
     def release_graphs(self) -> None:
@@ -182,12 +170,12 @@ class Attachment(Handle):
             return
         self._remove_fast()
         self._remove_offload()
-        self._take_off()
+        self._wiring.take_off()
         recompute.leave(self)
 
     def _remove_fast(self) -> None:
         """Take off what `compile` put on."""
-        self._leave_compiled()
+        self._wiring.leave_compiled()
         SETTINGS.leave(self)  # entered where a user compiled the layers (`StaticShapes`)
         if self.fast is not None:
             self.fast.remove()
@@ -196,54 +184,20 @@ class Attachment(Handle):
     def _remove_offload(self) -> None:
         """Take off what `offload` put on."""
         if self.offloaded is not None:
-            self._leave_compiled()
+            self._wiring.leave_compiled()
             self.offloaded.remove()
             self.offloaded = None
-
-    def _layer_modules(self) -> Iterator[nn.Module]:
-        """The items of the model's lists of layers as they are now, wrappers included."""
-        return (module for stack in self.family.stacks for module in _modules(self.model, stack.name))
-
-    def _put_on(self) -> None:
-        self._around.put_on(self.model)
-        for block, layer in self.layers.items():
-            layer.put_on(block)
-        self._wrap_checkpointing()
-        self._follow_changes()
-
-    def _leave_compiled(self) -> None:
-        for module in self._layer_modules():
-            if unwrapped(module) in self.layers:
-                leave_compiled(module)
-
-    def _take_off(self) -> None:
-        self._leave_compiled()
-        if isinstance(function := self.model.__dict__.get(_CHECKPOINT), CheckpointCall):
-            self.model.__dict__[_CHECKPOINT] = function.inner
-        self._around.take_off(self.model)
-        for block, layer in self.layers.items():
-            layer.take_off(block)
-        for stock in self.family.rotary:
-            rotary.remove(stock, self)
-
-    def _install_rotary(self) -> None:
-        for stock in self.family.rotary:
-            rotary.install(stock, self)
 
     def reattach(self) -> Callable[[], None] | None:
         """Attach again for a recomputation after `detach` or replacement; returns a function that undoes it."""
         if self.attached:
             return None
-        others = [(one, module) for module in (self.model, *self.layers) if (one := around(module)) is not None]
-        self._install_rotary()
-        self._put_on()
+        take_off_again = self._wiring.put_on_again()
         recompute.follow(self)
 
         def undo() -> None:
             recompute.leave(self)
-            self._take_off()
-            for one, module in others:
-                one.put_on(module)
+            take_off_again()
 
         return undo
 
@@ -269,9 +223,7 @@ class Attachment(Handle):
         if (state := self.replayed()) is not None:
             return state
         model, family = self.model, self.family
-        self._wrap_checkpointing()
-        if not torch.compiler.is_compiling():
-            self._follow_changes()
+        self._wiring.follow()
         if not self.is_on(training=model.training):
             return self.begin(training=model.training)
         arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
@@ -287,23 +239,6 @@ class Attachment(Handle):
             offset = None if family.offset is None else family.offset(model, arguments)
         per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
         return self.begin(training=model.training, forced=forced, tokens=tokens, offset=offset, per_block=per_block)
-
-    def _wrap_checkpointing(self) -> None:
-        """Wrap the model's checkpoint function; in every forward, because re-enabling checkpointing overwrites it."""
-        function = getattr(self.model, _CHECKPOINT, None)
-        if function is not None and not isinstance(function, CheckpointCall):
-            self.model.__dict__[_CHECKPOINT] = CheckpointCall(self.layers, function)
-
-    def _follow_changes(self) -> None:
-        """Check the lists of layers for changes since the last forward, and follow newly compiled layers."""
-        for index, module in enumerate(self._layer_modules()):
-            layer = self.layers.get(unwrapped(module))
-            if layer is None:
-                raise ConfigError(
-                    f"layer {index} is another module ({type(module).__name__}) than when the model was attached: "
-                    "attach it again."
-                )
-            follow_compile(layer, module)
 
     def _count_references(self, arguments: Arguments, tokens: int | None) -> int:
         """The number of reference tokens that are forced; `references` overrides what the inputs say."""
@@ -342,8 +277,3 @@ class ModelCall(Around):
                 "the family names the wrong stack. Attach after the replacement."
             )
         return output
-
-
-def _modules(model: nn.Module, path: str) -> nn.ModuleList:
-    """A model's list of layers; `path` is dotted if it is nested."""
-    return operator.attrgetter(path)(model)
