@@ -236,6 +236,31 @@ def test_every_kind_of_model_can_be_chosen(browser: Browser, page: Path, name: s
     assert browser.errors() == []
 
 
+CHOOSE = """const select = document.getElementById(arguments[0]); select.value = arguments[1];
+    select.dispatchEvent(new Event('input'))"""
+
+
+def test_another_kind_of_training_opens_at_its_defaults(
+    browser: Browser, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the command does: all weights in float32 and the paper's routes from scratch, a LoRA in bf16 on the others."""
+    browser.open(page)
+    for control, value, words in (
+        ("model", "dit/XL/2", ["dit/XL/2"]),
+        ("model", "sd3", ["sd3"]),
+        ("way", "full", ["sd3", "--full", "--routes", "lora"]),
+        ("way", "lora", ["sd3"]),
+    ):
+        browser.run(CHOOSE, control, value)
+        told = reported(capsys, *words)
+        shown = browser.run(STATE)
+        assert {key: shown[key] for key in told["settings"]} == told["settings"], value
+        assert shown["routes"] == told["tread_config"]["routes"], value
+    browser.run(CHOOSE, "precision", "nf4")
+    browser.run(CHOOSE, "model", "flux")
+    assert browser.run("return [state.precision, state.way]") == ["nf4", "lora"]
+
+
 @pytest.mark.parametrize(
     "fragment",
     [
