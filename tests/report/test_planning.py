@@ -20,6 +20,8 @@ from tread.routing.plan import RoutePlan
 from tread.routing.risks import adapter_risks, layer_risks
 
 WITHIN = 0.10
+ALONE = ["--depth", "9", "--width", "8", "--tokens", "16"]
+"""The shape of a model, for routes alone."""
 FEWER_PRODUCTS = {"cosmos3": 0.06}
 """Models whose layers end in a product: recomputing a layer leaves it out, and the plan does not know."""
 MODELS = {"flux": "flux", "sd3": "sd3/large", "wan": "wan", "qwen": "qwen_image", "flux2": "flux2"}
@@ -273,9 +275,7 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
         (["dit/S/2", "--text", "7"], "--text is 7, but dit/S/2 reads no text; leave it out."),
         (["flux", "--per-node", "4"], "--per-node is for several GPUs: give --gpus too."),
         (["flux", "--shard-size", "4"], "--shard-size is for several GPUs: give --gpus too."),
-        (["flux", "--context", "77"], "--context is for routes alone, with --depth, --width and --tokens; a model has"),
-        (["paper", "--depth", "9", "--width", "8", "--tokens", "16", "--json"], "--json is for a model by name;"),
-        (["flux", "--depth", "9", "--width", "8", "--tokens", "16"], "flux is a model, whose shape is known:"),
+        (["flux", *ALONE], "flux is a model, whose shape is known:"),
         (["flux", "--precision", "int9"], "--precision is 'int9'; where an adapter is trained it must be one of:"),
         (["flux", "--full", "--precision", "nf4"], "--precision is 'nf4'; where all weights are trained it must be"),
         (["flux", "--image-layers", "3"], "--image-layers is 3, but flux does not take images apart into layers;"),
@@ -298,6 +298,23 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pyte
     assert said.startswith(f"tread plan: {sentence}")
     assert said.count("\n") == 1
     assert len(said) <= 520
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["flux", "--context", "77"], "--context is for routes alone, with --depth, --width and --tokens; a model has"),
+        (["paper", *ALONE, "--json"], "--json is for a model by name; routes alone take --depth, --width, --tokens"),
+        (["paper", *ALONE, "--per-node", "2"], "--per-node is for a model by name; routes alone take --depth"),
+    ],
+)
+def test_options_of_the_other_use_are_refused(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *words])
+    assert end.value.code == 2
+    assert f"tread plan: error: {sentence}" in capsys.readouterr().err
 
 
 def test_the_models_are_all_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from tread.commands import make_parser
-from tread.errors import ConfigError
 from tread.terminal import no_loading_bars
 
 
@@ -64,19 +63,15 @@ def plan(arguments: list[str]) -> None:
 
     if not any(given):
         if context is not None:
-            raise ConfigError(
-                "--context is for routes alone, with --depth, --width and --tokens; a model has --text in its place."
-            )
+            parser.error("--context is for routes alone, with --depth, --width and --tokens; a model has --text")
         print(plan_model(subject, **options))
         return
     if not all(given):
         parser.error("routes alone need --depth, --width and --tokens")
     for name, value in options.items():
         if value != parser.get_default(name):
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is for a model by name; routes alone take --depth, --width, --tokens and "
-                "--context."
-            )
+            option = f"--{name.replace('_', '-')}"
+            parser.error(f"{option} is for a model by name; routes alone take --depth, --width, --tokens and --context")
     print(describe_plan(subject, **shape, context=context or 0))
 
 
