@@ -230,8 +230,8 @@ def log_ticks(low: float, high: float) -> list[float]:
 def number(value: float, digits: int = DIGITS) -> str:
     """A number as an axis shows it.
 
-    >>> number(0.0), number(25000.0), number(0.0003), number(12.5)
-    ('0', '25k', '0.0003', '12.5')
+    >>> number(0.0), number(25000.0), number(0.0003), number(12.5), number(7.5e-5)
+    ('0', '25k', '0.0003', '12.5', '7.5e-5')
     """
     if value == 0:
         return "0"
@@ -239,9 +239,7 @@ def number(value: float, digits: int = DIGITS) -> str:
         if abs(value) >= size:
             unit = 1e3 if letter == "k" else size
             return f"{value / unit:.{digits}g}{letter}"
-    if abs(value) < 1e-4:
-        return f"{value:.{digits - DIGITS}e}".replace("e-0", "e-")
-    return f"{value:.{digits}g}"
+    return f"{value:.{digits}g}".replace("e-0", "e-")
 
 
 def _short(value: float) -> float:
