@@ -124,7 +124,7 @@ def test_a_target_that_no_plan_reaches(law: Law, capsys: Capture) -> None:
     )
     assert f"has steps {fastest[0]:.2f} times as fast as dense at a loss gap of {fastest[1]:.2%}" in shown.err
     assert not (OUT / "tread_config.json").exists()
-    assert "no plan within the rules" in (OUT / "report.html").read_text()
+    assert "No plan within the rules" in (OUT / "report.html").read_text()
 
 
 def test_a_busy_device_is_told(law: Law, capsys: Capture) -> None:
@@ -157,7 +157,16 @@ def test_a_fit_that_misses_is_told(law: Law, capsys: Capture) -> None:
 def test_windows_that_save_nothing(law: Law, capsys: Capture) -> None:
     law.window = 10.0
     assert tune_cli(*SCRATCH, "--pareto", "--edges", "3", *FAST) == 2
-    assert "no window within the rules saves time on this machine" in capsys.readouterr().err
+    assert "no window within the rules saves time on this machine: train dense." in capsys.readouterr().err
+
+
+def test_times_that_are_worthless_advise_nothing(law: Law, capsys: Capture) -> None:
+    """The steps of all but the dense plan were disturbed, in each of their rounds."""
+    law.watch = lambda: setattr(law, "fixed", 0.25 if law.calls in (1, 10, 11) else 5.0 + law.calls)
+    assert tune_cli(*SCRATCH, "--pareto", "--edges", "3", *FAST) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "train dense" not in said
+    assert "saves time by these figures, which are not to be trusted: tune again, into another --out" in said
 
 
 @pytest.mark.parametrize(

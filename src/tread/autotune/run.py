@@ -153,7 +153,8 @@ class _Tuning:
 
     def _refuse(self, result: Mapping[str, Any], best: Sequence[Mapping[str, Any]]) -> NoReturn:
         """Write the report without routes, and say what there is."""
-        reason = text.unreached(self.options.goal, best, fastest=self.options.goal.speedup is not None)
+        misfit = result["cost"]["error"] > FAR_OFF
+        reason = text.unreached(self.options.goal, best, fastest=self.options.goal.speedup is not None, misfit=misfit)
         self._write(result | {"notes": [reason, *self.notes]})
         raise ConfigError(reason)
 

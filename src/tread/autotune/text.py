@@ -51,8 +51,13 @@ def named(key: str) -> str:
     return ", ".join(f"{r.selection_ratio:g} over {r.start_layer_idx}..{r.end_layer_idx}" for r in routes) or "dense"
 
 
-def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool) -> str:
+def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool, misfit: bool = False) -> str:
     """The sentence about a goal that no plan reaches, with the best there is and the option that asks for it."""
+    if not front and misfit:
+        return (
+            "no window within the rules saves time by these figures, which are not to be trusted: tune again, into "
+            "another --out, when nothing else uses this device."
+        )
     if not front:
         return "no window within the rules saves time on this machine: train dense."
     best = front[0] if fastest else front[-1]
