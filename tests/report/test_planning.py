@@ -267,6 +267,7 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
         (["flux", "--routes", "papr"], "--routes is 'papr': no preset"),
         (["flux", "--routes", "paper.yml"], "--routes is 'paper.yml': no preset"),
         (["paper"], "'paper' is a preset of routes: name the model first, as in `tread plan flux --routes paper`"),
+        ([str(ROOT / "pyproject.toml")], f"'{ROOT / 'pyproject.toml'}' is a file, no model: name the model first"),
         (['{"preset": "paper"}'], "'{\"preset\": \"paper\"}' are routes: name the model first"),
         (["flux", "--full", "--lora", "8"], "--lora is 8, but --full trains all weights; leave one of them out."),
         (["flux", "--full", "--targets", "own"], "--targets is own, but --full trains all weights; leave one of them"),

@@ -83,7 +83,7 @@ def plan_model(
     cluster = None if gpus is None else make_cluster(gpus, 8 if per_node is None else per_node, parallel, shard_size)
     links = read_links(collectives)
     if name in PRESETS or name.lstrip().startswith("{") or is_file(name):
-        what = "is a preset of routes" if name in PRESETS else "are routes"
+        what = "is a file, no model" if is_file(name) else "is a preset of routes" if name in PRESETS else "are routes"
         raise ConfigError(
             f"{shown(name)} {what}: name the model first, as in `tread plan flux --routes {shortened(name, 120)}`, or "
             "give the shape of one, with --depth, --width and --tokens."
