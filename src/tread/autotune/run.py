@@ -151,7 +151,7 @@ class _Tuning:
             torch.cuda.empty_cache()
         self._conclude(result, cost)
 
-    def _refuse(self, result: Mapping[str, Any], best: Sequence[Mapping[str, Any]]) -> NoReturn:
+    def _refuse(self, result: dict[str, Any], best: Sequence[Mapping[str, Any]]) -> NoReturn:
         """Write the report without routes, and say what there is."""
         misfit = result["cost"]["error"] > FAR_OFF
         reason = text.unreached(self.options.goal, best, fastest=self.options.goal.speedup is not None, misfit=misfit)
@@ -267,7 +267,7 @@ class _Tuning:
         plans: Sequence[Plan],
         timer: Timer,
         budget: Budget,
-        result: Mapping[str, Any],
+        result: dict[str, Any],
     ) -> list[dict[str, Any]]:
         """The finalists with what was measured of them as wholes, the best first.
 
