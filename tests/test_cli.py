@@ -325,6 +325,15 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert process.stderr == "tread train: there is no model=tred; choose one of: tread, dit.\n"
 
 
+@pytest.mark.parametrize("module", ["tread", "tread.cli"])
+def test_as_a_module(module: str) -> None:
+    """A module that ends in silence, with status 0, would look like a command that had nothing to do."""
+    said = subprocess.run(
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert said.startswith("tread ")
+
+
 def test_a_reader_that_stops_reading_is_no_error() -> None:
     """As in `tread train --help | head`."""
     command = [sys.executable, "-m", "tread", "train", "--help"]

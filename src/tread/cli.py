@@ -69,3 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _fail(message: str, code: int = 2) -> None:
     print(message, file=sys.stderr)
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

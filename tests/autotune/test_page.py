@@ -60,11 +60,22 @@ def test_every_figure_is_in_the_page(tmp_path: Path) -> None:
     text = write_page(tmp_path, figures()).read_text()
     for words in (
         "0.5 over 2..7", "0.25 over 2..5, 0.5 over 6..9", "chosen", "rejected", "1.250", "3.00%", "not timed",
-        "not measured", "+4.00%", "a &lt; b", "&lt;b&gt;", "tread autotune &#x27;&lt;x&gt;&#x27;", "no last layer",
+        "not measured", "+4.00%", "A &lt; b", "&lt;b&gt;", "tread autotune &#x27;&lt;x&gt;&#x27;", "no last layer",
         "990, 1030", "tread train c.yaml model.tread_config=x.json", "0.25 of the tokens dropped",
     ):  # fmt: skip
         assert words in text, words
     assert "<b>" not in text
+
+
+def test_a_page_without_a_choice_says_so(tmp_path: Path) -> None:
+    facts = figures()
+    for name in ("chosen", "tread_config", "command"):
+        del facts["result"][name]
+    facts["result"]["notes"] = ["no plan within the rules reaches it."]
+    text = write_page(tmp_path, facts).read_text()
+    assert "<li>No plan within the rules reaches it.</li>" in text
+    assert "No routes were chosen, for the reason above." in text
+    assert "No routes were chosen" not in write_page(tmp_path, figures()).read_text()
 
 
 def test_a_heat_map_has_each_window_in_its_cell() -> None:

@@ -9,8 +9,11 @@ from torch._dynamo.utils import counters
 
 from tests.autotune.tuned import FAST, OUT, SCRATCH, Law, gap_of, measurements, plans_by_hand, tune_cli, written
 from tests.tiny.runs import train
-from tread.autotune.cost import routes_of
+from tread.autotune import run
+from tread.autotune.cost import Routes, routes_of
 from tread.autotune.goal import Goal
+from tread.autotune.search import front
+from tread.autotune.subject import Subject
 from tread.autotune.text import unreached
 from tread.routing.plan import RoutePlan
 
@@ -74,11 +77,41 @@ def test_a_gap_is_kept_to(law: Law) -> None:
 
 
 def test_a_gap_that_no_plan_keeps_to() -> None:
-    front = [{"plan": "2..5@0.5", "speedup": 1.5, "gap": 0.04}, {"plan": "4..5@0.25", "speedup": 1.05, "gap": 0.013}]
-    assert unreached(Goal(gap=0.01), front, fastest=False) == (
+    plans = [{"plan": "2..5@0.5", "speedup": 1.5, "gap": 0.04}, {"plan": "4..5@0.25", "speedup": 1.05, "gap": 0.013}]
+    assert unreached(Goal(gap=0.01), plans, fastest=False) == (
         "no plan within the rules reaches a loss gap of at most 1.00%: the gentlest there is, 0.25 over 4..5, has "
-        "steps 1.05 times as fast as dense at a loss gap of 1.30%. Ask for that; all measurements are kept."
+        "steps 1.05 times as fast as dense at a loss gap of 1.30%. Ask for --max-loss-gap 0.013; all measurements are "
+        "kept."
     )
+
+
+@pytest.mark.parametrize(("speedup", "advice"), [(1.497, "Ask for --target-speedup 1.49"), (1.004, "Train dense")])
+def test_what_is_advised_can_be_reached(speedup: float, advice: str) -> None:
+    plan = {"plan": "2..5@0.5", "speedup": speedup, "gap": 0.01302}
+    assert f". {advice}; all measurements are kept." in unreached(Goal(speedup=9), [plan], fastest=True)
+    assert "Ask for --max-loss-gap 0.0131;" in unreached(Goal(gap=0.01), [plan], fastest=False)
+
+
+def test_a_gap_is_kept_to_as_a_whole(law: Law, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Two windows together may cost more than the sum of theirs: the next plans of the front are then measured."""
+
+    def losses(subject: Subject, routes: Routes) -> list[tuple[float, float]]:
+        (route, *others) = routes
+        layers = route.end_layer_idx - route.start_layer_idx + 1
+        return [(1.0, 3.0 if others else 1 + 0.1 * (layers * route.selection_ratio) ** 2)] * 4
+
+    monkeypatch.setattr(Subject, "losses", losses)
+    assert tune_cli(*SCRATCH, "--max-loss-gap", "0.3", "--edges", "4", *FAST) == 0
+    result = measurements(OUT)["result"]
+    assert all(" " in one["plan"] for one in [one for one in result["front"] if one["gap"] <= 0.3][:3])
+    assert " " not in result["chosen"]
+    assert all(one["whole_gap"] <= 0.3 for one in result["finalists"])
+
+    several = lambda *given, **limits: [plan for plan in front(*given, **limits) if len(plan.routes) > 1]  # noqa: E731
+    monkeypatch.setattr(run, "front", several)
+    assert tune_cli(*SCRATCH, "--max-loss-gap", "0.5", "--edges", "4", *FAST, "--out", "several") == 2
+    assert "at a loss gap of 200.00%. Ask for --max-loss-gap 2;" in capsys.readouterr().err
+    assert not Path("several/tread_config.json").exists()
 
 
 def test_a_target_that_no_plan_reaches(law: Law, capsys: Capture) -> None:
@@ -91,7 +124,7 @@ def test_a_target_that_no_plan_reaches(law: Law, capsys: Capture) -> None:
     )
     assert f"has steps {fastest[0]:.2f} times as fast as dense at a loss gap of {fastest[1]:.2%}" in shown.err
     assert not (OUT / "tread_config.json").exists()
-    assert "no plan within the rules" in (OUT / "report.html").read_text()
+    assert "No plan within the rules" in (OUT / "report.html").read_text()
 
 
 def test_a_busy_device_is_told(law: Law, capsys: Capture) -> None:
@@ -104,10 +137,36 @@ def test_a_busy_device_is_told(law: Law, capsys: Capture) -> None:
     assert chosen["timed_speedup"] < 1
 
 
+def test_a_device_that_was_busy_is_told(law: Law, capsys: Capture) -> None:
+    """Steps of the probes took longer than those of finalists: another program has ended."""
+    law.watch = lambda: setattr(law, "fixed", 0.25 if law.calls > 15 else 20.0)
+    assert tune_cli(*SCRATCH, "--target-speedup", "1.005", "--edges", "3", *FAST) == 0
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "something else may use this device" in line]
+    assert "where the fit says 1.0" in note
+
+
+def test_a_fit_that_misses_is_told(law: Law, capsys: Capture) -> None:
+    """Even where no plan reaches the target; the second of five plans is slow in each of its rounds."""
+    law.watch = lambda: setattr(law, "fixed", 9.0 if law.calls in (2, 9, 12) else 0.25)
+    assert tune_cli(*SCRATCH, "--target-speedup", "99", "--edges", "3", *FAST) == 2
+    shown = capsys.readouterr().out
+    error = measurements(OUT)["result"]["cost"]["error"]
+    assert f"The fit misses the time of a plan by {error:.0%}: something else may use this device" in shown
+
+
 def test_windows_that_save_nothing(law: Law, capsys: Capture) -> None:
     law.window = 10.0
     assert tune_cli(*SCRATCH, "--pareto", "--edges", "3", *FAST) == 2
-    assert "no window within the rules saves time on this machine" in capsys.readouterr().err
+    assert "no window within the rules saves time on this machine: train dense." in capsys.readouterr().err
+
+
+def test_times_that_are_worthless_advise_nothing(law: Law, capsys: Capture) -> None:
+    """The steps of all but the dense plan were disturbed, in each of their rounds."""
+    law.watch = lambda: setattr(law, "fixed", 0.25 if law.calls in (1, 10, 11) else 5.0 + law.calls)
+    assert tune_cli(*SCRATCH, "--pareto", "--edges", "3", *FAST) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "train dense" not in said
+    assert "saves time by these figures, which are not to be trusted: tune again, into another --out" in said
 
 
 @pytest.mark.parametrize(

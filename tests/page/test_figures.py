@@ -188,3 +188,16 @@ def test_log_ticks_are_few_and_inside(low: float, high: float) -> None:
     found = log_ticks(low, high)
     assert 2 <= len(found) <= 9
     assert all(low * 0.98 <= tick <= high * 1.02 for tick in found)
+
+
+def test_a_single_point_among_lines_is_named_beside_it() -> None:
+    """At the end of a line's axis its name would be that of another value."""
+    line = Line(name="front", run=0, points=[(1.0, 1.0), (2.0, 5.0), (3.0, 9.0)])
+    for x, anchor in ((1.5, "start"), (3.0, "end")):
+        point = Line(name="chosen", run=1, points=[(x, 3.0)])
+        drawn = draw(Curves(key="k", title="t", x="x", lines=[line, point]))
+        (at,) = re.findall(r'<circle cx="([\d.]+)"', drawn)
+        (label,) = re.findall(r"<text ([^>]*)>chosen</text>", drawn)
+        assert f'text-anchor="{anchor}"' in label
+        (beside,) = re.findall(r'(?<![a-z])x="([\d.]+)"', label)
+        assert abs(float(beside) - float(at)) < 10

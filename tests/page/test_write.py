@@ -63,9 +63,9 @@ def test_several_runs_side_by_side(runs: Path) -> None:
     page = report(runs / "routed", runs / "dense")
     assert "<h1>2 pretraining runs</h1>" in page
     assert "<td>tread</td><td><mark>dit</mark></td>" in page
-    assert "model.tread_config.routes.0.selection_ratio" in page
+    assert "model.<wbr/>tread_<wbr/>config.<wbr/>routes.<wbr/>0.<wbr/>selection_<wbr/>ratio" in page  # on a phone
     shared = page.partition("that all runs share")[2]
-    assert "train.batch_size" in shared
+    assert "train.<wbr/>batch_<wbr/>size" in shared
     assert "output_dir" not in page.partition("<h2>Settings</h2>")[2].partition("<h2>")[0]
 
 
@@ -287,3 +287,13 @@ def test_speed_lines_tell_the_memory(runs: Path) -> None:
     assert len(peaks) == 16 // 2
     assert peaks == sorted(peaks)
     assert 0.05 < peaks[-1] < 100
+
+
+@pytest.mark.parametrize(("more", "words"), [({}, "1 setting differs."), ({"b": 1}, "2 settings differ.")])
+def test_settings_that_differ_are_counted(tmp_path: Path, more: dict[str, int], words: str) -> None:
+    lines = [{"step": 1, "loss": 1.0}]
+    folders = [
+        write_run(tmp_path / "one", lines, data={"a": 1}),
+        write_run(tmp_path / "other", lines, data={"a": 2} | more),
+    ]
+    assert words in write.write_report(folders, tmp_path / "page.html").read_text()

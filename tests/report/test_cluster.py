@@ -198,7 +198,7 @@ def test_the_command_prints_a_plan_and_its_json(tmp_path: Path, capsys: pytest.C
         (["--gpus", "12"], "--gpus is 12; it must be a multiple of --per-node, which is 8"),
         (["--gpus", "8", "--shard-size", "4"], "--shard-size is 4, but --parallel is ddp: it is for hsdp"),
         (["--gpus", "8", "--parallel", "hsdp", "--shard-size", "3"], "--shard-size is 3; it must divide --gpus"),
-        (["--parallel", "fsdp"], "--parallel, --shard-size and --collectives are of several GPUs: give --gpus too"),
+        (["--parallel", "fsdp"], "--parallel is for several GPUs: give --gpus too"),
         (["--gpus", "8", "--collectives", "nowhere.json"], "nowhere.json cannot be read (No such file"),
     ],
 )

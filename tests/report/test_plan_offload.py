@@ -94,3 +94,14 @@ def test_errors(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main(["plan", *words])
     assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_weights_that_cannot_be_moved_are_not_offloaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in `tread finetune`, which refuses int8-bnb beside offload."""
+    main(["plan", "flux", "--precision", "int8-bnb", "--json"])
+    told = json.loads(capsys.readouterr().out)["offload"]
+    assert [one["precision"] for one in told] == ["bf16", "fp8", "nf4"]
+    with pytest.raises(SystemExit):
+        main(["plan", "flux", "--precision", "int8-bnb", "--offload", "auto"])
+    said = capsys.readouterr().err
+    assert "--offload is auto, but --precision is int8-bnb, whose weights cannot be moved: use int8 or nf4." in said

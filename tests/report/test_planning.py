@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from tread.finetune.families import TUNE_FAMILIES
 from tread.report.planning.estimate import choices, estimate
 from tread.report.planning.models import documents, find_model
 from tread.report.planning.settings import make_run
-from tread.report.planning.tables import RESERVED
+from tread.report.planning.tables import RESERVED, TOOK_MORE
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import adapter_risks, layer_risks
 
 WITHIN = 0.10
-FURTHER_OFF = {"prx": 0.17, "krea2": 0.11, "kandinsky5_video": 0.12, "qwen_image/edit": 0.11, "hunyuanvideo1": 0.37}
-"""Models that need more than planned; nothing was fitted to the rows of `benchmarks.families`."""
+ALONE = ["--depth", "9", "--width", "8", "--tokens", "16"]
+"""The shape of a model, for routes alone."""
 FEWER_PRODUCTS = {"cosmos3": 0.06}
 """Models whose layers end in a product: recomputing a layer leaves it out, and the plan does not know."""
 MODELS = {"flux": "flux", "sd3": "sd3/large", "wan": "wan", "qwen": "qwen_image", "flux2": "flux2"}
@@ -108,7 +109,25 @@ def planned(row: Row) -> Any:
 def test_memory_is_what_was_measured(row: Row) -> None:
     found = planned(row)
     for gib, kind in zip(found.gib, ("dense", "routed"), strict=True):
-        assert gib == pytest.approx(row.measured[kind]["peak_gib"], rel=FURTHER_OFF.get(row.model, WITHIN)), kind
+        measured = row.measured[kind]["peak_gib"]
+        within = 1 - 1 / TOOK_MORE[row.model] if row.model in TOOK_MORE else WITHIN
+        assert gib == pytest.approx(measured, rel=within), kind
+
+
+def test_models_that_took_more_memory_than_planned_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """By how much, rounded up; nothing was fitted to the rows of `benchmarks.families` and `benchmarks.recipes`."""
+    most: dict[str, float] = {}
+    for row in ROWS:
+        for gib, kind in zip(planned(row).gib, ("dense", "routed"), strict=True):
+            most[row.model] = max(most.get(row.model, 0.0), row.measured[kind]["peak_gib"] / gib)
+    over = {name: ceil(100 * ratio) / 100 for name, ratio in most.items() if 1 - 1 / ratio > WITHIN}
+    assert over == TOOK_MORE
+    main(["plan", "hunyuanvideo1"])
+    assert "on an H200 this model took up to 1.58 times the planned memory" in capsys.readouterr().out
+    main(["plan", "hunyuanvideo1", "--json"])
+    assert json.loads(capsys.readouterr().out)["took_more"] == 1.58
+    main(["plan", "flux"])
+    assert "on an H200" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -245,7 +264,19 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
         (["flux", "--references", "1"], "--references is 1, but flux takes no reference images; leave it out."),
         (["flux", "--routes", '{"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 57}]}'],
          "end_layer_idx 57 of route 2..57 at 0.5 is outside a model of 57 layers"),
-        (["flux", "--routes", "papr"], "tread_config is 'papr': no preset"),
+        (["flux", "--routes", "papr"], "--routes is 'papr': no preset"),
+        (["flux", "--routes", "paper.yml"], "--routes is 'paper.yml': no preset"),
+        (["paper"], "'paper' is a preset of routes: name the model first, as in `tread plan flux --routes paper`"),
+        ([str(ROOT / "pyproject.toml")], f"'{ROOT / 'pyproject.toml'}' is a file, no model: name the model first"),
+        (['{"preset": "paper"}'], "'{\"preset\": \"paper\"}' are routes: name the model first"),
+        (["flux", "--full", "--lora", "8"], "--lora is 8, but --full trains all weights; leave one of them out."),
+        (["flux", "--full", "--targets", "own"], "--targets is own, but --full trains all weights; leave one of them"),
+        (["dit/S/2", "--lora", "8"], "--lora is 8, but dit/S/2 is trained from scratch, all weights; leave it out."),
+        (["dit/S/2", "--targets", "attention"], "--targets is attention, but dit/S/2 is trained from scratch"),
+        (["dit/S/2", "--text", "7"], "--text is 7, but dit/S/2 reads no text; leave it out."),
+        (["flux", "--per-node", "4"], "--per-node is for several GPUs: give --gpus too."),
+        (["flux", "--shard-size", "4"], "--shard-size is for several GPUs: give --gpus too."),
+        (["flux", *ALONE], "flux is a model, whose shape is known:"),
         (["flux", "--precision", "int9"], "--precision is 'int9'; where an adapter is trained it must be one of:"),
         (["flux", "--full", "--precision", "nf4"], "--precision is 'nf4'; where all weights are trained it must be"),
         (["flux", "--image-layers", "3"], "--image-layers is 3, but flux does not take images apart into layers;"),
@@ -268,6 +299,35 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pyte
     assert said.startswith(f"tread plan: {sentence}")
     assert said.count("\n") == 1
     assert len(said) <= 520
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["flux", "--context", "77"], "--context is for routes alone, with --depth, --width and --tokens; a model has"),
+        (["paper", *ALONE, "--json"], "--json is for a model by name; routes alone take --depth, --width, --tokens"),
+        (["paper", *ALONE, "--per-node", "2"], "--per-node is for a model by name; routes alone take --depth"),
+    ],
+)
+def test_options_of_the_other_use_are_refused(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *words])
+    assert end.value.code == 2
+    assert f"tread plan: error: {sentence}" in capsys.readouterr().err
+
+
+def test_the_models_are_all_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where nothing is close: nobody can guess the names."""
+    with pytest.raises(SystemExit):
+        main(["plan", "something"])
+    said = capsys.readouterr().err
+    assert "..." not in said
+    for name in documents():
+        base, *flavour = name.split("/")
+        assert f" {base}" in said
+        assert not flavour or flavour[0].removeprefix("/") in said.partition(f" {base}")[2]
 
 
 def test_a_page_that_may_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

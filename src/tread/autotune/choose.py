@@ -1,7 +1,9 @@
 """What `tread autotune` does, for a training loop of one's own: `choose_routes`."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +15,9 @@ from tread.autotune.rules import RATIOS
 from tread.autotune.run import CONFIG_FILE, Options, tune
 from tread.errors import ConfigError
 from tread.routing.plan import RoutePlan
+
+OPTION = re.compile(r"--(target-speedup|max-loss-gap|budget-minutes|ratios|edges|windows|out)\b")
+"""Options of the command that are arguments of `choose_routes`."""
 
 
 def choose_routes(
@@ -48,19 +53,30 @@ def choose_routes(
     handle.check_attached()
     before = handle.plan
     loop = OwnLoop(handle=handle, take_step=step, token_losses=token_losses, routed_loss=routed_loss)
-    options = Options(
-        config=None,
-        settings=(),
-        goal=Goal(speedup=target_speedup, gap=max_loss_gap),
-        budget_minutes=budget_minutes,
-        ratios=ratios,
-        edges=edges,
-        windows=windows,
-    )
-    device = next(loop.model.parameters()).device
-    handle.reroute(replace(before, schedule=None))  # measured are steps of the full ratio
-    try:
-        folder = tune(options, OwnTuning(loop, batches, before), Path(out), device)
-    finally:
-        handle.reroute(before)
+    with _arguments_named():
+        options = Options(
+            config=None,
+            settings=(),
+            goal=Goal(speedup=target_speedup, gap=max_loss_gap),
+            budget_minutes=budget_minutes,
+            ratios=ratios,
+            edges=edges,
+            windows=windows,
+        )
+        device = next(loop.model.parameters()).device
+        handle.reroute(replace(before, schedule=None))  # measured are steps of the full ratio
+        try:
+            folder = tune(options, OwnTuning(loop, batches, before), Path(out), device)
+        finally:
+            handle.reroute(before)
     return RoutePlan.from_config(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+
+
+@contextmanager
+def _arguments_named() -> Iterator[None]:
+    """Errors in the words of the call: `--target-speedup` is `target_speedup` here."""
+    try:
+        yield
+    except ConfigError as error:
+        said = OPTION.sub(lambda found: found[1].replace("-", "_"), str(error))
+        raise ConfigError(said) from error

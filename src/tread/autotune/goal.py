@@ -17,10 +17,14 @@ class Goal:
     """Loss gap, at most."""
 
     def __post_init__(self) -> None:
-        if self.speedup is not None and not self.speedup > 1:
-            raise ConfigError(f"--target-speedup is {self.speedup}; it must be above 1, which dense training has.")
-        if self.gap is not None and not self.gap > 0:
-            raise ConfigError(f"--max-loss-gap is {self.gap}; it must be above 0: 0.02 allows 2 % more loss.")
+        if self.speedup is not None and not 1 < self.speedup < float("inf"):
+            raise ConfigError(
+                f"--target-speedup is {self.speedup}; it must be above 1, which dense training has, and finite."
+            )
+        if self.gap is not None and not 0 < self.gap < float("inf"):
+            raise ConfigError(
+                f"--max-loss-gap is {self.gap}; it must be above 0 and finite: 0.02 allows 2 % more loss."
+            )
 
     def ordered(self, plans: Sequence[Plan], dense: float) -> list[Plan]:
         """The plans of a front that reach the goal, the best first; `dense` are the seconds of a dense step."""
@@ -29,11 +33,10 @@ class Goal:
         return from_knee(plans) if self.gap is None else within_gap(plans, self.gap)
 
     def best_gap_first(self, gaps: dict[str, float], names: Sequence[str]) -> list[str]:
-        """The finalists, once the gap of each is measured as a whole: their order may change, none is added."""
+        """The finalists, once the gap of each is measured as a whole: their order may change, and some fall out."""
         if self.speedup is not None:
             return sorted(names, key=lambda name: gaps[name])
-        within = [name for name in names if self.gap is None or gaps[name] <= self.gap]
-        return within or list(names)
+        return [name for name in names if self.gap is None or gaps[name] <= self.gap]
 
     def __str__(self) -> str:
         if self.speedup is not None:

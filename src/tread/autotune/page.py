@@ -32,7 +32,7 @@ def write_page(folder: Path, facts: Mapping[str, Any]) -> Path:
         kicker="tread autotune",
         title=folder.name,
         heading=folder.name,
-        notes=result["notes"],
+        notes=[note[:1].upper() + note[1:] for note in result["notes"]],  # some are also the end of a sentence
         command=facts["starts"][-1].get("command", ""),
     )
     with atomic_write(path) as file:
@@ -74,6 +74,8 @@ def _choice(result: Mapping[str, Any]) -> Html:
         parts.append(tag("pre", tag("code", json.dumps({"tread_config": result["tread_config"]}, indent=1))))
         parts.append(tag("p", "Train with"))
         parts.append(tag("pre", tag("code", result["command"])))
+    else:
+        parts.append(tag("p", "No routes were chosen, for the reason above."))
     if result["finalists"]:
         parts.append(table(FINALIST_COLUMNS, [_finalist(one, result.get("chosen")) for one in result["finalists"]]))
     parts.append(tag("p", "Rules that every plan keeps to:"))
@@ -130,7 +132,11 @@ def _sensitivity(facts: Mapping[str, Any]) -> Html:
         )
         for one in maps
     ]
-    lead = tag("p", "Loss gap of one window, in percent, by its first layer (rows) and last layer (columns).")
+    lead = tag(
+        "p",
+        "Loss gap of one window, in percent, by its first layer (rows) and last layer (columns); windows without a "
+        "figure break a rule, or were not measured.",
+    )
     names = [one["plan"] for one in facts["result"]["finalists"] if one["plan"] in facts["losses"]]
     by_level = [
         Line(

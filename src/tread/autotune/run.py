@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from tqdm import tqdm
@@ -35,7 +35,7 @@ from tread.training.record import origin
 
 FINALISTS = 3
 FAR_OFF = 0.1
-"""Share by which a timed speed-up may fall short of the predicted one before the command says so."""
+"""Share by which the fit may miss a timed plan, and a timed speed-up the predicted one, before the command says so."""
 CONFIG_FILE = "tread_config.json"
 
 
@@ -142,17 +142,21 @@ class _Tuning:
         ordered = self.options.goal.ordered(plans, cost.seconds(()))
         result = self._result(subject, cost, losses, plans)
         if not ordered:
-            reason = text.unreached(self.options.goal, result["front"], fastest=self.options.goal.speedup is not None)
-            self._write(result | {"notes": [reason, *self.notes]})
-            raise ConfigError(reason)
-        finalists = ordered[:FINALISTS]
-        result["finalists"] = self._finalists(subject, cost, finalists, timer, budget)
+            self._refuse(result, result["front"])
+        result["finalists"] = self._finalists(subject, cost, ordered, timer, budget, result)
         subject.loop.close()
         del subject
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         self._conclude(result, cost)
+
+    def _refuse(self, result: dict[str, Any], best: Sequence[Mapping[str, Any]]) -> NoReturn:
+        """Write the report without routes, and say what there is."""
+        misfit = result["cost"]["error"] > FAR_OFF
+        reason = text.unreached(self.options.goal, best, fastest=self.options.goal.speedup is not None, misfit=misfit)
+        self._write(result | {"notes": [reason, *self.notes]})
+        raise ConfigError(reason)
 
     def _opening(self, subject: Subject) -> str:
         """What is measured, within which rules, and what the device makes of it."""
@@ -183,7 +187,11 @@ class _Tuning:
                 f"--budget-minutes {self.options.budget_minutes:g} ended after {len(seconds)} of {len(plans)} plans "
                 "were timed: what was measured is kept, give the same command again to go on."
             )
-        return fit(seconds, subject.stacks, tokens)
+        cost = fit(seconds, subject.stacks, tokens)
+        if cost.error > FAR_OFF:
+            self.notes.append(text.MISFIT.format(error=cost.error))
+            print(self.notes[-1])  # also where no plan reaches the goal, and no notes are printed
+        return cost
 
     def _losses(self, subject: Subject, ratios: Sequence[float], budget: Budget) -> dict[str, Any]:
         plans: list[Routes] = [
@@ -253,28 +261,46 @@ class _Tuning:
         }  # fmt: skip
 
     def _finalists(
-        self, subject: Subject, cost: Cost, plans: Sequence[Plan], timer: Timer, budget: Budget
+        self,
+        subject: Subject,
+        cost: Cost,
+        plans: Sequence[Plan],
+        timer: Timer,
+        budget: Budget,
+        result: dict[str, Any],
     ) -> list[dict[str, Any]]:
-        """The finalists with what was measured of them as wholes, the best first."""
-        every = [plan.routes for plan in plans]
-        losses = self._measured(subject, every, budget, "finalists")
+        """The finalists with what was measured of them as wholes, the best first.
+
+        They are the first of the plans, and the next ones while none keeps to the goal as a whole.
+        """
+        rows: dict[str, dict[str, Any]] = {}
+        gaps: dict[str, float] = {}
+        best: list[str] = []
+        for begin in range(0, len(plans), FINALISTS):
+            some = plans[begin : begin + FINALISTS]
+            losses = self._measured(subject, [plan.routes for plan in some], budget, "finalists")
+            for plan in some:
+                name = key_of(plan.routes)
+                whole = gap(losses[name]) if name in losses else None
+                gaps[name] = max(0.0, plan.gap if whole is None else whole)
+                rows[name] = {
+                    "plan": name,
+                    "seconds": cost.seconds(plan.routes),
+                    "speedup": cost.speedup(plan.routes),
+                    "gap": plan.gap,
+                    "whole_gap": whole,
+                }
+            if best := self.options.goal.best_gap_first(gaps, list(rows)):
+                break
+        if not best:
+            self._refuse(result, [rows[min(gaps, key=lambda name: gaps[name])] | {"gap": min(gaps.values())}])
+        every = [routes_of(name) for name in best]
         seconds = measure_seconds(subject, self.store, every, timer, budget, rounds=1)
         dense = min(self.store.get("seconds", key_of(())))
-        rows: dict[str, dict[str, Any]] = {}
-        for plan in plans:
-            name, took = key_of(plan.routes), seconds.get(plan.routes)
-            rows[name] = {
-                "plan": name,
-                "seconds": cost.seconds(plan.routes),
-                "speedup": cost.speedup(plan.routes),
-                "timed_speedup": None if took is None else dense / took,
-                "gap": plan.gap,
-                "whole_gap": gap(losses[name]) if name in losses else None,
-            }
-        gaps = {
-            name: max(0.0, row["gap"] if row["whole_gap"] is None else row["whole_gap"]) for name, row in rows.items()
-        }
-        return [rows[name] for name in self.options.goal.best_gap_first(gaps, list(rows))]
+        for name, routes in zip(best, every, strict=True):
+            took = seconds.get(routes)
+            rows[name]["timed_speedup"] = None if took is None else dense / took
+        return [rows[name] for name in best]
 
     def _tread_config(self, name: str) -> dict[str, Any]:
         return {**self.job.routing, "routes": [route.to_config() for route in routes_of(name)]}
@@ -300,8 +326,8 @@ class _Tuning:
             raise ConfigError(reason)
         chosen = next(one for one in result["finalists"] if one["plan"] == left[0])
         timed, speedup = chosen["timed_speedup"], chosen["speedup"]
-        if timed is not None and timed < (1 - FAR_OFF) * speedup:
-            self.notes.append(text.SLOWER.format(timed=timed, speedup=speedup))
+        if timed is not None and abs(timed / speedup - 1) > FAR_OFF:
+            self.notes.append(text.UNLIKE.format(timed=timed, speedup=speedup))
         if share:
             whole = 1 / ((1 - share) / chosen["speedup"] + share)
             self.notes.append(

@@ -5,6 +5,8 @@
   unbeaten whatever follows, and going through the layers once finds every unbeaten plan: no heuristic, and no list of
   all combinations.
 - How many layers the windows have together is a third coordinate, because the rules limit it.
+- Savings are compared to the nanosecond: sums of floats in another order differ by less, and a plan that is faster by
+  rounding alone would stay on the front at any gap.
 """
 
 from collections.abc import Sequence
@@ -74,7 +76,7 @@ def _with(plan: Plan, window: Window) -> Plan:
 def _unbeaten(plans: list[Plan], *, by_layers: bool) -> list[Plan]:
     """Those that no other equals or beats in saving, gap and, if asked, layers; of equal ones that of fewest routes."""
     kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (-plan.saving, plan.gap, plan.layers, len(plan.routes))):
+    for plan in sorted(plans, key=lambda plan: (-round(plan.saving, 9), plan.gap, plan.layers, len(plan.routes))):
         if not any(other.gap <= plan.gap and (not by_layers or other.layers <= plan.layers) for other in kept):
             kept.append(plan)  # those in `kept` save as much or more
     return kept

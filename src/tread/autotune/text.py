@@ -1,5 +1,6 @@
 """What the tuner says: sentences about its figures, for the terminal and for the page."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,9 +22,13 @@ BELOW = (
     "{below} of {every} windows have a lower loss routed than dense, as a model has that is hardly trained; they count "
     "as 0, and the order of small gaps means little. Measure on more trained weights (--start-steps, or a resumed run)."
 )
-SLOWER = (
-    "The chosen plan was timed at {timed:.2f} times the speed of dense steps, where the fit says {speedup:.2f}: "
+_BUSY = (
     "something else may use this device. Do not trust these speed-ups; tune again, into another --out, when it is idle."
+)
+MISFIT = f"The fit misses the time of a plan by {{error:.0%}}: {_BUSY}"
+UNLIKE = (
+    "The chosen plan was timed at {timed:.2f} times the speed of dense steps, where the fit says {speedup:.2f}: "
+    f"{_BUSY}"
 )
 SUMMED = "The gap of several windows is predicted as the sum of theirs; that of finalists is measured as a whole."
 FRESH = (
@@ -46,16 +51,24 @@ def named(key: str) -> str:
     return ", ".join(f"{r.selection_ratio:g} over {r.start_layer_idx}..{r.end_layer_idx}" for r in routes) or "dense"
 
 
-def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool) -> str:
-    """The sentence about a goal that no plan reaches, with the best there is."""
+def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool, misfit: bool = False) -> str:
+    """The sentence about a goal that no plan reaches, with the best there is and the option that asks for it."""
+    if not front and misfit:
+        return (
+            "no window within the rules saves time by these figures, which are not to be trusted: tune again, into "
+            "another --out, when nothing else uses this device."
+        )
     if not front:
-        return f"no window within the rules saves time on this machine, so nothing reaches {goal}: train dense."
+        return "no window within the rules saves time on this machine: train dense."
     best = front[0] if fastest else front[-1]
     word = "fastest" if fastest else "gentlest"
+    reached = math.floor(100 * best["speedup"]) / 100  # a rounded figure may be out of reach again
+    asked = f"--target-speedup {reached:g}" if fastest else f"--max-loss-gap {math.ceil(1e4 * best['gap']) / 1e4:g}"
     return (
         f"no plan within the rules reaches {goal}: the {word} there is, {named(best['plan'])}, has steps "
-        f"{best['speedup']:.2f} times as fast as dense at a loss gap of {best['gap']:.2%}. Ask for that; all "
-        "measurements are kept."
+        f"{best['speedup']:.2f} times as fast as dense at a loss gap of {best['gap']:.2%}. "
+        + (f"Ask for {asked}" if reached > 1 or not fastest else "Train dense")
+        + "; all measurements are kept."
     )
 
 
@@ -91,8 +104,8 @@ def summary(result: Mapping[str, Any]) -> str:
         )
     for name, one in result["verified"].items():
         lines.append(
-            f"verified {named(name)}: {one['steps']:,} steps in {one['seconds'] / 60:.1f} min, validation loss "
-            f"{one['val_loss']:.4f} ({one['against_dense']:+.2%})"
+            f"verified {named(name)}: {one['steps']:,} steps, {one['seconds'] / 60:.1f} min by the fit, validation "
+            f"loss {one['val_loss']:.4f}" + (f" ({one['against_dense']:+.2%})" if name != "dense" else "")
         )
     notes = [f"note: {note}" for note in result["notes"] if note != ON_A_CPU]  # it was the first thing said
     return "\n".join([*lines, "", *notes])

@@ -21,10 +21,8 @@ def plan(arguments: list[str]) -> None:
     add("--image-layers", type=int, help="layers that an image is taken apart into, for qwen_layered (default: 4)")
     add("--batch", type=int, help="samples per GPU and forward (default: 1; 256 for models from scratch)")
     add("--text", type=int, help="text tokens (default: those that the model's pipeline reads)")
-    add("--lora", type=int, default=16, metavar="RANK", help="rank of the adapter (default: %(default)s)")
-    add(
-        "--targets", choices=("own", "attention"), default="own", help="linears that get it (default: the family's own)"
-    )
+    add("--lora", type=int, metavar="RANK", help="rank of the adapter (default: 16)")
+    add("--targets", choices=("own", "attention"), help="linears that get it (default: the family's own)")
     add("--full", action="store_true", help="train all weights instead of an adapter")
     add("--precision", help="of the base: bf16, int8, fp8, int4, nf4, ... (default: bf16; fp32 with --full)")
     add("--optimizer", default="adamw", help="as in a config, e.g. adamw-8bit, lion, prodigy (default: %(default)s)")
@@ -40,7 +38,7 @@ def plan(arguments: list[str]) -> None:
     add("--offload", metavar="N|auto", help="layers in host memory; auto: as few as the smallest card needs")
     add("--ema", action=argparse.BooleanOptionalAction, help="a moving average (default: for models from scratch)")
     add("--gpus", type=int, metavar="N", help="also the memory and time of a step on each of N GPUs")
-    add("--per-node", type=int, default=8, metavar="N", help="of them in one machine (default: %(default)s)")
+    add("--per-node", type=int, metavar="N", help="of them in one machine (default: 8)")
     add("--parallel", choices=("ddp", "fsdp", "hsdp"), help="how they share the model (default: ddp)")
     add("--shard-size", type=int, metavar="N", help="with hsdp: GPUs that share one copy (default: a machine's)")
     add(
@@ -56,21 +54,25 @@ def plan(arguments: list[str]) -> None:
     add("--depth", type=int, help="with routes alone: layers of the model")
     add("--width", type=int, help="with routes alone: width of the stream")
     add("--tokens", type=int, help="with routes alone: image tokens")
-    add("--context", type=int, default=0, help="with routes alone: text tokens that join attention (default: 0)")
+    add("--context", type=int, help="with routes alone: text tokens that join attention (default: 0)")
     options = vars(parser.parse_args(arguments))
-    shape = {name: options.pop(name) for name in ("depth", "width", "tokens", "context")}
-    subject = options.pop("subject")
-    given = [value is not None for value in (shape["depth"], shape["width"], shape["tokens"])]
-    if any(given):
-        if not all(given):
-            parser.error("routes alone need --depth, --width and --tokens")
-        from tread.report.plan import describe_plan
+    shape = {name: options.pop(name) for name in ("depth", "width", "tokens")}
+    subject, context = options.pop("subject"), options.pop("context")
+    given = [value is not None for value in shape.values()]
+    from tread.report.plan import describe_plan, plan_model
 
-        print(describe_plan(subject, **shape))
+    if not any(given):
+        if context is not None:
+            parser.error("--context is for routes alone, with --depth, --width and --tokens; a model has --text")
+        print(plan_model(subject, **options))
         return
-    from tread.report.plan import plan_model
-
-    print(plan_model(subject, **options))
+    if not all(given):
+        parser.error("routes alone need --depth, --width and --tokens")
+    for name, value in options.items():
+        if value != parser.get_default(name):
+            option = f"--{name.replace('_', '-')}"
+            parser.error(f"{option} is for a model by name; routes alone take --depth, --width, --tokens and --context")
+    print(describe_plan(subject, **shape, context=context or 0))
 
 
 def report(arguments: list[str]) -> None:

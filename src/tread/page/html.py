@@ -6,10 +6,11 @@ attribute that is not `Html`, so that no section can forget it.
 
 import html
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
-VOID = {"img", "input", "path", "line", "rect", "circle", "polygon"}
+VOID = {"img", "input", "wbr", "path", "line", "rect", "circle", "polygon"}
 """Elements without children: those of HTML without an end tag, and the shapes of SVG that are used here."""
 
 
@@ -41,6 +42,16 @@ def tag(name: str, *children: object, **attributes: Any) -> Html:
         given.append(f" {key}" if value is True else f' {key}="{html.escape(str(value))}"')
     start = f"<{name}{''.join(given)}"
     return Html(f"{start}/>") if name in VOID else Html(f"{start}>{joined(children)}</{name}>")
+
+
+def breakable(name: str) -> Html:
+    """The name of a setting, which narrow screens break after a dot or an underscore.
+
+    >>> breakable("a<b.c_d")
+    'a&lt;b.<wbr/>c_<wbr/>d'
+    """
+    first, *rest = re.split(r"(?<=[._])(?=.)", name)
+    return joined([first, *(part for word in rest for part in (tag("wbr"), word))])
 
 
 def data_block(value: Any) -> Html:

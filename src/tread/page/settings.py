@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tread.page.html import Html, joined, tag
+from tread.page.html import Html, breakable, joined, tag
 from tread.page.read import Run
 from tread.words import counted
 
@@ -25,7 +25,12 @@ def settings_table(runs: Sequence[Run]) -> Html | None:
     differing = [name for name in names if name not in UNTOLD and len({_key(run, name) for run in runs}) > 1]
     shared = [name for name in names if name not in differing and name not in UNTOLD]
     told = (
-        joined([tag("p", f"{counted(len(differing), 'setting')} differ."), _table(runs, differing, differing=True)])
+        joined(
+            [
+                tag("p", f"{counted(len(differing), 'setting')} {'differs' if len(differing) == 1 else 'differ'}."),
+                _table(runs, differing, differing=True),
+            ]
+        )
         if differing
         else tag("p", "The runs have the same settings.")
     )
@@ -38,7 +43,9 @@ def _key(run: Run, name: str) -> str:
 
 def _table(runs: Sequence[Run], names: Sequence[str], *, differing: bool = False) -> Html:
     head = tag("tr", tag("td"), *(tag("th", run.name, scope="col") for run in runs)) if len(runs) > 1 else ""
-    rows = [tag("tr", tag("th", name, scope="row"), *_cells(runs, name, differing=differing)) for name in names]
+    rows = [
+        tag("tr", tag("th", breakable(name), scope="row"), *_cells(runs, name, differing=differing)) for name in names
+    ]
     return tag("div", tag("table", head, *rows, class_="settings"), class_="wide")
 
 

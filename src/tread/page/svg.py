@@ -6,6 +6,7 @@ are in a block of JSON beside it, for the script that shows them under the point
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tread.errors import shortened
 from tread.page.figure import COLOURS, Bars, Curves, Figure, Line, bounds
@@ -69,7 +70,10 @@ def _curves(figure: Curves) -> Html:
     parts.append(tag("line", x1=left, x2=left + width, y1=TOP + height, y2=TOP + height, class_="axis"))
     parts += [_line(line, across, down, log=figure.log) for line in figure.lines]
     if labelled:
-        parts += _labels(figure, down, left + width + 6)
+        lines = [line for line in figure.lines if len(line.points) > 1] or figure.lines
+        points = [line for line in figure.lines if line not in lines]
+        parts += _labels(replace(figure, lines=lines), down, left + width + 6)
+        parts += [_beside(line, across, down, left + width / 2) for line in points if _shows(line, figure)]
     drawing = tag(
         "svg",
         *parts,
@@ -134,6 +138,25 @@ def _labels(figure: Curves, down: Callable[[float], float], x: float) -> list[Ht
         )
         for y, (_, line) in zip(placed, ends, strict=True)
     ]
+
+
+def _shows(line: Line, figure: Curves) -> bool:
+    return any(y > 0 or not figure.log for _, y in line.points)
+
+
+def _beside(line: Line, across: Callable[[float], float], down: Callable[[float], float], middle: float) -> Html:
+    """The name of a single point among lines, on the side that has more room."""
+    ((x, y),) = line.points
+    side = 1 if across(x) < middle else -1
+    return tag(
+        "text",
+        shortened(line.name, NAME),
+        x=round(across(x) + 7 * side, 1),
+        y=round(down(y) + 12, 1),
+        text_anchor="start" if side > 0 else "end",
+        class_=f"label {style(line.run)}",
+        data_run=line.run,
+    )
 
 
 def _bars(figure: Bars) -> Html:
@@ -207,8 +230,8 @@ def log_ticks(low: float, high: float) -> list[float]:
 def number(value: float, digits: int = DIGITS) -> str:
     """A number as an axis shows it.
 
-    >>> number(0.0), number(25000.0), number(0.0003), number(12.5)
-    ('0', '25k', '0.0003', '12.5')
+    >>> number(0.0), number(25000.0), number(0.0003), number(12.5), number(7.5e-5)
+    ('0', '25k', '0.0003', '12.5', '7.5e-5')
     """
     if value == 0:
         return "0"
@@ -216,9 +239,7 @@ def number(value: float, digits: int = DIGITS) -> str:
         if abs(value) >= size:
             unit = 1e3 if letter == "k" else size
             return f"{value / unit:.{digits}g}{letter}"
-    if abs(value) < 1e-4:
-        return f"{value:.{digits - DIGITS}e}".replace("e-0", "e-")
-    return f"{value:.{digits}g}"
+    return f"{value:.{digits}g}".replace("e-0", "e-")
 
 
 def _short(value: float) -> float:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tread.config.documents import settled
-from tread.errors import ConfigError, RiskWarning, check_int
+from tread.errors import ConfigError, RiskWarning, check_int, shortened, shown
+from tread.files import is_file
 from tread.report.planning.cluster import make_cluster
 from tread.report.planning.links import read_links
-from tread.report.planning.models import find_model
+from tread.report.planning.models import documents, find_model
 from tread.report.planning.offload import offloaded
 from tread.report.planning.page import write_page
 from tread.report.planning.settings import make_run
@@ -26,6 +27,8 @@ from tread.routing.risks import layer_risks, token_risks
 
 def describe_plan(config: str, *, depth: int, width: int, tokens: int, context: int = 0) -> str:
     """The text of `tread plan`."""
+    if config in documents():
+        raise ConfigError(f"{config} is a model, whose shape is known: leave out --depth, --width and --tokens.")
     check_int(tokens, "--tokens", 1)
     plan = _plan(config)
     if plan is None:
@@ -56,13 +59,13 @@ def plan_model(
     name: str,
     *,
     routes: str | None,
-    lora: int,
-    targets: str,
+    lora: int | None,
+    targets: str | None,
     full: bool,
     json: bool,
     html: Path | None,
     gpus: int | None = None,
-    per_node: int = 8,
+    per_node: int | None = None,
     parallel: str | None = None,
     shard_size: int | None = None,
     collectives: Sequence[Path] = (),
@@ -73,15 +76,30 @@ def plan_model(
 
     With `gpus` it says what a step takes on so many; the other three settings say how they share the model.
     """
-    if gpus is None and (parallel is not None or shard_size is not None or collectives):
-        raise ConfigError("--parallel, --shard-size and --collectives are of several GPUs: give --gpus too.")
-    cluster = None if gpus is None else make_cluster(gpus, per_node, parallel, shard_size)
+    several = {"--per-node": per_node, "--parallel": parallel, "--shard-size": shard_size}
+    for option, value in {**several, "--collectives": collectives or None}.items():
+        if gpus is None and value is not None:
+            raise ConfigError(f"{option} is for several GPUs: give --gpus too.")
+    cluster = None if gpus is None else make_cluster(gpus, 8 if per_node is None else per_node, parallel, shard_size)
     links = read_links(collectives)
+    if name in PRESETS or name.lstrip().startswith("{") or is_file(name):
+        what = "is a file, no model" if is_file(name) else "is a preset of routes" if name in PRESETS else "are routes"
+        raise ConfigError(
+            f"{shown(name)} {what}: name the model first, as in `tread plan flux --routes {shortened(name, 120)}`, or "
+            "give the shape of one, with --depth, --width and --tokens."
+        )
     model = find_model(name)
-    way = "full" if full else None if targets == "own" else "attention" if "attention" in model.lora else "lora"
-    run = make_run(model, rank=lora, way=way, **settings)
+    for option, value in {"--lora": lora, "--targets": targets}.items():
+        if value is not None and not model.pretrained:
+            raise ConfigError(f"{option} is {value}, but {name} is trained from scratch, all weights; leave it out.")
+        if value is not None and full:
+            raise ConfigError(f"{option} is {value}, but --full trains all weights; leave one of them out.")
+    way = "full" if full else None
+    if targets == "attention":
+        way = "attention" if "attention" in model.lora else "lora"
+    run = make_run(model, rank=16 if lora is None else lora, way=way, **settings)
     config = routes or ("paper" if run.way == "full" else "lora")
-    plan = _plan(config)
+    plan = _plan(config, "--routes")
     if plan is None:
         raise ConfigError(f"--routes is {config!r}, which has no tread_config; name a preset: {', '.join(PRESETS)}.")
     resolved = plan.resolve(model.depth)
@@ -99,9 +117,9 @@ def plan_model(
     return text if html is None else f"{text}\n\npage: {html}"
 
 
-def _plan(config: str) -> RoutePlan | None:
+def _plan(config: str, name: str = "tread_config") -> RoutePlan | None:
     """The plan of routes, or that of a run's config, which has other settings beside it; None if the run is dense."""
-    mapping = read_mapping(config)
+    mapping = read_mapping(config, name)
     names = {str(name).lstrip("-") for name in mapping}
     if names & {"defaults", "model", "train"}:  # a config of `tread train`
         from tread.pretrain.config import layered

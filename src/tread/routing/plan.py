@@ -141,21 +141,21 @@ def tread_mapping(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     return mapping
 
 
-def read_mapping(config: object) -> Mapping[str, Any]:
-    """A mapping from a mapping, a preset's name, a JSON string or a file."""
+def read_mapping(config: object, name: str = "tread_config") -> Mapping[str, Any]:
+    """A mapping from a mapping, a preset's name, a JSON string or a file; `name` is that of the setting."""
     if isinstance(config, str) and config in PRESETS:
         return {"preset": config}
     if isinstance(config, str) and config.lstrip().startswith("{"):
-        config = parse_json(config, "tread_config")
+        config = parse_json(config, name)
     elif isinstance(config, str | Path):
         if not is_file(config):
             close = nearest(config, PRESETS)
             raise ConfigError(
-                f"tread_config is {shown(str(config))}: no preset ({', '.join(PRESETS)}) and no such file{close}"
+                f"{name} is {shown(str(config))}: no preset ({', '.join(PRESETS)}) and no such file{close}"
             )
-        config = settled(read_document(Path(config), "tread_config"))
+        config = settled(read_document(Path(config), name))
     if not isinstance(config, Mapping):
-        raise ConfigError(f"tread_config is {shown(config)}; it must be a mapping, a preset, a JSON string or a path.")
+        raise ConfigError(f"{name} is {shown(config)}; it must be a mapping, a preset, a JSON string or a path.")
     return config
 
 

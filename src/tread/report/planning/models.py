@@ -1,7 +1,7 @@
 """The models that `tread plan` knows by name, as `pages.models` counted them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -95,8 +95,7 @@ def find_model(name: str) -> Model:
     known = documents()
     if name not in known:
         raise ConfigError(
-            f"{shown(name)} is no model that `tread plan` knows{nearest(name, known)} It knows {', '.join(known)}. For "
-            "routes alone, give --depth, --width and --tokens."
+            f"{shown(name, 40)} is no model that `tread plan` knows{nearest(name, known)} It knows {_listed(known)}."
         )
     found = known[name]
     return Model(
@@ -113,6 +112,23 @@ def find_model(name: str) -> Model:
             )
         },
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names in a row, each family once.
+
+    >>> _listed(["flux", "flux/kontext", "prx", "dit/S/2", "dit/B/2"])
+    'flux[/kontext], prx, dit/S/2|B/2'
+    """
+    families: dict[str, list[str]] = {}
+    for name in names:
+        family, _, flavour = name.partition("/")
+        families.setdefault(family, []).append(flavour)
+    said = []
+    for family, flavours in families.items():
+        others = "|".join(filter(None, flavours))
+        said.append(family if not others else f"{family}[/{others}]" if "" in flavours else f"{family}/{others}")
+    return ", ".join(said)
 
 
 def _layers(name: str, count: int, found: Mapping[str, Any]) -> Layers:

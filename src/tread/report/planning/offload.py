@@ -17,6 +17,8 @@ from tread.routing.plan import RoutePlan
 
 CARDS = (8, 12, 16, 24)
 """Memory in GB of the GPUs that offloading is for."""
+UNMOVED = "int8-bnb"
+"""A precision that keeps weights where they cannot be moved; `tread finetune` refuses to offload it."""
 LINKS = (12, 25)
 """GB/s from host memory to a GPU, as PCIe 3 and 4 of 16 lanes reach them."""
 
@@ -40,6 +42,8 @@ def offloading(model: Model, run: Run, plan: RoutePlan) -> list[Offloading]:
         return []
     found = []
     for precision in dict.fromkeys((run.precision, "bf16", "fp8", "nf4")):
+        if precision == UNMOVED:
+            continue
         sizes = layer_bytes(model, precision)
         here = replace(run, precision=precision, checkpointing="full", graphs=False, offload=0)
         whole = estimate(model, here, plan)
@@ -65,6 +69,10 @@ def offloaded(model: Model, run: Run, plan: RoutePlan, given: str | None) -> Run
         return run
     if run.way == "full":
         raise ConfigError(f"--offload is {given}, but all weights are trained, and only frozen ones can be offloaded.")
+    if run.precision == UNMOVED:
+        raise ConfigError(
+            f"--offload is {given}, but --precision is {UNMOVED}, whose weights cannot be moved: use int8 or nf4."
+        )
     run = replace(run, checkpointing="full", graphs=False)
     if given == "auto":
         gib = estimate(model, run, plan).gib[1]

@@ -56,6 +56,7 @@ def data(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
         "full_precisions": tables.FULL_PRECISIONS,
         "optimizers": tables.OPTIMIZERS,
         "cards": tables.CARDS,
+        "took_more": tables.TOOK_MORE,
         "reserved": tables.RESERVED,
         "working": tables.WORKING,
         "risks": risk_sentences(),

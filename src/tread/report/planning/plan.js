@@ -38,6 +38,10 @@ function change(control) {
     case "model":
       Object.assign(next, opened(control.value));
       break;
+    case "way":
+      next.way = control.value;
+      if ((state.way === "full") !== (next.way === "full")) next.precision = precisionsOf(model, next.way)[0];
+      break;
     case "resolution":
       Object.assign(next, sides(value * multipleOf(model), state.width / state.height, model));
       break;
@@ -73,16 +77,25 @@ function change(control) {
   update(next);
 }
 
-// What a model usually trains on; the routes keep their distance from the last layer.
+// What a model usually trains on; the routes keep their distance from the last layer. Between released models and those
+// from scratch, what is trained changes too, and so do routes that are the default.
 function opened(name) {
   const model = DATA.models[name];
   const before = depthOf(DATA.models[state.model]);
   const [width, height] = model.size;
-  const routes = state.routes.map((route) => ({ ...route, end_layer_idx: route.end_layer_idx - before }));
+  let routes = state.routes.map((route) => ({ ...route, end_layer_idx: route.end_layer_idx - before }));
+  const another = {};
+  if (model.pretrained !== DATA.models[state.model].pretrained) {
+    const [old, usual] = model.pretrained ? ["paper", "lora"] : ["lora", "paper"];
+    if (routes.length === 1 && samePlace(DATA.presets[old], state.routes[0], before)) routes = [{ ...DATA.presets[usual] }];
+    another.way = [...Object.keys(model.lora), "full"][0];
+    another.precision = precisionsOf(model, another.way)[0];
+  }
   const batch = model.pretrained ? 1 : 256;
   const { frames, image_layers, text } = model;
   const references = Number(model.references);
-  return { model: name, width, height, batch, frames, references, image_layers, text, routes, ema: !model.pretrained };
+  const ema = !model.pretrained;
+  return { ...another, model: name, width, height, batch, frames, references, image_layers, text, routes, ema };
 }
 
 function sides(side, aspect, model) {

@@ -67,7 +67,7 @@ def make_run(
         references=_references(model, references),
         image_layers=_image_layers(model, image_layers),
         batch=_batch(model, batch),
-        text=check_int(model.text if text is None else text, "--text", 0),
+        text=_text(model, text),
         way=way,
         rank=check_int(rank, "--lora", 1),
         precision=precision,
@@ -121,6 +121,12 @@ def _frames(model: Model, frames: int | None) -> int:
             f"{below + step}."
         )
     return frames
+
+
+def _text(model: Model, text: int | None) -> int:
+    if text and not model.text:
+        raise ConfigError(f"--text is {text}, but {model.name} reads no text; leave it out.")
+    return check_int(model.text if text is None else text, "--text", 0)
 
 
 def _batch(model: Model, batch: int | None) -> int:

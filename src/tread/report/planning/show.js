@@ -39,6 +39,7 @@ function showControls(found) {
   slide("frames", state.frames, state.frames, { step: frameStep, max: Math.max(1 + 40 * frameStep, model.frames) });
   slide("references", state.references, state.references);
   slide("image_layers", state.image_layers, state.image_layers);
+  slide("text", state.text, state.text, { max: Math.max(512, model.text) });
   slide("batch", state.batch, state.batch, { max: model.pretrained ? 32 : 512 });
   slide("rank", state.rank, state.rank);
   slide("ratio", Math.round(route.selection_ratio * 100), `${percent(route.selection_ratio)}`);
@@ -49,6 +50,7 @@ function showControls(found) {
   $("frames-row").hidden = !model.video;
   $("references-row").hidden = !model.references;
   $("image_layers-row").hidden = !model.image_layers;
+  $("text-row").hidden = !model.text;
   $("batch-row").hidden = model.one_sample;
   $("importance-row").hidden = state.selector !== "l1";
   showWindows(depth);
@@ -190,6 +192,8 @@ function showMemory(found) {
 }
 
 function showFits() {
+  const more = DATA.took_more[state.model];
+  $("took-more").textContent = more ? `This model took up to ${more} times the planned memory there.` : "";
   const head = element("tr");
   const columns = ["base", "checkpointing", "routed", "dense"];
   head.append(...columns.map((text) => element("th", { textContent: text, scope: "col" })));
@@ -220,4 +224,4 @@ function svgElement(tag) {
 const whole = (value) => Math.round(value).toLocaleString("en");
 const teras = (flops, digits = 1) =>
   (flops / 1e12).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-const percent = (fraction) => `${Math.round(fraction * 100)} %`;
+const percent = (fraction) => `${Number((fraction * 100).toFixed(1))} %`;

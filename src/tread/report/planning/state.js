@@ -73,6 +73,7 @@ function fitted(s) {
   next.image_layers = model.image_layers ? Math.max(1, Math.round(s.image_layers)) : 0;
   next.references = model.image_layers ? 1 : model.references ? s.references : 0;
   next.batch = model.one_sample ? 1 : Math.max(1, Math.round(s.batch));
+  next.text = model.text ? Math.round(s.text) : 0;
   next.rank = Math.max(1, Math.round(s.rank));
   const ways = [...Object.keys(model.lora), "full"];
   if (!ways.includes(next.way)) next.way = ways[0];
@@ -86,7 +87,7 @@ function fitted(s) {
   let free = 0;
   next.routes = s.routes
     .map((route) => ({
-      selection_ratio: Math.min(0.95, Math.max(0, route.selection_ratio)),
+      selection_ratio: route.selection_ratio < 1 ? Math.max(0, route.selection_ratio) : 0.99,
       start_layer_idx: clampLayer(layerIndex(route.start_layer_idx, depth), depth),
       end_layer_idx: clampLayer(layerIndex(route.end_layer_idx, depth), depth),
     }))

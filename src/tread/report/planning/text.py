@@ -14,7 +14,7 @@ from tread.report.planning.links import Links
 from tread.report.planning.models import Model
 from tread.report.planning.offload import offload_lines, offload_report, offloading
 from tread.report.planning.settings import Run
-from tread.report.planning.tables import CARDS, GIB, RESERVED
+from tread.report.planning.tables import CARDS, GIB, RESERVED, TOOK_MORE
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import adapter_risks, layer_risks, token_risks
 from tread.words import counted
@@ -39,6 +39,7 @@ def report(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
         "speedup": found.speedup,
         "memory": {"dense": dense, "routed": routed},
         "gib": {"dense": found.gib[0], "routed": found.gib[1]},
+        "took_more": TOOK_MORE.get(model.name),
         "warnings": risks(run, plan, found),
         "fits": [asdict(choice) for choice in choices(model, replace(run, offload=0), plan)],
         "offload": offload_report(offloading(model, run, plan)),
@@ -66,7 +67,12 @@ def describe(model: Model, run: Run, plan: RoutePlan) -> str:
         dense, routed = (memory[part] / GIB for memory in found.memory)
         if max(dense, routed) >= 0.005:
             lines.append(f"  {part:<16} {dense:10.2f} {routed:10.2f}")
-    lines += [f"  {'together':<16} {found.gib[0]:10.2f} {found.gib[1]:10.2f}", "", *_fit_lines(model, run, plan)]
+    lines.append(f"  {'together':<16} {found.gib[0]:10.2f} {found.gib[1]:10.2f}")
+    if model.name in TOOK_MORE:
+        lines.append(
+            f"  on an H200 this model took up to {TOOK_MORE[model.name]:g} times the planned memory: leave room"
+        )
+    lines += ["", *_fit_lines(model, run, plan)]
     lines += ["", *offload_lines(model, offloading(model, run, plan))] if run.way != "full" else []
     for risk in risks(run, plan, found):
         warnings.warn(risk, RiskWarning, stacklevel=2)
@@ -118,7 +124,7 @@ def _heading(model: Model, run: Run, found: Estimate) -> str:
         what += " on attention"
     frames = f", {run.frames} frames" if run.frames > 1 else ""
     frames += f" with {counted(run.image_layers, 'layer')}" if run.image_layers else ""
-    parts = [f"{found.image:,} tokens"]
+    parts = [f"{found.image:,} token{'' if found.image == 1 else 's'}"]
     if found.reference:
         parts.append(f"{found.reference:,} of {'the given image' if run.image_layers else 'references'}")
     if found.padding:
@@ -147,11 +153,12 @@ def _layer_lines(found: Estimate) -> list[str]:
 
 
 def _fit_lines(model: Model, run: Run, plan: RoutePlan) -> list[str]:
-    lines = [f"fits a GPU of ({RESERVED:g} GiB is left for the driver and the allocator)"]
+    here = "" if run.offload else "; <- these settings"
+    lines = [f"fits a GPU of ({RESERVED:g} GiB is left for the driver and the allocator{here})"]
     for choice in choices(model, replace(run, offload=0), plan):
         name = f"{choice.precision}, {HOW[choice.checkpointing]}"
-        here = (choice.precision, choice.checkpointing) == (run.precision, run.checkpointing)
-        mark = " <-" if here and not run.offload else ""
+        chosen = (choice.precision, choice.checkpointing) == (run.precision, run.checkpointing)
+        mark = " <-" if chosen and not run.offload else ""
         lines.append(
             f"  {name:<32} routed {choice.gib[1]:6.1f} GiB: {_card(choice, 1):<16} dense {choice.gib[0]:6.1f} GiB: "
             f"{_card(choice, 0)}{mark}"
