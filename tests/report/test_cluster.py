@@ -89,6 +89,16 @@ def test_one_gpu_has_no_communication_and_the_estimates_memory() -> None:
     assert twice == pytest.approx(2 * compute_seconds(model, run, 0.0, [256] * model.depth))
 
 
+def test_dense_steps_alone_are_checkpointed() -> None:
+    model = find_model("flux")
+    plan = RoutePlan.from_config("balanced").resolve(model.depth)
+    none, full, dense = (
+        steps(model, make_run(model, checkpointing=how), plan, Cluster(gpus=1), ASSUMED)
+        for how in ("none", "full", "dense")
+    )
+    assert (dense[0].compute, dense[1].compute) == (full[0].compute, none[1].compute)
+
+
 def test_what_is_moved_is_counted_by_hand() -> None:
     model, run, _ = planned("flux", way="full", checkpointing="full")
     weights = 11_901_408_320

@@ -55,7 +55,7 @@ def drawn(number: random.Random, model: Model) -> list[str]:
         "--batch",
         str(1 if model.one_sample else number.choice([1, 2, 7])),
     ]
-    words += ["--checkpointing", number.choice(["none", "selective", "full"])]
+    words += ["--checkpointing", number.choice(["none", "selective", "full", "dense"])]
     words += ["--optimizer", number.choice(list(OPTIMIZERS))]
     words += ["--text", str(number.choice([model.text, 77]))] if model.text else []
     if model.video:

@@ -203,6 +203,16 @@ def test_every_model_and_way_can_be_planned(name: str) -> None:
         assert gib == sorted(gib, reverse=True), "checkpointing saves memory"
 
 
+def test_dense_steps_alone_are_checkpointed() -> None:
+    """A dense step is that of full checkpointing, a routed one that of none."""
+    model = find_model("flux")
+    plan = RoutePlan.from_config("balanced").resolve(model.depth)
+    none, full, dense = (estimate(model, make_run(model, checkpointing=how), plan) for how in ("none", "full", "dense"))
+    assert dense.flops == (full.flops[0], none.flops[1])
+    assert dense.memory == (full.memory[0], none.memory[1])
+    assert dense.layer_flops == none.layer_flops
+
+
 def test_references_are_kept_unless_they_may_be_routed() -> None:
     model = find_model("flux/kontext")
     run = make_run(model, references=1)

@@ -31,8 +31,8 @@ def plan(arguments: list[str]) -> None:
         nargs="?",
         const="full",
         default="none",
-        choices=("none", "selective", "full"),
-        help="of activations; alone it means full (default: %(default)s)",
+        choices=("none", "selective", "full", "dense"),
+        help="of activations; alone it means full; dense: in dense steps (default: %(default)s)",
     )
     add("--graphs", action="store_true", help="with CUDA graphs, which hold memory of their own")
     add("--offload", metavar="N|auto", help="layers in host memory; auto: as few as the smallest card needs")

@@ -135,7 +135,7 @@ def steps(model: Model, run: Run, plan: RoutePlan, cluster: Cluster, links: Link
     taken = [(call, call.seconds(links)) for call in calls(model, run, cluster)]
     result = []
     for index in (0, 1):
-        compute = compute_seconds(model, run, found.flops[index], counts[index])
+        compute = compute_seconds(model, run.sides[index], found.flops[index], counts[index])
         result.append(
             Step(
                 compute=compute,

@@ -2,7 +2,13 @@
 "use strict";
 
 const GIB = 2 ** 30;
-const CHECKPOINTING = ["none", "selective", "full"];
+const CHECKPOINTING = ["none", "selective", "full", "dense"];
+
+// The state in dense steps and in routed ones; they differ if dense steps alone are checkpointed.
+function sidesOf(state) {
+  if (state.checkpointing !== "dense") return [state, state];
+  return ["full", "none"].map((checkpointing) => ({ ...state, checkpointing }));
+}
 
 // What settings.py allows of the base, the default first.
 function precisionsOf(model, way) {
@@ -85,8 +91,9 @@ function activationBytes(model, state, counts) {
 // At the peak: when backward begins, or at its end, where gradients have replaced activations.
 function memoryOf(model, state, dense, routed) {
   const { held, gradients } = fixedBytes(model, state);
-  const [whole, part] = [dense, routed].map((counts) => activationBytes(model, state, counts));
-  const shared = DATA.working.other_graphs * (whole.saved - part.saved);
+  const sides = sidesOf(state);
+  const [whole, part] = [dense, routed].map((counts, side) => activationBytes(model, sides[side], counts));
+  const shared = DATA.working.other_graphs * Math.max(0, whole.saved - part.saved);
   const made = ({ saved, working }, more) => ({
     ...held,
     activations: saved,
@@ -121,10 +128,11 @@ function estimate(state) {
   }
   const outside = flopsOf(model.outside, state, total, false);
   const kinds = layerKinds(model);
-  const layerFlops = (counts) => counts.map((count, layer) => flopsOf(kinds[layer], state, count, true));
+  const [denseSide, routedSide] = sidesOf(state);
+  const layerFlops = (side, counts) => counts.map((count, layer) => flopsOf(kinds[layer], side, count, true));
   const add = (values) => values.reduce((a, b) => a + b, 0);
-  const routedFlops = layerFlops(routed);
-  const flops = { dense: add(layerFlops(dense)) + outside, routed: add(routedFlops) + outside };
+  const routedFlops = layerFlops(routedSide, routed);
+  const flops = { dense: add(layerFlops(denseSide, dense)) + outside, routed: add(routedFlops) + outside };
   const memory = memoryOf(model, state, dense, routed);
   return {
     depth,

@@ -65,14 +65,15 @@ def estimate(model: Model, run: Run, plan: RoutePlan) -> Estimate:
         routed[route.start_layer_idx : route.end_layer_idx + 1] = [kept] * (
             route.end_layer_idx - route.start_layer_idx + 1
         )
-    layer_flops = _layer_flops(model, run, routed)
+    dense_run, routed_run = run.sides
+    layer_flops = _layer_flops(model, routed_run, routed)
     outside = _flops(model.outside, run, total, recomputed=False)
     return Estimate(
         image=image,
         reference=reference,
         padding=padding,
         layers=tuple(routed),
-        flops=(sum(_layer_flops(model, run, dense)) + outside, sum(layer_flops) + outside),
+        flops=(sum(_layer_flops(model, dense_run, dense)) + outside, sum(layer_flops) + outside),
         layer_flops=tuple(layer_flops),
         memory=_memory(model, run, dense, routed),
     )
@@ -114,8 +115,8 @@ def _memory(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes by part at the peak: when backward begins, or at its end, where gradients have replaced activations."""
     fixed, gradients = _fixed(model, run)
-    found = [_activations(model, run, counts) for counts in (dense, routed)]
-    shared = WORKING["other_graphs"] * (found[0][0] - found[1][0])
+    found = [_activations(model, side, counts) for side, counts in zip(run.sides, (dense, routed), strict=True)]
+    shared = WORKING["other_graphs"] * max(0.0, found[0][0] - found[1][0])
     made = []
     for (saved, working), more in zip(found, (shared, 0.0), strict=True):
         graphs = WORKING["graphs"] * saved + WORKING["graphs_bytes"] + more if run.graphs else 0.0

@@ -1,6 +1,6 @@
 """The settings of a planned run, checked against the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tread.errors import ConfigError, check_choice, check_int
 from tread.report.planning.models import Model
@@ -30,6 +30,13 @@ class Run:
     ema: bool
     offload: int = 0
     """Layers whose weights are in host memory."""
+
+    @property
+    def sides(self) -> tuple["Run", "Run"]:
+        """The run in dense steps and in routed ones; they differ if dense steps alone are checkpointed."""
+        if self.checkpointing != "dense":
+            return self, self
+        return replace(self, checkpointing="full"), replace(self, checkpointing="none")
 
 
 def make_run(

@@ -19,7 +19,12 @@ from tread.routing.plan import RoutePlan
 from tread.routing.risks import adapter_risks, layer_risks, token_risks
 from tread.words import counted
 
-HOW = {"none": "not checkpointed", "selective": "selective checkpointing", "full": "checkpointed"}
+HOW = {
+    "none": "not checkpointed",
+    "selective": "selective checkpointing",
+    "full": "checkpointed",
+    "dense": "dense steps checkpointed",
+}
 
 
 def report(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
