@@ -93,7 +93,7 @@ def test_dense_steps_alone_are_checkpointed() -> None:
     model = find_model("flux")
     plan = RoutePlan.from_config("balanced").resolve(model.depth)
     none, full, dense = (
-        steps(model, make_run(model, checkpointing=how), plan, Cluster(gpus=1), ASSUMED)
+        steps(model, make_run(model, checkpointing=how), plan, make_cluster(1), ASSUMED)
         for how in ("none", "full", "dense")
     )
     assert (dense[0].compute, dense[1].compute) == (full[0].compute, none[1].compute)

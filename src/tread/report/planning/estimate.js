@@ -2,7 +2,8 @@
 "use strict";
 
 const GIB = 2 ** 30;
-const CHECKPOINTING = ["none", "selective", "full", "dense"];
+const EVERY_STEP = ["none", "selective", "full"];
+const CHECKPOINTING = [...EVERY_STEP, "dense"];
 
 // The state in dense steps and in routed ones; they differ if dense steps alone are checkpointed.
 function sidesOf(state) {
@@ -156,7 +157,7 @@ function choicesOf(state) {
   const allowed = precisionsOf(DATA.models[state.model], state.way);
   const shown = (state.way === "full" ? ["fp32", "bf16"] : ["bf16", "fp8", "nf4"]).filter((one) => allowed.includes(one));
   return [...new Set([state.precision, ...shown])].flatMap((precision) =>
-    CHECKPOINTING.map((checkpointing) => {
+    [...new Set([...EVERY_STEP, state.checkpointing])].map((checkpointing) => {
       const { gib } = estimate({ ...state, precision, checkpointing });
       const cards = { dense: smallestCard(gib.dense), routed: smallestCard(gib.routed) };
       return { precision, checkpointing, gib, cards };

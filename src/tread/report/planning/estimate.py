@@ -7,7 +7,7 @@ from tread.report.planning.models import Layers, Model, Saved
 from tread.report.planning.settings import Run, precisions_of
 from tread.report.planning.tables import (
     CARDS,
-    CHECKPOINTING,
+    EVERY_STEP,
     GIB,
     OPTIMIZERS,
     PRECISIONS,
@@ -187,7 +187,7 @@ def choices(model: Model, run: Run, plan: RoutePlan) -> list[Choice]:
     allowed = precisions_of(model, run.way)
     found = []
     for precision in dict.fromkeys((run.precision, *(name for name in shown if name in allowed))):
-        for checkpointing in CHECKPOINTING:
+        for checkpointing in dict.fromkeys((*EVERY_STEP, run.checkpointing)):
             gib = estimate(model, replace(run, precision=precision, checkpointing=checkpointing), plan).gib
             cards = (smallest_card(gib[0]), smallest_card(gib[1]))
             found.append(Choice(precision=precision, checkpointing=checkpointing, gib=gib, cards=cards))

@@ -1,8 +1,10 @@
 """Numbers that `tread plan` and its page share: bytes by precision and optimizer, what a step needs beside, cards."""
 
 GIB = 2**30
-CHECKPOINTING = ("none", "selective", "full", "dense")
-"""`gradient_checkpointing`: false, selective, true, dense."""
+EVERY_STEP = ("none", "selective", "full")
+"""`gradient_checkpointing`: false, selective, true."""
+CHECKPOINTING = (*EVERY_STEP, "dense")
+"""The same, and full in dense steps alone."""
 
 _OTHERS = {"all": 2, "float32": 2, "buffers": 1, "packed": -2}  # what quantizing leaves in bf16
 PRECISIONS: dict[str, dict[str, float]] = {
