@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 import tread
 from tests.attach.attached import FLUX, Attach
-from tests.attach.steps import TRACED, adapted, assert_same, inputs_of, step
+from tests.attach.steps import DEVICES, adapted, assert_same, inputs_of, options, step
 from tread.kernels.checkpointing import Checkpointing, checkpoint_layers, recomputing
+from tread.kernels.graphs import CALLS
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 
@@ -89,13 +90,14 @@ def saved_by(model: nn.Module, handle: tread.Attachment, inputs: dict[str, Any],
     return sum(sizes.values())
 
 
-def test_compiled_layers_save_what_each_step_can_afford(attach: Attach) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_layers_save_what_each_step_can_afford(device: str, attach: Attach) -> None:
     """At the full ratio what layers without checkpointing save, else what checkpointed ones do."""
-    inputs, found = inputs_of(FLUX, "cpu"), {}
+    inputs, found = inputs_of(FLUX, device), {}
     hows: tuple[Checkpointing, ...] = (False, True, "dense")
     for how in hows:
-        model = adapted(FLUX)
-        handle = attach(model, PLAN).compile(checkpointing=how, **TRACED)
+        model = adapted(FLUX, device)
+        handle = attach(model, PLAN).compile(checkpointing=how, graphs=False, **options(device))
         found[how] = [saved_by(model, handle, inputs, number) for number in (DENSE, HALF, FULL, COOL)]
         assert handle.fast is not None
         assert not handle.fast.failed
@@ -103,6 +105,22 @@ def test_compiled_layers_save_what_each_step_can_afford(attach: Attach) -> None:
     for checkpointed, plain in zip(found[True], found[False], strict=True):
         assert checkpointed < plain
     assert found["dense"] == [*found[True][:2], found[False][2], found[True][3]]
+
+
+@pytest.mark.gpu
+def test_graphs_hold_both_sorts_of_steps(attach: Attach) -> None:
+    """A pair for dense steps, one for the half and one for the full ratio, with the gradients of eager code."""
+    model, inputs = adapted(FLUX, "cuda"), inputs_of(FLUX, "cuda")
+    handle = attach(model, PLAN)
+    numbers = [DENSE, HALF, FULL, COOL]
+    expected = {number: step(FLUX, model, handle, inputs, number) for number in numbers}
+    handle.compile(checkpointing="dense", **options("cuda"))
+    for number in numbers * (CALLS + 2):
+        assert_same(step(FLUX, model, handle, inputs, number), expected[number], 2e-3)
+    assert handle.fast is not None
+    assert handle.fast.graphs is not None
+    assert not handle.fast.failed
+    assert handle.fast.graphs.count == 3
 
 
 def test_a_model_that_is_not_attached_is_dense() -> None:
