@@ -166,7 +166,7 @@ def test_times_that_are_worthless_advise_nothing(law: Law, capsys: Capture) -> N
     assert tune_cli(*SCRATCH, "--pareto", "--edges", "3", *FAST) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "train dense" not in said
-    assert "saves time by these figures, which are not to be trusted: tune again, into another --out" in said
+    assert "saves time by these figures, which are not to be trusted: tune again, into another folder" in said
 
 
 @pytest.mark.parametrize(

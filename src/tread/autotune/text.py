@@ -23,7 +23,7 @@ BELOW = (
     "as 0, and the order of small gaps means little. Measure on more trained weights (--start-steps, or a resumed run)."
 )
 _BUSY = (
-    "something else may use this device. Do not trust these speed-ups; tune again, into another --out, when it is idle."
+    "something else may use this device. Do not trust these speed-ups; tune again, into another folder, when it is idle."
 )
 MISFIT = f"The fit misses the time of a plan by {{error:.0%}}: {_BUSY}"
 UNLIKE = (
@@ -56,7 +56,7 @@ def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool
     if not front and misfit:
         return (
             "no window within the rules saves time by these figures, which are not to be trusted: tune again, into "
-            "another --out, when nothing else uses this device."
+            "another folder, when nothing else uses this device."
         )
     if not front:
         return "no window within the rules saves time on this machine: train dense."
