@@ -10,7 +10,7 @@ loss and by Frechet and kernel distances of samples.
     python -m benchmarks.tuning captions WORDLLAMA WORK/captions.safetensors   # 92 KB; WORDLLAMA stays where it is
     python -m benchmarks.tuning run --work WORK --seeds 0 --rates 1e-3 3e-3 3e-4 --guidance   # until all is done
     python -m benchmarks.tuning run --work WORK --seeds 1 2 3 --rates best --chosen-by RESULTS/tuning-s0.json
-    python -m benchmarks.tuning choose --work WORK                             # the window of the tuner
+    python -m benchmarks.tuning choose --work WORK                             # the window of the tuner: arm `chosen`
     python -m benchmarks.tuning report --samples RESULTS                       # docs/results.md, of the results kept
 
 Seed 0 chooses each arm's rate, by loss; the claim is that of the other seeds, which tune the same base with data,

@@ -25,9 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--seeds", type=int, nargs="+", default=[0])
     run.add_argument("--base-seconds", type=float, default=540)
     run.add_argument("--seconds", type=float, default=90, help="training time of each arm")
-    run.add_argument(
-        "--arms", nargs="*", default=["lora-dense", "lora-0.25@3..-4", "lora-0.5@3..-4"], help="may be none"
-    )
+    arms = ["lora-dense", "lora-0.25@3..-4", "lora-0.5@3..-4"]
+    run.add_argument("--arms", nargs="*", default=arms, help="names, or chosen; without any, the base alone")
     run.add_argument("--rates", nargs="+", default=["3e-4", "1e-3", "3e-3"], help="learning rates in order, or `best`")
     run.add_argument("--chosen-by", type=Path, help="results of the seed that chose the rates")
     run.add_argument("--budget-seconds", type=float, default=570, help="begin nothing that would not fit")
@@ -38,7 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
     choose = commands.add_parser("choose", help="the window that the tuner proposes for the LoRA of the base")
     choose.add_argument("--work", type=Path, default=WORK)
-    choose.add_argument("--out", type=Path, default=WORK / "chosen", help="measurements, routes and report")
     choose.add_argument("--target-speedup", type=float, default=1.2)
     choose.add_argument("--budget-minutes", type=float, default=6.0)
     choose.add_argument("--smoke", action="store_true", help="tiny, for a CPU")

@@ -11,7 +11,7 @@ from tread.routing.plan import RoutePlan
 
 from .arms import SCALES, Arm
 from .model import FluxOfClasses, add_lora, caption_table
-from .plan import BASE
+from .plan import BASE, CHOSEN
 from .training import VALIDATION, Batch, Images, Run, losses
 
 BATCHES = 2
@@ -44,6 +44,6 @@ def choose(given: argparse.Namespace) -> RoutePlan:
         target_speedup=given.target_speedup,
         routed_loss="kept",
         windows=1,
-        out=given.out,
+        out=given.work / CHOSEN,
         budget_minutes=given.budget_minutes,
     )

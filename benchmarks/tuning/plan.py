@@ -9,6 +9,8 @@ from .results import Results
 
 BASE = "base.pt"
 """The base's weights, in the work folder."""
+CHOSEN = "chosen"
+"""The tuner's folder there, and the arm with its window."""
 START_SECONDS = 25.0
 """Imports, images and features."""
 BASE_SECONDS = 60.0

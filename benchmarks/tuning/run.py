@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from benchmarks.common.record import Facts
+from tread.autotune.run import CONFIG_FILE
+from tread.routing.plan import RoutePlan
 
 from .arms import TUNED, Arm
 from .base import train_base
 from .experiment import Experiment
-from .plan import Tuned, missing_runs, plan, run_name
+from .plan import CHOSEN, Tuned, missing_runs, plan, run_name
 from .results import Results
 from .training import Run, steps_within
 
@@ -108,6 +110,20 @@ def rehearse(experiment: Experiment, arms: Sequence[Arm]) -> None:
         print(f"{arm.name}: compiled in {time.monotonic() - start:.0f} s", flush=True)
 
 
+def arms_of(given: argparse.Namespace) -> list[Arm]:
+    """The arms by their names; `chosen` is a LoRA with the window that `choose` wrote."""
+    return [chosen_arm(given.work) if name == CHOSEN else Arm.parse(name) for name in given.arms]
+
+
+def chosen_arm(work: Path) -> Arm:
+    """A LoRA with the tuner's window."""
+    file = work / CHOSEN / CONFIG_FILE
+    if not file.is_file():
+        raise SystemExit(f"--arms {CHOSEN} needs {file}: run `choose` first")
+    (route,) = RoutePlan.from_config(file).routes
+    return Arm(kind="lora", ratio=route.selection_ratio, layers=(route.start_layer_idx, route.end_layer_idx))
+
+
 def chosen_rates(arm: Arm, given: Sequence[str], results: Path | None) -> list[float]:
     """The rates of an arm: those given, or the one with the lowest validation loss in earlier results."""
     if list(given) != ["best"]:
@@ -128,7 +144,7 @@ def loss_of(run: Facts) -> float:
 
 def run_all(given: argparse.Namespace) -> bool:
     """Train what is not done yet; True when all is done, or was only planned or rehearsed."""
-    rates = {arm: chosen_rates(arm, given.rates, given.chosen_by) for arm in map(Arm.parse, given.arms)}
+    rates = {arm: chosen_rates(arm, given.rates, given.chosen_by) for arm in arms_of(given)}
     wanted = {arm: [Tuned(seed, rate) for seed in given.seeds for rate in rates[arm]] for arm in rates}
     results = {seed: Results.of_seed(given.out, seed) for seed in given.seeds}
     missing = {arm: missing_runs(arm, runs, results) for arm, runs in wanted.items()}

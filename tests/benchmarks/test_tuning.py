@@ -24,7 +24,7 @@ from benchmarks.tuning.plan import (
     run_seconds,
 )
 from benchmarks.tuning.report import runs_table, verdict
-from benchmarks.tuning.run import chosen_rates
+from benchmarks.tuning.run import chosen_arm, chosen_rates
 from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
 from tests.autotune.conftest import law
 from tests.autotune.tuned import Law
@@ -265,8 +265,12 @@ def test_the_tuner_chooses_a_window(law: Law, work: Path, tmp_path: Path) -> Non
         parameter.data += 0.05 * torch.randn_like(parameter)
     (tmp_path / "data").symlink_to(work / "data")
     torch.save(net.state_dict(), tmp_path / "base.pt")
-    out = tmp_path / "chosen"
-    assert main(["choose", "--work", str(tmp_path), "--out", str(out), "--target-speedup", "1.01", "--smoke"]) == 0
-    (route,) = RoutePlan.from_config(str(out / "tread_config.json")).routes
+    work_of = ["--work", str(tmp_path)]
+    with pytest.raises(SystemExit, match=r"--arms chosen needs .*chosen/tread_config.json: run `choose` first"):
+        main(["run", *work_of, "--plan", "--arms", "chosen", "--rates", "1e-3"])
+    assert main(["choose", *work_of, "--target-speedup", "1.01", "--smoke"]) == 0
+    (route,) = RoutePlan.from_config(str(tmp_path / "chosen" / "tread_config.json")).routes
     assert route.start_layer_idx >= 2
     assert route.selection_ratio <= 0.5
+    window = f"{route.start_layer_idx}..{route.end_layer_idx}"
+    assert chosen_arm(tmp_path).name == f"lora-{route.selection_ratio:g}@{window}"
