@@ -50,7 +50,7 @@ def quantize(
     """Freeze the model and quantize the linears of its layers.
 
     Their weights are on `device` afterwards, or on `store`, except for the scales of bitsandbytes. A model on the meta
-    device is filled from `weights`, each linear just before it is quantized; unquantized modules stay on the CPU.
+    device is filled from `weights`, each linear just before it is quantized; its other modules are filled on the CPU.
     `check_precision` checks beforehand whether the quantized model can run on a device.
     """
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
