@@ -1,11 +1,11 @@
-"""From a file and the command line to a `FinetuneConfig`, or to a report on every key.
+"""Read a config file and command-line overrides into a `FinetuneConfig`, or into a report on every key.
 
-- JSON, YAML or TOML, flat; keys may begin with `--`, as flat JSON written for command lines has them. An environment
-  file (`.env`) is that of another trainer.
+- JSON, YAML or TOML, flat; keys may begin with `--`, as in flat JSON written for command lines. An environment
+  file (`.env`) is read as a config of the existing trainer (`compat.environment`).
 - `key=value` on the command line replaces what the file says; the type of the key decides how the value is read.
 - Files that a config names (data_backend_config, lycoris_config, validation_prompt, tread_config, ...) are read into
-  it, so that the config a run keeps is whole. Paths are relative to the working directory, not to the config.
-- A config with unsupported keys does not run; what is ignored is said once.
+  it, so that the config saved with a run is complete. Paths are relative to the working directory, not to the config.
+- A config with unsupported keys does not run; ignored keys are listed in one warning.
 """
 
 import json
@@ -65,9 +65,9 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> FinetuneConf
 
 
 def check(path: str | Path, as_json: bool = False, overrides: Sequence[str] = ()) -> int:
-    """Print the verdict on every key, and what a run would refuse about the model and the data.
+    """Print the verdict on every key, and the errors that a run would raise about the model and the data.
 
-    Returns 0: it runs, 1: something must change, 2: it cannot be read.
+    Returns the exit code: 0 if the config runs, 1 if something must change, 2 if it cannot be read.
     """
     try:
         translated = _judged(path, overrides)
@@ -86,14 +86,14 @@ def check(path: str | Path, as_json: bool = False, overrides: Sequence[str] = ()
 
 
 def describe(translated: Translated, problems: Sequence[str] = (), unseen: Sequence[str] = ()) -> str:
-    """The verdicts as a table, what must change first."""
+    """The verdicts as a table, with the problems that must be fixed first."""
     lines = _listed("refused when the model and the data are opened: change these", problems)
     width = max((len(verdict.key) for verdict in translated.verdicts), default=0)
-    for kind, title in TITLES.items():
-        found = [verdict for verdict in translated.verdicts if verdict.verdict == kind]
-        if found:
-            lines += [f"{title} ({len(found)})"]
-            lines += [f"  {v.key.ljust(width)}  {_short(v.value)}{': ' * bool(v.text)}{v.text}" for v in found]
+    for verdict, title in TITLES.items():
+        keys = [key for key in translated.verdicts if key.verdict == verdict]
+        if keys:
+            lines += [f"{title} ({len(keys)})"]
+            lines += [f"  {k.key.ljust(width)}  {_short(k.value)}{': ' * bool(k.text)}{k.text}" for k in keys]
     lines += _listed("not looked at", unseen)
     count = len(translated.unsupported) + len(problems)
     lines.append(f"it does not run: {count} to change" if count else "it runs")
@@ -105,7 +105,7 @@ def _listed(title: str, found: Sequence[str]) -> list[str]:
 
 
 def _judged(path: str | Path, overrides: Sequence[str]) -> Translated:
-    """The verdict on every key; one whose file cannot be read is unsupported, and does not keep others from theirs."""
+    """The verdict on every key; a key whose file cannot be read is unsupported, and the others are still judged."""
     unread: dict[str, str] = {}
     return translate(read_mapping(path, overrides, unread), unread)
 
@@ -113,9 +113,9 @@ def _judged(path: str | Path, overrides: Sequence[str]) -> Translated:
 def read_mapping(
     path: str | Path, overrides: Sequence[str] = (), unread: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """The keys of a config file, dashes taken off, with overrides and the files that it names read in.
+    """The keys of a config file without leading dashes, with overrides applied and the files that it names read in.
 
-    With `unread`, what is wrong about such a file goes there, by key.
+    With `unread`, the error about an unreadable file is stored there under its key instead of raised.
     """
     known = settings_of(FinetuneConfig)
     document = read_document(find_recipe(Path(path)))
@@ -141,7 +141,7 @@ def read_mapping(
 
 
 def _by_type(field: Field | None, value: object) -> object:
-    """A value of a file; an unquoted YAML scalar is text where its field takes text."""
+    """A value of a config file; an unquoted YAML scalar stays text if its field takes text."""
     if field is not None and isinstance(value, Plain) and takes_text(field.hint, value):
         return str(value)
     return settled(value)
@@ -162,7 +162,7 @@ def _sentence(verdict: KeyVerdict) -> str:
 
 
 def _several(refused: Sequence[KeyVerdict]) -> str:
-    """As many verdicts as a message takes, a line each."""
+    """As many verdicts as fit into an error message, one per line."""
     lines = [f"\n  {_sentence(verdict)}" for verdict in refused]
     room, fits = LONGEST - 200, 0
     while fits < len(lines) and sum(map(len, lines[: fits + 1])) <= room:
@@ -195,7 +195,7 @@ def _named(found: object, path: str | Path) -> dict[str, Any]:
 
 
 def _read_in(key: str, config: Mapping[str, Any]) -> Any:
-    """The value of a key, with the content of a file in the place of its path."""
+    """The value of a key; a path is replaced by the content of its file."""
     value = config[key]
     if key == "data_backend_config" and value is not None:
         entries = _content(value, key) if isinstance(value, str) else value
@@ -213,20 +213,20 @@ def _read_in(key: str, config: Mapping[str, Any]) -> Any:
 
 
 def _prompts(path: str) -> list[str]:
-    """The prompts in a file: the lines of a text, or the values of a list or mapping."""
+    """The prompts in a file: the lines of a .txt, or the values of a list or mapping."""
     if path.lower().endswith(".txt"):
         if not is_file(path):
             raise ConfigError(f"validation_prompt names {shown(path)}, which does not exist; write a prompt or a file.")
         try:
-            found: Any = Path(path).read_text(encoding="utf-8-sig").splitlines()
+            content: Any = Path(path).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"validation_prompt names {shown(path)}, which cannot be read ({error}).") from error
     else:
-        found = _content(path, "validation_prompt")
-    found = list(found.values()) if isinstance(found, Mapping) else found
-    if not isinstance(found, list) or not all(isinstance(prompt, str) for prompt in found):
+        content = _content(path, "validation_prompt")
+    content = list(content.values()) if isinstance(content, Mapping) else content
+    if not isinstance(content, list) or not all(isinstance(prompt, str) for prompt in content):
         raise ConfigError(f"validation_prompt names {shown(path)}, which holds no list or mapping of prompts.")
-    prompts = [prompt.strip() for prompt in found if prompt.strip()]
+    prompts = [prompt.strip() for prompt in content if prompt.strip()]
     if not prompts:
         raise ConfigError(f"validation_prompt names {shown(path)}, which has no prompts; write one in each line.")
     return prompts

@@ -1,6 +1,6 @@
 """Checks across the settings of a fine-tune, each with a sentence that names the setting to change.
 
-What needs the model or the data is checked where these are opened.
+Checks that need the model or the data are in `preflight.py` and `data/prepare.py`.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ RATES = {
     "cycles": "lr_num_cycles",
     "beta1": "adam_beta1",
 }
-"""The settings of the rate as the loop calls them -> as fine-tuners do."""
+"""Learning-rate settings: the training loop's name -> the key of `FinetuneConfig`."""
 
 
 def check_settings(config: "FinetuneConfig") -> None:

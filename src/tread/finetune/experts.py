@@ -1,8 +1,8 @@
 """Experts: the transformers of one model, each trained on its own range of times (one in most models, two in Wan A14B).
 
-- A micro-batch goes to one expert, drawn with the probability of the training times in its range, so that over a run
-  each time is trained as often as with a single transformer.
-- A training time is the quantile function at u, so the range of an expert is an interval of u.
+- A micro-batch goes to one expert, drawn with the probability mass of the training times in its range, so that over a
+  run the distribution of times is the same as with a single transformer.
+- A training time is the quantile function at a uniform u, so the range of an expert is an interval of u.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Experts(nn.Module):
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.models = nn.ModuleDict(models)
-        # what offloaded experts ask DDP to leave alone
+        # DDP reads this attribute on the module it wraps only, so the offloaded experts' lists move up
         ignored = {part: getattr(model, DDP_IGNORED, ()) for part, model in models.items()}
         if any(ignored.values()):
             setattr(self, DDP_IGNORED, [f"models.{part}.{name}" for part, names in ignored.items() for name in names])
@@ -34,7 +34,7 @@ class Experts(nn.Module):
 
 
 def joined(models: Mapping[str, nn.Module]) -> nn.Module:
-    """The transformers, by part, as one module: the optimizer and checkpoints see its parameters."""
+    """One module with the parameters of all transformers, for the optimizer and checkpoints."""
     return Experts(models) if len(models) > 1 else next(iter(models.values()))
 
 
@@ -53,14 +53,14 @@ class Range:
 
 def ranges(family: TuneFamily, target: Target, parts: Sequence[str], tokens: int) -> list[Range]:
     """The range of each of the `parts` for samples of `tokens` tokens, the noisiest first."""
-    found = []
+    spans = []
     for part, low, high in family.experts:
         if part in parts:
             whole = low <= 0 and high >= 1
             assert whole or isinstance(target, FlowTarget)
             quantiles = (0.0, 1.0) if whole else (_quantile(target, low, tokens), _quantile(target, high, tokens))
-            found.append(Range(part, *quantiles))
-    return found
+            spans.append(Range(part, *quantiles))
+    return spans
 
 
 def _quantile(target: Any, time: float, tokens: int) -> float:
@@ -68,7 +68,7 @@ def _quantile(target: Any, time: float, tokens: int) -> float:
 
 
 def choose(found: Sequence[Range], u: float) -> Range:
-    """The range drawn by u, uniform in (0, 1), with a probability in proportion to its length."""
+    """One of the ranges, drawn with a probability proportional to its length; u is uniform in (0, 1)."""
     total = sum(span.high - span.low for span in found)
     for span in found:
         u -= (span.high - span.low) / total
@@ -78,5 +78,5 @@ def choose(found: Sequence[Range], u: float) -> Range:
 
 
 def caller(model: nn.Module, part: str, several: bool) -> Callable[..., Any]:
-    """The callable that `TuneFamily.predict` takes: the model itself, or one of its experts; `model` may be wrapped."""
+    """The callable for `TuneFamily.predict`: the model, or one of its experts; `model` may be wrapped in DDP."""
     return partial(model, part) if several else model

@@ -1,4 +1,4 @@
-"""`TuneFamily`: the base class of what fine-tuning knows about a model family.
+"""`TuneFamily`: the base class that describes a model family to fine-tuning.
 
 - A family encodes text and pixels, calls the transformer, chooses the training target and names the arguments of the
   stock pipeline for previews. It uses methods of that pipeline wherever they exist (`encode_prompt`, `__call__`) and
@@ -6,7 +6,7 @@
 - A family is made for one `Source` and reads shapes from its configs; it holds no weights.
 - Latents leave `encode_pixels` normalised, and `predict` takes and returns them in the same form: it does the packing,
   the position ids, and the sign and scale of time. Flow families predict the velocity noise - x at a time in (0, 1).
-- One module per family in `families/`, one line in its table.
+- Each family is one module in `families/` and one line in `TUNE_FAMILIES`.
 """
 
 import inspect
@@ -30,8 +30,8 @@ from tread.finetune.target import Distance, FlowTarget, Target
 Text = dict[str, Tensor]
 """The embeddings of one caption by name, without a batch axis."""
 Batch = dict[str, Tensor]
-"""Tensors of a batch by name: `mean`, `std`, `weight`, `reference.mean` (`reference_2.mean`, ...), `text.*` and those
-the family adds."""
+"""Tensors of a batch by name: `mean`, `std`, `weight`, `reference.mean` (`reference_2.mean`, ...), `text.*` and
+tensors that the family adds."""
 
 
 JOINT_ATTENTION = (
@@ -40,7 +40,7 @@ JOINT_ATTENTION = (
 )
 """The linears of an attention that joins image and text: the image's, then the text's."""
 JOINT_FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
-"""The linears of the feed-forward beside it, likewise."""
+"""The linears of the feed-forward layers beside it: the image's, then the text's."""
 
 FEW_STEPS = frozenset(("turbo", "schnell", "flash", "fast", "lightning", "distilled"))
 """Words in the names of models that are distilled to a few steps."""
@@ -69,19 +69,19 @@ class TuneFamily(ABC):
     longest_text: ClassVar[int]
     """The most tokens of a caption that the stock pipeline reads."""
     whole_texts: ClassVar[bool] = False
-    """Whether captions are read whole, so that none can be cut shorter."""
+    """Whether captions are always read whole and cannot be truncated."""
     texts_differ: ClassVar[bool] = False
     """Whether batches differ in text length; False: every text is padded to `text_length`."""
     one_length: ClassVar[bool] = False
-    """Whether the texts of a batch must have one length, because the model has no text mask or counts padding."""
+    """Whether all texts of a batch must have the same length: the model has no text mask, or counts padding."""
     one_sample: ClassVar[bool] = False
-    """Whether a forward of the stock model is one sample; then `one_length` holds too."""
+    """Whether the stock model takes a batch size of 1 only; implies `one_length`."""
     one_dtype: ClassVar[bool] = False
     """Whether the stock model fails with float32 weights under autocast."""
     pixel_parts: tuple[str, ...] = ("vae",)
     """Parts of the pipeline that `encode_pixels` needs."""
     needed_parts: ClassVar[tuple[str, ...]] = ()
-    """Parts without which the stock pipeline cannot be made."""
+    """Parts without which the stock pipeline cannot be constructed."""
     drawing_parts: ClassVar[tuple[str, ...]] = ()
     """Further parts of the pipeline that previews need."""
     lora_targets: tuple[str, ...]
@@ -95,7 +95,7 @@ class TuneFamily(ABC):
     alpha: ClassVar[bool] = False
     """Whether pixels have a fourth channel, for transparency."""
     layered: ClassVar[bool] = False
-    """Whether the references of a sample are its layers, drawn with it, and a preview begins with the image alone."""
+    """Whether a sample's references are its layers, which are generated too; a preview is given the image alone."""
     layers: int = 0
     """Layers of a preview, if `layered`."""
     sees_references: bool = False
@@ -124,16 +124,16 @@ class TuneFamily(ABC):
     result_name: ClassVar[str] = ""
     """The attribute of the stock pipeline's output that holds the pictures; empty: images, or frames of videos."""
     result_alone: ClassVar[bool] = False
-    """Whether that attribute holds the one picture of a call, and no list of pictures."""
+    """Whether that attribute holds a single picture instead of a list."""
 
     text_multiple = 1
     """Texts are padded to a multiple of this many tokens, so that compiled code sees few lengths."""
     first_frame = False
-    """Whether the first frame is given; `open_family` sets it for pipelines of `image_pipelines`."""
+    """Whether the model is conditioned on the first frame; `open_family` sets it for pipelines of `image_pipelines`."""
     frame_rate: float = 16
     """Frames per second of clips; `framerate` of a config replaces the family's."""
     sound_rate: int | None = None
-    """Samples per second of the sound that is trained with a clip; None: none is."""
+    """Sampling rate of the sound that is trained with a clip, in Hz; None: sound is not trained."""
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         if self.whole_texts and text_length is not None:
@@ -158,7 +158,7 @@ class TuneFamily(ABC):
 
     @property
     def patch(self) -> Patch:
-        """The latents of one token, by the transformer's config."""
+        """The patch of latents that makes one token, from the transformer's config."""
         config = self.source.config("transformer")
         size = config.get("patch_size", 2)
         if isinstance(size, int):
@@ -177,19 +177,19 @@ class TuneFamily(ABC):
 
     @property
     def takes_last_image(self) -> bool:
-        """Whether the last frame is given too."""
+        """Whether the model is conditioned on the last frame too."""
         return False
 
     @property
     def call_parameters(self) -> frozenset[str]:
-        """Names of the arguments of a call of the stock pipeline."""
+        """Parameter names of the stock pipeline's `__call__`."""
         import diffusers
 
         return frozenset(inspect.signature(getattr(diffusers, self.source.pipeline_name).__call__).parameters)
 
     @property
     def needs_image(self) -> bool:
-        """Whether it draws nothing without that image."""
+        """Whether the stock pipeline requires that image."""
         return self.takes_image and (self.needs_references or not self.takes_references)
 
     @property
@@ -204,7 +204,7 @@ class TuneFamily(ABC):
 
     @property
     def reference_fills(self) -> bool:
-        """Whether a reference has its sample's size because its latents are channels, not tokens of their own."""
+        """Whether a reference is resized to its sample: its latents are extra channels, not tokens of their own."""
         return False
 
     def reference_tokens(self, batch: Batch) -> int:
@@ -213,7 +213,7 @@ class TuneFamily(ABC):
 
     @property
     def sees(self) -> Literal["references", "first frame"] | None:
-        """What the text encoder sees of a sample beside its caption."""
+        """The images of a sample that the text encoder sees beside its caption; None: none."""
         return "references" if self.sees_references else "first frame" if self.sees_first_frame else None
 
     @property
@@ -228,7 +228,7 @@ class TuneFamily(ABC):
 
     @property
     def distilled(self) -> bool:
-        """Whether the model was distilled to a few steps: by its index, or by its name where no file says it."""
+        """Whether the model was distilled to a few steps, according to model_index.json or else to its name."""
         words = re.split(r"[\W_]+", Path(self.source.place).name.lower())
         return bool(self.source.index.get("is_distilled")) or not FEW_STEPS.isdisjoint(words)
 
@@ -238,21 +238,21 @@ class TuneFamily(ABC):
         return (("transformer", 0.0, 1.0),)
 
     def unfit(self, width: int, height: int, frames: int) -> str | None:
-        """Why the model cannot be trained on samples of this size, in pixels and frames, and what to do; or None."""
+        """The reason why samples of this size (pixels, frames) cannot be trained on, with advice; None if they can."""
         return None
 
     @property
     def encoding(self) -> tuple[object, ...]:
-        """What `encode_pixels` depends on beside the class of the pipeline and its parts: the cache's key has it."""
+        """Further inputs of `encode_pixels`, beside the pipeline class and its parts, for the cache key."""
         return ()
 
     @property
     def text_encoding(self) -> tuple[object, ...]:
-        """What texts depend on beside their length, the class of the pipeline and its parts, likewise."""
+        """Further inputs of `encode_text`, beside text length, pipeline class and parts, for the cache key."""
         return ()
 
     def stand_ins(self) -> dict[str, Any]:
-        """Objects in place of parts that the stock pipeline insists on, while it only encodes."""
+        """Placeholders for parts that the stock pipeline's constructor requires but encoding does not use."""
         return {}
 
     @abstractmethod
@@ -268,7 +268,7 @@ class TuneFamily(ABC):
         return {name: torch.stack([text[name] for text in texts]) for name in texts[0]}
 
     def collated(self, batch: Batch) -> Batch:
-        """A batch of latents and texts with what depends on both; on the host, before it moves to the device."""
+        """The batch with tensors added that depend on latents and text together; runs on the host, before the copy."""
         return batch
 
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
@@ -297,7 +297,7 @@ class TuneFamily(ABC):
     def predict_with_sound(
         self, model: nn.Module, noisy: Tensor, sound: Tensor, time: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """The prediction for noisy latents, as `predict`'s, and that for the noisy latents of their sound."""
+        """The predictions for the noisy latents, as in `predict`, and for the noisy latents of their sound."""
         raise NotImplementedError
 
     @abstractmethod
@@ -316,11 +316,11 @@ class TuneFamily(ABC):
         return self.patch.tokens(latents)
 
     def shifting_tokens(self, latents: Tensor) -> int:
-        """The number of tokens by which the target shifts times."""
+        """Number of tokens that determines the time shift of the target."""
         return self.tokens(latents)
 
     def complete(self, pipeline: Any) -> None:
-        """Replace text parts that the stock pipeline calls for encoded prompts too, before it draws from such."""
+        """Replace text parts that the stock pipeline calls even when it is given encoded prompts; for previews."""
         return
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
@@ -332,7 +332,7 @@ class TuneFamily(ABC):
         return arguments
 
     def check_text_width(self, part: str, given: int | None, read: int) -> None:
-        """Refuse a text encoder of another model; `given` is the width of its embeddings, None if no config says it."""
+        """Refuse a text encoder of another model; `given` is the width of its embeddings, None if unknown."""
         if given is not None and given != read:
             raise ConfigError(
                 f"{part} of {self.source.place!r} gives embeddings of width {given}, but the transformer reads {read}: "
@@ -345,7 +345,7 @@ class TuneFamily(ABC):
         return {"image": scaled if len(scaled) > 1 else scaled[0]}
 
     def guide(self, pipeline: Any, scale: float) -> dict[str, float]:
-        """The argument of a call of the stock pipeline that is guided with this scale; a `guider` is replaced."""
+        """The pipeline's argument that sets this guidance scale; for a `guider`, that part is replaced instead."""
         if self.guidance_argument != "guider":
             return {self.guidance_argument: scale}
         pipeline.guider = pipeline.guider.new(guidance_scale=scale)

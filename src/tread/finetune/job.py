@@ -1,4 +1,4 @@
-"""A fine-tune as the training loop sees it: settings filled from the flat keys, messages in their words."""
+"""`FinetuneJob`: a `FinetuneConfig` as the `JobConfig` of the training loop, with messages that name the flat keys."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ NAMES = {
     "checkpoint.data_changed": "data_changed",
     "resume": "resume_from_checkpoint",
 }
-"""The settings of the loop that messages name, as a fine-tuner knows them."""
+"""Setting of the loop -> key of `FinetuneConfig`, for error messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class FinetuneJob(JobConfig):
 
     @classmethod
     def of(cls, config: FinetuneConfig, processes: int = 1) -> "FinetuneJob":
-        """The job of a config on so many processes."""
+        """The job of a config on this many processes."""
         return cls(
             tune=config,
             output_dir=config.output_dir,
             resume=config.resume_from_checkpoint,
             train=LoopConfig(
-                steps=config.max_train_steps or 1,  # 0: the data will tell how many an epoch has
+                steps=config.max_train_steps or 1,  # 0 until `with_steps` has counted the batches of an epoch
                 batch_size=config.train_batch_size * config.gradient_accumulation_steps * processes,
                 micro_steps=config.gradient_accumulation_steps,
                 seed=config.seed,
@@ -92,12 +92,12 @@ class FinetuneJob(JobConfig):
         )
 
     def resume_command(self, folder: Path) -> str:
-        """What a user types to go on with a stopped run: the config that the run keeps."""
+        """The command that resumes a stopped run, from the config saved in its folder."""
         return f"tread finetune {folder / CONFIG_FILE} resume_from_checkpoint=latest"
 
     @property
     def memory_advice(self) -> str:
-        """What would save memory and is not done yet, the most helpful first."""
+        """The settings that would still save memory, the most effective first."""
         ways = ["set graphs to false"] if self.tune.graphs else []
         if self.tune.gradient_checkpointing is not True:
             ways.append("set gradient_checkpointing to true")

@@ -1,11 +1,11 @@
-"""The loss of a noised batch: what is drawn for its samples, which of its latents carry loss, and the loss of each.
+"""The loss of a noised batch: its random draws, the weight of each latent, and the loss of each sample.
 
 - Everything random is a hash of (seed, purpose, global sample position): the latent drawn from its moments, the noise
   and its offset; the task draws times and experts in the same way.
-- Masked loss: the mean of the error under the weights. Every token that carries any weight is forced, by the very
-  weights the loss uses.
+- Masked loss is the weighted mean of the error. Every token with a nonzero weight is forced, computed from the same
+  weights as the loss.
 - In a routed forward only kept tokens carry loss, unless `routed_loss` gives it to all.
-- Sound that is trained with a clip has noise of its own at the clip's time, and its loss is added. It is not routed.
+- Sound that is trained with a clip has its own noise at the clip's time, and its loss is added. It is not routed.
 """
 
 from collections.abc import Mapping
@@ -25,20 +25,20 @@ from tread.routing.handle import Handle
 LATENT, NOISE, TIME, EXPERT, VALIDATION, OFFSET, SOUND = (
     int.from_bytes(word) for word in (b"late", b"nois", b"time", b"expe", b"vali", b"offs", b"soun")
 )
-"""The purposes of draws: a word of each hash, so that no two of them share numbers."""
+"""Purpose of a draw: a word of the hash, so that no two purposes share random numbers."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The random part of a batch."""
+    """The random draws of a batch."""
 
     seed: int
     where: Tensor
-    """Positions of the samples, (B,)."""
+    """Global positions of the samples in the run, (B,)."""
     u: Tensor
     """Quantiles of their times, (B,)."""
     offset: Tensor | None = None
-    """What is added to the noise, (B, C, 1, ...)."""
+    """Offset added to the noise, (B, C, 1, ...)."""
 
     def latents(self, mean: Tensor, std: Tensor | None, *words: int) -> tuple[Tensor, Tensor]:
         """Latents drawn from their moments, and noise of the same shape; `words` tell further draws apart."""
@@ -49,18 +49,18 @@ class Draws:
 
 
 def noise_offset(config: FinetuneConfig, batch: Batch) -> Tensor | None:
-    """What is added to the noise of each channel of each sample, (B, C, 1, ...); None without `noise_offset`."""
+    """The offset of each channel's noise in each sample, (B, C, 1, ...); None without `noise_offset`."""
     where, x = batch["position"], batch["mean"]
     if config.noise_offset == 0:
         return None
-    drawn = noise.per_sample_normal(config.seed, where, (x.shape[1],), OFFSET)  # (B, C)
+    normal = noise.per_sample_normal(config.seed, where, (x.shape[1],), OFFSET)  # (B, C)
     chosen = noise.uniform(config.seed, OFFSET, where) < config.noise_offset_probability  # (B,)
-    offset = config.noise_offset * drawn * chosen[:, None]
+    offset = config.noise_offset * normal * chosen[:, None]
     return offset.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 
 
 def forced_tokens(family: TuneFamily, batch: Batch) -> Tensor | None:
-    """Tokens with any loss weight, and those of clean latents, (B, S); None where none is forced."""
+    """Bool mask of the tokens that a mask weighs and those of clean latents, (B, S); None if none is forced."""
     forced = None
     if "weight" in batch:
         weight = batch["weight"]
@@ -76,7 +76,7 @@ def forced_tokens(family: TuneFamily, batch: Batch) -> Tensor | None:
 
 @dataclass(frozen=True)
 class SampleLosses:
-    """The loss of each sample of a batch, by one of the experts."""
+    """Computes the loss of each sample of a batch with one of the experts."""
 
     family: TuneFamily
     handles: Mapping[str, Handle | None]
@@ -98,9 +98,9 @@ class SampleLosses:
         if own is not None:
             noisy = torch.where(own > 0, noisy, x)
         call: Any = caller(model, span.expert, len(self.handles) > 1)
-        of_sound = None
+        sound_losses = None
         if "sound.mean" in batch:
-            prediction, of_sound = self._with_sound(call, noisy, time, batch, draws, target)
+            prediction, sound_losses = self._with_sound(call, noisy, time, batch, draws, target)
         else:
             prediction = family.predict(call, noisy, time, batch)
         error = target.error(prediction, x, drawn, time).mean(1, keepdim=True)  # (B, 1, [F,] H, W)
@@ -111,16 +111,16 @@ class SampleLosses:
             handle = self.handles[span.expert]
             if kept is None and handle is not None:
                 kept = handle.kept  # (B, S)
-            if kept is not None:  # references come after the target's tokens
+            if kept is not None:  # cut off the references, whose tokens come after the target's
                 weight = weight * family.patch.of_tokens(kept[:, : family.tokens(x)].float(), error)
-        # a sample whose mask is all black teaches nothing instead of dividing by zero
+        # clamped: a sample whose mask is all black has loss 0, not 0 / 0
         losses = (error * weight).flatten(1).sum(1) / weight.flatten(1).sum(1).clamp(min=1e-6)  # (B,)
-        return losses if of_sound is None else losses + of_sound
+        return losses if sound_losses is None else losses + sound_losses
 
     def _with_sound(
         self, call: Any, noisy: Tensor, time: Tensor, batch: Batch, draws: Draws, target: Target
     ) -> tuple[Tensor, Tensor]:
-        """The prediction of the picture, and the loss of each sample's sound, (B,): noise of its own, the same time."""
+        """The prediction for the picture, and the loss of each sample's sound, (B,)."""
         sound, drawn = draws.latents(batch["sound.mean"], batch["sound.std"], SOUND)  # (B, L, D)
         given = target.mix(sound, drawn, time)
         prediction, heard = self.family.predict_with_sound(call, noisy, given, time, batch)

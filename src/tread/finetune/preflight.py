@@ -1,8 +1,8 @@
-"""What a run would refuse, found before anything is encoded: in the model's own files, the data, the run it resumes.
+"""Checks before anything is encoded: of the model's files, of the data, and of the run that is resumed.
 
-- A run does `check_model` first; the data's headers are read before its encoders are loaded anyway.
-- `tread finetune --check` does all of it and goes on after each refusal. It downloads nothing: of a model that is not
-  on the disk it says so.
+- A run calls `check_model` first; `prepare` checks the headers of the data before it loads an encoder.
+- `tread finetune --check` runs all checks (`look`) and collects their errors. It downloads nothing: a model that is not
+  on the disk is listed as not looked at.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,14 +52,14 @@ T = TypeVar("T")
 
 
 class Findings(NamedTuple):
-    """What a run would refuse, and what could not be looked at."""
+    """Errors that a run would raise, and the parts that could not be checked."""
 
     problems: list[str]
     unseen: list[str]
 
 
 def look(config: FinetuneConfig) -> Findings:
-    """Everything a run of this config would refuse."""
+    """All errors that a run of this config would raise before it trains."""
     found = Findings([], [])
 
     def attempt(check: Callable[[], T]) -> T | None:
@@ -89,8 +89,8 @@ def look(config: FinetuneConfig) -> Findings:
 
 def source_of(config: FinetuneConfig) -> Source:
     """The base model of a config, with the changes to its transformer."""
-    place, where = config.pretrained_model_name_or_path, {"revision": config.revision, "variant": config.variant}
-    return Source(place, **where, changes=config.transformer)
+    place = config.pretrained_model_name_or_path
+    return Source(place, revision=config.revision, variant=config.variant, changes=config.transformer)
 
 
 def open_model(config: FinetuneConfig) -> TuneFamily:
@@ -111,7 +111,7 @@ def open_model(config: FinetuneConfig) -> TuneFamily:
 
 
 def check_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> None:
-    """Raise the first thing that a run on `device` would refuse about its model."""
+    """Raise the first error about the model of a run on `device`."""
     for check in (*_of_model(config, family, device), lambda: check_resumed(config)):
         check()
 
@@ -122,7 +122,7 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
 
 
 def target_of(config: FinetuneConfig, family: TuneFamily) -> Target:
-    """The training target of a config's model; refuses settings of the loss that it does not have."""
+    """The training target of a config's model; refuses loss settings that it does not support."""
     return family.target(shift=config.flow_schedule_shift, distance=config.loss_type).adjusted(
         density=config.density(),
         tokens=config.flow_shift_tokens,
@@ -132,7 +132,7 @@ def target_of(config: FinetuneConfig, family: TuneFamily) -> Target:
 
 
 def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
-    """Refuse batches to a model that reads one sample at a time, or padding."""
+    """Refuse a batch size above 1 for a model that takes one sample at a time, or that would read padding."""
     if family.one_sample and config.train_batch_size > 1:
         raise ConfigError(
             f"train_batch_size is {config.train_batch_size}, but the model of {family.name} reads one sample at a "
@@ -146,7 +146,7 @@ def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
 
 
 def check_dtypes(config: FinetuneConfig, family: TuneFamily) -> None:
-    """Refuse float32 weights under autocast to a model whose stock forward then mixes dtypes."""
+    """Refuse float32 weights under autocast for a model whose stock forward then mixes dtypes."""
     low = torch.cuda.is_available() or config.base_model_precision == "bf16"
     autocast = config.mixed_precision == "bf16" or (config.mixed_precision == "auto" and low)
     if family.one_dtype and autocast and job_dtype(replace(config, mixed_precision="bf16")) == torch.float32:
@@ -157,14 +157,17 @@ def check_dtypes(config: FinetuneConfig, family: TuneFamily) -> None:
 
 
 def job_dtype(config: FinetuneConfig) -> torch.dtype:
-    """Frozen weights as they are computed with; trained ones in float32, because small steps are lost in bfloat16."""
+    """dtype of the loaded weights: frozen ones in the compute dtype, trained ones in float32.
+
+    bfloat16 would round small optimizer steps away.
+    """
     if config.base_model_precision in DTYPES:
         return DTYPES[config.base_model_precision]
     return torch.bfloat16 if config.adapts and config.mixed_precision == "bf16" else torch.float32
 
 
 def check_resumed(config: FinetuneConfig) -> None:
-    """Refuse to go on with a run whose weights have other shapes."""
+    """Refuse to resume a run whose trained weights have other names or shapes."""
     folder = resumed_folder(config)
     if folder is None or not (folder / CONFIG_FILE).is_file() or not resumed_checkpoints(config):
         return
@@ -178,7 +181,7 @@ def check_resumed(config: FinetuneConfig) -> None:
 
 
 def resumed_folder(config: FinetuneConfig) -> Path | None:
-    """The folder of the run that a config goes on with."""
+    """The folder of the run that a config resumes, or None."""
     if config.resume_from_checkpoint is None:
         return None
     latest = config.resume_from_checkpoint == "latest"
@@ -186,7 +189,7 @@ def resumed_folder(config: FinetuneConfig) -> Path | None:
 
 
 def resumed_checkpoints(config: FinetuneConfig) -> list[Path]:
-    """The checkpoints of the run that a config goes on with; none where one begins."""
+    """The checkpoints of the run that a config resumes; empty for a new run."""
     folder = resumed_folder(config)
     return [] if folder is None else list_checkpoints(folder / CHECKPOINTS)
 
@@ -200,7 +203,7 @@ def is_here(place: str, revision: str | None) -> bool:
         return True
     try:
         return isinstance(try_to_load_from_cache(place, "model_index.json", revision=revision), str)
-    except HFValidationError:  # no id: a path that does not exist, which `Source` refuses
+    except HFValidationError:  # not a hub id but a path that does not exist: `Source` refuses it
         return True
 
 
@@ -216,7 +219,7 @@ def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) 
         yield lambda: check_precision(config.base_model_precision, device)
     trained = {part for part, _, _ in trained_experts(config, family)}
     for part, _, _ in family.experts:
-        if part in trained or config.prompts:  # previews draw with an expert that is not trained too
+        if part in trained or config.prompts:  # previews need the untrained expert too
             yield lambda part=part: _check_transformer(config, family, part, trained=part in trained)
 
 
@@ -226,7 +229,7 @@ def _of_encoders(family: TuneFamily) -> Iterator[Callable[[], object]]:
 
 
 def _check_transformer(config: FinetuneConfig, family: TuneFamily, part: str, *, trained: bool) -> None:
-    """Refuse files that are not whole, and targets that name no layer."""
+    """Refuse weight files with missing tensors, and lora_targets that match no linear."""
     if config.init == "scratch":
         scratch.check(family.source, part)
         return
@@ -239,7 +242,7 @@ def _check_transformer(config: FinetuneConfig, family: TuneFamily, part: str, *,
 
 
 def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
-    """Read the header of every file of the data."""
+    """Check the data of a config by the headers of its files."""
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     video = any(one.dataset_type == "video" for one in configs) if family is None else family.video
     collected = collect(configs, video=video, say=lambda _: None)

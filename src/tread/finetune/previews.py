@@ -1,9 +1,9 @@
-"""Previews: samples of the validation prompts, drawn dense by the stock pipeline with the weights trained so far.
+"""Previews: samples for the validation prompts, drawn by the stock pipeline, without routing, during training.
 
 - The prompts were encoded with the captions, so no text encoder is loaded; the autoencoder is loaded for the previews
   and freed afterwards.
 - An expert that is not trained is loaded too. Its layers stay on the CPU and move to the device one at a time (group
-  offload), so that it takes no memory beside the expert in training.
+  offload), so that it needs only one layer of GPU memory beside the expert in training.
 - The initial noise is the same at every step, so that previews of different steps can be compared.
 - An image is saved as PNG, a video as an animated WebP and a strip of its frames, sound that is trained as WAV.
 """
@@ -56,19 +56,19 @@ class Previews:
         On several ranks rank 0 writes them, and the others return nothing.
         """
         device = self.accelerator.device
-        wanted = (*self.family.pixel_parts, *self.family.drawing_parts)
-        parts = [part for part in wanted if part in self.family.source.parts]
-        others = [part for part in ("transformer", "transformer_2") if part in self.family.source.parts]
-        missing = [part for part in others if part not in models]
-        pipeline = self.family.source.pipeline(*parts, *missing, dtype=self.dtype, given=models)
+        needed = (*self.family.pixel_parts, *self.family.drawing_parts)
+        parts = [part for part in needed if part in self.family.source.parts]
+        experts = [part for part in ("transformer", "transformer_2") if part in self.family.source.parts]
+        untrained = [part for part in experts if part not in models]
+        pipeline = self.family.source.pipeline(*parts, *untrained, dtype=self.dtype, given=models)
         self.family.complete(pipeline)
         pipeline.set_progress_bar_config(disable=True)
         for part in parts:
-            if isinstance(model := getattr(pipeline, part), nn.Module):  # a processor has no device
+            if isinstance(model := getattr(pipeline, part), nn.Module):  # processors and tokenizers have no device
                 model.to(device)
         if self.config.vae_enable_tiling:
             pipeline.vae.enable_tiling()
-        for part in missing:
+        for part in untrained:
             getattr(pipeline, part).enable_group_offload(device, num_blocks_per_group=1)
         drawn: list[tuple[str, str]] = []
         with writing(self.folder / "previews"):
@@ -84,12 +84,12 @@ class Previews:
                 drawn.append((prompt, path.relative_to(self.folder).as_posix()))
                 self._track(f"preview {index}: {prompt[:60]}", path, step)
         del pipeline
-        if missing:
-            gc.collect()  # the expert and its hooks form a cycle: it would still be in memory at the next previews
+        if untrained:
+            gc.collect()  # the expert and its hooks form a reference cycle, which keeps it in memory
         return drawn
 
     def _call(self, pipeline: Any, text: Text, device: torch.device) -> tuple[Any, torch.Tensor | None]:
-        """The picture, or the frames, of a prompt, and the sound (channels, N) if that is trained."""
+        """The image, or the frames, drawn for a prompt, and the sound (channels, N) if that is trained."""
 
         def moved(entry: Text) -> Text:
             return {name: tensor.to(device) for name, tensor in entry.items()}
@@ -127,7 +127,7 @@ class Previews:
 def make_previews(
     config: FinetuneConfig, family: TuneFamily, data: Prepared, folder: Path, accelerator: Accelerator
 ) -> Previews:
-    """The previews of a config; their size is that of the data unless validation_resolution is set."""
+    """The previews of a config, in the most frequent size of the data unless validation_resolution is set."""
     width, height = config.validation_size or (data.bucket.width, data.bucket.height)
     longest = max(entry.bucket.frames for entry in data.train.entries)
     check_image(config, family)
@@ -148,7 +148,7 @@ def make_previews(
 
 
 def check_image(config: FinetuneConfig, family: TuneFamily) -> None:
-    """Refuse images for previews that do not exist or that a model cannot take, or their lack."""
+    """Refuse preview images that do not exist or that the model cannot take, and missing ones that it needs."""
     pipeline = family.source.pipeline_name
     most = 1 if family.layered else max(1, family.reference_counts.stop - 1)
     last = config.validation_last_image

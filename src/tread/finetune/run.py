@@ -1,6 +1,6 @@
-"""`tread finetune`: from a config to a tuned model, one stage after the other.
+"""`tread finetune`: the stages of a run, from a config to a tuned model.
 
-Each stage has in memory what it needs and no more: the list of samples, then the text encoders, then the autoencoder,
+Each stage keeps in memory only what it needs: the list of samples, then the text encoders, then the autoencoder,
 then the transformer. Encoded text and latents are on disk, so a second run starts at the transformer.
 """
 
@@ -48,11 +48,11 @@ from tread.training.memory import AnonymousPeak, out_of_memory
 from tread.training.parts import averaged_part, load_into, trained
 
 DRAWING = 0.25
-"""Share of the GPU that `offload: auto` leaves to the autoencoder, in runs that draw previews."""
+"""Share of GPU memory that `offload: auto` leaves free for the autoencoder in runs that draw previews."""
 
 
 def finetune(config: FinetuneConfig) -> Path:
-    """Run (or go on with) the fine-tuning of a config; returns the run's folder; `Stopped` if a signal ended it."""
+    """Run or resume the fine-tune of a config and return its folder; raises `Stopped` if a signal ended it."""
     if config.offloads:
         let_segments_grow()
     config, family, accelerator = open_job(config)
@@ -62,9 +62,9 @@ def finetune(config: FinetuneConfig) -> Path:
         data = prepare(config, family, accelerator, folder)
         order = data.train.order(config.train_batch_size * accelerator.num_processes, config.seed)
         config = config.with_steps(order.batches)
-        begun = resumed_checkpoints(config)  # they have the adapter's weights, and its first file may be gone
+        resumed = resumed_checkpoints(config)  # these hold the adapter's weights; the init_lora file may be gone
         with AnonymousPeak() as loading:
-            models = load_models(replace(config, init_lora=None) if begun else config, family, accelerator.device)
+            models = load_models(replace(config, init_lora=None) if resumed else config, family, accelerator.device)
             handles = {part: attach_routes(config, model) for part, model in models.items()}
             task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         task.loading = loading.bytes
@@ -72,16 +72,16 @@ def finetune(config: FinetuneConfig) -> Path:
             for part in models:
                 with scratch.fitting(family.source, part):
                     task.first_losses(part)
-        if task.routing:  # now, so that every checkpoint can say it
+        if task.routing:  # before the first checkpoint, whose manifest stores both
             task.facts["tokens_kept"], task.facts["speedup"] = task.routing_gain()
-        kept = replace(config, data_changed="refuse")  # accepted once
-        stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(kept))
+        saved = replace(config, data_changed="refuse")  # "accept" holds for this resume only
+        stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(saved))
         write_at_end(folder, accelerator)
         if config.push_to_hub and not stopped and accelerator.is_main_process:
             push(folder, config, accelerator.print)
     del task, models, handles
     end(accelerator)
-    if config.sharded and accelerator.is_main_process:  # nobody waits for it any more
+    if config.sharded and accelerator.is_main_process:  # after `end`: other ranks need not wait for the file
         write_newest(folder, config)
     accelerator.print(made(folder))
     if stopped:
@@ -90,11 +90,11 @@ def finetune(config: FinetuneConfig) -> Path:
 
 
 def write_newest(folder: Path, config: FinetuneConfig) -> None:
-    """Write the result of a sharded run's newest checkpoint, unless it is there."""
-    found = checkpoint.newest(folder / CHECKPOINTS)
-    if found is not None and not has_result(folder, found[1]):
-        models, family = load_saved(config, *found)
-        write_result(folder, family, models, config, found[1])
+    """Write the result of a sharded run's newest checkpoint, unless it exists already."""
+    newest = checkpoint.newest(folder / CHECKPOINTS)
+    if newest is not None and not has_result(folder, newest[1]):
+        models, family = load_saved(config, *newest)
+        write_result(folder, family, models, config, newest[1])
 
 
 def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> tuple[dict[str, nn.Module], TuneFamily]:
@@ -102,34 +102,35 @@ def load_saved(config: FinetuneConfig, path: Path, manifest: dict[str, Any]) -> 
     family = open_model(config)
     if config.init == "pretrained":
         family.source.check(*(part for part, _, _ in trained_experts(config, family)))
-    plain = replace(config, parallel="ddp", shard_size=None, cpu_offload=False)
-    plain = replace(
-        plain, gradient_checkpointing=False, offload="none", init_lora=None
-    )  # the checkpoint has the adapter
+    unsharded = replace(config, parallel="ddp", shard_size=None, cpu_offload=False)
+    # init_lora is None because the checkpoint holds the adapter
+    unsharded = replace(unsharded, gradient_checkpointing=False, offload="none", init_lora=None)
     if config.quantized:
-        plain = replace(plain, base_model_precision="no_change")
-    models = load_models(plain, family, torch.device("cpu"))
+        unsharded = replace(unsharded, base_model_precision="no_change")
+    models = load_models(unsharded, family, torch.device("cpu"))
     load_into(trained(joined(models)), path, averaged_part(manifest))
     return models, family
 
 
 def made(folder: Path) -> str:
-    """What a run has left in its folder, line by line: its result and previews."""
+    """A summary of the run's folder, one line each: its result, its best checkpoint and its newest preview."""
     record = folder / RECORD
     files = json.loads(record.read_bytes())["files"] if record.is_file() else ()
     results = sorted({folder / name.partition("/")[0] for name in files})
     pictures = sorted((folder / "previews").glob("step-*"))
     lines = [f"run: {folder}", *(f"result: {path}" for path in results)]
-    kept, checkpoints = checkpoint.best(folder / CHECKPOINTS), checkpoint.list_checkpoints(folder / CHECKPOINTS)
-    if kept is not None and kept[0] != checkpoints[-1]:
-        step, loss = kept[1]["step"], kept[1][checkpoint.VALIDATED]
+    best, checkpoints = checkpoint.best(folder / CHECKPOINTS), checkpoint.list_checkpoints(folder / CHECKPOINTS)
+    if best is not None and best[0] != checkpoints[-1]:
+        step, loss = best[1]["step"], best[1][checkpoint.VALIDATED]
         lines.append(f"lowest validation loss: {loss:.4f} at step {step}; its result: tread export {folder} --best")
     return "\n".join([*lines, *(f"newest preview: {path}" for path in pictures[-1:])])
 
 
 def open_job(config: FinetuneConfig) -> tuple[FinetuneConfig, TuneFamily, Accelerator]:
-    """The config with its precision decided, its model's family and the accelerator; refuses what cannot run before
-    anything is encoded."""
+    """The config with mixed_precision resolved, the family of its model, and the accelerator.
+
+    Raises a ConfigError for a model or settings that cannot run.
+    """
     if config.mixed_precision == "auto":
         low = torch.cuda.is_available() or config.base_model_precision == "bf16"
         config = replace(config, mixed_precision="bf16" if low else "no")
@@ -138,7 +139,7 @@ def open_job(config: FinetuneConfig) -> tuple[FinetuneConfig, TuneFamily, Accele
 
 
 def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device) -> dict[str, nn.Module]:
-    """The transformers to train, by part, on the device: quantized, with an adapter, or all weights."""
+    """The transformers to train, by part: quantized, adapted or fully trainable, and on the device."""
     load = load_quantized if config.quantized else load_stock
     first = torch.device("cpu") if config.offloads and not config.quantized else device
     return {
@@ -148,7 +149,7 @@ def load_models(config: FinetuneConfig, family: TuneFamily, device: torch.device
 
 
 def load_quantized(config: FinetuneConfig, family: TuneFamily, part: str, device: torch.device) -> nn.Module:
-    """One transformer whose linears are quantized as they are read, so that it is never whole in memory."""
+    """One transformer whose linears are quantized as they are read: the unquantized model is never in memory."""
     source, dtype = family.source, job_dtype(config)
     empty = source.empty(part, dtype=dtype)
     model = source.transformer(part, dtype=dtype) if empty is None else empty
@@ -159,16 +160,15 @@ def load_quantized(config: FinetuneConfig, family: TuneFamily, part: str, device
 def quantize_stock(
     config: FinetuneConfig, model: nn.Module, device: torch.device, weights: Weights | None = None
 ) -> None:
-    """Quantize a transformer where the config says; `weights` fill one that is on the meta device."""
-    # bitsandbytes' scales do not move with the weights
-    stays = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
+    """Quantize a transformer on the device that quantize_via names; `weights` fill a model on the meta device."""
+    # not for bitsandbytes, whose scales do not follow `Module.to`
+    on_cpu = config.quantize_via == "cpu" and METHODS[config.base_model_precision].package is None
     store = torch.device("cpu") if config.offloads else None
-    quantize(model, config.base_model_precision, "cpu" if stays else device, weights, store=store)
+    quantize(model, config.base_model_precision, "cpu" if on_cpu else device, weights, store=store)
 
 
 def load_stock(config: FinetuneConfig, family: TuneFamily, part: str, device: torch.device | str = "cpu") -> nn.Module:
-    """One transformer as its library loads or makes it, in the dtype of the job; on the meta device if each process is
-    to have a shard of it."""
+    """One stock transformer in the dtype of the job, loaded or drawn anew; on the meta device in a sharded run."""
     dtype = job_dtype(config)
     if config.init == "scratch":
         seed = config.seed_of(part)
@@ -176,7 +176,7 @@ def load_stock(config: FinetuneConfig, family: TuneFamily, part: str, device: to
         return model if dtype == torch.float32 else model.to(dtype)
     if not config.sharded:
         return family.source.transformer(part, dtype=dtype, device=device)
-    # too much for one process: filled when it is sharded
+    # the whole model may not fit into one process: `shard_models` fills the shards
     empty = family.source.empty(part, dtype=dtype)
     return family.source.transformer(part, dtype=dtype) if empty is None else empty
 
@@ -184,7 +184,7 @@ def load_stock(config: FinetuneConfig, family: TuneFamily, part: str, device: to
 def make_trainable(
     config: FinetuneConfig, family: TuneFamily, part: str, model: Any, device: torch.device
 ) -> nn.Module:
-    """The transformer `part`, changed in place: with an adapter, checkpointed, on the device."""
+    """Add the adapter, activation checkpointing and offloading to a transformer, in place, and move it."""
     if config.adapts:
         existing = None if config.init_lora is None else read_adapter(config, family, part, model)
         add_adapter(
@@ -204,7 +204,7 @@ def make_trainable(
             put_in(model, existing, str(config.init_lora))
     else:
         model.requires_grad_(True)
-    # compiled layers do it themselves
+    # `Fast` checkpoints compiled layers itself
     if config.gradient_checkpointing and not compiles(config.compile, device):
         if family.checkpoints_whole:
             model.enable_gradient_checkpointing(unless_offloaded(recomputing(config.gradient_checkpointing)))
@@ -215,12 +215,12 @@ def make_trainable(
         margin = DRAWING if config.prompts else MARGIN
         Offload(model, layers_of(model), config.offload, device=device, margin=margin, say=print_once_per_job)
         return model.train()
-    # a sharded one moves layer by layer, when it is sharded
+    # `shard_models` moves a sharded one layer by layer
     return model.train() if config.sharded else model.to(device).train()
 
 
 def attach_routes(config: FinetuneConfig, model: nn.Module) -> Handle | None:
-    """Route a transformer by the config's plan; None if it has none."""
+    """Attach the config's routes to a transformer; None if it trains dense."""
     plan = config.plan()
     if plan is None:
         return None

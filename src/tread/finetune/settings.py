@@ -1,9 +1,9 @@
 """The settings of `tread finetune`: one flat dataclass, with the key names that people know.
 
-- Defaults stand here and nowhere else; the text under a field is what docs/finetune.md and `tread init` say about it.
-- Fields mean one thing each: what other trainers call differently is turned into these by `compat.py` when it is read.
+- Defaults are defined here and nowhere else; docs/finetune.md and `tread init` print the docstring under each field.
+- Each field has one meaning; `compat` translates the names and values of other trainers when a config is read.
 - Checks across fields are in `consistency.py`.
-- `plan()` is the routing with the schedule that fine-tunes get unless the config says `schedule: null`.
+- `plan()` adds the default schedule of fine-tunes to the routes, unless the config says `schedule: null`.
 """
 
 import re
@@ -28,19 +28,19 @@ Precision = Literal["no_change", "bf16", "fp32", "int8", "int4", "fp8", "fp8-for
 LoraPrecision = Literal["fp32", "bf16", "fp16"]
 UNQUANTIZED = ("no_change", "bf16", "fp32")
 ENTRY_DEFAULTS = ("resolution", "resolution_type", "minimum_image_size", "trigger_word")
-"""Settings of a config that hold for the data entries without one of their own."""
+"""Settings of a config that are the defaults of its data entries."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultSchedule:
-    """The schedule of a fine-tune whose tread_config has none; docs/log.md has the measurement."""
+    """The schedule of a fine-tune whose tread_config sets none; docs/log.md has the measurement."""
 
     warmup_fraction: float
     warmup_most: int
     cooldown_fraction: float
 
     def of(self, steps: int) -> Schedule:
-        """The schedule of a run of `steps` optimizer steps."""
+        """The schedule for a run of `steps` optimizer steps."""
         warmup = min(self.warmup_most, round(steps * self.warmup_fraction))
         return Schedule(warmup_steps=warmup, cooldown_fraction=self.cooldown_fraction)
 
@@ -69,16 +69,16 @@ class FinetuneConfig:
     variant: str | None = None
     """Variant of the weight files, e.g. fp16."""
     init: Literal["pretrained", "scratch"] = "pretrained"
-    """Where the transformer's weights come from: the base model, or drawn anew from its config (the other parts are \
-the base's). scratch has other defaults: model_type full, routed_loss all, use_ema true, adam_weight_decay 0, and no \
-schedule of the routes."""
+    """Where the transformer's weights come from: the base model, or drawn at random by its config (the other parts \
+are the base's). scratch has other defaults: model_type full, routed_loss all, use_ema true, adam_weight_decay 0, and \
+no schedule of the routes."""
     transformer: dict[str, Any] | None = None
     """Keys of the transformer's config to change for init scratch, e.g. num_layers; null: as the base's."""
     experts: Literal["both", "high", "low"] = "both"
-    """Which transformers of Wan 2.2 A14B are trained: both, or that of high or of low noise."""
+    """Which transformers of Wan 2.2 A14B are trained: both, or only the one for high or for low noise."""
     first_frame: bool = False
-    """Give each clip's first frame to a model that draws from text alone too (LTX-Video, Wan 2.2 TI2V), which then \
-learns image-to-video; image-to-video models are given it anyway."""
+    """Condition a model that also draws from text alone (LTX-Video, Wan 2.2 TI2V) on each clip's first frame, so that \
+it learns image-to-video; image-to-video models always are."""
     sound: Literal["keep", "train"] = "keep"
     """Whether LTX-2, which draws sound with its video, is trained on the sound of clips too; keep: that part of the \
 model stays as it is, and clips are trained without their sound."""
@@ -92,7 +92,7 @@ model stays as it is, and clips are trained without their sound."""
     minimum_image_size: float | None = None
     """For data entries that set none: smaller images are skipped, and listed."""
     trigger_word: str | None = None
-    """For data entries that set none: the word that the training should give a meaning. It takes the place of \
+    """For data entries that set none: the word that should stand for the trained subject. It replaces \
 [trigger] in captions and validation prompts, and is put in front of captions that have neither."""
     caption_dropout_probability: float = 0.1
     """The share of captions replaced by the empty one, which guidance needs."""
@@ -123,7 +123,7 @@ JSON or YAML file; null trains dense."""
     lora_rank: int = 16
     """Rank of the adapter; for LoKr, a large one (10000) means full matrices."""
     lora_alpha: float | None = None
-    """The adapter is scaled by lora_alpha / lora_rank; null: as lora_rank."""
+    """The adapter's update is scaled by lora_alpha / lora_rank; null: lora_rank, a scale of 1."""
     lora_dropout: float = 0.0
     """The share of the adapter's inputs set to 0 in training."""
     use_dora: bool = False
@@ -131,13 +131,13 @@ JSON or YAML file; null trains dense."""
 computes the norms of the adapted weights. For lora_type standard."""
     init_lora: str | None = None
     """Start from an existing adapter of the same rank: a safetensors file, a folder, or an id on the hub, under the \
-names of diffusers, peft, ComfyUI or kohya; null: start as nothing."""
+names of diffusers, peft, ComfyUI or kohya; null: a new adapter, whose update is zero."""
     lora_dtype: LoraPrecision = "fp32"
-    """Precision of the adapter's file; it is trained in float32."""
+    """Precision of the adapter's file; training is in float32."""
     lora_targets: tuple[str, ...] | None = None
     """Names of the linear layers that get an adapter; null: the family's own."""
     lokr_factor: int = -1
-    """Size of LoKr's small matrix; -1: as square as possible."""
+    """Size of LoKr's smaller Kronecker factor; -1: both as square as possible."""
     lycoris_config: dict[str, Any] | None = None
     """Settings of the lycoris library for lora_type lycoris; a config may name their JSON file."""
     base_model_precision: Precision = "no_change"
@@ -157,7 +157,7 @@ no_change: that of mixed_precision, or float32 when all weights are trained."""
     """Forwards per optimizer step."""
     gradient_checkpointing: Checkpointing = True
     """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
-what is cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time; dense: everything, in \
+those cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time; dense: everything, in \
 the steps of tread_config's schedule that drop fewer tokens, so that routed steps are fast and the others fit."""
     mixed_precision: Literal["auto", "bf16", "no"] = "auto"
     """Precision of the computation; no: float32; auto: bf16 on a GPU or with a base in bf16, else float32, because \
@@ -165,14 +165,14 @@ bf16 is far slower on a CPU."""
     compile: Switch = "auto"
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
     attention: Attention = "auto"
-    """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, and what takes masks \
-where they do not; flash, efficient and math are that one alone; default leaves it to torch."""
+    """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, with a fallback for \
+attention masks that they do not take; flash, efficient and math use that kernel alone; default leaves it to torch."""
     graphs: bool = False
-    """Run the network as CUDA graphs, on one GPU: for steps that wait for the host."""
+    """Replay the network as CUDA graphs, on one GPU: for steps that are bound by kernel launches on the host."""
     offload: Literal["none", "auto"] | int = "none"
     """Layers whose frozen weights wait in host memory, quantized if the base is, and are copied to the GPU ahead of \
-their use: a number, or auto for as few as the memory of the first step allows. They are computed again in the \
-backward pass, whatever gradient_checkpointing is. For adapters."""
+their use: a number, or auto for as few as the memory of the first step allows. Their activations are recomputed \
+in the backward pass, whatever gradient_checkpointing is. For adapters."""
     parallel: Parallel = "ddp"
     """How processes share the model: ddp keeps it whole on each GPU; fsdp keeps a shard of weights, average and \
 moments on each; hsdp does so in groups of shard_size processes. Sharded runs write their result at the end."""
@@ -193,15 +193,15 @@ lowering the rate; muon takes AdamW's rate and orthogonalises the steps of matri
     learning_rate: float = 1e-4
     """The highest learning rate."""
     lr_scheduler: ScheduleName = "constant"
-    """How the rate goes on after its warm-up: it stays, or falls to lr_end at the last step."""
+    """Learning-rate schedule after the warm-up: constant, or a decay to lr_end at the last step."""
     lr_warmup_steps: int = 0
-    """Steps over which the rate climbs from 0, with every lr_scheduler."""
+    """Steps of linear warm-up from 0, with every lr_scheduler."""
     lr_end: float = 0.0
-    """The rate that lr_scheduler ends at; constant has no end."""
+    """The rate at the last step, for every lr_scheduler but constant."""
     lr_power: float = 1.0
-    """lr_scheduler polynomial falls with (1 - step / steps) to this power."""
+    """Exponent of lr_scheduler polynomial, which decays with (1 - step / steps) ** lr_power."""
     lr_num_cycles: int = 1
-    """How often lr_scheduler cosine_with_restarts falls, each time from learning_rate."""
+    """Cycles of lr_scheduler cosine_with_restarts, each of which decays from learning_rate."""
     adam_beta1: float = 0.9
     """Decay of the optimizer's first moment."""
     adam_beta2: float = 0.999
@@ -211,22 +211,22 @@ lowering the rate; muon takes AdamW's rate and orthogonalises the steps of matri
     adam_weight_decay: float = 0.01
     """Decoupled weight decay."""
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm; 0: never."""
+    """Gradients are clipped to this norm; 0: no clipping."""
     use_ema: bool = False
-    """Keep a moving average of the trained weights; previews, validation and the result then use it."""
+    """Keep an exponential moving average of the trained weights, which previews, validation and the result use."""
     ema_decay: float = 0.999
-    """The share of the average that each step keeps."""
+    """Decay of the moving average at each step."""
     routed_loss: Literal["all", "kept"] = "kept"
     """Which tokens of a routed step carry loss: those that no route dropped, or all. A model that was trained dense \
 unlearns while it is taught to answer for dropped tokens; from scratch, all is right."""
     loss_type: Literal["l2", "huber"] = "l2"
-    """Distance of prediction and target; huber forgives outliers."""
+    """Distance between prediction and target; huber is less sensitive to outliers."""
     loss_weighting: Weighting = "none"
     """Weight of the loss by time t of a flow model: none, sigma_sqrt (1 / t^2) or cosmap (2 / pi (1 - 2t + 2t^2)). \
 The validation loss has no weights."""
     snr_gamma: float | None = None
-    """Min-SNR: the highest signal-to-noise ratio in the weights of the loss, usually 5; for models that predict noise \
-or v (PixArt, CogVideoX)."""
+    """Min-SNR weighting: the signal-to-noise ratio is clipped to this in the loss weights, usually 5; for models that \
+predict noise or v (PixArt, CogVideoX)."""
     noise_offset: float = 0.0
     """Standard deviation of a value added to each channel of a sample's noise, which lets a model learn dark and \
 bright images."""
@@ -246,9 +246,9 @@ root of the ratio; null: one shift for all sizes, unless the model's own sampler
     mode_scale: float = Density.mode_scale
     """Scale of time_density mode: above 0 prefers the middle, below 0 the ends; 0 is uniform."""
     beta_alpha: float = Density.beta_alpha
-    """First shape of time_density beta; above the second it prefers noise."""
+    """First shape parameter of time_density beta; above the second it prefers noise."""
     beta_beta: float = Density.beta_beta
-    """Second shape of time_density beta."""
+    """Second shape parameter of time_density beta."""
 
     output_dir: str = "runs/finetune"
     """The folder of the run: checkpoints, previews, metrics and the result."""
@@ -260,9 +260,9 @@ root of the ratio; null: one shift for all sizes, unless the model's own sampler
     """Keep the checkpoint of the lowest dense validation loss too; each is validated when it is written, unless \
 eval_steps_interval is 0. `tread export RUN --best` writes its result."""
     resume_from_checkpoint: str | None = None
-    """Go on with a run: latest (that of output_dir, if there is one), or the folder of a run."""
+    """Resume a run: latest (the one in output_dir, if there is one), or the folder of a run."""
     data_changed: Literal["refuse", "accept"] = "refuse"
-    """accept: go on with a run although its data is not what it was; for one resume, not kept."""
+    """accept: resume a run although its data has changed since; holds for this resume and is not saved."""
 
     num_eval_images: int = 16
     """Samples of the dense validation loss: from data entries of dataset_type eval, else from the training data."""
@@ -276,7 +276,7 @@ mapping in .json or .yaml."""
     validation_steps: int = 500
     """Steps between previews; 0: none."""
     validation_on_startup: bool = False
-    """Draw previews and compute the validation loss before the first step too: what the untouched model does."""
+    """Draw previews and compute the validation loss before the first step too, as a baseline."""
     validation_num_inference_steps: int | None = None
     """Solver steps of a preview; null: the family's."""
     validation_guidance: float | None = None
@@ -315,7 +315,7 @@ mapping in .json or .yaml."""
 
     @property
     def sharded(self) -> bool:
-        """Whether each process holds a shard of the weights alone."""
+        """Whether each process holds only a shard of the weights (fsdp, hsdp)."""
         return self.parallel != "ddp"
 
     @property
@@ -330,12 +330,12 @@ mapping in .json or .yaml."""
 
     @property
     def adapts(self) -> bool:
-        """Whether an adapter is trained, not all weights."""
+        """Whether an adapter is trained instead of all weights."""
         return self.model_type == "lora"
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The validation prompts, with the trigger word in its place."""
+        """The validation prompts, with [trigger] replaced by the trigger word."""
         given = self.validation_prompt or ()
         prompts = (given,) if isinstance(given, str) else given
         return tuple(triggered(prompt, self.trigger_word) for prompt in prompts)
@@ -348,16 +348,16 @@ mapping in .json or .yaml."""
 
     @property
     def validation_size(self) -> tuple[int, int] | None:
-        """Width and height of previews."""
+        """Width and height of previews; None: those of the data."""
         value = self.validation_resolution
         if value is None:
             return None
-        found = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value).replace(" ", ""))
-        if found is None:
+        sides = re.fullmatch(r"(\d+)(?:x(\d+))?", str(value).replace(" ", ""))
+        if sides is None:
             raise ConfigError(
                 f"validation_resolution is {value!r}; write WIDTHxHEIGHT, e.g. 1024x768, or one number for a square."
             )
-        return int(found[1]), int(found[2] or found[1])
+        return int(sides[1]), int(sides[2] or sides[1])
 
     def density(self) -> Density | None:
         """The density of training times; None: the model's usual one."""
@@ -375,15 +375,17 @@ mapping in .json or .yaml."""
         """The config with num_train_epochs turned into max_train_steps; `batches` are the micro-steps of an epoch."""
         if self.num_train_epochs == 0:
             return self
-        steps = -(-self.num_train_epochs * batches // self.gradient_accumulation_steps)  # the last epoch to its end
+        steps = -(
+            -self.num_train_epochs * batches // self.gradient_accumulation_steps
+        )  # rounded up: the last epoch is completed
         return replace(self, max_train_steps=steps, num_train_epochs=0)
 
     def seed_of(self, part: str) -> int:
-        """The seed of a transformer's new weights: those of its adapter, or all."""
+        """The seed for the initial weights of a transformer's adapter, or of the transformer itself (init scratch)."""
         return int(noise.bits(self.seed, *part.encode()))
 
     def plan(self) -> RoutePlan | None:
-        """The routing, with the default schedule where tread_config leaves it out; None: dense."""
+        """The routing plan, with the default schedule if tread_config sets none; None: dense."""
         if self.tread_config is None:
             return None
         mapping = tread_mapping(self.tread_config)
@@ -393,6 +395,6 @@ mapping in .json or .yaml."""
         return plan.with_total_steps(self.max_train_steps) if self.max_train_steps else plan
 
     def data_entries(self) -> list[dict[str, Any]]:
-        """The data as a list of mappings, with the config's own resolution and size where an entry has none."""
+        """The data as a list of mappings, each completed by the ENTRY_DEFAULTS of the config."""
         defaults = {name: getattr(self, name) for name in ENTRY_DEFAULTS if getattr(self, name) is not None}
         return [{**defaults, **entry} for entry in data_configs(self.data)]

@@ -1,9 +1,9 @@
 """`tread init FAMILY --model DIR --data DIR`: write a first config that runs as it is, with a comment on each key.
 
-- The model's configs tell its pipeline (pairs, first frames, two experts) and depth; the headers of the data tell size,
-  number of samples and masks. If one of them cannot be read, usual values are written.
+- The model's config files give its pipeline (pairs, first frames, two experts) and depth; the headers of the data give
+  size, number of samples and masks. If one of them cannot be read, typical values are written.
 - Whatever the user must know or change is a warning; the config itself is always complete.
-- Comments are the docs of the fields of `FinetuneConfig`, so that there is one wording of them.
+- Comments are the field docstrings of `FinetuneConfig`.
 """
 
 import math
@@ -28,7 +28,7 @@ from tread.finetune.settings import FinetuneConfig
 from tread.routing.risks import ADAPTER_RATIO, warn_once
 
 RATIO = 0.25
-"""selection_ratio of a first LoRA: fewer dropped tokens than preset 'lora', in the same layers."""
+"""selection_ratio of a first LoRA: in the layers of preset 'lora', with fewer dropped tokens."""
 SAMPLES = 100
 """Visits to each sample that the number of steps aims at, between FEWEST and MOST steps."""
 FEWEST, MOST = 500, 3000
@@ -64,7 +64,7 @@ class Model:
 
 
 def starter_config(family: str, model: str, data: str, scratch: bool = False) -> str:
-    """The YAML of a first LoRA run, or of a first run from scratch."""
+    """The YAML config of a first LoRA run, or of a first run from scratch."""
     known = family_class(family)
     found = _look_at_model(family, model)
     entry, samples = _look_at_data(data, video=known.video, layered=known.layered, model=found)
@@ -152,7 +152,7 @@ def _look_at_model(family: str, place: str) -> Model:
 
 
 def _is_large(family: str, place: str) -> bool:
-    """Whether the transformer is LARGE, by the files of a local folder or the family of a model on the hub."""
+    """Whether the transformer is LARGE: by file size for a local folder, else by family."""
     if not Path(place).is_dir():
         return family in LARGE_FAMILIES
     return sum(path.stat().st_size for path in Path(place, "transformer").glob("*.safetensors")) >= LARGE
@@ -206,7 +206,7 @@ def _beside(folder: Path, words: tuple[str, ...]) -> Path | None:
 
 
 def _resolution(samples: list[Sample], most: int, multiple: int) -> int:
-    """The side of the square that has the median area of the samples, `most` at most, as a multiple of `multiple`."""
+    """Side of a square with the samples' median area, at most `most`, rounded down to a multiple of `multiple`."""
     side = median(math.sqrt(width * height) for width, height in (s.size for s in samples)) if samples else most
     return max(multiple, int(min(side, most)) // multiple * multiple)
 
@@ -218,16 +218,16 @@ def _route(depth: int, ratio: float) -> dict[str, float | int]:
 
 
 def _first_images(samples: list[Sample], layered: bool) -> str | list[str] | None:
-    """The reference or references of a sample, for previews, if the data has them as files; of layers, their image."""
+    """Preview images from the data: the references of a sample if they are files; for layers, the sample's image."""
     if layered:
         return next((str(sample.place) for sample in samples if isinstance(sample.place, Path)), None)
     files = ([str(place) for place in sample.references if isinstance(place, Path)] for sample in samples)
-    found = next(filter(None, files), None)
-    return found[0] if found is not None and len(found) == 1 else found
+    references = next(filter(None, files), None)
+    return references[0] if references is not None and len(references) == 1 else references
 
 
 def _section(settings: dict[str, Any], routes: Sequence[str]) -> str:
-    """Keys and values with their comments; `routes` are those after the routes."""
+    """Keys and values with their comments; `routes` are the comment lines below tread_config."""
     fields = fields_of(FinetuneConfig)
     lines: list[str] = []
     for name, value in settings.items():

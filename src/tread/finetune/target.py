@@ -1,11 +1,11 @@
-"""Training targets of released models: what is predicted, the distribution of times, and the loss of each element.
+"""Training targets of released models: the predicted quantity, the distribution of times, and the elementwise loss.
 
 - `FlowTarget`: the velocity noise - x on the straight path, time in (0, 1); FLUX, SD3, AuraFlow, Wan, Lumina2, Qwen.
 - `VelocityTarget`: v of a discrete diffusion, time 0..999; CogVideoX.
 - `EpsilonTarget`: the noise of a discrete diffusion, time 0..999, and the learned variance beside it; PixArt.
-- A time is the quantile function at u in (0, 1): validation visits quantiles evenly, an expert those of its range.
-- `adjusted` gives a target another density of times and weights of the loss by time; validation uses the target without
-  weights, so that its figures do not depend on them.
+- A time is the quantile function at u in (0, 1): validation spaces u evenly, an expert is trained on an interval of u.
+- `adjusted` sets another density of times and time-dependent loss weights; validation uses the unweighted target, so
+  that its losses can be compared between weightings.
 - The loss is computed in float32, also under autocast.
 """
 
@@ -27,11 +27,11 @@ Distance = Literal["l2", "huber"]
 Weighting = Literal["none", "sigma_sqrt", "cosmap"]
 LOGIT_NORMAL, UNIFORM = Density(name="logit-normal"), Density()
 LEAST_SIGMA = 1e-3
-"""The lowest time that sigma_sqrt tells from 0, the first level of the stock schedulers."""
+"""Times are clamped to this in sigma_sqrt: the lowest noise level of the stock schedulers."""
 
 
 class Target(Protocol):
-    """The training objective of a model, as the loss uses it."""
+    """The training objective of a model."""
 
     def times(self, u: Tensor, tokens: int) -> Tensor:
         """The quantile function of training times, u (B,) -> times (B,), for samples of `tokens` tokens."""
@@ -53,17 +53,19 @@ class Target(Protocol):
         weighting: Weighting = "none",
         snr_gamma: float | None = None,
     ) -> Self:
-        """The target with a density of times (None: its own), a shift by the number of tokens, and weights of the loss
-        by time; refuses what it does not have."""
+        """The target with a density of times (None: its own), a token-dependent shift, and time-dependent loss weights.
+
+        Raises a ConfigError for settings that the target does not support.
+        """
         ...
 
     def unweighted(self) -> Self:
-        """The target without weights of the loss by time."""
+        """The target without time-dependent loss weights."""
         ...
 
 
 def distance(a: Tensor, b: Tensor, kind: Distance) -> Tensor:
-    """The elementwise loss of two tensors, in float32."""
+    """The elementwise loss between two tensors, in float32 (reduction "none")."""
     if kind == "huber":
         return F.huber_loss(a.float(), b.float(), reduction="none")
     return F.mse_loss(a.float(), b.float(), reduction="none")
@@ -78,7 +80,7 @@ class FlowTarget:
     dynamic: tuple[float, float, int, int] | None = None
     """(base_shift, max_shift, base_seq_len, max_seq_len): the shift grows with the number of tokens, as in FLUX."""
     tokens: int | None = None
-    """Tokens of a sample at which `shift` holds; more are shifted more, by the root of the ratio. None: one shift."""
+    """Tokens at which `shift` holds; it scales with the square root of their number (Eq. 23). None: constant."""
     density: Density = LOGIT_NORMAL
     """The density of times before the shift."""
     weighting: Weighting = "none"
@@ -92,8 +94,8 @@ class FlowTarget:
         if config.get("use_dynamic_shifting"):
             names = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
             usual = (0.5, 1.15, 256, 4096)
-            base, top, few, many = (config.get(name, value) for name, value in zip(names, usual, strict=True))
-            return cls(dynamic=(base, top, few, many), distance=distance)
+            base, top, base_len, max_len = (config.get(name, value) for name, value in zip(names, usual, strict=True))
+            return cls(dynamic=(base, top, base_len, max_len), distance=distance)
         return cls(shift=config.get("shift") or config.get("flow_shift") or 1.0, distance=distance)
 
     def adjusted(
@@ -123,14 +125,14 @@ class FlowTarget:
         """The shift for samples of `tokens` tokens."""
         if self.dynamic is None:  # Esser et al. Eq. 23
             return self.shift * (1.0 if self.tokens is None else math.sqrt(tokens / self.tokens))
-        base, top, few, many = self.dynamic
-        return math.exp(base + (top - base) * (tokens - few) / (many - few))
+        base, top, base_len, max_len = self.dynamic
+        return math.exp(base + (top - base) * (tokens - base_len) / (max_len - base_len))
 
     def times(self, u: Tensor, tokens: int) -> Tensor:
         return shifted(self.density.quantile(at_least_float32(u)), self.shift_of(tokens))
 
     def quantile(self, time: float, tokens: int) -> float:
-        """The fraction of training times below `time`: the inverse of `times`."""
+        """The CDF of training times at `time`: the inverse of `times`."""
         shift = self.shift_of(tokens)
         return self.density.cdf(time / (shift - (shift - 1) * time))
 
@@ -148,18 +150,18 @@ class FlowTarget:
         time = time.float()
         if self.weighting == "sigma_sqrt":
             return time.clamp(min=LEAST_SIGMA) ** -2
-        if self.weighting == "cosmap":  # CosMap of Esser et al., the density of its times as a weight
+        if self.weighting == "cosmap":  # the CosMap density of Esser et al. as a weight
             return 2 / (math.pi * (1 - 2 * time + 2 * time.square()))
         return torch.ones_like(time)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DiscreteTarget:
-    """What the targets of a discrete diffusion share: times drawn from 0..T-1, and min-SNR weights."""
+    """Base class of discrete-diffusion targets: a density of times 0..T-1, and min-SNR weights."""
 
     density: Density = UNIFORM
     snr_gamma: float | None = None
-    """The highest signal-to-noise ratio in the weights of the loss (min-SNR); None: all times weigh the same."""
+    """The SNR is clipped to this in the loss weights (min-SNR, Hang et al. 2023); None: unweighted."""
     distance: Distance = "l2"
 
     def adjusted(
@@ -179,24 +181,24 @@ class DiscreteTarget:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VelocityTarget(DiscreteTarget):
-    """v of a discrete diffusion (Salimans and Ho 2022, arXiv 2202.00512) at a time drawn evenly from 0..T-1.
+    """v of a discrete diffusion (Salimans and Ho 2022, arXiv 2202.00512) at a time drawn uniformly from 0..T-1.
 
-    Its squared error is the squared error of x divided by the noise's variance, the loss that CogVideoX was trained by.
+    Its squared error is the squared error of x divided by the noise's variance, the loss CogVideoX was trained with.
     """
 
     kept: Tensor
-    """(T,) float64: the squared factor of x in the noisy state, the cumulative product of alphas."""
+    """alphas_cumprod, (T,) float64: the squared coefficient of x in the noisy state."""
     _factors: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
-    """Factors of x and of the noise, (T,) float32; one copy on each device: copying them would synchronise."""
+    """Coefficients of x and of the noise, (T,) float32, per device: a copy in each step would synchronise."""
 
     @classmethod
     def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "VelocityTarget":
-        """The target with the noise levels of a stock scheduler's config, which must predict v."""
+        """The target with the noise levels of a stock scheduler's config; its prediction_type must be v_prediction."""
         import diffusers
 
-        found = config.get("prediction_type")
-        if found != "v_prediction":
-            raise ConfigError(f"prediction_type of the scheduler is {found!r}; a model that predicts v is needed here.")
+        kind = config.get("prediction_type")
+        if kind != "v_prediction":
+            raise ConfigError(f"prediction_type of the scheduler is {kind!r}; a model that predicts v is needed here.")
         scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
         return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
 
@@ -212,7 +214,7 @@ class VelocityTarget(DiscreteTarget):
         error = distance(prediction, of_x * noise - of_noise * x, self.distance)
         if self.snr_gamma is None:
             return error
-        # min(SNR, gamma) / (SNR + 1), where SNR = of_x^2 / of_noise^2 and both squares add up to 1
+        # min(SNR, gamma) / (SNR + 1), with SNR = of_x^2 / of_noise^2 and of_x^2 + of_noise^2 = 1
         return error * torch.minimum(of_x.square(), self.snr_gamma * of_noise.square())
 
     def _at(self, time: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,34 +226,35 @@ class VelocityTarget(DiscreteTarget):
 
 
 class Tables(NamedTuple):
-    """Coefficients of a discrete diffusion by time, each (T,) float32."""
+    """Coefficients of a discrete diffusion, indexed by time, each (T,) float32."""
 
     signal: Tensor
-    """Factor of x in the noisy state."""
+    """Coefficient of x in the noisy state."""
     noise: Tensor
-    """Factor of the noise in the noisy state."""
+    """Coefficient of the noise in the noisy state."""
     low: Tensor
-    """Logarithm of the smallest variance that the model may predict."""
+    """Lower bound of the log-variance that the model predicts: that of the posterior."""
     high: Tensor
-    """Logarithm of the largest variance that the model may predict."""
+    """Upper bound of the log-variance that the model predicts: log beta."""
     apart: Tensor
-    """Factor from the error of the noise to the error of the mean."""
+    """Factor that turns an error of the predicted noise into one of the posterior mean."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpsilonTarget(DiscreteTarget):
-    """The noise of a discrete diffusion (Ho et al. 2020, arXiv 2006.11239) at a time drawn evenly from 0..T-1.
+    """The noise of a discrete diffusion (Ho et al. 2020, arXiv 2006.11239) at a time drawn uniformly from 0..T-1.
 
     A model with twice the channels predicts its variance too, and is trained by L_hybrid of Nichol and Dhariwal
-    (2021, arXiv 2102.09672): the bound is in bits, its sum over T times is weighted by 0.001 as in the paper, and the
-    mean is detached in it, so that it trains the variance alone. At time 0 the bound is the density of the data; the
-    paper takes the density of a bin of pixel values, which latents do not have. Min-SNR does not weigh the bound.
+    (2021, arXiv 2102.09672): the variational bound is in bits, its sum over T times is weighted by 0.001 as in the
+    paper, and the mean is detached in it, so that it trains the variance alone. At time 0 the term is the negative
+    log-likelihood of continuous latents, where the paper discretises it to bins of pixel values. Min-SNR does not
+    weigh the bound.
     """
 
     betas: Tensor
     """(T,) float64: the variances of the forward process."""
     _tables: dict[torch.device, Tables] = field(default_factory=dict, init=False, repr=False)
-    """One copy on each device: copying them in a step would synchronise."""
+    """Tables per device: a copy in each step would synchronise."""
 
     @classmethod
     def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "EpsilonTarget":
@@ -283,28 +286,31 @@ class EpsilonTarget(DiscreteTarget):
         return error + 0.001 * len(self.betas) * bound
 
     def _bound(self, off: Tensor, variance: Tensor, time: Tensor) -> Tensor:
-        """One term of the variational bound in bits, elementwise; `off` is the error of the noise."""
+        """One term of the variational bound in bits, elementwise; `off` is the error of the predicted noise.
+
+        Equations are those of Nichol and Dhariwal.
+        """
         tables = self._tables_on(time.device)
         low, high = _at(tables.low, time, off), _at(tables.high, time, off)
-        share = (variance + 1) / 2
-        log_variance = share * high + (1 - share) * low  # Eq. 15
-        apart = _at(tables.apart, time, off) * off
-        square = apart.square() * torch.exp(-log_variance)
+        v = (variance + 1) / 2
+        log_variance = v * high + (1 - v) * low  # Eq. 15
+        mean_error = _at(tables.apart, time, off) * off
+        square = mean_error.square() * torch.exp(-log_variance)
         divergence = 0.5 * (log_variance - low + torch.exp(low - log_variance) - 1 + square)  # Eq. 6
-        density = 0.5 * (math.log(2 * math.pi) + log_variance + square)  # Eq. 5
-        return torch.where(per_sample(time, off) == 0, density, divergence) / math.log(2)
+        likelihood = 0.5 * (math.log(2 * math.pi) + log_variance + square)  # Eq. 5, negative log
+        return torch.where(per_sample(time, off) == 0, likelihood, divergence) / math.log(2)
 
     def _tables_on(self, device: torch.device) -> Tables:
         if device not in self._tables:
             alphas = 1 - self.betas
-            kept = alphas.cumprod(0)
-            before = torch.cat([kept.new_ones(1), kept[:-1]])
-            # Nichol and Dhariwal Eq. 10; it is 0 at time 0, where the value of time 1 replaces it before the logarithm
-            posterior = self.betas * (1 - before) / (1 - kept)
+            alphas_cumprod = alphas.cumprod(0)
+            previous = torch.cat([alphas_cumprod.new_ones(1), alphas_cumprod[:-1]])
+            # Nichol and Dhariwal Eq. 10; it is 0 at time 0, so its logarithm there is taken from time 1
+            posterior = self.betas * (1 - previous) / (1 - alphas_cumprod)
             low = torch.cat([posterior[1:2], posterior[1:]]).log()
-            # Eq. 11 with x expressed by the noise: the distance of the two means, at time 0 that of the mean from x
-            apart = self.betas / ((1 - kept) * alphas).sqrt()
-            tables = kept.sqrt(), (1 - kept).sqrt(), low, self.betas.log(), apart
+            # Eq. 11 with x replaced by the noise; at time 0 it is the distance of the mean from x
+            apart = self.betas / ((1 - alphas_cumprod) * alphas).sqrt()
+            tables = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt(), low, self.betas.log(), apart
             self._tables[device] = Tables(*(table.float().to(device) for table in tables))
         return self._tables[device]
 
@@ -319,7 +325,7 @@ def _refuse_flow_settings(tokens: int | None, weighting: Weighting) -> None:
 
 
 def _evenly(u: Tensor, count: int) -> Tensor:
-    """u in (0, 1) -> 0..count-1, each for an equal share of u."""
+    """u in (0, 1) -> integers 0..count-1, in equal intervals of u."""
     return (u * count).long().clamp(max=count - 1)
 
 

@@ -1,10 +1,10 @@
-"""Fine-tuning as a task of the loop: cached latents and text in, a loss out, previews and a dense validation loss.
+"""`Finetuning`: the task that the training loop runs: batches from the cache, the loss, validation and previews.
 
-- The expert and the times of a micro-batch are hashes of its position, like all that `finetune/loss.py` draws. A run is
-  the same whatever the number of processes, and resumes exactly.
-- The tokens that a mask forces are counted on the host, before the batch moves to the device.
-- The validation loss is dense, on fixed noise and evenly spread times, without the weights of entries and times and
-  without an offset of the noise: the routed training loss shows the missing tokens, this one shows the quality.
+- The expert and the times of a micro-batch are hashes of its position, like all draws of `finetune/loss.py`. So a run
+  does not depend on the number of processes, and resumes exactly.
+- Forced tokens are computed on the host, before the batch moves: their count would otherwise synchronise.
+- The validation loss is dense, on fixed noise and evenly spread times, without loss weights of entries and times
+  and without noise offset: the routed training loss includes the effect of dropped tokens, this one does not.
 """
 
 import math
@@ -47,7 +47,7 @@ Chunk = list[tuple[int, float]]
 """Samples of a batch, each with the quantile of its time."""
 Validation = list[tuple[Range, Chunk]]
 COMPILED_TEXT = 64
-"""Compiled layers see texts whose length is a multiple of this."""
+"""Texts are padded to a multiple of this many tokens for compiled layers."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Finetuning:
         depth = next((handle.plan.depth for handle in handles.values() if handle is not None), None)
         sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
         self.loading: int | None = None
-        """Bytes of host memory that loading the models took at most, where that is known."""
+        """Peak host memory of loading the models in bytes, if known."""
         self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
         if references := max((len(entry.references) for entry in data.train.entries), default=0):
             self.facts["references"] = references
@@ -111,29 +111,31 @@ class Finetuning:
         return [size // patch for size, patch in zip(latents, family.patch, strict=True)]
 
     def summary(self) -> str:
-        """What is trained, on what, with which routes."""
+        """One line with the model, the trained parameters, the routes and the data."""
         size = sum(p.numel() for p in self.model.parameters())
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         handle = next(iter(self.handles.values()))
         routes = "dense" if handle is None else ", ".join(str(route) for route in handle.plan.routes)
         config, accelerator = self.config, self.accelerator
-        kind = {"full": "all weights"}.get(config.model_type, config.lora_type.replace("standard", "lora"))
+        method = {"full": "all weights"}.get(config.model_type, config.lora_type.replace("standard", "lora"))
         loading = "" if self.loading is None else f", loaded with {self.loading / 2**30:.1f} GiB of host memory"
         return (
-            f"{config.model_family}, {kind}: {trained / 1e6:.1f} M of {size / 1e6:.1f} M parameters train, {routes}; "
+            f"{config.model_family}, {method}: {trained / 1e6:.1f} M of {size / 1e6:.1f} M parameters train, {routes}; "
             f"{counted(len(self.train_set), 'sample')} in {counted(len(set(self.train_set.groups)), 'bucket')}, "
             f"{counted(accelerator.num_processes, 'process')} on {accelerator.device}{loading}"
         )
 
     @property
     def routing(self) -> list[Handle]:
-        """The handles of the experts, that of the last forward first."""
+        """The handles of the experts, the one of the last forward first."""
         parts = sorted(self.handles, key=lambda part: part != self._last)
         return [handle for part in parts if (handle := self.handles[part]) is not None]
 
     def make_fast(self) -> list[Fast]:
-        """Compile each layer for the lengths that buckets, texts and the ratio's levels give; see
-        `tread.kernels.fast`."""
+        """Compile each layer for all sequence lengths: those of buckets, texts and the schedule's ratios.
+
+        See `tread.kernels.fast`.
+        """
         config, device = self.config, self.accelerator.device
         compiled = compiles(config.compile, device)
         if compiled:
@@ -141,7 +143,7 @@ class Finetuning:
         texts = math.ceil(self.family.text_length / COMPILED_TEXT) if self.family.texts_differ else 1
         plan = next((handle.plan for handle in self.handles.values() if handle is not None), None)
         masked = any(entry.weight is not None for entry in self.train_set.entries)
-        masked |= type(self.family).weight is not TuneFamily.weight  # clean latents are forced too
+        masked |= type(self.family).weight is not TuneFamily.weight  # tokens of clean latents are forced too
         return [
             Fast(
                 model,
@@ -183,26 +185,26 @@ class Finetuning:
         return self.family.collated(self.train_set.collate(items, self.family.collate_text))
 
     def _on_device(self, batch: Batch) -> TuneBatch:
-        forced = forced_tokens(self.family, batch)  # on the host: its count must not wait for the device
+        forced = forced_tokens(self.family, batch)  # on the host, where counting them does not synchronise
         device, micro_step = self.accelerator.device, int(batch["position"][0]) // self.order.size
         tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
         return TuneBatch(tensors, forced, micro_step)
 
     def loss(self, model: nn.Module, batch: TuneBatch) -> Tensor:
         """The mean loss of one micro-batch."""
-        seed, where = self.config.seed, batch.tensors["position"]  # (B,)
+        seed, positions = self.config.seed, batch.tensors["position"]  # (B,)
         tokens = self.family.tokens(batch.tensors["mean"])
         span = choose(self._ranges(tokens), float(noise.uniform(seed, EXPERT, batch.micro_step)))
-        u = span.spread(noise.uniform(seed, TIME, where))
+        u = span.spread(noise.uniform(seed, TIME, positions))
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
-            # buckets of as many tokens may have other references: said, it need not be read from the device
+            # batches of equal length may differ in references; set here, so that it is not read from the device
             handle.references = self.family.reference_tokens(batch.tensors)
         with _forcing(handle, batch.forced):
-            draws = Draws(seed, where, u, noise_offset(self.config, batch.tensors))
+            draws = Draws(seed, positions, u, noise_offset(self.config, batch.tensors))
             losses = self.sample_losses(model, span, batch.tensors, draws, self.target)
-        own = batch.tensors.get("loss_weight")  # (B,)
-        return (losses if own is None else losses * own).mean()
+        weight = batch.tensors.get("loss_weight")  # (B,)
+        return (losses if weight is None else losses * weight).mean()
 
     def _ranges(self, tokens: int) -> list[Range]:
         return ranges(self.family, self.target, list(self.models), tokens)
@@ -211,24 +213,24 @@ class Finetuning:
     def losses_at(self, batch: TuneBatch, u: float, kept: Tensor | None = None) -> Tensor:
         """The loss of each sample, (B,), at the u-quantile of the training times, with fixed noise.
 
-        `kept` (B, S) are the tokens that a routed forward kept, for a dense one that is compared with it: they carry
-        the loss here too, unless `routed_loss` gives it to all.
+        `kept` (B, S) restricts the loss of a dense forward to the tokens that a routed one kept, so that the two can be
+        compared; it has no effect if `routed_loss` is "all".
         """
         tensors, tokens = batch.tensors, self.family.tokens(batch.tensors["mean"])
-        found = self._ranges(tokens)
-        low, high = min(span.low for span in found), max(span.high for span in found)
+        spans = self._ranges(tokens)
+        low, high = min(span.low for span in spans), max(span.high for span in spans)
         at = low + (high - low) * u
-        span = next(span for span in found if span.low <= at <= span.high)
+        span = next(span for span in spans if span.low <= at <= span.high)
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
             handle.references = self.family.reference_tokens(tensors)
-        where = tensors["position"]
-        draws = Draws(VALIDATION, where, torch.full_like(where, at, dtype=torch.float32))
+        positions = tensors["position"]
+        draws = Draws(VALIDATION, positions, torch.full_like(positions, at, dtype=torch.float32))
         with _forcing(handle, batch.forced), self.accelerator.autocast():
             return self.sample_losses(self.model, span, tensors, draws, self._validated, kept=kept)
 
     def reviews(self, step: int) -> dict[str, Review]:
-        """The dense validation loss, also of checkpoints that compete for the best, and previews."""
+        """The reviews due at a step: previews, and the validation loss, which checkpoints are ranked by."""
         config, last = self.config, self.config.max_train_steps
         all_: dict[str, Review] = {"validating": self.validate, "drawing": partial(self.preview, step)}
         every = {
@@ -243,30 +245,30 @@ class Finetuning:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """The mean loss on fixed samples, noise and times, all tokens in all layers."""
+        """The mean dense loss on fixed samples, noise and times."""
         rank, world, device = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.device
         count = len(self.held_out)
         if count == 0:
             return {}
         total = torch.zeros((), device=device, dtype=torch.float64)
-        for part, chunk, counts in self._shared(self._validation_batches(), rank, world):
+        for span, chunk, counts in self._shared(self._validation_batches(), rank, world):
             items = [self.held_out[i, False] for i, _ in chunk]
             batch = self.family.collated(self.held_out.collate(items, self.family.collate_text))
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
-            where = torch.tensor([i for i, _ in chunk], device=device)
-            draws = Draws(VALIDATION, where, torch.tensor([u for _, u in chunk], device=device))
+            indices = torch.tensor([i for i, _ in chunk], device=device)
+            draws = Draws(VALIDATION, indices, torch.tensor([u for _, u in chunk], device=device))
             with self.accelerator.autocast():
-                losses = self.sample_losses(self.model, part, batch, draws, self._validated)
+                losses = self.sample_losses(self.model, span, batch, draws, self._validated)
             total += losses.double().sum() * counts
         self.facts["val_loss"] = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
         return {"val_loss": self.facts["val_loss"]}
 
     @staticmethod
     def _shared(batches: Validation, rank: int, world: int) -> Iterator[tuple[Range, Chunk, bool]]:
-        """A rank's share of batches, and whether each counts.
+        """The batches of one rank, each with whether it counts in the mean.
 
-        All ranks run the same expert as often, because a sharded model gathers its weights from all of them: where the
-        batches of an expert do not divide, the first of them is run once more and does not count.
+        All ranks must run an expert equally often, because a sharded model gathers its weights in every forward. If the
+        batches of an expert do not divide by the ranks, some ranks repeat the first one, which then does not count.
         """
         for span in dict.fromkeys(span for span, _ in batches):
             chunks = [chunk for other, chunk in batches if other == span]
@@ -275,19 +277,19 @@ class Finetuning:
                 yield span, chunks[first + rank if counts else 0], counts
 
     def _validation_batches(self) -> Validation:
-        """Batches of (sample, quantile of its time) of one bucket and one expert; the quantiles are evenly spread."""
+        """Batches of (sample, quantile of its time), each of one bucket and one expert; quantiles are evenly spaced."""
         groups: dict[tuple[Any, Range], list[tuple[int, float]]] = {}
         count, size = len(self.held_out), self.config.train_batch_size
         for i, group in enumerate(self.held_out.groups):
-            found = self._ranges(self.family.tokens(self.held_out[i, False][0]["mean"][None]))
-            low, high = min(part.low for part in found), max(part.high for part in found)
+            spans = self._ranges(self.family.tokens(self.held_out[i, False][0]["mean"][None]))
+            low, high = min(span.low for span in spans), max(span.high for span in spans)
             u = low + (high - low) * (i + 0.5) / count
-            part = next(part for part in found if part.low <= u <= part.high)
-            groups.setdefault((group, part), []).append((i, u))
-        return [(part, all_[i : i + size]) for (_, part), all_ in groups.items() for i in range(0, len(all_), size)]
+            span = next(span for span in spans if span.low <= u <= span.high)
+            groups.setdefault((group, span), []).append((i, u))
+        return [(span, all_[i : i + size]) for (_, span), all_ in groups.items() for i in range(0, len(all_), size)]
 
     def preview(self, step: int) -> dict[str, float]:
-        """Draw the validation prompts by the stock pipeline, on rank 0; on every rank if they share the weights."""
+        """Draw the validation prompts with the stock pipeline, on rank 0; on every rank if the weights are sharded."""
         if self.accelerator.is_main_process or self.config.sharded:
             with self.accelerator.autocast():
                 self.facts["previews"] = self._previews.draw(self.models, step)
@@ -295,28 +297,28 @@ class Finetuning:
         return {}
 
     def saved(self, checkpoint: Path) -> None:
-        """The adapter or the weights, and the card, by what the checkpoint says of itself."""
+        """Write the result of a checkpoint: the adapter or the weights, and the card, from its manifest."""
         manifest = read_manifest(checkpoint)
-        for name in ("val_loss", "previews"):  # known to the run before it was resumed
+        for name in ("val_loss", "previews"):  # from before the run was resumed
             if name in manifest:
                 self.facts.setdefault(name, manifest[name])
-        if self.config.sharded or has_result(self.folder, manifest):  # a sharded run's is written at its end
+        if self.config.sharded or has_result(self.folder, manifest):  # a sharded run writes its result at the end
             return
         write_result(self.folder, self.family, self.models, self.config, manifest)
         if manifest["step"] == self.config.max_train_steps and "speedup" in manifest:
-            tqdm.write(  # the training loop's bar is on the line
+            tqdm.write(  # not print: the progress bar is on the line
                 f"routed layers kept {manifest['tokens_kept']:.0%} of the tokens: by FLOPs a step is "
                 f"{manifest['speedup']:.2f} times as fast"
             )
 
     @torch.no_grad()
     def routing_gain(self) -> tuple[float, float]:
-        """The share of tokens kept at the full ratio, and dense over routed FLOPs, of one batch."""
+        """The share of tokens kept at the full ratio, and dense FLOPs / routed FLOPs, measured on one batch."""
         part = next(iter(self.models))
         handle = self.handles[part]
         assert handle is not None
         schedule = handle.plan.schedule
-        handle.set_step(0 if schedule is None else schedule.warmup_steps)  # between warm-up and cool-down
+        handle.set_step(0 if schedule is None else schedule.warmup_steps)  # the first step at the full ratio
         counts = []
         for mode in (handle.dense(), handle.routed()):
             with mode, FlopCounterMode(display=False) as counter:
@@ -326,16 +328,17 @@ class Finetuning:
 
     @torch.no_grad()
     def first_losses(self, part: str) -> Tensor:
-        """The losses of samples of the first bucket, by the transformer `part`; (B,)."""
+        """The losses (B,) of samples of the first bucket with the transformer `part`."""
         group = self.train_set.groups[0]
         picks = [i for i, other in enumerate(self.train_set.groups) if other == group][: self.config.train_batch_size]
         batch = self._on_device(self._collate([self.train_set[i, False] for i in picks]))
-        where = torch.arange(len(picks), device=self.accelerator.device)
-        u = torch.full_like(where, 0.5, dtype=torch.float32)
-        found = next(one for one in self._ranges(self.family.tokens(batch.tensors["mean"])) if one.expert == part)
-        draws = Draws(self.config.seed, where, found.spread(u))
+        positions = torch.arange(len(picks), device=self.accelerator.device)
+        u = torch.full_like(positions, 0.5, dtype=torch.float32)
+        spans = self._ranges(self.family.tokens(batch.tensors["mean"]))
+        span = next(span for span in spans if span.expert == part)
+        draws = Draws(self.config.seed, positions, span.spread(u))
         with _forcing(self.handles[part], batch.forced), self.accelerator.autocast():
-            return self.sample_losses(self.model, found, batch.tensors, draws, self.target)
+            return self.sample_losses(self.model, span, batch.tensors, draws, self.target)
 
 
 def _forcing(handle: Handle | None, forced: Tensor | None) -> AbstractContextManager[None]:

@@ -1,10 +1,10 @@
-"""A trial of a `tread finetune` config: its model beside the stock one on a real batch, and its steps.
+"""A trial of a `tread finetune` config: compare its model with the stock one on a real batch, and run a few steps.
 
 - One batch is encoded: into the config's cache if that exists, where a run will find it, else into a temporary folder.
-- The stock prediction comes from the transformer as diffusers loads it, before tread touches it. With a quantized base
-  the unquantized model is compared where it fits into memory, as information; routing is then judged by the quantized
-  model before it was attached.
-- Each transformer of a model with two is tried, on a batch with times of its range.
+- The stock prediction comes from the transformer as diffusers loads it, before tread changes it. With a quantized base
+  the difference from the unquantized model is only reported, if that fits into memory; routing is compared with the
+  quantized model before `attach`.
+- If a model has two transformers, each is tried on a batch with times of its range.
 """
 
 from dataclasses import replace
@@ -32,13 +32,13 @@ from tread.training.session import Session
 from tread.training.trial import TOLERANCE, Comparison, Trial, compare, compare_routed, flop_ratio, predict, try_steps
 
 STEPS = 1000
-"""Length of a run whose config counts epochs; a single batch does not tell it."""
+"""Assumed steps of a run whose config counts epochs, since the trial collects a single batch."""
 MICRO_STEPS = 10_000
-"""Micro-steps among which one for each transformer is looked for."""
+"""Micro-steps searched for one that trains a given transformer."""
 
 
 def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]]:
-    """One line about the task, and what came of each transformer; files go to `folder`, not to the run's."""
+    """The task's summary line, and the trial of each transformer; files go to `folder`, not to the run's folder."""
     cache = Path(config.cache_dir)
     config = replace(
         config,
@@ -50,7 +50,7 @@ def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]
         max_train_steps=config.max_train_steps if config.num_train_epochs == 0 else STEPS,
         num_train_epochs=0,
         dataloader_num_workers=0,
-        parallel="ddp",  # of one process
+        parallel="ddp",  # the trial is one process
         shard_size=None,
         cpu_offload=False,
         report_to="none",
@@ -64,7 +64,7 @@ def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]
 
 
 class _Trials:
-    """What the stages of a trial share."""
+    """The stages of a trial, which share its config, data and accelerator."""
 
     def __init__(
         self, config: FinetuneConfig, accelerator: Accelerator, folder: Path, family: TuneFamily, data: Prepared
@@ -93,13 +93,13 @@ class _Trials:
             return summary, [Trial(part=part, comparisons=comparisons) for part, comparisons in compared.items()]
         eager = {part: self._eager(task, part) for part in models}
         session = Session(task, job, self.accelerator)
-        # drawn again: compiled layers have texts of other lengths
+        # a new batch: `Session` compiles the layers, which pads texts to other lengths
         return summary, [
             try_steps(session, self._batch(task, part), part, compared[part], *eager[part]) for part in models
         ]
 
     def _eager(self, task: Finetuning, part: str) -> tuple[float, float | None]:
-        """The loss of the network before it is compiled, and dense over routed FLOPs."""
+        """The loss of the eager network, and dense FLOPs / routed FLOPs."""
         batch = self._batch(task, part)
         _, loss = predict(task, self.accelerator, batch)
         return loss, flop_ratio(task, self.accelerator, batch) if task.routing else None
@@ -116,11 +116,11 @@ class _Trials:
         )
 
     def _batch(self, task: Finetuning, part: str) -> TuneBatch:
-        """The first batch, as a micro-step that is drawn for the transformer `part`."""
+        """The first batch, renumbered as a micro-step that trains the transformer `part`."""
         batch = next(task.batches(0))
-        found = ranges(self.family, task.target, list(task.models), self.family.tokens(batch.tensors["mean"]))
+        spans = ranges(self.family, task.target, list(task.models), self.family.tokens(batch.tensors["mean"]))
         chances = noise.uniform(self.config.seed, EXPERT, torch.arange(MICRO_STEPS)).tolist()
-        micro_step = next((n for n, chance in enumerate(chances) if choose(found, chance).expert == part), None)
+        micro_step = next((n for n, chance in enumerate(chances) if choose(spans, chance).expert == part), None)
         if micro_step is None:
             raise ConfigError(
                 f"the {part} is drawn in none of {MICRO_STEPS} micro-steps: flow_schedule_shift leaves it hardly any "
@@ -129,7 +129,7 @@ class _Trials:
         return replace(batch, micro_step=micro_step)
 
     def _load(self, part: str) -> tuple[nn.Module, Tensor, list[Comparison]]:
-        """The transformer to train, the prediction that routing must not change, and how that differs from stock."""
+        """The transformer to train, the prediction that routing must reproduce, and its difference from stock."""
         config, device = self.config, self.accelerator.device
         model = load_stock(config, self.family, part)
         stock = self._stock(part, model, device)
@@ -147,7 +147,7 @@ class _Trials:
         return model, stock, [compare("adapted" if config.adapts else "loaded to train", own, stock, limit)]
 
     def _stock(self, part: str, model: nn.Module, device: torch.device) -> Tensor | None:
-        """The stock transformer's own prediction; None if it does not fit before it is quantized or offloaded."""
+        """The stock transformer's prediction; None if it does not fit into memory unquantized and not offloaded."""
         smaller = self.quantized or self.config.offloads
         try:
             task = self._task({part: model.to(device)}, {part: None})
@@ -158,5 +158,5 @@ class _Trials:
             self.accelerator.print(f"the {part} does not fit as it is, so the two are not compared.")
         finally:
             if smaller:
-                model.to("cpu")  # it is quantized one linear at a time, and offloaded layer by layer
+                model.to("cpu")  # quantizing and offloading move it to the device piece by piece
         return None

@@ -146,7 +146,7 @@ _SHARED: tuple[tuple[Any, str], ...] = (
         "num_eval_images train_batch_size vae_batch_size",
     ),
 )
-"""Default -> the options that have it. Where the trainer computes one, null stands for it."""
+"""Default -> the options that have it; null for a default that the trainer computes."""
 
 DEFAULTS: dict[str, Any] = {option: value for value, options in _SHARED for option in options.split()} | {
     "adam_beta1": 0.9,

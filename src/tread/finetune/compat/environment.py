@@ -1,4 +1,4 @@
-"""Environment files (`.env`) of the existing trainer: variables to keys of a config."""
+"""Translate environment files (`.env`) of the existing trainer into keys of a config."""
 
 import shlex
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ NAMES = {
     "TRAINING_NUM_MACHINES": "num_machines",
     "TRAINING_DYNAMO_BACKEND": "dynamo_backend",
 }
-"""Variable -> key, where the key is not the variable in small letters."""
+"""Variable -> key, if the key is not the variable in lower case."""
 FAMILIES = {
     "FLUX": "flux",
     "STABLE_DIFFUSION_3": "sd3",

@@ -1,8 +1,8 @@
 """Tables from the keys of other trainers to their rules: `RULES` for a config, `DATA_RULES` for a data entry.
 
 - A key has a rule if `FinetuneConfig` lacks it, or names some of its values differently. A field without a rule runs
-  as it stands.
-- No key is ignored that would change what is learned; an unsupported one says what to write instead.
+  unchanged.
+- A key that would change what is learned is never ignored; an unsupported one says what to write instead.
 """
 
 from tread.finetune.compat import entries, models, objective, rules
@@ -29,7 +29,7 @@ _LOSS = unless_off("leave it out; no loss is added to the denoising loss")
 _NOTHING = ignored("nothing that is learned depends on it")
 
 _ADDED = ("crepa", "urepa", "irepa", "layersync", "nextlat", "internal_guidance", "mixflow", "twinflow", "xm")
-"""Beginnings of the options of losses that are added where the option that ends with _enabled is true."""
+"""Prefixes of the options of auxiliary losses, each of which PREFIX_enabled turns on."""
 
 RULES: dict[str, Rule] = {
     "model_family": models.family,
@@ -200,7 +200,7 @@ RULES: dict[str, Rule] = {
         _NOTHING,
     ),
 }
-"""Key of a config -> its rule; fields of FinetuneConfig that have none run as they stand."""
+"""Key of a config -> its rule; fields of FinetuneConfig that have none run unchanged."""
 
 PREFIXES: dict[str, Rule] = {
     "model_card_": _UPLOAD,
@@ -217,7 +217,7 @@ PREFIXES: dict[str, Rule] = {
     "group_offload_": ignored("an option of enable_group_offload"),
     "nsfw_check_": ignored("an option of enable_nsfw_check"),
 }
-"""Beginning of a key -> the rule of keys that are neither fields nor in RULES."""
+"""Prefix of a key -> the rule of keys that are neither fields nor in RULES."""
 
 _TEXT_ENTRY = ignored("an option of text_embeds entries; captions are kept in cache_dir")
 DATA_RULES: dict[str, Rule] = {
@@ -245,7 +245,7 @@ DATA_RULES: dict[str, Rule] = {
     "only_instance_prompt": entries.one_prompt,
     "prepend_instance_prompt": entries.prompt_first,
 }
-"""Key of a data entry -> its rule; fields of DataConfig that have none run as they stand."""
+"""Key of a data entry -> its rule; fields of DataConfig that have none run unchanged."""
 
 THEIR_DATA_RULES = DATA_RULES | {"repeats": entries.visits}
-"""The rules of entries of data_backend_config, which are those of the existing trainer."""
+"""The rules for entries of data_backend_config, whose keys have the existing trainer's meaning."""

@@ -1,4 +1,4 @@
-"""What a config of the existing trainer leaves out: the defaults that differ from ours, and the model of its family."""
+"""Options that a config of the existing trainer leaves out: defaults that differ from ours, and its family's model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from tread.finetune.compat.rules import is_theirs, there
 ALWAYS = ("model_type", "optimizer", "learning_rate", "train_batch_size", "max_grad_norm", "vae_dtype")
 """Options whose default changes what is trained, whatever else the config says."""
 OTHER_LAYERS = ("flux", "sd3")
-"""Families in which other layers get a LoRA where a config names none."""
+"""Families whose default lora_targets differ from the existing trainer's."""
 
 
 def left_out(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a config of the existing trainer leaves to defaults unlike ours, with those defaults.
+    """The omitted options of a config of the existing trainer whose defaults differ from ours, with those defaults.
 
     >>> left_out({"data_backend_config": [], "model_family": "sd3", "model_type": "lora"})["learning_rate"]
     4e-07
@@ -29,15 +29,15 @@ def left_out(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_train_epochs": not config.get("max_train_steps"),
     }
     names = [*ALWAYS, *(name for name, is_needed in needed.items() if is_needed)]
-    found = {name: DEFAULTS[name] for name in names if config.get(name) is None}
+    omitted = {name: DEFAULTS[name] for name in names if config.get(name) is None}
     unnamed = config.get("pretrained_model_name_or_path") is None and config.get("model_flavour") is None
     if unnamed and family in MODELS and family != "wan":
-        found["model_flavour"] = next(iter(ASSISTED.get(family, MODELS[family])))
-    return found
+        omitted["model_flavour"] = next(iter(ASSISTED.get(family, MODELS[family])))
+    return omitted
 
 
 def left_out_of_entry(entry: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The caption strategy of an entry that has none: the config's, or file names."""
+    """The caption strategy of an entry that sets none: the config's, or the existing trainer's default."""
     named = entry.get("caption_strategy") is not None or entry.get("only_instance_prompt")
     if named or entry.get("dataset_type") == "conditioning":
         return {}
@@ -47,7 +47,7 @@ def left_out_of_entry(entry: Mapping[str, Any], config: Mapping[str, Any]) -> di
 
 
 def has_other_layers(config: Mapping[str, Any]) -> bool:
-    """Whether the LoRA of a config of the existing trainer gets other layers here."""
+    """Whether a config of the existing trainer, by default, puts its LoRA on other layers there than here."""
     named = any(config.get(key) for key in ("lora_targets", "peft_lora_target_modules", "flux_lora_target"))
     return is_theirs(config) and config.get("model_family") in OTHER_LAYERS and _adds_lora(config) and not named
 

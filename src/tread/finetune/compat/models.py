@@ -1,4 +1,4 @@
-"""The model that a config names: by its family and flavour, where it has no path."""
+"""The model of a config without a path: the hub id for its family and flavour."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -126,13 +126,13 @@ MODELS: dict[str, dict[str, str]] = {
     "z_image": {"base": "Tongyi-MAI/Z-Image", "turbo": "Tongyi-MAI/Z-Image-Turbo"},
 }
 """Family -> `model_flavour` -> the id on the hub, for configs without pretrained_model_name_or_path. The first flavour
-is the one that the existing trainer takes where a config has none; that of wan is not known."""
+is the existing trainer's default; its default for wan is not known."""
 ASSISTED = {"z_image": ("turbo-ostris-v2", "ostris-de-turbo")}
 """Flavours that the existing trainer trains on top of an assistant's adapter; the first is the family's default."""
 
 
 def family(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """A family that `tread finetune` has, or where else to train it."""
+    """model_family: one of TUNE_FAMILIES; for others the advice is `tread.attach`."""
     if value in TUNE_FAMILIES:
         return Outcome.runs(model_family=value)
     return Outcome.unsupported(
@@ -142,7 +142,7 @@ def family(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The flavour names the model if no path does, and the expert of Wan 2.2 that is trained."""
+    """model_flavour chooses the model if the config has no path, and the trained expert of Wan 2.2."""
     if str(config.get("model_family")) not in TUNE_FAMILIES:
         return Outcome.ignored("model_family is none of tread finetune")
     models = MODELS.get(str(config.get("model_family")), {})
@@ -156,7 +156,7 @@ def flavour(value: Any, config: Mapping[str, Any]) -> Outcome:
     if config.get("pretrained_model_name_or_path") is None and value is not None:
         if "distilled" in str(value):
             return Outcome.unsupported(f"distilled models are not tuned here; choose one of {', '.join(models)}")
-        if str(value) not in models:  # a flavour such as 2.0 may have been read as a number
+        if str(value) not in models:  # str: a flavour such as 2.0 may have been parsed as a number
             known = f" ({', '.join(models)} are known)" if models else ""
             return Outcome.unsupported(f"write pretrained_model_name_or_path instead{known}")
         settings["pretrained_model_name_or_path"] = models[str(value)]

@@ -1,4 +1,4 @@
-"""Rules for the keys of other trainers about the loss: times, their weights and the noise."""
+"""Rules for other trainers' keys of the loss: the density of times, loss weights and noise offset."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,12 +10,12 @@ NO_FLOW = ("cogvideox", "pixart_sigma")
 
 
 def uniform_times(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Times that are spread evenly."""
+    """Times with a uniform density."""
     return Outcome.ignored("off") if value in OFF else Outcome.translated({"time_density": "uniform"})
 
 
 def beta_times(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Times of a beta density, whose shapes are keys of their own."""
+    """Times with a beta density, whose shape parameters are separate keys."""
     if value in OFF:
         return Outcome.ignored("off")
     if there(config, "flow_use_uniform_schedule"):
@@ -28,14 +28,14 @@ _SHAPES = ("beta_alpha", "beta_beta")
 
 
 def sigmoid_scale(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The spread of logit-normal times."""
+    """The scale of the sigmoid is the standard deviation of logit-normal times."""
     if value in (1, *OFF) or any(there(config, f"flow_use_{name}_schedule") for name in ("uniform", "beta")):
         return Outcome.ignored("off")
     return Outcome.translated({"time_density": "logit-normal", "logit_std": value})
 
 
 def min_snr(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Min-SNR, which needs a model that predicts noise or v."""
+    """Min-SNR weighting, only for models that predict noise or v."""
     if value is None:
         return Outcome.runs(snr_gamma=None)
     if value == 0:
@@ -46,14 +46,14 @@ def min_snr(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def offset_noise(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The switch of the noise offset, which is 0 here where there is none."""
+    """The switch of the noise offset; here noise_offset 0 turns it off."""
     if value in OFF:
         return Outcome.ignored("off")
     return Outcome.translated({name: there(config, name) for name in ("noise_offset", "noise_offset_probability")})
 
 
 def offset(name: str) -> Rule:
-    """The rule of the offset and of its probability, which wait for the switch in a config of the existing trainer."""
+    """The rule of the offset and its probability, which `offset_noise` turns on in a config of the existing trainer."""
 
     def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
         if is_theirs(config) or "offset_noise" in config:

@@ -3,8 +3,8 @@
 - A rule takes the value of a key and the whole config, and returns an `Outcome`: the verdict, a text that explains it,
   and our settings.
 - Four functions make most rules: `ignored`, `renamed`, `reworded` and `unless_off`. The rest are written out.
-- Some keys mean one thing in a config of ours and another in one of the existing trainer. `is_theirs` tells which it
-  is: there is no config of that trainer without data_backend_config, and none of ours with it.
+- Some keys mean one thing in a config of ours and another in one of the existing trainer. `is_theirs` decides:
+  every config of that trainer has data_backend_config, and none of ours does.
 """
 
 import json
@@ -38,7 +38,7 @@ class Outcome:
 
     @classmethod
     def translated(cls, settings: Mapping[str, Any], why: str = "") -> Self:
-        """The value is worded otherwise here; the text names our settings, and `why` follows in brackets."""
+        """The setting has another name or value here; the text names it, with `why` in brackets."""
         text = ", ".join(
             f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
             for name, value in settings.items()
@@ -47,13 +47,13 @@ class Outcome:
 
     @classmethod
     def differs(cls, settings: Mapping[str, Any], why: str) -> Self:
-        """The config runs, but what is trained is not the same as there; `why` names the difference."""
+        """The config runs but trains differently from the other trainer; `why` names the difference."""
         text = cls.translated(settings, why).text if settings else why
         return cls(verdict="differs", text=text, settings=dict(settings))
 
     @classmethod
     def ignored(cls, why: str) -> Self:
-        """The key changes nothing that is learned."""
+        """The key has no effect on what is learned."""
         return cls(verdict="ignored", text=why)
 
     @classmethod
@@ -67,17 +67,17 @@ Rule = Callable[[Any, Mapping[str, Any]], Outcome]
 
 
 def is_theirs(config: Mapping[str, Any]) -> bool:
-    """Whether a config is one of the existing trainer, by the key that all of them have and none of ours."""
+    """Whether a config belongs to the existing trainer: all of its configs have data_backend_config, none of ours."""
     return config.get("data_backend_config") is not None
 
 
 def there(config: Mapping[str, Any], key: str) -> Any:
-    """The value of a key in the existing trainer: as given, or its default."""
+    """The value of a key in the existing trainer: the given one, or its default."""
     return DEFAULTS[key] if config.get(key) is None else config[key]
 
 
 def ignored(why: str) -> Rule:
-    """The rule of a key that changes nothing that is learned."""
+    """The rule of a key that has no effect on what is learned."""
     return lambda value, config: Outcome.ignored(why)
 
 
@@ -87,7 +87,7 @@ def unless_off(instead: str, off: tuple[Any, ...] = OFF) -> Rule:
 
 
 def same(name: str) -> Rule:
-    """The rule of a field that other rules build on: it runs as it stands."""
+    """The rule of a field that runs unchanged, for other rules to build on."""
     return lambda value, config: Outcome.runs(**{name: value})
 
 
@@ -103,7 +103,7 @@ def renamed(name: str) -> Rule:
 
 
 def reworded(name: str, values: Mapping[Any, Any], refused: Mapping[Any, str] | None = None) -> Rule:
-    """The rule of a field: some `values` have another name here, some are `refused` with advice, others run."""
+    """The rule of a field: `values` are renamed, `refused` ones are unsupported with advice, others run."""
 
     def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
         key = value if isinstance(value, str | int | None) else repr(value)
@@ -122,7 +122,7 @@ def steps(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def _by_word(ours: Mapping[str, str]) -> dict[str, str]:
-    """Our word for each word of others, from their words for each of ours."""
+    """Invert a mapping of our name -> the space-separated names of others."""
     return {word: own for own, words in ours.items() for word in words.split()}
 
 
@@ -176,7 +176,7 @@ PRECISIONS = _by_word(
 
 
 def precision(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Precisions are named by what is stored, not by a library; the weights that adamw_bf16 trains are bf16."""
+    """Precisions are named by the stored dtype, not by a library; adamw_bf16 trains all weights in bf16."""
     if value in ("int2-quanto", "int2-sdnq"):
         return Outcome.unsupported("write int4 or nf4; fewer bits are not stored here")
     new = PRECISIONS.get(value, value)
@@ -190,7 +190,7 @@ def precision(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def clipping(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Clipping by value, the default of the existing trainer, does not exist here; by norm 1 takes its place."""
+    """Gradients are clipped by norm only: clipping by value, the existing trainer's default, becomes norm 1."""
     method = config.get("grad_clip_method") or (DEFAULTS["grad_clip_method"] if is_theirs(config) else "norm")
     if method == "value" and value:
         return Outcome.differs({"max_grad_norm": 1.0}, f"by norm; there each gradient element is cut at {value}")
@@ -198,7 +198,7 @@ def clipping(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def shift(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """A shift of 0 means none in other trainers, which is 1 here; one above 0 wins over the automatic one."""
+    """A shift of 0 means none in other trainers, which is 1 here; a positive one overrides the automatic shift."""
     if is_theirs(config) and config.get("model_family") == "pixart_sigma":
         return Outcome.ignored("PixArt is no flow model")
     if value == 0 and config.get("flow_schedule_auto_shift"):
@@ -209,7 +209,7 @@ def shift(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def auto_shift(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """A shift that grows with the resolution is what the sampler of such a model does, our default."""
+    """A shift that grows with the resolution: our default, if the model's own sampler has it."""
     if not value:
         return Outcome.ignored("off")
     if config.get("flow_schedule_shift"):
@@ -218,7 +218,7 @@ def auto_shift(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def scheduler(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Schedules of the learning rate under their names in diffusers; a polynomial has another power and end there."""
+    """Learning-rate schedules by their names in diffusers; polynomial has other defaults of power and end there."""
     if value == "constant_with_warmup":
         return Outcome.translated({"lr_scheduler": "constant"}, "lr_warmup_steps works with every one")
     if value == "polynomial" and is_theirs(config):
@@ -233,7 +233,7 @@ def scheduler(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def layout(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """A run writes the diffusers format, and `tread export` the others that the family has."""
+    """A run writes the diffusers format; `tread export` writes the other layouts of the family."""
     if value in ("diffusers", None):
         return Outcome.ignored("off")
     if config.get("model_family") in LAYOUTS.get(value, ()):
@@ -244,8 +244,10 @@ def layout(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def only_with(name: str, *schedules: str) -> Rule:
-    """The rule of a setting that some values of lr_scheduler read; the existing trainer's configs often have it with
-    others."""
+    """The rule of a setting that only these schedules read.
+
+    The existing trainer's configs often set it with other schedules.
+    """
 
     def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
         schedule = str(there(config, "lr_scheduler") if is_theirs(config) else config.get("lr_scheduler"))
@@ -257,7 +259,7 @@ def only_with(name: str, *schedules: str) -> Rule:
 
 
 def loss(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The distance of prediction and target; Huber's threshold is 1 here, at every time."""
+    """The distance between prediction and target; the Huber threshold here is 1 at every time."""
     if value == "huber" and is_theirs(config):
         c, schedule = there(config, "huber_c"), there(config, "huber_schedule")
         return Outcome.differs({"loss_type": value}, f"threshold 1; there huber_c {c} with huber_schedule {schedule}")
@@ -272,7 +274,7 @@ def ema_interval(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def routes(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The routes, with what a fine-tune adds to them if the config does not say."""
+    """The routes, with a note about the schedule and routed_loss that a fine-tune adds by default."""
     try:
         bare = value is not None and "schedule" not in tread_mapping(value)
     except ConfigError:  # `translate` refuses it
@@ -296,7 +298,7 @@ ATTENTION |= {f"native-{kernel}": kernel for kernel in ("flash", "efficient", "m
 
 
 def attention(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Kernels of torch are chosen by `attention`; those of other packages compute the same and are ignored."""
+    """`attention` chooses among torch's kernels; those of other packages are ignored, as they compute the same."""
     name = str(value)
     if name not in ATTENTION and "attention" not in config:
         return Outcome.ignored("speed alone; attention chooses among torch's kernels")
@@ -309,7 +311,7 @@ def processes(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def prompts(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The prompts of a library, which config.py has read from its file, join those of validation_prompt."""
+    """The prompts of a library, read from its file by config.py, are added to validation_prompt."""
     if not isinstance(value, Mapping):
         return Outcome.ignored("off")
     given = config.get("validation_prompt") or []
@@ -319,7 +321,7 @@ def prompts(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def prompt(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """validation_prompt, which `prompts` has already read if there is a library."""
+    """validation_prompt; if there is a library, `prompts` has already joined the two."""
     if isinstance(config.get("user_prompt_library"), Mapping):
         return Outcome(verdict="runs", text="with those of user_prompt_library")
     return Outcome.runs(validation_prompt=value)
@@ -331,25 +333,25 @@ def no_previews(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def unless_disabled(rule: Rule) -> Rule:
-    """The rule of the interval of previews, which validation_disable sets to 0."""
+    """The rule of the preview interval, ignored if validation_disable is set."""
     why = "validation_disable is there, and no previews are drawn"
     return lambda value, config: Outcome.ignored(why) if config.get("validation_disable") else rule(value, config)
 
 
 def repository(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The repository of an upload, if there is one."""
+    """hub_model_id, ignored unless push_to_hub is set."""
     if not config.get("push_to_hub"):
         return Outcome.ignored("nothing is uploaded, as push_to_hub is off")
     return Outcome.runs(hub_model_id=value)
 
 
 def targets(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The layers of an adapter, by the ends of their names."""
+    """The linears of an adapter, by the suffixes of their names."""
     return renamed("lora_targets")(value, config) if value else Outcome.ignored("off")
 
 
 def offload(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """Options that keep weights in host memory; a number is one of layers, and the rest leaves it to the memory."""
+    """Options that keep weights in host memory; an integer is the number of layers, any other value means auto."""
     if value in OFF:
         return Outcome.ignored("off")
     if "offload" in config:
@@ -359,7 +361,7 @@ def offload(value: Any, config: Mapping[str, Any]) -> Outcome:
 
 
 def lora_shape(name: str) -> Rule:
-    """The rule of rank and alpha, which lycoris_config replaces by its own."""
+    """The rule of rank and alpha, which lycoris_config overrides."""
 
     def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
         if config.get("lora_type") == "lycoris":

@@ -1,8 +1,8 @@
 """Translate a config of this or another trainer into settings of `FinetuneConfig`, with a verdict on every key.
 
-- A key runs, is translated, differs (it runs, but trains something else than there), is ignored for a reason, or is
-  unsupported. `keys` has the rule of each key, `rules` what the rules do.
-- What a config of the existing trainer leaves out has verdicts too: `left_out` knows its defaults.
+- The verdicts: a key runs, is translated, differs (it runs, but trains differently from the other trainer), is ignored
+  for a reason, or is unsupported. `keys` assigns the rules, `rules` defines them.
+- Options that a config of the existing trainer leaves out have verdicts too: `left_out` adds its defaults.
 - Values are judged too: one of the wrong type, or one that contradicts another setting, is unsupported.
 - Text is read as a number or a bool if the setting is one: command lines and flat JSON write "1e-4" and "true".
 """
@@ -25,9 +25,9 @@ from tread.finetune.settings import ENTRY_DEFAULTS, FinetuneConfig
 from tread.routing.plan import RoutePlan
 
 STRUCTURED = ("data", "lycoris_config")
-"""Fields that have code of their own here."""
+"""Fields whose lists and mappings are translated here, not by a rule."""
 FULL_MATRIX = 10000
-"""A LoKr rank that no layer reaches, so that its matrices are full."""
+"""A LoKr rank above that of any layer: its matrices are then full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Translated:
     def add(self, key: str, value: Any, outcome: Outcome) -> None:
         """Take over the settings of an outcome and note its verdict."""
         self.settings |= outcome.settings
-        value = masked(value, key)  # a verdict is shown
+        value = masked(value, key)  # verdicts are printed, so secrets are masked
         self.verdicts.append(KeyVerdict(key=key, value=value, verdict=outcome.verdict, text=outcome.text))
 
     @property
@@ -62,8 +62,8 @@ class Translated:
 def translate(config: Mapping[str, Any], unread: Mapping[str, str] | None = None) -> Translated:
     """The settings and verdicts of a config; if nothing is unsupported, `FinetuneConfig` accepts the settings.
 
-    Required settings that are missing have an unsupported verdict. `unread` has what is wrong about keys that name
-    files which cannot be read.
+    Required settings that are missing have an unsupported verdict. `unread` has the error of each key
+    whose file cannot be read.
 
     >>> translate({"model_family": "flux", "optimizer": "optimi-lion"}).verdicts[1].text
     'optimizer: lion'
@@ -73,7 +73,7 @@ def translate(config: Mapping[str, Any], unread: Mapping[str, str] | None = None
     config = {key: _read(value, hints.get(key), key) for key, value in config.items()}
     wrong = {key: why for key, value in config.items() if (why := _not_one(value, hints.get(key), key))}
     wrong |= unread or {}
-    # rules look values up by name, and see by data_backend_config whose config it is, even if it cannot be read
+    # an unreadable data_backend_config stays: rules tell by it that the config is the existing trainer's
     config = {key: value for key, value in config.items() if key not in wrong or key == "data_backend_config"}
     absent = {key: value for key, value in left_out(config).items() if key not in wrong}
     config |= absent
@@ -104,14 +104,14 @@ def translate(config: Mapping[str, Any], unread: Mapping[str, str] | None = None
 
 
 def _not_given(key: str, value: Any, outcome: Outcome) -> Outcome:
-    """The outcome of a key that the config leaves to its default there."""
+    """The outcome of a key that was added by `left_out`, with a note that it is the other trainer's default."""
     text = outcome.text or f"{key}: {value}"
     verdict = "translated" if outcome.verdict == "runs" else outcome.verdict
     return replace(outcome, verdict=verdict, text=f"{text}; left out, and this is the default there")
 
 
 def _read(value: Any, hint: Any, key: str) -> Any:
-    """A value in the type of its field, if it fits; the text of a key that is no field as the number or bool it spells.
+    """A value converted to the type of its field, if it fits; for other keys, text is parsed as a number or bool.
 
     >>> [_read(text, None, "num_cycles") for text in ("1e-4", "8", "True", "flux")]
     [0.0001, 8, True, 'flux']
@@ -126,7 +126,7 @@ def _read(value: Any, hint: Any, key: str) -> Any:
 
 
 def _not_one(value: Any, hint: Any, key: str) -> str:
-    """Why a list or mapping cannot be the value of a key that takes one name or number; empty if it can."""
+    """The error for a list or mapping given to a key that takes a single name or number; empty if it is valid."""
     if hint is None or not isinstance(value, list | tuple | Mapping) or key in STRUCTURED:
         return ""
     try:
@@ -158,7 +158,7 @@ def _outcome(
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a value is the default: 0 is 0.0, but not false."""
+    """Whether a value equals the default; 0 equals 0.0, but not false."""
     return value == default and isinstance(value, bool) == isinstance(default, bool)
 
 
@@ -169,14 +169,14 @@ def _typed(outcome: Outcome, hints: Mapping[str, Any]) -> Outcome:
         try:
             settings[name] = convert(hints[name], value, name)
         except ConfigError as error:
-            if value is None:  # null for a field that has no null: not set
+            if value is None:  # null for a field that is not optional means not set
                 continue
             return Outcome.unsupported(str(error))
     return replace(outcome, settings=settings)
 
 
 def _data(name: str, value: Any, config: Mapping[str, Any], done: Translated) -> None:
-    """Translate the data, or the data_backend_config of the existing trainer: each key of each entry has a verdict."""
+    """Translate `data`, or the existing trainer's data_backend_config, with a verdict on each key of each entry."""
     if value is None and is_theirs(config):
         done.add(name, value, Outcome.ignored("off"))
         return
@@ -232,7 +232,7 @@ def _is_lokr(config: Mapping[str, Any]) -> bool:
 
 
 def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
-    """Translate lycoris_config: LoKr is made by peft, whose files diffusers reads; lycoris makes other algorithms."""
+    """Translate lycoris_config: LoKr runs in peft, whose files diffusers reads, other algorithms in lycoris."""
     if value is None or config.get("lora_type") != "lycoris":
         text = f"lora_type is {config.get('lora_type', 'standard')}"
         silent = value in (None, DEFAULTS["lycoris_config"])
@@ -278,7 +278,7 @@ def _lycoris(value: Any, config: Mapping[str, Any], done: Translated) -> None:
 
 
 def _factors(lycoris: Mapping[str, Any]) -> tuple[Any, str]:
-    """The one factor of all layers, and the words about those that apply_preset gives to some of them."""
+    """The LoKr factor for all layers, and a note about the factors that apply_preset sets for some modules."""
     preset = lycoris.get("apply_preset")
     modules = preset.get("module_algo_map") if isinstance(preset, Mapping) else None
     inner = modules if isinstance(modules, Mapping) else {}
@@ -314,16 +314,16 @@ def _missing(config: Mapping[str, Any], done: Translated) -> None:
 def _together(done: Translated) -> None:
     """Check the settings against each other, and which settings every data entry overrides.
 
-    A family that is not tuned here does not keep the rest from being checked.
+    The other settings are checked even if the family is not tuned here.
     """
     settings = {"model_family": next(iter(MODELS)), "pretrained_model_name_or_path": "", **done.settings}
     _attempt(lambda: FinetuneConfig(**settings), "", done)
     entries = data_configs(done.settings["data"])
-    for place, verdict in enumerate(done.verdicts):
+    for index, verdict in enumerate(done.verdicts):
         given = verdict.key in ENTRY_DEFAULTS and verdict.verdict == "runs" and verdict.value is not None
-        given &= verdict.key != "trigger_word"  # prompts have it too
+        given &= verdict.key != "trigger_word"  # validation prompts use it too
         if given and all(verdict.key in entry for entry in entries):
-            done.verdicts[place] = replace(verdict, verdict="ignored", text="every data entry sets its own")
+            done.verdicts[index] = replace(verdict, verdict="ignored", text="every data entry sets its own")
 
 
 def _attempt(build: Callable[[], object], where: str, done: Translated) -> None:

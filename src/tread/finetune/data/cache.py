@@ -1,11 +1,11 @@
-"""The cache of encoded samples on disk, shared by processes and runs: `Cache` stores, `CachedSamples` reads samples.
+"""The on-disk cache of encoded samples, shared by processes and runs: `Cache` stores items, `CachedSamples` reads them.
 
-- An item is a safetensors file named after everything that its content depends on (`hashes.digest`): a changed image,
-  caption or setting is a new item, so nothing is ever overwritten or stale.
-- Files are written atomically, so a run killed at any moment continues where it stopped. An existing file is opened
-  before it is trusted, and encoded again if it does not open.
-- If an item cannot be encoded, a file beside its path says why, so that every process knows.
-- `CachedSamples` maps a `Pick` to tensors without any state, so workers, ranks and resumes change nothing. A dropped
+- An item is a safetensors file named by a hash of everything that its content depends on (`hashes.digest`): a changed
+  image, caption or setting gives a new item, so nothing is ever overwritten or stale.
+- Files are written atomically, so a killed run resumes encoding with the first missing item. A file that cannot be
+  opened is encoded again.
+- If an item cannot be encoded, a `.skipped` file in its place has the reason, for all processes to read.
+- `CachedSamples` is stateless: a `Pick` gives the same tensors in every worker and rank, and after a resume. A dropped
   caption is the empty caption, encoded like any other.
 """
 
@@ -88,7 +88,7 @@ class Cache:
         self._put(self.path(kind, key).with_suffix(".skipped"), reason.encode())
 
     def why_not(self, kind: ItemKind, key: str) -> str:
-        """The reason that `skip` was given."""
+        """The reason recorded by `skip`."""
         try:
             return self.path(kind, key).with_suffix(".skipped").read_text()
         except OSError:
@@ -123,11 +123,11 @@ class Entry:
     references: tuple[str, ...] = ()
     reference_buckets: tuple[Bucket, ...] = ()
     seen: tuple[str, ...] = ()
-    """Keys of the pictures that the text encoder sees beside a caption, where it does."""
+    """Keys of the pictures that the text encoder sees beside a caption; empty if it sees none."""
     loss_weight: float = 1.0
     """Factor of the sample's loss."""
     mirrored: "Entry | None" = None
-    """The sample with left and right exchanged, which half of the visits take; None: it is never mirrored."""
+    """The horizontally flipped sample, used in half of the visits; None: never flipped."""
 
     @property
     def sides(self) -> "tuple[Entry, ...]":
@@ -173,7 +173,7 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
         return [entry.group for entry in self.entries]
 
     def order(self, batch: int, seed: int) -> BucketOrder:
-        """The order of batches of so many samples, over all processes together."""
+        """The order of batches of `batch` samples, summed over all processes."""
         return BucketOrder(self.groups, [entry.sample.repeats for entry in self.entries], batch=batch, seed=seed)
 
     def __getitem__(self, pick: Pick | tuple[int, bool]) -> tuple[Tensors, Tensors]:
@@ -195,8 +195,10 @@ class CachedSamples(Dataset[tuple[Tensors, Tensors]]):
     def collate(
         self, items: Sequence[tuple[Tensors, Tensors]], collate_text: Callable[[Sequence[Tensors]], Tensors]
     ) -> Tensors:
-        """One batch from samples of one group; it has a `weight` if any of them has a mask, and a `loss_weight` if that
-        of any is not 1."""
+        """One batch from samples of one group.
+
+        It has a `weight` if any of them has a mask, and a `loss_weight` if any of theirs is not 1.
+        """
         latents = [latents for latents, _ in items]
         if any("loss_weight" in one for one in latents):
             latents = [{"loss_weight": torch.tensor(1.0), **one} for one in latents]

@@ -1,13 +1,13 @@
-"""Encode what the cache lacks of a fine-tune's images, masks and captions.
+"""Encode the images, masks and captions of a fine-tune that are missing from the cache.
 
 `tread encode`, which writes shards of latents for pretraining, is in `data/shards`.
 
 - Each process encodes its share of every bucket and waits for the others.
 - Encoders are functions that are called only if an item is missing, so they may load a model at the first call.
-- A batch that does not fit into memory is halved, and so are those after it.
+- If a batch runs out of memory, the batch size is halved, also for the batches after it.
 - A file that cannot be decoded is skipped and listed; the others are encoded.
-- A reference image is encoded like any picture. Where the text encoder sees it too, a caption is encoded once for
-  each sample that has it, together with the references.
+- A reference image is encoded like any picture. If the text encoder sees it too, a caption is encoded once per
+  sample, together with the sample's references.
 - Latents are stored in float16, whose rounding is far below the autoencoder's own error; text in its own dtype.
 """
 
@@ -35,7 +35,7 @@ from tread.finetune.data.items import Items, Picture, read_image
 from tread.words import counted
 
 EncodePixels = Callable[..., Tensors]
-"""(B, 3 or 4, F, H, W) in [-1, 1] and, where it is trained, sound (B, 2, N) -> tensors with a batch axis."""
+"""(B, 3 or 4, F, H, W) in [-1, 1] and, if it is trained, sound (B, 2, N) -> tensors with a batch axis."""
 EncodeText = Callable[[Sequence[str]], list[Tensors]]
 """Captions -> the embeddings of each, without a batch axis."""
 EncodeSeen = Callable[[str, Sequence[Image]], Tensors]
@@ -128,8 +128,8 @@ class _Writer:
 
     def write(self, kind: ItemKind, key: str, tensors: Tensors) -> None:
         """Queue an item for writing; an error is raised by a later call or on exit."""
-        here = {name: tensor.cpu() for name, tensor in tensors.items()}
-        self._pending.append(self._pool.submit(self.cache.write, kind, key, here))
+        on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
+        self._pending.append(self._pool.submit(self.cache.write, kind, key, on_host))
         if len(self._pending) > 4 * _WRITERS:
             self._pending.popleft().result()
 
@@ -162,7 +162,7 @@ def _in_parts(encode: Callable[[Any], list[Tensors]], items: Any, limit: int, wh
         except torch.OutOfMemoryError as error:
             if limit == 1:
                 raise ConfigError(f"not enough memory for {what}.") from error
-        if part is None:  # outside the handler: the exception keeps tensors of the failed call alive
+        if part is None:  # outside the handler, where the exception would keep the failed call's tensors alive
             limit //= 2
             torch.cuda.empty_cache()
             continue
@@ -171,7 +171,7 @@ def _in_parts(encode: Callable[[Any], list[Tensors]], items: Any, limit: int, wh
 
 
 def _weigh(cache: Cache, masks: list[tuple[Entry, Picture]], progress: bool) -> None:
-    """Write this process's share of the missing loss weights, at the resolution of the latents."""
+    """Compute this process's share of the missing loss weights from masks, at the resolution of the latents."""
 
     def weigh(item: tuple[Entry, Picture]) -> None:
         entry, picture = item
@@ -204,14 +204,14 @@ def _present(cache: Cache, entries: Sequence[Entry | Skipped]) -> tuple[list[Ent
         if isinstance(entry, Skipped):
             skipped.append(entry)
             continue
-        wanted: dict[str, ItemKind] = {}
+        needed: dict[str, ItemKind] = {}
         for side in entry.sides:
-            wanted |= dict.fromkeys((side.latents, *side.references), "latents")
+            needed |= dict.fromkeys((side.latents, *side.references), "latents")
             if side.weight is not None:
-                wanted[side.weight] = "weights"
-        lacking = next((key for key, kind in wanted.items() if not cache.path(kind, key).exists()), None)
-        if lacking is not None:
-            skipped.append(Skipped(str(entry.sample.place), cache.why_not(wanted[lacking], lacking)))
+                needed[side.weight] = "weights"
+        missing = next((key for key, kind in needed.items() if not cache.path(kind, key).exists()), None)
+        if missing is not None:
+            skipped.append(Skipped(str(entry.sample.place), cache.why_not(needed[missing], missing)))
         else:
             present.append(entry)
     if not present and skipped:
@@ -231,7 +231,7 @@ def encode_texts(
 ) -> Texts:
     """Encode the captions that the cache lacks, each once; `captions` includes the empty one and preview prompts."""
     texts = Texts(cache, identity)
-    # longest first, so that running out of memory shows at once, and batches of similar length need little padding
+    # longest first: out-of-memory shows at once, and batches of similar length need little padding
     unique = sorted(dict.fromkeys(captions), key=lambda caption: (-len(caption), caption))
     share = unique[cache.ranks.process_index :: cache.ranks.num_processes]
     todo = [caption for caption in share if not cache.has("text", texts.key(caption))]
@@ -270,7 +270,7 @@ def encode_seen_texts(
             bar.update()
             try:
                 images = [read_image(picture) for picture in seen]
-            except DataError:  # its latents fail too, and say so of the sample
+            except DataError:  # its latents cannot be encoded either, and `_present` reports the sample
                 continue
             what = "the text encoder: use a GPU with more memory, or encode on the CPU"
             (row,), _ = _in_parts(lambda one: [encode(*one[0])], [(caption, images)], 1, what)

@@ -14,7 +14,7 @@ from torch import nn
 from tread.kernels.offload.memory import free_bytes, weight_bytes
 
 ROOM = 0.8
-"""The share of the free memory that weights may take; the rest is for what they compute."""
+"""The share of free memory that weights may take; the rest is for activations."""
 
 
 class Encoder:
@@ -32,7 +32,7 @@ class Encoder:
 
     @property
     def pipeline(self) -> Any:
-        """The pipeline, with its models on the device or copied there as they run."""
+        """The pipeline, with its models on the device or offloaded to host memory."""
         if self._pipeline is None:
             self._check()
             self._pipeline = self._load()
@@ -62,7 +62,7 @@ class Encoder:
 
 
 def offload_leaves(model: nn.Module, device: torch.device) -> None:
-    """Keep a model's weights in host memory; those of each innermost module are on `device` while it runs."""
+    """Keep a model's weights in host memory; each leaf module is copied to `device` while it runs."""
     from diffusers.hooks.group_offloading import apply_group_offloading
 
     apply_group_offloading(model, device, offload_type="leaf_level")

@@ -1,9 +1,9 @@
-"""Hashes that name cached items: of the content of files, and of the encoder that read them.
+"""Hashes that name cached items: of the content of files, and of the encoders.
 
 - A file is hashed once: path, size and modification time are stored with the hash, so that the next start reads no
   content. Each process stores its hashes in a file of its own and reads those of all processes.
 - Weights of encoders are too large to hash whole at every start: the size and a few evenly spaced pieces of each file
-  tell two models apart. A model on the hub is identified by its commit.
+  are enough to distinguish two models. A model on the hub is identified by its commit.
 """
 
 import hashlib
@@ -70,9 +70,9 @@ class ContentHashes:
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             results = pool.map(content_hash, new)
             shown = tqdm(results, total=len(new), desc="hashing", unit="file", disable=not progress or not new)
-            found = {_state(place): value for place, value in zip(new, shown, strict=True) if value is not None}
-        if found:
-            self._remember(found)
+            hashed = {_state(place): value for place, value in zip(new, shown, strict=True) if value is not None}
+        if hashed:
+            self._remember(hashed)
         self.ranks.wait_for_everyone()
         known = self._remembered()
         return {place: known[state] for place in unique if (state := _state(place)) in known}
@@ -91,7 +91,7 @@ class ContentHashes:
 
 
 def identity(source: Source, parts: Sequence[str], *words: object) -> str:
-    """The hash of parts of a pipeline, whatever their path; `words` are settings that change what they encode."""
+    """The hash of a pipeline's parts, independent of their path; `words` are settings that change the encoding."""
     folder = Path(source.place)
     if folder.is_dir():
         files = [path for part in parts for path in files_below(folder / part)]
@@ -109,7 +109,7 @@ def _commit(source: Source) -> str | None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The stored hashes; none if the file is damaged, which only costs hashing again."""
+    """The stored hashes; empty if the file is damaged: its entries are then hashed again."""
     try:
         stored = json.loads(file.read_bytes())
         return {path: [int(size), int(time), str(value)] for path, (size, time, value) in stored.items()}

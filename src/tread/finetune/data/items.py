@@ -1,7 +1,7 @@
-"""`items_of`: what each sample needs in the cache: its latents, those of its references, its loss weights.
+"""`items_of`: the cache items of each sample: its latents, those of its references, and its loss weights.
 
-- A key names everything that an item depends on: the content of the file, the crop and the encoder.
-- A reference of its sample's aspect ratio shares the sample's crop, so that the pair stays aligned; any other has a
+- A key is a hash of everything that an item depends on: the content of the file, the crop and the encoder.
+- A reference with its sample's aspect ratio shares the sample's crop, so that the pair stays aligned; any other has a
   bucket of its own. If the stock pipeline scales references by itself, their buckets have its area.
 - The text encoder of some models sees the references too, or the first frame of a clip: the same crops, at the size of
   their buckets.
@@ -25,7 +25,7 @@ from tread.finetune.data.cache import FORMAT, Cache, Entry
 from tread.finetune.data.hashes import digest
 
 Sees = Literal["references", "first frame"] | None
-"""What the text encoder sees of a sample beside its caption."""
+"""The images of a sample that the text encoder sees beside its caption."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Picture:
     place: Place
     crop: Crop
     sound: tuple[float, int] | None = None
-    """Seconds of a clip's sound that are encoded with it, and samples per second; None: none."""
+    """Seconds of sound to encode with a clip, and the sampling rate; None: no sound."""
     alpha: bool = False
     """Whether its transparency is encoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """The sizes of pixels that a family takes."""
+    """The image, clip and sound sizes that a family takes."""
 
     multiple: int
     """Sides are multiples of this many pixels."""
@@ -54,9 +54,9 @@ class Shapes:
     fills: bool = False
     """Whether a reference has its sample's size."""
     sound: tuple[float, int] | None = None
-    """Frames per second of clips, and samples per second of their sound; None: sound is not encoded."""
+    """Frame rate of clips, and sampling rate of their sound; None: sound is not encoded."""
     alpha: bool = False
-    """Whether transparency is encoded; else it is over white."""
+    """Whether transparency is encoded; otherwise images are composed over white."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Items:
 
     entries: list[Entry | Skipped] = field(default_factory=list)
     pictures: dict[str, Picture] = field(default_factory=dict)
-    """By the key of their latents."""
+    """Pictures to encode, by the key of their latents."""
     seen: dict[str, Picture] = field(default_factory=dict)
-    """What the text encoder sees, by its key."""
+    """Pictures that the text encoder sees, by their key."""
 
     @property
     def readable(self) -> list[Entry]:
@@ -174,18 +174,21 @@ def _reference_crop(
     scaled, multiple = _reference_config(config, shapes)
     if aligned and scaled is config:
         return replace(crop, bucket=Bucket(crop.bucket.width, crop.bucket.height), frame_rate=None)
-    # a random crop of an aligned reference is its sample's, up to the rounding of their buckets
+    # hashed by the sample: a random crop of an aligned reference matches the sample's, up to bucket rounding
     return crop_of(size, bucket_of(size, scaled, multiple), scaled, target if aligned else content)
 
 
 def _reference_config(config: DataConfig, shapes: Shapes) -> tuple[DataConfig, int]:
-    """The settings that references are scaled by, and the multiple of their sides."""
+    """The data settings for references, and the multiple of their sides."""
     area, multiple = shapes.references or (None, shapes.multiple)
     if config.reference_resolution is not None and not shapes.fills:
         return replace(config, resolution=config.reference_resolution), multiple
     if area is None:
         return config, multiple
-    free = {"maximum_image_size": None, "target_downsample_size": None}  # these are in the unit of the data
+    free = {
+        "maximum_image_size": None,
+        "target_downsample_size": None,
+    }  # both are in the unit of the entry's resolution_type
     return replace(config, resolution=math.sqrt(area), resolution_type="pixel_area", **free), multiple
 
 

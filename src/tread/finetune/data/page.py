@@ -1,8 +1,8 @@
 """The page of `tread data CONFIG --html PAGE`: thumbnails by bucket with captions and masks, in one file.
 
-- A thumbnail is the crop that a run would encode, scaled down; of a clip, four of its frames. A mask is shown as the
+- A thumbnail is the crop that a run would encode, scaled down; for a clip, four of its frames. A mask is shown as the
   same picture, faded where the loss weighs less.
-- Of many samples some are shown, evenly spread over each bucket, so that the file stays small.
+- Large datasets are thinned out, evenly within each bucket, so that the file stays small.
 """
 
 import os
@@ -30,7 +30,7 @@ SIDE = 320
 FRAMES = 4
 """Frames of a clip that are shown."""
 FADED = 0.2
-"""What is left of a pixel whose loss weighs nothing."""
+"""Opacity of a pixel whose loss weight is 0."""
 CAPTIONS = 8
 """Captions of a sample that are shown after the first."""
 LONGEST = 600
@@ -112,7 +112,7 @@ def _figure(one: Seen) -> Html:
 
 
 def _pictures(one: Seen) -> tuple[list[Html], str]:
-    """The pictures of a sample, and words about its mask."""
+    """The pictures of a sample, and a note about its mask."""
     sample, crop, note = one.sample, one.crop, ""
     pixels = read_pixels(sample.place, crop).numpy()  # (F, H, W, 3)
     made = [_image(_together(spread(list(pixels), FRAMES)), f"{sample.place}: the crop")]

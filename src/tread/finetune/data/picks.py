@@ -1,8 +1,8 @@
 """`PickSampler`: the samples and captions of each micro-step.
 
-Whether a caption is dropped, which of several captions (or variants of one) is taken, and whether the sample is
-mirrored, is a hash of the seed and of the sample's global position in the run, which is one for each visit of each
-epoch. So a checkpoint saves no sampler state, and any number of processes sees the same run.
+Caption dropout, the choice among several captions (or variants of one) and mirroring are hashes of the seed and of the
+sample's global position in the run, which differs for every visit in every epoch. So a checkpoint saves no sampler
+state, and a run does not depend on the number of processes.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Pick(NamedTuple):
     caption: int = 0
     """Index of the caption, modulo the number of the sample's captions."""
     position: int = 0
-    """The sample's global position in the run, which its noise is a function of."""
+    """The global position of this visit in the run, which seeds its noise."""
     mirrored: bool = False
     """Whether the mirrored sample is taken, if it has one."""
 

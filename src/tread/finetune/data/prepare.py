@@ -1,7 +1,7 @@
 """`prepare`: collect the samples of a config's data and encode them into the cache, one encoder in memory at a time.
 
-- An encoder is loaded if an item is missing and freed before the next stage; a second run loads none. The files of all
-  encoders are checked before the first one runs.
+- An encoder is loaded only if an item is missing, and freed before the next stage; a second run loads none. The files
+  of all encoders are checked before the first one runs.
 - The validation loss uses entries of dataset_type eval; without any, evenly spaced training samples.
 """
 
@@ -35,7 +35,7 @@ from tread.training.fingerprint import KINDS, fingerprint
 from tread.words import counted
 
 LOOKED_AT = 64
-"""Masks of a data entry that are looked at for text."""
+"""Masks of a data entry that are tested for text."""
 DRIFT = 5e-3
 """The largest relative difference of frame rates, such as 24 from 23.976, that keeps sound with its picture."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -49,7 +49,7 @@ class Prepared:
     held_out: CachedSamples
     texts: Texts
     samples: Sequence[Sample]
-    """All that were encoded, also those of eval entries that no validation looks at."""
+    """All encoded samples, including those of eval entries that validation does not use."""
     previews_see: tuple[str, ...] = ()
     """Keys of the validation images, if the text encoder sees them beside the prompts."""
 
@@ -60,7 +60,7 @@ class Prepared:
         return max(sorted(set(buckets)), key=buckets.count)
 
     def fingerprints(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the data: files to train on, files of eval entries, and the captions of both."""
+        """Fingerprints of the data for a checkpoint: training files, eval files, and the captions of both."""
         kinds: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
         for sample in self.samples:
             place = sample.place.name if isinstance(sample.place, Path) else sample.place
@@ -75,7 +75,7 @@ def prepare(
 ) -> Prepared:
     """Collect and encode the data of a config; all processes call it together.
 
-    `batches`: only as many samples as these batches have are encoded, those of the most frequent bucket.
+    With `batches`, only the samples of that many batches are encoded, from the most frequent bucket.
     """
     say, show = accelerator.print, accelerator.is_main_process
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
@@ -103,7 +103,7 @@ def prepare(
     encoding = (config.vae_dtype, config.vae_enable_tiling, *family.encoding)
     named = identity(family.source, family.pixel_parts, *encoding)
     options: dict[str, Any] = {"seen": family.sees, "progress": show}
-    # by the first stage that needs them: all files are hashed then
+    # lazy: it hashes all files, so the first stage that needs the items computes them
     items = once(lambda: items_of(cache, samples, configs, identity=named, shapes=shapes, **options))
     device = accelerator.device
     text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
@@ -222,20 +222,20 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
 
 def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
     """Refuse samples of a size or a number of frames that a model cannot be trained on."""
-    found: list[tuple[Sample, str]] = []
+    unfit: list[tuple[Sample, str]] = []
     for sample in samples:
         bucket = _bucket(sample, configs, family)
         if (reason := family.unfit(bucket.width, bucket.height, bucket.frames)) is not None:
-            found.append((sample, reason))
-    if found:
-        (first, reason), name = found[0], family.source.pipeline_name
+            unfit.append((sample, reason))
+    if unfit:
+        (first, reason), name = unfit[0], family.source.pipeline_name
         raise ConfigError(
-            f"{len(found)} of {len(samples)} samples, the first {first.place}, cannot train a {name}: {reason}."
+            f"{len(unfit)} of {len(samples)} samples, the first {first.place}, cannot train a {name}: {reason}."
         )
 
 
 def check_sound(family: TuneFamily, samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
-    """Refuse samples without the sound that is trained, and clips whose sound would not stay with the picture."""
+    """Refuse samples without sound, and clips whose sound would drift from the picture, if sound is trained."""
     if family.sound_rate is None:
         return
     mute = [sample for sample in samples if not has_sound(sample.place)]
@@ -255,7 +255,7 @@ def check_sound(family: TuneFamily, samples: Sequence[Sample], configs: Sequence
 
 
 def check_flips(samples: Sequence[Sample], configs: Sequence[DataConfig]) -> None:
-    """Refuse to mirror samples whose masks look like text, by some of the masks of each entry."""
+    """Refuse to mirror samples whose masks look like text; tests up to LOOKED_AT masks of each entry."""
     for index, config in enumerate(configs):
         if config.horizontal_flip is not True:
             continue

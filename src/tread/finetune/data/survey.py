@@ -1,7 +1,7 @@
 """`tread data CONFIG`: the data as a fine-tune would see it, before anything is encoded.
 
 - Only headers are read, as at the start of a run: which samples there are, in which buckets, what is left out and why.
-- What a run would refuse (sizes, references, mirrored text) is a note here, so that one look shows everything.
+- Errors that would stop a run (sizes, references, mirrored text) become notes, so that one report shows all of them.
 - A model that is not on this disk is not downloaded: buckets then have sides that are multiples of 16.
 """
 
@@ -24,7 +24,7 @@ from tread.finetune.settings import FinetuneConfig
 from tread.words import counted
 
 MULTIPLE, FRAME_FACTOR = 16, 4
-"""Sides and frames of samples for a model that is not on this disk."""
+"""`multiple` and `frame_factor` assumed for a model that is not on this disk."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Survey:
 
 
 def visits(some: Sequence[Seen]) -> int:
-    """How many visits an epoch makes to some samples; those of eval entries have none."""
+    """The number of visits to these samples in an epoch; those of eval entries have none."""
     return sum(one.sample.repeats for one in some if not one.sample.held_out)
 
 
 def survey(config: FinetuneConfig) -> Survey:
-    """Look at the data of a config."""
+    """Collect the data of a config into buckets and run the checks of a run on it."""
     notes: list[str] = []
     family, place = None, config.pretrained_model_name_or_path
     if is_here(place, config.revision):
@@ -113,7 +113,7 @@ def survey(config: FinetuneConfig) -> Survey:
 
 
 def described(found: Survey) -> str:
-    """What `tread data` prints."""
+    """The text that `tread data` prints."""
     lines = [found.summary]
     width = max(len(str(bucket)) for bucket in found.buckets)
     for bucket, some in found.buckets.items():
@@ -132,7 +132,7 @@ def described(found: Survey) -> str:
 
 
 def facts(entry: DataConfig, some: Sequence[Seen]) -> list[str]:
-    """What distinguishes the samples of an entry, in a few words each."""
+    """The properties of an entry's samples, a few words each."""
     captions = Counter(len(one.sample.captions) for one in some)
     fewest, most = min(captions), max(captions)
     masked = sum(one.sample.mask is not None for one in some)

@@ -1,9 +1,9 @@
 """The model families that can be fine-tuned.
 
 One module per family, each with a subclass of `finetune.family.TuneFamily` and a line in `TUNE_FAMILIES` below. Beside
-them is what several families share: `autoencoders` (pixels to latents), `tokens` (the latents of one token), `patches`
+them are shared modules: `autoencoders` (pixels to latents), `tokens` (the latents of one token), `patches`
 (latents to FLUX's tokens), `ragged_text` (texts of different lengths), `first_frame` (clips whose first frame is given)
-and `kandinsky5` (what its image and video models have in common). A family knows its stock pipeline and nothing of
+and `kandinsky5` (the base class of its image and video families). A family knows its stock pipeline and nothing of
 runs: modules here may import `finetune.family`, `finetune.model.source` and `finetune.target`, no other part of
 fine-tuning. This file imports none of them, so that reading a config loads neither torch nor diffusers.
 """
@@ -54,11 +54,11 @@ UNTUNED: dict[str, str] = {
     "PRXPixelPipeline": "it has no latents",
     "ZImageOmniPipeline": "its references reach the model through a third encoder",
 }
-"""Stock pipelines near those of the families -> why they are not tuned."""
+"""Stock pipelines related to those of the families -> why they are not tuned."""
 
 
 def family_class(name: str) -> "type[TuneFamily]":
-    """The class of a `model_family`; its module is imported here."""
+    """The class of a `model_family`, imported on demand."""
     if name not in TUNE_FAMILIES:
         raise ConfigError(
             f"model_family is {name!r}; it must be one of {', '.join(TUNE_FAMILIES)}"
@@ -76,10 +76,10 @@ def open_family(
     frame_rate: float | None = None,
     sound: bool = False,
 ) -> "TuneFamily":
-    """The family `name` for the model at `source`; an error names the family that the model really is.
+    """The family `name` for the model at `source`; for a model of another family, the error names that one.
 
     `text_length` is the number of tokens read of a caption; None: as many as the stock pipeline reads. `first_frame`
-    gives the first frame to a model that draws from text alone too. `frame_rate` is that of the clips; None: the
+    conditions a model that also draws from text alone on the first frame. `frame_rate` is that of the clips; None: the
     family's own. `sound` trains the sound of clips too.
     """
     cls = family_class(name)
@@ -108,7 +108,7 @@ def open_family(
 
 
 def _untuned(pipeline: str) -> str:
-    """What to do with a model that no family fits."""
+    """Advice for a model that no family supports."""
     why = f" ({UNTUNED[pipeline]})" if pipeline in UNTUNED else ""
     return (
         f"tread finetune does not tune it{why}; train it in a script of yours with tread.attach (docs/attach.md), if "
@@ -117,7 +117,7 @@ def _untuned(pipeline: str) -> str:
 
 
 def distilled_risks(family: "TuneFamily") -> list[str]:
-    """The warning about a model that was distilled to a few steps, if it is one."""
+    """A warning if the model was distilled to a few steps."""
     if not family.distilled:
         return []
     return [

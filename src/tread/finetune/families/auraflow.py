@@ -1,6 +1,6 @@
 """The family AuraFlow: text to image with UMT5.
 
-- Text is 256 tokens of UMT5. The model has no text mask: it reads padding as zeros, which are not cached.
+- Text is 256 tokens of UMT5. The model has no text mask: it reads padding too, which is zeros and is not cached.
 - Time and velocity are as in the other flow models: time 1 is noise, and the model predicts noise - x.
 """
 

@@ -1,8 +1,8 @@
 """Encode pixels with a stock autoencoder of images or videos, into latents normalised for the transformer.
 
-- AutoencoderKL returns the moments of a distribution; AutoencoderTiny and AutoencoderDC one latent, so no `std`.
+- AutoencoderKL returns the moments of a posterior; AutoencoderTiny and AutoencoderDC a single latent, without `std`.
 - Latents of images are (latent - shift_factor) * scaling_factor; those of videos are standardised channel by channel,
-  or multiplied by scaling_factor alone. Stock pipelines have the inverse.
+  or multiplied by scaling_factor alone. Stock pipelines apply the inverse before decoding.
 """
 
 from collections.abc import Mapping
@@ -56,13 +56,13 @@ def _statistics(vae: Any) -> tuple[Tensor | float, Tensor | float]:
     """
     scale = vae.config.get("scaling_factor") or 1.0
     buffers = dict(vae.named_buffers())
-    found = [buffers.get(name, vae.config.get(name)) for name in ("latents_mean", "latents_std")]
-    if found[0] is None:
+    statistics = [buffers.get(name, vae.config.get(name)) for name in ("latents_mean", "latents_std")]
+    if statistics[0] is None:
         return 0.0, 1 / scale
-    mean, std = (torch.as_tensor(values, device=vae.device).float().view(1, -1, 1, 1, 1) for values in found)
+    mean, std = (torch.as_tensor(values, device=vae.device).float().view(1, -1, 1, 1, 1) for values in statistics)
     return mean, std / scale
 
 
 def encode_stills(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
-    """Pixels (B, 3, 1, H, W) -> latents of an autoencoder of videos without their frame axis, (B, C, h, w)."""
+    """Pixels (B, 3, 1, H, W) -> latents of a video autoencoder without their frame axis, (B, C, h, w)."""
     return {name: values[:, :, 0] for name, values in encode_videos(vae, pixels).items()}

@@ -1,9 +1,9 @@
 """The family Chroma: FLUX.1 with T5 alone, without its guidance input.
 
-- Text is 512 tokens of T5 with a mask that has a one for each word and for the first token of padding. The pipeline
-  gives the mask to attention as numbers, which are added to the scores: the other padding is not hidden but weighed
-  down by e. So it is cached and computed like words, and the mask has the dtype of the text, as in the pipeline.
-- Stock Chroma forgets the mask in its single layers if it checkpoints them, so here layers checkpoint themselves.
+- Text is 512 tokens of T5 with a mask that is 1 for each word and for the first token of padding. The pipeline passes
+  it as a float mask, which attention adds to the scores: the other padding is not hidden, only weighed down by a factor
+  e. So padding is cached and computed like words, and the mask has the dtype of the text, as in the pipeline.
+- Stock Chroma drops the mask in its single layers under activation checkpointing, so `checkpoints_whole` is False.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Chroma(TuneFamily):
 
     @property
     def patch(self) -> Patch:
-        return Patch(1, 2, 2)  # of latents that are folded before the transformer, whose own patch is one
+        return Patch(1, 2, 2)  # latents are packed before the transformer, whose own patch_size is 1
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:

@@ -1,12 +1,12 @@
-"""The family CogVideoX, 1.0 (2b, 5b) and 1.5: text to video, and image to video by latents of a first frame.
+"""The family CogVideoX, 1.0 (2b, 5b) and 1.5: text to video, and image to video with latents of a first frame.
 
-- The model predicts v of a discrete diffusion. Its latents have the frame axis before the channels.
+- The model predicts v of a discrete diffusion. Its latents are (B, frames, channels, h, w).
 - Text is T5 at the transformer's own number of tokens, padding included: there is no text mask.
-- A token of 1.5 covers two latent frames. Odd clips begin with their first latent frame twice, which the pipeline
-  draws and discards.
+- A token of 1.5 covers two latent frames. For an odd number, the first latent frame is repeated in front, as in the
+  pipeline, which discards it.
 - Image to video appends channels: the latents of the first frame encoded alone, then zeros. 1.5 divides these by the
   autoencoder's scaling_factor instead of multiplying (`invert_scale_latents`).
-- 5b-I2V of 1.0 has learned positions and takes its own width and height alone.
+- 5b-I2V of 1.0 has learned positional embeddings and takes only the width and height it was trained at.
 """
 
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ class CogVideoX(TuneFamily):
         return bool(self._config.get("use_rotary_positional_embeddings"))
 
     def _even(self, latents: Tensor) -> Tensor:
-        """Latents whose frames fill whole tokens: the first one is repeated."""
+        """Latents padded to whole tokens along frames, by repeating the first frame."""
         more = -latents.shape[2] % self.patch[0]
         return torch.cat([latents[:, :, :1]] * more + [latents], dim=2)  # (B, C, f, h, w)
 

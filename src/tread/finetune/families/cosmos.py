@@ -1,10 +1,10 @@
 """The family Cosmos Predict 2: text to image. Video to world is the family `cosmos_video`.
 
 - The pipeline samples as EDM does, with noise levels up to 80. Scaled to unit variance its state is the straight path
-  of a flow at time sigma / (sigma + 1), which is what the model is told, and its output is the velocity.
+  of a flow at time sigma / (sigma + 1), which is the model's time input, and its output is the velocity.
 - Text is padded with zeros to 512 tokens, which the model reads without a mask: cached unpadded, padded in a batch.
-- The stock pipeline insists on NVIDIA's guardrail (pip install cosmos_guardrail). Encoding does without; previews and
-  the result's card do not. Released transformers need torchvision for their padding mask.
+- The stock pipeline insists on NVIDIA's guardrail (pip install cosmos_guardrail). Encoding works without it; previews
+  and the result's card need it. Released transformers need torchvision for their padding mask.
 """
 
 import importlib.util
@@ -88,7 +88,7 @@ class Cosmos(TuneFamily):
 
 
 def no_guardrail() -> dict[str, Any]:
-    """A stand-in for NVIDIA's guardrail, without which a stock pipeline of Cosmos cannot be made."""
+    """A stand-in for NVIDIA's guardrail, without which a stock pipeline of Cosmos cannot be constructed."""
     from diffusers.models.modeling_utils import ModelMixin
 
     none: Any = type("NoGuardrail", (ModelMixin,), {})()

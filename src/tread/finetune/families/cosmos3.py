@@ -1,11 +1,11 @@
 """The family Cosmos 3: text to image and to video, and a video drawn from its given first frame.
 
 - The transformer is a language model and a generator in one: each layer has weights for text, which reads itself
-  causally, and weights for video, which reads both. The text's stay as they are; a LoRA is on the video's attention.
+  causally, and weights for video, which reads both. The text weights stay frozen; a LoRA is on the video's attention.
 - There is no text encoder. The model reads the tokens of the caption and of two sentences about the sample's size and
-  length, which the pipeline appends: captions are cached as they are written, and tokenized for the sample they come
-  with (`collated`), by the stock pipeline's own method.
-- A forward is one sample. Its positions follow those of the text, and are in seconds: they depend on the frame rate.
+  length, which the pipeline appends: captions are cached as UTF-8 text, and tokenized with their sample when a batch is
+  collated (`collated`), by the stock pipeline's own method.
+- The batch size is 1. Its positions follow those of the text, and are in seconds: they depend on the frame rate.
 - A given first frame is clean and has no time. Sound and actions are not drawn, as in the pipeline's plain call.
 - The stock forward mixes dtypes if its weights are float32 under autocast (`one_dtype`).
 """
@@ -35,7 +35,7 @@ class Cosmos3(TuneFamily):
     pipelines = (PIPELINE,)
     image_pipelines: ClassVar[dict[str, str]] = {PIPELINE: PIPELINE}
     text_parts = ()
-    pixel_parts = ("vae", "text_tokenizer")  # without which the stock pipeline cannot be made
+    pixel_parts = ("vae", "text_tokenizer")  # both required by the stock pipeline's constructor
     needed_parts = pixel_parts
     drawing_parts = ("safety_checker",)
     longest_text = 1024
@@ -151,7 +151,7 @@ _RULES = (
     *("latent_patch_size", "enable_fps_modulation", "base_fps"),
     *("unified_3d_mrope_reset_spatial_ids", "unified_3d_mrope_temporal_modality_margin"),
 )
-"""Settings of the transformer that the layout of a sequence depends on."""
+"""Keys of the transformer's config that determine the sequence layout."""
 _LAYOUT = (
     *("text_indexes", "und_len", "vision_token_shapes", "vision_sequence_indexes", "vision_mse_loss_indexes"),
     "vision_noisy_frame_indexes",
@@ -168,9 +168,9 @@ def _layout(
     frame_rate: float,
     device: torch.device,
 ) -> dict[str, Any]:
-    """The model's arguments about the joint sequence of a text and a video, by the stock pipeline's own methods.
+    """The model's arguments for the joint sequence of text and video, from the stock pipeline's own methods.
 
-    Cached, so never written to: the stock methods copy numbers to the device, which synchronises.
+    Cached, because the stock methods copy numbers to the device, which synchronises; do not modify the tensors.
     """
     from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import Cosmos3OmniPipeline as Stock
 

@@ -1,7 +1,7 @@
 """Clips whose first latent frame is given: the model sees it clean at time 0, and it carries no loss.
 
-Its tokens are forced, because `TuneFamily.weight` is 0 there. The given latents are the posterior's mean, so that the
-condition of a clip is the same at every visit.
+Its tokens are forced, because `TuneFamily.weight` is 0 there. The given latents are the posterior's mean, so that
+a clip's condition is the same at every visit.
 """
 
 import torch
@@ -16,18 +16,18 @@ NEEDS_CLIPS = (
 
 
 def after_first(latents: Tensor) -> Tensor:
-    """1 after the first latent frame, 0 in it: (B, C, f, h, w) -> (B, 1, f, h, w)."""
+    """Mask that is 0 in the first latent frame and 1 after it: (B, C, f, h, w) -> (B, 1, f, h, w)."""
     later = torch.ones_like(latents[:, :1])
     later[:, :, 0] = 0
     return later
 
 
 def with_first(noisy: Tensor, clean: Tensor) -> Tensor:
-    """Noisy latents that begin with the first frame of the clean ones, (B, C, f, h, w)."""
+    """Noisy latents with the first frame replaced by the clean one, (B, C, f, h, w)."""
     return torch.cat([clean[:, :, :1].to(noisy.dtype), noisy[:, :, 1:]], dim=2)
 
 
 def first_images(pixels: Tensor) -> list[Image.Image]:
-    """The first frames of pixels (B, 3, F, H, W) in [-1, 1], as a user gives them to a pipeline."""
+    """The first frames of pixels (B, 3, F, H, W) in [-1, 1], as PIL images for a pipeline."""
     frames = (pixels[:, :, 0].float() * 127.5 + 127.5).round().clamp(0, 255).byte()  # (B, 3, H, W)
     return [Image.fromarray(frame.permute(1, 2, 0).cpu().numpy()) for frame in frames]

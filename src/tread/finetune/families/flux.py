@@ -2,7 +2,7 @@
 
 - Text is CLIP's pooled vector and 512 tokens of T5, padding included: the model has no text mask.
 - The model reads latents as 2 x 2 patches, each with the ids (image, row, column).
-- Guidance is an input of dev. It is 1 in training, so that the data is what guidance 1 draws; previews have their own.
+- Guidance is an input of dev. It is 1 in training, so that guidance 1 reproduces the data; previews have their own.
 - Kontext appends the patches of the source image, with image id 1; the prediction is cut to the target's patches.
 """
 
@@ -30,7 +30,7 @@ class Flux(TuneFamily):
 
     @property
     def patch(self) -> Patch:
-        return Patch(1, 2, 2)  # of latents that are folded before the transformer, whose own patch is one
+        return Patch(1, 2, 2)  # latents are packed before the transformer, whose own patch_size is 1
 
     @property
     def reference_counts(self) -> range:

@@ -1,8 +1,8 @@
 """The family FLUX.2: dev and klein, with or without reference images.
 
-- Text is 512 tokens, padding included: hidden states of three layers of Mistral (dev) or Qwen3 (klein), side by side.
-- Latents here are the 2 x 2 patches of the autoencoder's, standardised by the statistics of its batch norm: one latent
-  is one token, as in the pipeline's own noise.
+- Text is 512 tokens, padding included: hidden states of three layers of Mistral (dev) or Qwen3 (klein), concatenated.
+- Latents here are 2 x 2 patches of the autoencoder's latents, standardised by its batch-norm statistics: one latent is
+  one token, as in the pipeline.
 - A token has the ids (time, row, column, position in the text). Reference images follow the target, at times 10, 20
   and so on.
 - Guidance is an input of dev, 1 in training as for FLUX.1; klein is guided by the empty prompt instead.
@@ -25,18 +25,18 @@ from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
 
 APART = 10
-"""Difference of the times of one image and the next."""
+"""Difference between the time ids of consecutive images."""
 MOST_REFERENCES = 10
-"""The most reference images that the authors promise."""
+"""The largest number of reference images that the authors document."""
 PROCESSOR = ["transformers", "PixtralProcessor"]
 """The entry of dev's tokenizer in model_index.json."""
 TEXT_LAYERS = 3
-"""Layers of the text encoder whose hidden states are a token's embedding."""
+"""Layers of the text encoder whose hidden states form a token's embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmpiricalShift(FlowTarget):
-    """Times shifted as by FLUX.2's pipeline, which fits the shift to the number of tokens and of solver steps."""
+    """Times shifted as in FLUX.2's pipeline, which fits the shift to the numbers of tokens and solver steps."""
 
     steps: int
 
@@ -56,7 +56,7 @@ class Flux2(TuneFamily):
     lora_targets = (
         *JOINT_ATTENTION,
         *("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
-        *("attn.to_qkv_mlp_proj", "attn.to_out"),  # of layers that join image and text
+        *("attn.to_qkv_mlp_proj", "attn.to_out"),  # single-stream layers, with image and text in one sequence
     )
     packages = ("torchvision",)  # the processor of dev's text encoder
     guidance = 4.0
@@ -131,7 +131,7 @@ class Flux2(TuneFamily):
 
 @lru_cache
 def _image_ids(rows: int, columns: int, time: int, device: torch.device) -> Tensor:
-    """The ids of a grid of tokens, (S, 4); cached, since copying them to the device would synchronise."""
+    """The ids of a grid of tokens, (S, 4); cached, because copying them to the device would synchronise."""
     ids = torch.cartesian_prod(*(torch.arange(size) for size in (1, rows, columns, 1)))
     ids[:, 0] = time
     return ids.to(device)

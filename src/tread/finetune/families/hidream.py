@@ -2,9 +2,9 @@
 
 - Text is 128 tokens of T5, 128 of each layer of Llama, and both CLIPs' pooled vectors, all without a mask: padding is
   read. A caption takes 33 MB of cache in bf16; `tokenizer_max_length` makes it smaller.
-- The model gives x - noise: `predict` reverses the sign. In training it answers in patches, which are put back here.
-- The model pads a grid that is not square to its largest number of tokens, so such a grid may not have more.
-- The pipeline draws every image at 1024 x 1024 pixels' area, and so do previews.
+- The model predicts x - noise: `predict` reverses the sign. In train mode its output is patches, unpacked here.
+- The model pads a non-square grid to its maximum number of tokens, so such a grid may not have more.
+- The pipeline draws every image with an area of 1024 x 1024 pixels, and so do previews.
 """
 
 import math
@@ -22,7 +22,7 @@ from tread.finetune.target import Distance, FlowTarget, Target
 NAMES = {"t5": "prompt_embeds_t5", "llama": "prompt_embeds_llama3", "pooled": "pooled_prompt_embeds"}
 """The pipeline's arguments for a text."""
 LLAMA = ("tokenizer_4", "text_encoder_4")
-"""The parts that released folders leave to the user, for their license."""
+"""Parts that released folders lack for license reasons, and users add."""
 
 
 class HiDream(TuneFamily):
@@ -78,7 +78,8 @@ class HiDream(TuneFamily):
         from diffusers.pipelines.hidream_image.pipeline_hidream_image import calculate_shift
 
         if shift is None and self.source.config("scheduler").get("use_dynamic_shifting"):
-            return FlowTarget(shift=math.exp(calculate_shift(self._most_tokens)), distance=distance)  # of all sizes
+            # one shift for all sizes
+            return FlowTarget(shift=math.exp(calculate_shift(self._most_tokens)), distance=distance)
         return super().target(shift=shift, distance=distance)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
@@ -101,7 +102,7 @@ class HiDream(TuneFamily):
         return arguments
 
     def _image_of(self, output: Tensor, like: Tensor) -> Tensor:
-        """The model's answer as an image; in training it is (B, C, S or more, patch * patch)."""
+        """The model's output as latents; in train mode it is (B, C, S or more, patch * patch)."""
         if output.shape == like.shape:
             return output
         count, channels, height, width = like.shape
@@ -116,7 +117,7 @@ class HiDream(TuneFamily):
         try:
             if set(LLAMA) <= set(self.source.parts):
                 return self.source.config("text_encoder_4")
-        except ConfigError:  # the index may name a part that is not there
+        except ConfigError:  # model_index.json may name a part that is missing
             pass
         raise ConfigError(
             f"{self.source.place!r} lacks {' or '.join(LLAMA)}: HiDream's Llama-3.1-8B-Instruct is a model of its own. "
@@ -125,7 +126,7 @@ class HiDream(TuneFamily):
 
     @property
     def _most_tokens(self) -> int:
-        """The number of tokens that grids are padded to unless they are square."""
+        """The number of tokens that non-square grids are padded to."""
         rows, columns = self._transformer["max_resolution"]
         return rows * columns // self._transformer["patch_size"] ** 2
 

@@ -4,7 +4,7 @@
   with masks. Quoted text is padded to 256 tokens and a missing image is 729 tokens of zeros, as in the pipeline.
 - Latents are followed by those of the first frame and a mask in channels of their own, which are zero for text to
   video; SigLIP's embedding of the first frame joins the text.
-- Guidance is a part of the pipeline, `guider`, not an argument of its call.
+- The guidance scale belongs to a part of the pipeline, `guider`; it is not an argument of its call.
 - The forward of the stock model reads masks from the device, a synchronisation that callers cannot avoid.
 """
 

@@ -1,11 +1,11 @@
 """The family HunyuanVideo 1.0: text to video and image to video with Llama and CLIP. 1.5 is the family `hunyuanvideo`.
 
 - Text is Llama's states of the caption in the pipeline's template, with a mask, and CLIP's pooled vector.
-- Guidance is an input. It is 1 in training, so that the data is what guidance 1 draws; previews have their own.
-- The released model is distilled from guidance. Previews are not guided away from a negative prompt.
+- Guidance is an input. It is 1 in training, so that guidance 1 reproduces the data; previews have their own.
+- The released model is guidance-distilled, so previews use no negative prompt.
 - Image to video is given its first frame as latents of that frame alone, because the autoencoder's norms mix frames.
-  Its transformer says how: they replace the first latent frame, which the model modulates as clean (`token_replace`),
-  or they are channels beside the noisy latents (`latent_concat`, the model of 33 channels).
+  The transformer's config says how: they replace the first latent frame, which the model modulates as clean
+  (`token_replace`), or they are channels beside the noisy latents (`latent_concat`, the model of 33 channels).
 - The text encoder of image to video is LLaVA, which sees the first frame too, so a caption is encoded once per clip.
 """
 
@@ -25,7 +25,7 @@ from tread.finetune.model.source import Source
 
 IMAGE = "HunyuanVideoImageToVideoPipeline"
 EVERY = {"latent_concat": 2, "token_replace": 4}
-"""How a first frame is given -> the pipeline reads every so manyth of LLaVA's tokens of it."""
+"""Conditioning type -> stride at which the pipeline reads LLaVA's image tokens."""
 
 
 class HunyuanVideo1(TuneFamily):
@@ -114,7 +114,7 @@ class HunyuanVideo1(TuneFamily):
         return masked_prompt(text["embeds"], None) | {"pooled_prompt_embeds": text["pooled"][None]}
 
     def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:
-        """The image as it is: the stock pipeline scales it for the autoencoder, and LLaVA saw it so."""
+        """The unscaled image: LLaVA was given it like that, and the stock pipeline scales it for the autoencoder."""
         return {"image": images[0]}
 
     @property
@@ -123,7 +123,7 @@ class HunyuanVideo1(TuneFamily):
 
     @property
     def _given(self) -> str | None:
-        """How the model is given a first frame; None: it draws from text alone."""
+        """The conditioning type for the first frame; None: the model draws from text alone."""
         return self._config.get("image_condition_type") if self.source.pipeline_name == IMAGE else None
 
     def _texts(self, embeds: Tensor, pooled: Tensor, mask: Tensor) -> list[Text]:

@@ -1,7 +1,7 @@
-"""What Kandinsky 5's image and video families share: two text encoders, and a model that reads latents channels last.
+"""The base class of Kandinsky 5's image and video families: two text encoders, and channels-last latents.
 
-- Text is Qwen2.5-VL's tokens without its template, and CLIP's pooled vector. The model has no text mask, and a prompt
-  alone has no padding in the pipelines, so the texts of a batch must have one length.
+- Text is Qwen2.5-VL's tokens without its template, and CLIP's pooled vector. The model has no text mask, and the
+  pipelines do not pad a single prompt, so the texts of a batch must have one length.
 - Time runs to 1000; the velocity is noise - x.
 - A model with `visual_cond` takes, beside the noisy latents, as many condition channels and one for their mask.
 """
@@ -43,7 +43,7 @@ class Kandinsky5(TuneFamily):
         return super().collate_text(texts)
 
     def call(self, model: nn.Module, video: Tensor, time: Tensor, batch: Batch, scale: Sequence[float]) -> Tensor:
-        """The velocity of latents (B, C, f, h, w), whose further channels are the condition's; in their shape."""
+        """The velocity of latents (B, C, f, h, w), in their shape; `video` may have condition channels after them."""
         text = batch["text.embeds"].to(video.dtype)
         velocity = model(
             hidden_states=video.permute(0, 2, 3, 4, 1),  # (B, f, h, w, C)

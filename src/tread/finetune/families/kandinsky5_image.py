@@ -3,7 +3,7 @@
 - The autoencoder is FLUX's; the pipeline scales its latents and does not shift them.
 - The stock pipelines draw seven sizes of about a megapixel, and take the nearest of them for any other.
 - Image to image takes its reference as channels beside the noisy latents, so it has their size; the mask channel is
-  one. Its text encoder sees the reference too, at half of its size.
+  all ones. Its text encoder sees the reference too, at half of its size.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Kandinsky5Image(Kandinsky5):
     def encode_seen(self, pipeline: Any, caption: str, images: Sequence[Image]) -> Text:
         try:
             embeds, pooled, _ = pipeline.encode_prompt([caption], image=images[0], max_sequence_length=self.text_length)
-        except ValueError as error:  # the stock pipeline cuts a long caption together with its image's tokens
+        except ValueError as error:  # truncating a long caption cut into the image's tokens
             raise DataError(
                 f"the caption {shown(caption)} and its reference have more tokens than the {self.text_length} that a "
                 f"{EDIT} reads: shorten it."
@@ -69,5 +69,5 @@ class Kandinsky5Image(Kandinsky5):
         return self.call(model, inputs[:, :, None], time, batch, [1.0, 1.0, 1.0])[:, :, 0]  # (B, C, h, w)
 
     def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:
-        """The image as it is: the stock pipeline scales it."""
+        """The unscaled image: the stock pipeline scales it."""
         return {"image": images[0]}

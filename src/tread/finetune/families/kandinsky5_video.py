@@ -1,8 +1,8 @@
 """The family Kandinsky 5 Video: text to video and image to video.
 
 - Image to video is given a clean first latent frame, which carries no loss; the mask channel marks it, and the
-  condition channels are zeros, as in the stock pipeline. It is the latent of the image alone: the autoencoder's norms
-  mix frames, so that of a clip's beginning is another.
+  condition channels are zeros, as in the stock pipeline. It is encoded from the first frame alone: the
+  autoencoder's norms mix frames, so it differs from the first latent frame of the clip.
 - The positions are scaled by the size of the video, as in the stock pipeline.
 - Models with sparse attention (`nabla`, of 10 seconds) group tokens by their position in the grid, so they cannot be
   routed and are refused.
@@ -67,11 +67,11 @@ class Kandinsky5Video(Kandinsky5):
 
     @property
     def _given(self) -> bool:
-        """Whether the first frame is given."""
+        """Whether the model is conditioned on the first frame."""
         return self.source.pipeline_name == "Kandinsky5I2VPipeline"
 
     def _later(self, latents: Tensor) -> Tensor:
-        """1 after the first frame, 0 in it, (B, 1, f, h, w)."""
+        """Mask that is 0 in the first frame and 1 after it, (B, 1, f, h, w)."""
         later = torch.ones_like(latents[:, :1])
         later[:, :, 0] = 0
         return later

@@ -3,7 +3,7 @@
 - A token of text is a stack of hidden states, (12, D), that the model fuses itself. The pipeline pads between the
   caption and the end of its template; the model masks padding out and gives text no positions, so it is cut off before
   it is cached and texts are padded at their end again: 12 states of 512 tokens would take 30 MB per caption.
-- The pipeline guides at any scale above 0, by prediction + scale * (prediction - negative); 0 is its scale without.
+- The pipeline guides at any scale above 0, by prediction + scale * (prediction - negative); scale 0 turns guidance off.
 - The distilled model is sampled with one shift for all sizes.
 """
 
@@ -74,7 +74,8 @@ class Krea2(TuneFamily):
         return unpacked(velocity, *noisy.shape[2:])  # (B, C, h, w)
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        given = [text] if negative is None else [text, negative]  # the pipeline has one table of positions for both
+        # padded together: the pipeline has one table of positions for both
+        given = [text] if negative is None else [text, negative]
         batch = self.collate_text(given)
         arguments = {"prompt_embeds": batch["embeds"][:1], "prompt_embeds_mask": batch["mask"][:1]}
         if negative is not None:

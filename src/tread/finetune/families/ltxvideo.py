@@ -1,4 +1,4 @@
-"""The family LTX-Video: text to video, and image to video by a given first frame; 0.9.0 to 0.9.7, not distilled.
+"""The family LTX-Video: text to video, and image to video with a given first frame; 0.9.0 to 0.9.7, not distilled.
 
 - The model reads packed latents, a text mask, and the positions of tokens in seconds and pixels: they depend on the
   frame rate. LTXConditionPipeline (0.9.5 and later) counts the first latent frame as one pixel frame, the older
@@ -61,7 +61,7 @@ class LTXVideo(TuneFamily):
 
     @property
     def multiple(self) -> int:
-        return max(32, super().multiple)  # pipelines refuse sides that 32 does not divide
+        return max(32, super().multiple)  # pipelines refuse sides that are not multiples of 32
 
     @property
     def takes_image(self) -> bool:
@@ -133,7 +133,7 @@ def _coords(
     frame_rate: float,
     device: torch.device,
 ) -> Tensor:
-    """Seconds, row and column of each token in pixels, (1, 3, S); cached, so never written to."""
+    """Seconds, row and column of each token in pixels, (1, 3, S); cached, so do not modify it."""
     from diffusers.pipelines.ltx.pipeline_ltx_condition import LTXConditionPipeline as stock
 
     ids = stock._prepare_video_ids(1, *grid, patch_size=patch[1], patch_size_t=patch[0], device=device)

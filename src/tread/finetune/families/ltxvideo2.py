@@ -1,4 +1,4 @@
-"""The family LTX-2 (2.0, 2.3, 2.5): text to video, and image to video by a given first frame, with or without sound.
+"""The family LTX-2 (2.0, 2.3, 2.5): text to video, and image to video with a given first frame, with or without sound.
 
 - The model draws video and sound in two streams that attend to each other. Clips are trained without their sound, as in
   the pipeline's own call for one modality (`isolate_modalities`): the video's prediction then depends on no audio, and
@@ -7,8 +7,8 @@
 - Where sound is trained (`train_sound`), both streams run as in the pipeline's usual call. A clip's sound is its
   log-mel spectrogram through the audio autoencoder, 25 latents per second, and adapters are on both streams.
 - Text is Gemma's states of all layers, which the pipeline's connectors turn into two sequences, for video and for
-  audio; padding becomes registers that the model reads. The connectors' output is cached at full length, and in
-  previews stands in for the connectors, which the stock pipeline calls for encoded prompts too.
+  audio; padding becomes registers that the model reads. The connectors' output is cached at full length. In
+  previews it replaces the connectors, which the stock pipeline calls even for encoded prompts.
 - Positions are in seconds and pixels: they depend on the frame rate. A given first frame has time 0.
 """
 
@@ -30,7 +30,7 @@ _ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 _VIDEO = ("attn1", "attn2")
 _SOUND = ("audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
 SHORTER = 4
-"""Frames of a spectrogram, and bands of it, per latent of sound; the first latent is of one frame alone."""
+"""Spectrogram frames, and mel bands, per latent of sound; the first latent covers a single frame."""
 
 
 def _linears(*attentions: str) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ class LTXVideo2(LTXVideo):
         return arguments
 
     def guide(self, pipeline: Any, scale: float) -> dict[str, float]:
-        """The scale of the video; that of the audio is the pipeline's, unless neither is guided."""
+        """The guidance scale of the video; the audio's is the pipeline's default, unless guidance is off."""
         return super().guide(pipeline, scale) | ({"audio_guidance_scale": 1.0} if scale <= self.unguided else {})
 
     def _coords(self, grid: tuple[int, int, int], device: torch.device) -> Tensor:
@@ -182,7 +182,7 @@ def _video_coords(
     frame_rate: float,
     device: torch.device,
 ) -> Tensor:
-    """First and last second, row and column of each token, (1, 3, S, 2); cached, so never written to.
+    """First and last second, row and column of each token, (1, 3, S, 2); cached, so do not modify it.
 
     The stock model would copy numbers to the device for them in every forward, which synchronises.
     """
@@ -194,7 +194,7 @@ def _video_coords(
 
 @lru_cache
 def _sound_coords(length: int, rate: int, hop: int, factor: int, offset: int, device: torch.device) -> Tensor:
-    """First and last second of each latent of sound, (1, 1, L, 2); cached, so never written to."""
+    """First and last second of each latent of sound, (1, 1, L, 2); cached, so do not modify it."""
     from diffusers.models.transformers.transformer_ltx2 import LTX2AudioVideoRotaryPosEmbed as Stock
 
     grid: Any = {"sampling_rate": rate, "hop_length": hop, "scale_factors": [factor], "causal_offset": offset}
@@ -202,7 +202,7 @@ def _sound_coords(length: int, rate: int, hop: int, factor: int, offset: int, de
 
 
 class _Encoded:
-    """Stands for the connectors of a pipeline whose prompts are the connectors' two outputs side by side."""
+    """Replaces the connectors of a pipeline: splits prompts into the two cached outputs that they concatenate."""
 
     def __init__(self, width: int) -> None:
         self._width = width

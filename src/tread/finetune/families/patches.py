@@ -14,14 +14,14 @@ def packed(latents: Tensor) -> Tensor:
 
 
 def unpacked(patches: Tensor, rows: int, columns: int) -> Tensor:
-    """Patches (B, S, 4 C) of latents with so many rows and columns -> latents (B, C, H, W)."""
+    """Patches (B, S, 4 C) -> latents (B, C, H, W) with this many rows and columns."""
     from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 
     return FluxPipeline._unpack_latents(patches, rows, columns, vae_scale_factor=1)
 
 
 def ids_of(latents: Tensor, *, image: int = 0) -> Tensor:
-    """The ids of the patches of latents (B, C, H, W), (S, 3); never to be written to."""
+    """The ids (S, 3) of the patches of latents (B, C, H, W); cached, so do not modify them."""
     rows, columns = latents.shape[2:]
     return _ids(rows // 2, columns // 2, image, latents.device)
 
@@ -30,7 +30,7 @@ def ids_of(latents: Tensor, *, image: int = 0) -> Tensor:
 def _ids(rows: int, columns: int, image: int, device: torch.device) -> Tensor:
     from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 
-    with device:  # the stock function would build them on the host, and the copy would synchronise
+    with device:  # otherwise the stock function builds them on the host, and the copy synchronises
         ids = FluxPipeline._prepare_latent_image_ids(1, rows, columns, device, torch.float32)
         ids[:, 0] = image
     return ids

@@ -5,7 +5,7 @@
 - The autoencoder is FLUX's, or DC-AE's with 32 pixels per latent, where one latent is one token.
 - Stock diffusers has no LoRA loader for it, so an adapter is a peft folder.
 - diffusers adds the class of the text encoder to transformers. The first import of that class replaces the module
-  transformers, and what was added is gone: here it is added again, and a card imports the class before diffusers.
+  transformers and loses the addition: it is repeated here, and a card imports the class before diffusers.
 """
 
 import sys

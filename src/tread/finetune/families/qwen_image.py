@@ -3,7 +3,7 @@
 - The autoencoder is a video autoencoder; an image is one frame, and latents here have no frame axis.
 - Texts have no fixed length. A batch of equally long texts has no mask, as in the pipeline: with a mask the stock model
   copies a number to the device in every forward, which synchronises.
-- Edit appends the patches of its references to the target's and is told the shapes of all; the prediction is cut to the
+- Edit appends the patches of its references to the target's and takes the shapes of all; the prediction is cut to the
   target's patches. 2511 also gives the references time 0, which the stock model does by itself.
 - The text encoder of Edit sees the references too, at a size of its own, so a caption is encoded once per sample.
 - `true_cfg_scale` is the pipeline's name for the scale of classifier-free guidance.
@@ -109,7 +109,7 @@ class QwenImage(TuneFamily):
         return stock._unpack_latents(velocity[:, : self.tokens(noisy)], rows, columns, 1)[:, :, 0]  # (B, C, h, w)
 
     def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:
-        """The images as they are: the stock pipelines scale them."""
+        """The unscaled images: the stock pipelines scale them."""
         return {"image": images[0] if self.source.pipeline_name == EDIT else list(images)}
 
 

@@ -1,11 +1,11 @@
 """The family Qwen-Image 2.1: text to image with Qwen3-VL.
 
-- Latents are read unpatched, after the text in one sequence; each slot of the text encoder's mask stands for four.
-- The autoencoder has a channel for transparency; images are opaque.
+- Latents are not patched and follow the text in one sequence; each image slot of `img_mask` stands for four latents.
+- The autoencoder has an alpha channel; training images are opaque.
 - Texts have no limit. The image's positions follow the longest text of a batch, padding included, so the texts of a
   batch must have one length: a caption alone has no padding in the pipeline.
 - The stock pipeline draws from condition images too, but takes no encoded prompts beside them: those are not tuned.
-- The model is meant to be drawn without guidance. It counts the target's tokens on the device in every forward, a
+- The model is meant to be sampled without guidance. It counts the target's tokens on the device in every forward, a
   synchronisation that callers cannot avoid.
 """
 
@@ -31,7 +31,7 @@ class QwenImage21(TuneFamily):
     pipelines = ("QwenImage21Pipeline",)
     text_parts = ("text_encoder",)
     needed_parts = ("processor",)
-    pixel_parts = ("vae", "processor")  # without which the stock pipeline cannot be made
+    pixel_parts = ("vae", "processor")  # both required by the stock pipeline's constructor
     packages = ("torchvision",)
     longest_text = 1024
     whole_texts = True
@@ -52,7 +52,7 @@ class QwenImage21(TuneFamily):
 
     @property
     def multiple(self) -> int:
-        return 2 * self.factor  # a slot is a square of four
+        return 2 * self.factor  # a slot is a square of 2 x 2 latents
 
     @property
     def takes_image(self) -> bool:

@@ -1,12 +1,12 @@
-"""The family Qwen-Image-Layered: an image is taken apart into transparent layers.
+"""The family Qwen-Image-Layered: decompose an image into transparent layers.
 
 - A sample is an image with the layers that it is made of, which a data entry gives as its references. The model draws
   all of them at once, the image first: latents have a frame for each, and they are stacked when a batch is collated.
-- The image's clean latents come after the target's tokens, as a reference does in Edit; routes keep them.
-- Pixels have a channel for transparency. The text encoder reads the caption alone, as in Qwen-Image.
+- The image's clean latents come after the target's tokens, as a reference does in Edit; routes never drop them.
+- Pixels have an alpha channel. The text encoder reads the caption alone, as in Qwen-Image.
 - Times are shifted by the tokens of one image, as the stock pipeline does, whatever the number of layers.
-- The stock pipeline draws at 640 or 1024 pixels, and asks its text encoder for its dtype even if it is given encoded
-  prompts: a stand-in answers.
+- The stock pipeline draws at 640 or 1024 pixels, and reads the dtype of its text encoder even if it is given encoded
+  prompts: a stand-in provides it.
 """
 
 import math
@@ -28,7 +28,7 @@ from tread.finetune.target import Distance, FlowTarget, Target
 SMALL, LARGE = 640, 1024
 """Sides of the squares with the areas that the stock pipeline draws."""
 BASE_TOKENS = 256
-"""Tokens of an image whose times are shifted by e."""
+"""Tokens of an image at which the shift is e."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +122,12 @@ class QwenLayered(QwenImage):
         return super().prompt_arguments(text, negative) | {"prompt": "encoded"}
 
     def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:
-        """The image with a channel for transparency; the stock pipeline scales it."""
+        """The image with an alpha channel; the stock pipeline scales it."""
         return {"image": images[0].convert("RGBA")}
 
     def call_arguments(self) -> dict[str, Any]:
         return {"layers": self.layers, "max_sequence_length": self.text_length}
 
     def exact_size(self, width: int, height: int) -> dict[str, Any]:
-        """The resolution nearer to the area, of the two that the stock pipeline has."""
+        """Whichever of the stock pipeline's two resolutions is nearer to the area."""
         return {"resolution": SMALL if abs(width * height - SMALL**2) < abs(width * height - LARGE**2) else LARGE}

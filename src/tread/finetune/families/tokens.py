@@ -1,4 +1,4 @@
-"""Tokens of latents: the patch of latents that is one token, how many there are, and numbers from one to the other."""
+"""`Patch`: the latents of one token; counts tokens, and maps values between latents and tokens."""
 
 import math
 from typing import NamedTuple

@@ -32,7 +32,7 @@ class Wan(TuneFamily):
     pixel_parts = ("vae", "image_encoder", "image_processor")
     longest_text = 512
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
-    packages = ("ftfy",)  # image to video cleans prompts with it
+    packages = ("ftfy",)  # the image-to-video pipeline cleans prompts with it
     video = True
     guidance = 5.0
     steps = 50
@@ -76,7 +76,7 @@ class Wan(TuneFamily):
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         from diffusers.pipelines.wan.pipeline_wan import WanPipeline
 
-        # the same function of the image-to-video pipeline cannot run without ftfy
+        # the image-to-video pipeline's own function needs ftfy
         encode = WanPipeline._get_t5_prompt_embeds
         embeds = encode(pipeline, list(captions), max_sequence_length=self.text_length)  # (B, 512, D)
         return [{"embeds": text} for text in cut(embeds, embeds.ne(0).any(-1))]
@@ -106,7 +106,7 @@ class Wan(TuneFamily):
             known = torch.zeros_like(noisy[:, : self.frame_factor])
             known[:, :, 0] = 1
             if self.takes_last_image:
-                known[:, -1, -1] = 1  # of the last latent frame its last pixel frame
+                known[:, -1, -1] = 1  # the last pixel frame of the last latent frame
             inputs = torch.cat([noisy, known, batch["condition"].to(noisy.dtype)], dim=1)
         elif self._starts_clean(noisy):
             inputs = with_first(noisy, batch["mean"])

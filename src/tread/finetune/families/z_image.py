@@ -1,9 +1,9 @@
 """The family Z-Image: text to image with Qwen3.
 
 - The model's time runs from noise at 0 to data at 1, and its velocity is x - noise: `predict` reverses both.
-- A batch is a list of samples, each with a text of its own length, which the model pads to a multiple of 32 with tokens
-  that it learned. So a batch holds one tensor per text: a mask would have to be read from the device to cut them.
-- The pipeline guides at any scale above 0, by prediction + scale * (prediction - negative); 0 is its scale without.
+- A batch is a list of samples, each with a text of its own length, which the model pads with learned tokens to a
+  multiple of 32. So a batch holds one tensor per text: cutting them by a mask would read it from the device.
+- The pipeline guides at any scale above 0, by prediction + scale * (prediction - negative); scale 0 turns guidance off.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""The released model that is tuned: its files, its quantized weights, the adapters put on it and the files of those.
+"""The released model that is tuned: its files, quantization, adapters and adapter files.
 
-It imports `tread.data` (checks of stock weights), `tread.attach`, `tread.kernels` and `tread.errors`; of
-`tread.finetune` the settings and the family that an existing adapter is read for, nothing that trains.
+Modules here import `tread.data` (checks of stock weights), `tread.attach`, `tread.kernels`, `tread.errors` and the
+memory and sharding helpers of `tread.training`; from `tread.finetune` only settings, job and families.
 """

@@ -4,10 +4,10 @@
 - A target is the end of a linear's name, as in peft: `to_q` matches every `to_q`, `attn.to_q` fewer. A target that
   matches no linear is an error: an adapter that silently trains half of what was asked for is worse than none.
 - The initial weights are a function of the seed alone, not of the device or of earlier draws, and change no output.
-- A base that is on the meta device, because each process will read a shard of it, gets an adapter with values all the
-  same. DoRA begins with the norms of the base's weights: peft computes them from one linear of the files at a time.
+- A base on the meta device (of a sharded run) gets an adapter with real values. DoRA's magnitudes start as the norms of
+  the base's weights: these are read from the files one linear at a time.
 - Lycoris keeps its parameters in a network beside the model. It becomes a submodule, so that optimizer, checkpoints
-  and moving average see its parameters as the model's.
+  and moving average include its parameters.
 """
 
 import re
@@ -50,8 +50,8 @@ def add_adapter(
     `dora` gives a LoRA magnitudes of its own (Liu et al. 2024, arXiv 2402.09353). `factor` is the size of LoKr's
     smaller Kronecker factor, -1 for nearly square ones. `dropout` acts on the input of a LoRA and on the rows of a
     LoKr's update. `lycoris_config` holds arguments of the lycoris library: `algo`, `linear_dim`, `linear_alpha` and
-    others; its `apply_preset` chooses the linears by class, instead of `targets`. `weights` are those of a base that is
-    on the meta device, where DoRA reads the linears that it adapts.
+    others; its `apply_preset` chooses the linears by class, instead of `targets`. `weights` are the files of a base
+    on the meta device, which DoRA reads its initial magnitudes from.
     """
     model.requires_grad_(False)
     preset = (lycoris_config or {}).get("apply_preset")
@@ -74,7 +74,7 @@ def add_adapter(
 
 @contextmanager
 def _stand_ins(model: nn.Module) -> Iterator[None]:
-    """Inside this context, parameters on the meta device are zeros on the CPU, of one element each.
+    """Replace parameters on the meta device by expanded CPU zeros, of one element each, inside this context.
 
     Peft moves a new adapter to the device of its linear: on the meta device it would lose its values.
     """
@@ -96,14 +96,14 @@ def _stand_ins(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def _set_magnitudes(model: nn.Module, weights: Weights) -> None:
-    """Let peft compute DoRA's magnitudes anew where it saw a stand-in, from one linear of the files at a time."""
+    """Recompute DoRA's magnitudes, which peft took from the zeros of `_stand_ins`, one linear at a time."""
     for path, module in model.named_modules():
         adapted: Any = module
         if ADAPTER not in getattr(adapted, "lora_magnitude_vector", ()):
             continue
         linear = adapted.get_base_layer()
         empty = dict(linear._parameters)
-        weights.fill(linear, path)  # nothing, if the loader has read it
+        weights.fill(linear, path)  # no-op for a linear that is not on the meta device
         adapted.lora_magnitude_vector[ADAPTER].update_layer(
             base_layer=linear,
             lora_A=adapted.lora_A[ADAPTER].weight,
@@ -126,7 +126,7 @@ def stored_name(name: str) -> str:
 def find_linears(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Linear]:
     """The linears that `targets` match, by full name."""
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    found: dict[str, nn.Linear] = {}
+    matched: dict[str, nn.Linear] = {}
     for target in targets:
         named = {name: linear for name, linear in linears.items() if name == target or name.endswith(f".{target}")}
         if not named:
@@ -136,12 +136,12 @@ def find_linears(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Linea
                 f"lora_targets names {target!r}, which is no linear of {type(model).__name__}"
                 f"{nearest(target, [*ends, *linears])} It has: {', '.join(ends)}."
             )
-        found |= named
-    return found
+        matched |= named
+    return matched
 
 
 def _peft_targets(model: nn.Module, targets: Sequence[str], linears: Mapping[str, nn.Linear]) -> Sequence[str]:
-    """The targets, or full names: peft refuses a target that is also the name of a list of modules, as FLUX.2 has."""
+    """The targets, or full names if a target also names a ModuleList, which peft refuses (FLUX.2)."""
     ends = tuple(f".{target}" for target in targets)
     lists = (name for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
     return list(linears) if any(name.endswith(ends) for name in lists) else targets
@@ -159,7 +159,7 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
 
 def adapter_scale(model: nn.Module) -> float:
     """The factor of a peft adapter's update: alpha / rank."""
-    config = getattr(model, "peft_config")[ADAPTER]  # noqa: B009  (no attribute of every module)
+    config = getattr(model, "peft_config")[ADAPTER]  # noqa: B009  (not declared by nn.Module)
     return float(getattr(config, "lora_alpha", None) or config.alpha) / config.r
 
 
@@ -174,12 +174,12 @@ def adapter_metadata(model: nn.Module) -> dict[str, Any]:
 
 def _add_lora(model: nn.Module, targets: Sequence[str], rank: int, alpha: float, dropout: float, dora: bool) -> None:
     peft = _peft()
-    # written to the file as it is given, and some loaders need an integer
+    # peft writes the value to the file, and some loaders need an integer
     whole = int(alpha) if float(alpha).is_integer() else alpha
     config = peft.LoraConfig(
         r=rank, lora_alpha=whole, lora_dropout=dropout, target_modules=list(targets), use_dora=dora
     )
-    with nullcontext() if dora else not_unpacked():  # DoRA begins with the norms of the weights
+    with nullcontext() if dora else not_unpacked():  # DoRA needs the norms of the real weights
         _inject(model, config, peft)
 
 
@@ -214,7 +214,7 @@ def _add_lokr(
 
 def _inject(model: Any, config: Any, peft: Any) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*get_apply_tensor_subclass.*")  # it concerns merging alone
+        warnings.filterwarnings("ignore", message=".*get_apply_tensor_subclass.*")  # it concerns merging only
         if hasattr(model, "add_adapter"):
             model.add_adapter(config, ADAPTER)
         else:  # PixArt's class has no add_adapter

@@ -1,12 +1,12 @@
 """`init_lora`: start a fine-tune from an existing adapter, of this package or another trainer.
 
-- It is a safetensors file, a folder with one, or an id on the hub; for a model with two transformers, a folder as a
-  result has it. Names may be those of diffusers, of peft, of ComfyUI or kohya (`layouts`), or of any other trainer that
+- It is a safetensors file, a folder with one, or an id on the hub; for a model with two transformers, a folder like
+  a result's. Names may be those of diffusers, of peft, of ComfyUI or kohya (`layouts`), or of any other trainer that
   the stock pipeline's loader converts.
 - The rank must be `lora_rank`, and every linear of the file one that `lora_targets` names. Linears that the file lacks
-  start as nothing. The run's own alpha may differ: `lora_B` is rescaled, so that the first step computes what the
-  adapter computed.
-- Files are read before anything is encoded, and again on the loaded model.
+  start with a zero update. The run's alpha may differ: `lora_B` is rescaled, so that the initial update is the
+  adapter's.
+- Files are read twice: as a check before anything is encoded, and when the model is loaded.
 """
 
 import json
@@ -31,11 +31,11 @@ from tread.finetune.settings import FinetuneConfig
 
 MAGNITUDE = "lora_magnitude_vector"
 SCALED = (".lora_B.weight", ".lokr_w1", ".lokr_w1_b")
-"""The factor of an update that takes the ratio of two scales."""
+"""The one factor of each update that is multiplied by (scale of the file) / (scale of the run)."""
 
 
 def is_local(place: str) -> bool:
-    """Whether an adapter is on this disk; else it is an id on the hub."""
+    """Whether an adapter is a local path instead of an id on the hub."""
     return Path(place).exists()
 
 
@@ -50,23 +50,25 @@ class Existing:
 
 
 def read_adapter(config: FinetuneConfig, family: TuneFamily, part: str, model: nn.Module) -> Existing:
-    """The adapter that `init_lora` names, for the transformer `part`; `model` has none yet and may be on the meta
-    device."""
+    """Read the adapter that `init_lora` names, for the transformer `part`.
+
+    `model` has no adapter yet, and may be on the meta device.
+    """
     path = _find(str(config.init_lora), part)
     try:
-        found = _load(path, family, model, config.lora_rank)
+        adapter = _load(path, family, model, config.lora_rank)
     except ConfigError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(f"init_lora: {path} is no adapter that can be read ({error}); get it again.") from error
     if config.lora_type == "standard":
-        _check(found.tensors, find_linears(model, config.lora_targets or family.lora_targets), config)
-    return found
+        _check(adapter.tensors, find_linears(model, config.lora_targets or family.lora_targets), config)
+    return adapter
 
 
 @torch.no_grad()
 def put_in(model: nn.Module, existing: Existing, place: str) -> None:
-    """Copy an adapter into that of a model, whose alpha may be another."""
+    """Copy an existing adapter into the model's own, rescaled to its alpha."""
     own, scale = adapter_state(model), adapter_scale(model)
     linears = {_linear(name) for name in own}
     if new := linears - {_linear(name) for name in existing.tensors}:
@@ -74,9 +76,9 @@ def put_in(model: nn.Module, existing: Existing, place: str) -> None:
         warnings.warn(f"{told}, {min(new)} among them; name fewer lora_targets to leave them out.", TreadWarning, 2)
     for name, tensor in existing.tensors.items():
         if name not in own or own[name].shape != tensor.shape:
-            found = tuple(own[name].shape) if name in own else "absent"
+            shape = tuple(own[name].shape) if name in own else "absent"
             raise ConfigError(
-                f"init_lora {shown(place)} has {name} as {tuple(tensor.shape)}, which is {found} here: set lora_type, "
+                f"init_lora {shown(place)} has {name} as {tuple(tensor.shape)}, which is {shape} here: set lora_type, "
                 "lora_rank, lokr_factor and lora_targets as that adapter was trained."
             )
         ratio = existing.scales[_linear(name)] / scale if name.endswith(SCALED) else 1.0
@@ -98,10 +100,10 @@ def _find(place: str, part: str) -> Path:
     for name in (file, PEFT_FILE):
         if (path / name).is_file():
             return path / name
-    found = sorted(path.glob("*.safetensors"))
-    if part == "transformer" and len(found) == 1:
-        return found[0]
-    names = ", ".join(one.name for one in found) or "none"
+    files = sorted(path.glob("*.safetensors"))
+    if part == "transformer" and len(files) == 1:
+        return files[0]
+    names = ", ".join(one.name for one in files) or "none"
     raise ConfigError(
         f"init_lora {shown(place)} has no {file}; its safetensors files are: {names}. Name the file itself."
     )
@@ -134,10 +136,10 @@ def _load(path: Path, family: TuneFamily, model: nn.Module, rank: int) -> Existi
     modules = dict(model.named_modules())
     if has_layout(list(tensors)) and family.name in NAMES:
         sizes = {name: one.out_features for name, one in modules.items() if isinstance(one, nn.Linear)}
-        found = from_layout(tensors, family.name, sizes, rank)
-        named = {f"{name}.lora_A.weight": linear.down for name, linear in found.items()}
-        named |= {f"{name}.lora_B.weight": linear.up for name, linear in found.items()}
-        return Existing(named, {name: linear.scale for name, linear in found.items()})
+        linears = from_layout(tensors, family.name, sizes, rank)
+        named = {f"{name}.lora_A.weight": linear.down for name, linear in linears.items()}
+        named |= {f"{name}.lora_B.weight": linear.up for name, linear in linears.items()}
+        return Existing(named, {name: linear.scale for name, linear in linears.items()})
     if any(name.startswith(PEFT_PREFIX) for name in tensors):
         named = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
         return Existing(named, _scales(named, _peft_config(path)))
@@ -150,20 +152,20 @@ def _load(path: Path, family: TuneFamily, model: nn.Module, rank: int) -> Existi
 
 
 def _converted(tensors: dict[str, Tensor], family: TuneFamily, path: Path) -> dict[str, Tensor]:
-    """The tensors after the stock pipeline's loader has renamed them."""
+    """The tensors under diffusers' names, converted by the stock pipeline's loader."""
     import diffusers
 
     cls: Any = getattr(diffusers, family.source.pipeline_name)
     try:
-        found = cls.lora_state_dict(dict(tensors))
-    except Exception as error:  # converters raise whatever the names make them raise
+        converted = cls.lora_state_dict(dict(tensors))
+    except Exception as error:  # converters raise all kinds of errors for unknown names
         raise ConfigError(f"init_lora: {path} has names that no known trainer gives to {family.name}.") from error
-    state: dict[str, Tensor] = found[0] if isinstance(found, tuple) else found
+    state: dict[str, Tensor] = converted[0] if isinstance(converted, tuple) else converted
     return {name.removeprefix("transformer."): tensor for name, tensor in state.items()}
 
 
 def _scales(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, float]:
-    """The scale of each linear: by an alpha in the file, else by the config that peft and diffusers write."""
+    """The scale of each linear: from its alpha in the file, else from the config that peft and diffusers write."""
     alpha, rank = settings.get("lora_alpha", settings.get("alpha")), settings.get("r")
     common = 1.0 if alpha is None or not rank else alpha / (rank**0.5 if settings.get("use_rslora") else rank)
     ranks = {_linear(name): len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
@@ -190,7 +192,7 @@ def _peft_config(path: Path) -> dict[str, Any]:
 
 
 def _check(tensors: Mapping[str, Tensor], linears: Mapping[str, nn.Linear], config: FinetuneConfig) -> None:
-    """Refuse a LoRA of another rank, of other linears, or with magnitudes that nobody would train."""
+    """Refuse a LoRA with another rank or other linears, or a DoRA without use_dora (and the reverse)."""
     place = shown(config.init_lora)
     ranks = sorted({len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight")})
     if not ranks:

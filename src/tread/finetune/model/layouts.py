@@ -1,10 +1,10 @@
 """The key layouts of ComfyUI and kohya: a LoRA's tensors under the names of the model's first release, and back.
 
-- `comfyui`: `diffusion_model.NAME.lora_A.weight` and `lora_B`, with the scale in `lora_B`, for readers that know no
-  alpha. `kohya`: `lora_unet_NAME` with underscores for dots, `.lora_down.weight`, `.lora_up.weight` and `.alpha`.
-- Where the original has one linear for several of diffusers', their LoRAs become one of the summed rank: the `lora_A`
-  stacked, the `lora_B` as blocks on a diagonal. A part without a LoRA has rows of zeros.
-- Both ways are exact up to the rounding of the scale.
+- `comfyui`: `diffusion_model.NAME.lora_A.weight` and `lora_B`, with the scale multiplied into `lora_B`, for readers
+  without alpha. `kohya`: `lora_unet_NAME` with underscores for dots, `.lora_down.weight`, `.lora_up.weight`, `.alpha`.
+- If the original fuses several of diffusers' linears into one (QKV), their LoRAs become one of the summed rank:
+  `lora_A` is stacked, `lora_B` is block-diagonal. A part without a LoRA has rows of zeros.
+- Both conversions are exact up to the rounding of the scale.
 """
 
 import re
@@ -41,16 +41,16 @@ class Linear:
 def to_layout(
     layout: Layout, family: str, linears: Mapping[str, Linear], sizes: Mapping[str, int]
 ) -> dict[str, Tensor]:
-    """The LoRAs of diffusers' linears, by name, as the tensors of a file; `sizes` has the rows of every linear."""
+    """Convert the LoRAs of diffusers' linears to the tensors of a file; `sizes` has the rows of every linear."""
     check_layout(layout, family)
-    found: dict[str, dict[int, Linear]] = {}
+    fused: dict[str, dict[int, Linear]] = {}
     parts: dict[str, tuple[str, ...]] = {}
     for name, linear in linears.items():
         original, index, names = _original(family, name)
-        found.setdefault(original, {})[index] = linear
+        fused.setdefault(original, {})[index] = linear
         parts[original] = names
     tensors: dict[str, Tensor] = {}
-    for original, by_index in found.items():
+    for original, by_index in fused.items():
         joined = by_index[0] if len(parts[original]) == 1 else _joined(by_index, [sizes[n] for n in parts[original]])
         if layout == "comfyui":
             tensors[f"{COMFYUI}{original}.lora_A.weight"] = joined.down
@@ -81,10 +81,10 @@ def has_layout(names: Sequence[str]) -> bool:
 def from_layout(tensors: Mapping[str, Tensor], family: str, sizes: Mapping[str, int], rank: int) -> dict[str, Linear]:
     """The LoRAs of diffusers' linears from a file of either layout, with original names or with diffusers'.
 
-    Of a fused LoRA, the columns that a part does not use are left out where that gives it `rank`.
+    A part of a fused LoRA keeps only the columns that it uses, if these are `rank` many.
     """
     by_name = _by_original(tensors, family, sizes)
-    found: dict[str, Linear] = {}
+    loras: dict[str, Linear] = {}
     for names, factors in by_name.items():
         down, up = factors["down"].float(), factors["up"].float()
         scale = float(factors["alpha"]) / len(down) if "alpha" in factors else 1.0
@@ -94,19 +94,21 @@ def from_layout(tensors: Mapping[str, Tensor], family: str, sizes: Mapping[str, 
             if len(names) > 1 and not used.any():
                 continue  # not trained
             if len(names) > 1 and used.sum() == rank:
-                found[name] = Linear(down[used], part[:, used], scale)
+                loras[name] = Linear(down[used], part[:, used], scale)
             else:
-                found[name] = Linear(down, part, scale)
-    return found
+                loras[name] = Linear(down, part, scale)
+    return loras
 
 
 def _by_original(
     tensors: Mapping[str, Tensor], family: str, sizes: Mapping[str, int]
 ) -> dict[tuple[str, ...], dict[str, Tensor]]:
-    """The factors of each original linear, by diffusers' names of its parts."""
+    """The down, up and alpha tensors of each original linear, keyed by diffusers' names of its parts."""
     known: dict[str, tuple[str, ...]] = {}
     for name in sizes:
-        known[COMFYUI + name] = known[KOHYA + name.replace(".", "_")] = (name,)  # some write diffusers' names so
+        known[COMFYUI + name] = known[KOHYA + name.replace(".", "_")] = (
+            name,
+        )  # some trainers write diffusers' names with these prefixes
     for name in sizes:
         try:
             original, _, names = _original(family, name)
@@ -114,20 +116,20 @@ def _by_original(
             continue
         if all(part in sizes for part in names):
             known[COMFYUI + original] = known[KOHYA + original.replace(".", "_")] = names
-    found: dict[tuple[str, ...], dict[str, Tensor]] = {}
+    grouped: dict[tuple[str, ...], dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         module, _, factor = key.removesuffix(".weight").rpartition(".")
         if factor not in FACTORS or module not in known:
             raise ConfigError(f"init_lora has {key!r}, which is no LoRA of a linear of {family}'s transformer.")
-        found.setdefault(known[module], {})[FACTORS[factor]] = tensor
-    for names, factors in found.items():
+        grouped.setdefault(known[module], {})[FACTORS[factor]] = tensor
+    for names, factors in grouped.items():
         if not {"down", "up"} <= factors.keys():
             raise ConfigError(f"init_lora has only one factor for {names[0]}; get the file again.")
-    return found
+    return grouped
 
 
 def _joined(linears: Mapping[int, Linear], sizes: Sequence[int]) -> Linear:
-    """One LoRA for a linear whose rows are those of several."""
+    """The block-diagonal LoRA of a fused linear; `linears` are those of its parts, by index."""
     (scale,) = {linear.scale for linear in linears.values()}
     down = torch.cat([linears[index].down for index in sorted(linears)])
     up = down.new_zeros(sum(sizes), len(down))
@@ -140,7 +142,7 @@ def _joined(linears: Mapping[int, Linear], sizes: Sequence[int]) -> Linear:
 
 
 def _original(family: str, name: str) -> tuple[str, int, tuple[str, ...]]:
-    """The original name of a linear, its index among the parts of that one, and the names of them all."""
+    """The original name of a linear, its index among the parts fused there, and the names of all these parts."""
     numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
     number = numbers[0] if numbers else ""
     template = re.sub(r"(?<=\.)\d+(?=\.)", "{}", name, count=1) if numbers else name

@@ -19,7 +19,7 @@ PEFT_FILE, PEFT_CONFIG, PEFT_PREFIX = "adapter_model.safetensors", "adapter_conf
 
 
 def has_lora_loader(pipeline_name: str) -> bool:
-    """Whether `load_lora_weights` of a stock pipeline loads into its transformer; PRX's knows UNets alone."""
+    """Whether a stock pipeline's `load_lora_weights` loads into its transformer; PRX's supports only UNets."""
     import diffusers
 
     return "transformer" in getattr(getattr(diffusers, pipeline_name), "_lora_loadable_modules", ())

@@ -1,8 +1,8 @@
-"""Merge an adapter into the weights of its base: afterwards the model is a stock one that computes the same.
+"""Merge an adapter into the weights of its base: the result is a stock model with the same output.
 
-- A sum of a weight and its float32 update is rounded once, to the dtype of the base. Linears are merged one at a time,
+- The sum of a weight and its float32 update is rounded once, to the dtype of the base. Linears are merged one by one,
   so that no second copy of the model is needed.
-- Peft merges LoRA, DoRA and LoKr. An adapter of lycoris is read off what its linears compute.
+- Peft merges LoRA, DoRA and LoKr. A lycoris adapter is measured: its linears are applied to the identity.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from tread.finetune.model.adapters import ADAPTER, NETWORK
 
 
 def merge_adapter(model: nn.Module) -> None:
-    """Add the update of the model's adapter to its weights, and take the adapter off."""
+    """Add the update of the model's adapter to its weights, and remove the adapter."""
     network: Any = getattr(model, NETWORK, None)
     if network is not None:
         _merge_lycoris(model, network)
@@ -32,17 +32,17 @@ def merge_adapter(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _merge_lycoris(model: nn.Module, network: Any) -> None:
-    """The merged weight is what the linear makes of the identity: lycoris 4.1's own `merge_to` scales LoHa twice."""
-    model.eval()  # without dropout
+    """Merge by applying each linear to the identity matrix: lycoris 4.1's own `merge_to` scales LoHa twice."""
+    model.eval()  # turns dropout off
     for lora in network.loras:
         base: Any = lora.org_module[0]
         dtype = base.weight.dtype
         base.float()
-        still = base.forward(base.weight.new_zeros(1, base.in_features))  # (1, N)
-        moved = base.forward(torch.eye(base.in_features, device=base.weight.device))  # (K, N)
-        lora.restore()  # the stock forward
-        base.weight.copy_((moved - still).T)
+        bias = base.forward(base.weight.new_zeros(1, base.in_features))  # (1, N)
+        rows = base.forward(torch.eye(base.in_features, device=base.weight.device))  # (K, N)
+        lora.restore()  # puts the stock forward back
+        base.weight.copy_((rows - bias).T)
         if base.bias is not None:
-            base.bias.copy_(still[0])
+            base.bias.copy_(bias[0])
         base.to(dtype)
     delattr(model, NETWORK)

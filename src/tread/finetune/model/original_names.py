@@ -1,8 +1,8 @@
-"""Names of linears in the models' first releases, which ComfyUI and kohya's trainers use, beside those of diffusers.
+"""Tables from the linear names of the models' first releases, which ComfyUI and kohya's trainers use, to diffusers'.
 
-- A table has an original name on the left and diffusers' on the right; `{}` is the number of a block. Where the
-  original has one linear for several of diffusers', they are listed in the order of their rows.
-- A linear without an entry has no counterpart: the last norms, say, whose rows diffusers has in another order.
+- A table has an original name on the left and diffusers' on the right; `{}` is the number of a block. If the
+  original fuses several of diffusers' linears, they are listed in the order of their rows.
+- A linear without an entry has no counterpart, e.g. the last norms, whose rows diffusers reorders.
 - `LAYOUTS` says for which families each layout exists. A family joins with a table and its name there.
 """
 
@@ -175,7 +175,7 @@ WAN: Names = _one(
 
 
 def _next_dit(block: str, attention: str, feed_forward: Mapping[str, str]) -> Names:
-    """A block of Lumina 2 or Z-Image: in the original its attention has one linear for queries, keys and values."""
+    """A block of Lumina 2 or Z-Image, whose original attention fuses queries, keys and values into one linear."""
     return {
         f"{block}.attention.qkv": _qkv(f"{block}.{attention}"),
         f"{block}.attention.out": (f"{block}.{attention}.to_out.0",),
@@ -231,7 +231,7 @@ KREA2: Names = _one(
 
 
 def _kept(*linears: str) -> Names:
-    """Linears of blocks that diffusers calls as the release does."""
+    """Linears of blocks with the same name in diffusers and in the release."""
     return {f"{_JOINT}.{name}": (f"{_JOINT}.{name}",) for name in linears}
 
 

@@ -2,8 +2,8 @@
 
 - Only linears of the layers are quantized, which hold nearly all weights; embedders, norms and the final projection
   keep their dtype.
-- One linear is quantized at a time, on the device given, and read just before (`weights.py`): the peak is one linear
-  beside the quantized ones, on the GPU and in host memory alike.
+- One linear is quantized at a time, on the device given, and read just before (`weights.py`): peak memory is one
+  unquantized linear beside the quantized ones, on the GPU and on the host.
 - Quantize before adapters are added: peft chooses its layers by the class of the linears it finds.
 - `int8`, `int4` and `fp8` are our own, in plain tensors. The tensor subclasses of torchao and quanto do not compile in
   layers that return views of one tensor (FLUX), and torchao's products keep the unpacked weight for the backward pass,
@@ -12,8 +12,8 @@
 - `fp8` stores float8 and multiplies in the weight's dtype. `fp8-forward` multiplies in float8 in the forward pass and
   unpacks the weight in the backward pass; `fp8-matmul` multiplies in float8 in both. The backward kernel needs the
   weight transposed: it is transposed in each backward pass, because a second copy would take the memory of bfloat16.
-  Scales belong to rows of the stored weight, which is the summed axis of the backward product, so they are multiplied
-  into the gradient before it is rounded.
+  There is one scale per row of the stored weight, which is the reduced axis of the backward product, so the scales are
+  multiplied into the gradient before it is rounded.
 """
 
 import importlib
@@ -35,7 +35,7 @@ from tread.kernels import float8
 from tread.training.memory import give_back
 
 GROUP = 64
-"""Neighbouring weights that share a scale in 4 bits."""
+"""Weights per group with one scale and minimum, in int4."""
 FLOAT8 = float8.FORWARD
 
 
@@ -47,11 +47,11 @@ def quantize(
     *,
     store: torch.device | None = None,
 ) -> None:
-    """Freeze the model and quantize the linears of its layers; their weights are on `device` afterwards, or on `store`,
-    except for the scales of bitsandbytes.
+    """Freeze the model and quantize the linears of its layers.
 
-    A model on the meta device is filled from `weights`, each linear just before it is quantized; what is not quantized
-    is on the CPU afterwards. `check_precision` tells beforehand whether the quantized model can run on a device.
+    Their weights are on `device` afterwards, or on `store`, except for the scales of bitsandbytes. A model on the meta
+    device is filled from `weights`, each linear just before it is quantized; its other modules are filled on the CPU.
+    `check_precision` checks beforehand whether the quantized model can run on a device.
     """
     method = METHODS[check_choice(precision, "base_model_precision", METHODS)]
     device = torch.device(device)
@@ -59,9 +59,9 @@ def quantize(
     linears = layer_linears(model)
     for name in list(linears):
         if weights is not None:
-            give_back()  # a linear's temporary tensors would stay between the packed ones, and add up
+            give_back()  # freed temporaries between the packed tensors would fragment memory
             weights.fill(linears[name], name)
-        # popped: nothing may hold a linear that has been replaced
+        # popped, so that a replaced linear is freed
         made = method.apply(linears.pop(name).to(device)).requires_grad_(False)
         for tensor in (*made.parameters(), *made.buffers()) if store is not None else ():
             tensor.data = tensor.data.to(store)
@@ -80,7 +80,7 @@ def layer_linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 class FrozenLinear(nn.Linear):
-    """A linear with a quantized weight, unpacked in the forward and again in the backward pass, never saved."""
+    """A linear with a quantized weight, unpacked in forward and again in backward, never saved unpacked."""
 
     codes: Tensor
     scale: Tensor
@@ -108,7 +108,7 @@ class FrozenLinear(nn.Linear):
 
 @contextmanager
 def not_unpacked() -> Iterator[None]:
-    """Inside this context `FrozenLinear.weight` has its shape, dtype and device, but its values are NaN.
+    """Inside this context `FrozenLinear.weight` is NaN with the right shape, dtype and device.
 
     Peft reads the weight's metadata some twenty times per linear when it adds an adapter: unpacking all of FLUX as
     often would take minutes on a CPU.
@@ -135,11 +135,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        stored = ctx.saved_tensors  # read once: under checkpointing torch returns them a single time
+        stored = ctx.saved_tensors  # read once: under checkpointing, torch allows a single access
         codes, scale, low = stored
         if ctx.precision == "fp8-matmul" and _fits_float8(codes):
             return _float8_gradient(gradient, codes, scale), None, None, None, None, None
-        # written differently from the forward's: the compiler would merge equal expressions and save the result
+        # not the forward's expression: common-subexpression elimination would save the unpacked weight
         weight = unpack(ctx.precision, gradient.dtype, codes.unsqueeze(0), scale, low).view(len(codes), -1)  # (N, K)
         return gradient @ weight, None, None, None, None, None
 
@@ -180,7 +180,7 @@ PACK: dict[str, Callable[[Tensor], tuple[Tensor, Tensor, Tensor | None]]] = {
 def unpack(
     precision: str, dtype: torch.dtype, codes: Tensor | None, scale: Tensor | None, low: Tensor | None
 ) -> Tensor:
-    """The weight (N, K) from what `PACK[precision]` made of it."""
+    """The weight (N, K): the inverse of `PACK[precision]`, up to rounding."""
     assert codes is not None
     assert scale is not None
     if precision.startswith("fp8"):
@@ -193,7 +193,7 @@ def unpack(
 
 
 def _fits_float8(codes: Tensor | None) -> bool:
-    """Whether both sides are multiples of what the float8 kernel needs; those of released models are."""
+    """Whether both sides are multiples that the float8 kernel supports; those of released models are."""
     return codes is not None and all(side % float8.MULTIPLE == 0 for side in codes.shape)
 
 
@@ -253,7 +253,7 @@ class Method:
     apply: Callable[[nn.Linear], nn.Module]
     """Makes the quantized linear that replaces a linear."""
     package: str | None = None
-    """The library that does the work; None: this module."""
+    """The library that implements it; None: this module."""
     float8_compute: bool = False
     """Whether it multiplies in float8, which needs a GPU of compute capability 8.9 or above."""
     flag: str | None = None

@@ -1,10 +1,10 @@
-"""`init: scratch`: a transformer made anew from its config, with the sizes that a config changes.
+"""`init: scratch`: a transformer with random weights, built from its config with the changes of `transformer`.
 
-- The weights are drawn by the stock class itself, with a seed of the run's: the same run begins with the same weights.
-- Sharded over processes it begins with them too, though no process has it whole: the constructor runs on each, and a
-  layer is let go as soon as it is made, but for the process's own pieces.
-- Inputs and outputs are those of the pipeline's other parts: an autoencoder's channels and an encoder's embeddings
-  cannot be changed by a size of the transformer.
+- The stock class initialises the weights, under a seed derived from the run's.
+- A sharded run starts with the same weights, though no process holds the whole model: the constructor runs on each, and
+  a layer is freed as soon as it is constructed, except for the process's own shards.
+- Input and output sizes are fixed by the pipeline's other parts: the autoencoder's channels and the text encoder's
+  embeddings.
 """
 
 import inspect
@@ -29,7 +29,7 @@ INPUTS = (
     *("joint_attention_dim", "pooled_projection_dim", "caption_channels", "cap_feat_dim", "text_dim", "text_embed_dim"),
     *("in_text_dim", "in_text_dim2", "image_dim"),
 )
-"""Keys of transformers' configs that the pipeline's other parts decide."""
+"""Keys of transformers' configs that are fixed by the pipeline's other parts."""
 
 
 def make(source: Source, part: str, *, seed: int) -> nn.Module:
@@ -40,7 +40,7 @@ def make(source: Source, part: str, *, seed: int) -> nn.Module:
 
 
 def empty(source: Source, part: str) -> nn.Module:
-    """The same with its parameters on the meta device, for `draw` to fill, and its buffers computed."""
+    """The transformer `part` with parameters on the meta device, for `draw` to fill, and buffers computed."""
     from accelerate import init_empty_weights
 
     with torch.random.fork_rng(devices=[]), init_empty_weights(include_buffers=False):
@@ -48,7 +48,7 @@ def empty(source: Source, part: str) -> nn.Module:
 
 
 def check(source: Source, part: str) -> nn.Module:
-    """The same on the meta device; refuses keys and values of `transformer` that the class cannot take."""
+    """The transformer `part` on the meta device; refuses keys and values of `transformer` that it cannot take."""
     cls, released = source.class_of(part), source.released(part)
     known = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
     for name, value in source.changes.items():
@@ -66,17 +66,17 @@ def check(source: Source, part: str) -> nn.Module:
 
 
 def draw(source: Source, part: str, own: Mapping[str, Tensor], *, seed: int) -> None:
-    """Fill the shards `own`, by name, with what `make` draws, while one layer at a time is whole in memory.
+    """Fill the shards `own`, by name, with the weights of `make`, holding one full layer at a time.
 
-    A constructor that writes to a layer again after all layers were made, as none of the tuned families' does, would
-    find it gone: then the model is made whole.
+    A constructor that writes to a layer again after it was freed (none of the tuned families does) is detected by
+    `_LateWrites`; the whole model is then constructed in memory.
     """
     classes = {type(layer) for layer in layers_of(check(source, part))}
     layers: list[nn.Module] = []
     with torch.device("meta"), _when_made(classes, layers.append):
         model = _made(source, part)
     paths = {module: path for path, module in model.named_modules()}
-    order = iter([paths[layer] for layer in layers])  # a layer does not know its name until all are made
+    order = iter([paths[layer] for layer in layers])  # a module's name is only known once its parents exist
 
     def let_go(layer: nn.Module) -> None:
         _keep(layer, f"{next(order)}.", own)
@@ -90,7 +90,7 @@ def draw(source: Source, part: str, own: Mapping[str, Tensor], *, seed: int) -> 
 
 @contextmanager
 def fitting(source: Source, part: str) -> Iterator[None]:
-    """Around a first forward: sizes that a class takes but cannot compute with are refused in a sentence."""
+    """Turn shape errors of a first forward into a ConfigError about the sizes in `transformer`."""
     try:
         yield
     except RuntimeError as error:
@@ -107,7 +107,7 @@ def _made(source: Source, part: str) -> nn.Module:
     cls = source.class_of(part)
     try:
         return cls.from_config(source.config(part))
-    except Exception as error:  # stock classes raise whatever their sizes make them raise
+    except Exception as error:  # stock classes raise all kinds of errors for bad sizes
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ConfigError(
             f"a {cls.__name__} cannot be made with transformer {shown(source.changes)}: {reason}"
@@ -115,7 +115,7 @@ def _made(source: Source, part: str) -> nn.Module:
 
 
 def depth_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sizes of a transformer's config that count layers and heads: what is usually changed first."""
+    """The keys of a transformer's config that count layers, blocks and heads: the sizes usually changed first."""
     return {
         name: value
         for name, value in config.items()
@@ -124,7 +124,7 @@ def depth_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keep(module: nn.Module, prefix: str, own: Mapping[str, Tensor]) -> None:
-    """Copy this process's pieces of a module's tensors; those on the meta device have been copied before."""
+    """Copy this process's shards of a module's tensors; those on the meta device were copied before."""
     for name, tensor in module.state_dict(prefix=prefix).items():
         if not tensor.is_meta:
             keep(own[name], tensor)
@@ -132,7 +132,7 @@ def _keep(module: nn.Module, prefix: str, own: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def _when_made(classes: Collection[type[nn.Module]], then: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Inside this context, `then` is called with each module of the classes as soon as its constructor has returned."""
+    """Inside this context, `then` is called with each module of the classes when its constructor returns."""
     before = {cls: vars(cls).get("__init__") for cls in classes}
 
     def calling(cls: Any) -> Callable[..., None]:
@@ -159,7 +159,7 @@ def _when_made(classes: Collection[type[nn.Module]], then: Callable[[nn.Module],
 
 
 class _LateWrites(TorchDispatchMode):
-    """Whether anything was written to a tensor on the meta device inside this context."""
+    """Records in `seen` whether an op inside this context wrote to a tensor on the meta device."""
 
     seen = False
 

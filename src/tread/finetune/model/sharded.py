@@ -1,7 +1,7 @@
-"""The transformers of a sharded run: cut into shards on the meta device, then filled with what each process keeps.
+"""The transformers of a sharded run: sharded on the meta device, then filled with each process's own shards.
 
-Released weights are read from their files piece by piece, new ones are drawn layer by layer. A transformer that is not
-on the meta device, because only its library can load it, is sharded as it is.
+Released weights are read from their files shard by shard, new ones are drawn layer by layer. A transformer that is not
+on the meta device, because only its library can load it, is sharded from memory.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def shard_models(
     whole: nn.Module,
     accelerator: Accelerator,
 ) -> None:
-    """Shard each layer of the `models`, each model if there are several, and what is left of `whole`, all of them."""
+    """Shard each layer of the `models`, each model if there are several, and the rest of `whole`, which joins them."""
     layers = [layer for model in models.values() for layer in layers_of(model)]
     experts = models.values() if len(models) > 1 else ()
     shard(whole, layers, FinetuneJob.of(config), accelerator, parts=experts)

@@ -4,7 +4,7 @@
 - A part is loaded when it is needed: text encoders first, then the autoencoder, then the transformer. Parts that are
   not requested are None in the pipeline, as diffusers allows.
 - A transformer is read tensor by tensor (`weights.py`), and never whole in memory if it is quantized or sharded. Files
-  that are not safetensors under the model's own names, and quantized ones, are left to the stock loader.
+  that are not safetensors with the model's own tensor names, and quantized ones, are left to the stock loader.
 - `check` refuses parts with missing tensors, which stock loaders would fill with random numbers (`data/stock.py`).
 """
 
@@ -44,7 +44,7 @@ CONFIG_FILES = {
     "scheduler": "scheduler_config.json",
     "tokenizer": "tokenizer_config.json",
 }
-"""File of the config of a part, None for the pipeline itself, where it is not config.json."""
+"""Config file of a part if it is not config.json; None is the pipeline itself."""
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 STOCK = ("diffusers", "transformers")
@@ -57,7 +57,7 @@ def _is_part(value: object) -> bool:
 
 
 def _is_entry(value: object) -> bool:
-    """Whether a list of model_index.json is about a part, absent ones included; other lists are settings."""
+    """Whether a list of model_index.json describes a part, present or absent; other lists are settings."""
     return isinstance(value, list) and all(word is None or isinstance(word, str) for word in value)
 
 
@@ -74,7 +74,7 @@ class Source:
     ) -> None:
         self.place, self.revision, self.variant = place, revision, variant
         self.changes = dict(changes or {})
-        """Keys of the transformers' configs that differ from the released ones, for transformers made anew."""
+        """Keys of the transformers' configs that differ from the released ones, for init scratch."""
         self.index: dict[str, Any] = self._load_config(None)
         self._configs: dict[str, dict[str, Any]] = {}
 
@@ -87,7 +87,7 @@ class Source:
         return name
 
     def drawn_by(self, pipeline_name: str) -> "Source":
-        """The same model with another stock pipeline of the same parts."""
+        """The same model with another stock pipeline class that has the same parts."""
         twin = copy.copy(self)
         twin.index = self.index | {"_class_name": pipeline_name}
         return twin
@@ -98,7 +98,7 @@ class Source:
         return [name for name, value in self.index.items() if _is_part(value)]
 
     def config(self, part: str) -> dict[str, Any]:
-        """The config of a part, e.g. "vae", "transformer" or "scheduler", with the changes to a transformer's."""
+        """The config of a part, e.g. "vae" or "scheduler"; a transformer's has `changes` applied."""
         released = self.released(part)
         return {**released, **self.changes} if part.startswith("transformer") and self.changes else released
 
@@ -115,7 +115,7 @@ class Source:
         return sum(check_int(config.get(name) or 0, f"{name} of the transformer's config.json", 0) for name in DEPTHS)
 
     def pipeline(self, *parts: str, dtype: torch.dtype = torch.float32, given: Mapping[str, Any] | None = None) -> Any:
-        """The stock pipeline with `parts` loaded and those of `given` taken over; all other parts are None."""
+        """The stock pipeline with `parts` loaded and the objects of `given` inserted; all other parts are None."""
         import diffusers
 
         cls = getattr(diffusers, self.pipeline_name, None)
@@ -126,7 +126,7 @@ class Source:
         given = dict(given or {})
         for part in parts:
             if part in self.index and self.index[part] not in (None, [None, None]):
-                self.class_of(part)  # refuses an odd entry
+                self.class_of(part)  # raises for a malformed entry
         listed = (part for part, value in self.index.items() if _is_entry(value))
         wanted = {part for part in self.parts if part in parts} | {"scheduler", *given}
         absent = dict.fromkeys(part for part in listed if part not in wanted)
@@ -159,11 +159,11 @@ class Source:
         return empty
 
     def part(self, part: str) -> Any:
-        """A small part without the rest of the pipeline: a tokenizer."""
+        """A small part, such as a tokenizer, without the rest of the pipeline."""
         return self._load(self.class_of(part), part, subfolder=part)
 
     def empty(self, part: str, *, dtype: torch.dtype) -> nn.Module | None:
-        """One transformer on the meta device, its buffers aside, for `weights` to fill; None if they cannot."""
+        """One transformer with parameters on the meta device, for `weights` to fill; None if these do not fit."""
         cls, weights = self.class_of(part), self.weights(part)
         if not hasattr(cls, "register_to_config") or "quantization_config" in self.config(part):
             return None
@@ -175,7 +175,7 @@ class Source:
         return model
 
     def weights(self, part: str) -> Weights:
-        """The tensors of a part in its safetensors; none if it has none on this machine."""
+        """The tensors in a part's safetensors; empty if there are none on this machine."""
         with self._loading(part):
             return Weights(self._files(part))
 
@@ -202,7 +202,7 @@ class Source:
             return dict.fromkeys(file.keys(), single)
 
     def _variant_of(self, name: str) -> str:
-        """The name of a weight file in the variant of this source: the variant stands before the last ending."""
+        """The name of a weight file with this source's variant inserted before its suffix."""
         stem, _, ending = name.rpartition(".")
         return name if self.variant is None else f"{stem}.{self.variant}.{ending}"
 
@@ -220,12 +220,12 @@ class Source:
 
     @contextmanager
     def _loading(self, what: str) -> Iterator[None]:
-        """Turn whatever the files make a loader raise into one sentence."""
+        """Turn any error of a loader into a ConfigError of one sentence."""
         try:
             yield
         except (ImportError, ConfigError):
             raise
-        except Exception as error:  # loaders raise whatever the files make them raise
+        except Exception as error:  # loaders raise all kinds of errors for damaged files
             if is_out_of_memory(error):
                 raise
             reason = " ".join(str(error).split())[:300] or type(error).__name__
@@ -259,7 +259,13 @@ class Source:
             if not isinstance(found, Mapping):
                 raise ValueError(f"{file} is no mapping")
             return dict(found)
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # of a file that is no config
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # raised for files that are no configs
             if part is None:
                 raise ConfigError(
                     f"no model at pretrained_model_name_or_path {self.place!r}: give a folder in diffusers format (it "

@@ -1,11 +1,11 @@
 """`Weights`: the tensors of a transformer's safetensors, read one by one into a model that was made on the meta device.
 
-- The model is never whole in host memory: a linear is read, quantized and let go before the next one is read, and on a
-  GPU each tensor goes there by itself. Safetensors map their file, so a tensor takes anonymous memory only where it is
-  cast or copied; pages of the file are the system's to drop.
-- A tensor becomes what diffusers' loader makes of it: it gets the dtype of the job, or float32 in the modules whose
-  class says so. Diffusers casts all of them before it returns, which is what this module avoids.
-- Buffers and tables that no file has are computed when the model is made, in the dtype of the job, as diffusers does.
+- The whole model is never in host memory: a linear is read, quantized and freed before the next one is read, and each
+  tensor is copied to the GPU by itself. Safetensors files are memory-mapped, so a tensor takes anonymous memory only if
+  it is cast or copied; the system may drop pages of the file.
+- dtypes are those of diffusers' loader: the dtype of the job, or float32 for modules in `_keep_in_fp32_modules`.
+  Diffusers casts all tensors before it returns, which needs memory that this module saves.
+- Buffers and tables that are in no file are computed on construction, in the dtype of the job, as diffusers does.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 def make_empty(cls: Any, config: Mapping[str, Any], dtype: torch.dtype, stored: Collection[str]) -> nn.Module:
-    """A stock model in eval mode with its parameters on the meta device and its buffers computed.
+    """A stock model in eval mode with parameters on the meta device and buffers computed.
 
     Parameters, and the buffers among the `stored` names, have the dtype that they are loaded in.
     """
@@ -26,7 +26,7 @@ def make_empty(cls: Any, config: Mapping[str, Any], dtype: torch.dtype, stored: 
     from diffusers.models.modeling_utils import no_init_weights
 
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # tables are computed in it
+    torch.set_default_dtype(dtype)  # the dtype in which position tables are computed
     try:
         with no_init_weights(), init_empty_weights(include_buffers=False):
             model: nn.Module = cls.from_config(config)
@@ -43,7 +43,7 @@ def make_empty(cls: Any, config: Mapping[str, Any], dtype: torch.dtype, stored: 
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """The parameters and the persistent buffers of a module itself."""
+    """The parameters and persistent buffers of a module, without those of its submodules."""
     own = {**module._parameters, **module._buffers}
     left_out = module._non_persistent_buffers_set
     return [(name, tensor) for name, tensor in own.items() if tensor is not None and name not in left_out]
@@ -69,7 +69,7 @@ class Weights:
         self._open: tuple[Path, Any] | None = None
 
     def can_fill(self, model: nn.Module) -> bool:
-        """Whether the files have every parameter of a model, in its shape; buffers may be computed instead."""
+        """Whether the files have every parameter of a model in its shape; buffers may be missing."""
         if not {name for name, _ in model.named_parameters()} <= self.files.keys():
             return False
         stored = ((name, tensor.shape) for name, tensor in model.state_dict().items() if name in self.files)
@@ -82,11 +82,11 @@ class Weights:
             for name, tensor in _tensors(owner):
                 full = _joined(owner_path, name)
                 if tensor.is_meta or (name in owner._buffers and full in self.files):
-                    # a view of its file, unless one of the two makes a copy
+                    # still memory-mapped unless the dtype or the device differs
                     _put(owner, name, self._file(full).get_tensor(full).to(tensor.dtype).to(device))
 
     def _file(self, name: str) -> Any:
-        """The file of a tensor. One is open at a time: neighbours share a file, and an open one keeps its pages."""
+        """The file of a tensor. Only one is kept open, because an open file keeps its pages mapped."""
         path = self.files[name]
         if self._open is None or self._open[0] != path:
             self._open = path, safe_open(path, framework="pt")

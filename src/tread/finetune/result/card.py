@@ -1,9 +1,9 @@
 """The model card of a result (README.md), with the Python that loads it; docs and tests use the same lines.
 
 - A result is an ordinary adapter or model: routing leaves no trace in it, so its code does not import this package.
-- The loader of an adapter is the pipeline's (`load_lora_weights`), else the transformer's (`load_lora_adapter`;
-  pipelines refuse LoKr), else peft's; lycoris reads its own files.
-- The card tells what the result was trained from, how to use it, how it was trained and its validation loss.
+- An adapter is loaded by the pipeline (`load_lora_weights`) or, for LoKr, which pipelines refuse, by the transformer
+  (`load_lora_adapter`), or by peft if the pipeline has no loader; lycoris reads its own files.
+- The card says what the result was trained from, how to use it, how it was trained and its validation loss.
 """
 
 import inspect
@@ -50,20 +50,20 @@ class Facts(TypedDict, total=False):
     size: tuple[int, int, int]
     """Width, height and frames of a typical sample."""
     references: int
-    """The most reference images of a sample, where samples have any."""
+    """The largest number of reference images of a sample, if samples have any."""
     merged: str
-    """The kind of the adapter that was merged into the weights, where one was."""
+    """Name of the adapter type that was merged into the weights, if one was."""
     previews: Sequence[tuple[str, str]]
     """Prompts with the paths of their previews, relative to the folder."""
 
 
 def kind_of(config: FinetuneConfig) -> ResultKind:
-    """The kind of result that a config trains."""
+    """The `ResultKind` that a config trains."""
     return config.lora_type if config.adapts else "full"
 
 
 def called(config: FinetuneConfig) -> str:
-    """What a config trains, in a word or two."""
+    """The name of what a config trains, for the card, e.g. "DoRA"."""
     return "DoRA" if config.use_dora else KINDS[kind_of(config)]
 
 
@@ -141,7 +141,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
     width, height, frames = facts.get("size", (None, None, None))
     width, height = config.validation_size or (width, height)
     guidance = family.guidance if config.validation_guidance is None else config.validation_guidance
-    by_prompt = family.guidance_argument == "true_cfg_scale"  # guides only if it has a negative prompt, as Qwen-Image
+    by_prompt = family.guidance_argument == "true_cfg_scale"  # Qwen-Image guides only with a negative prompt
     by_part = family.guidance_argument == "guider"
     before = [f"pipeline.guider = pipeline.guider.new(guidance_scale={guidance})"] if by_part else []
     arguments = {
@@ -157,7 +157,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
         "resolution": family.exact_size(width, height)["resolution"] if family.layered and width and height else None,
         "num_inference_steps": config.validation_num_inference_steps or family.steps,
         family.guidance_argument: None if by_part else guidance,
-        # without it PixArt and Kontext change the size
+        # PixArt bins the resolution by default, and Kontext rescales to max_area
         "use_resolution_binning": False if "use_resolution_binning" in call else None,
         "max_area": width * height if "max_area" in call and width and height else None,
         "output_type": "pil" if family.video else None,
@@ -176,7 +176,7 @@ def _drawing(family: TuneFamily, config: FinetuneConfig, facts: Facts, call: Map
 
 
 def _images(family: TuneFamily, count: int) -> "_Code":
-    """The images that a sample is drawn from, as code; `count` are the references that samples had."""
+    """The code that loads the input images; `count` is the number of references per sample."""
     if family.layered:
         return _Code('load_image("input.png").convert("RGBA")')
     files = ["input.png", *(f"input_{number}.png" for number in range(2, count + 1))]
@@ -196,7 +196,7 @@ def _literal(value: Any) -> str:
 
 
 def _from_image(family: TuneFamily, config: FinetuneConfig) -> bool:
-    """Whether the result draws from an image: it must, or it was trained on pairs."""
+    """Whether the example starts from an image: the pipeline requires one, or it was trained on pairs."""
     paired = any(entry.get("conditioning_type") == "reference" for entry in config.data_entries())
     return family.needs_image or (family.takes_references and paired)
 

@@ -1,9 +1,9 @@
 """`tread export`: write the result of any checkpoint of a fine-tune.
 
 - It needs the run's folder and the base model: no data, no encoders, no GPU.
-- The base is not quantized: an adapter has the same names and values on any base.
-- Shards, whatever layout wrote them, become one file.
-- The weights are the average if the run keeps one, as in the results that training writes.
+- The base is loaded unquantized: an adapter has the same names and values on any base.
+- Sharded checkpoints become one file, whatever number of processes wrote them.
+- The weights are the moving average if the run keeps one, as in the results that training writes.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ def export(
 
     It replaces the result in the run's folder, or goes to the folder `out`, which may hold an earlier result. With
     `layout` a LoRA is written beside it, under other names; with `merge` the transformers with the adapter in their
-    weights. `dtype` is the precision of what is written, by default the run's.
+    weights. `dtype` is the precision of the files, by default the run's.
     """
     config = _config(run)
     _check(config, layout, merge, dtype, out)
@@ -59,7 +59,7 @@ def export(
 
 
 def _check(config: FinetuneConfig, layout: str | None, merge: bool, dtype: str | None, out: Path | None) -> None:
-    """Refuse options that do not go together, or not with this run."""
+    """Refuse options that contradict each other or do not apply to this run."""
     if layout is not None and merge:
         raise ConfigError("--layout and --merge are two results; ask for one after the other.")
     if layout is not None:
@@ -80,7 +80,7 @@ def _write(folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str,
 def _merged(
     folder: Path, config: FinetuneConfig, path: Path, manifest: dict[str, Any], dtype: str | None
 ) -> list[Path]:
-    """Write the transformers with their adapters in the weights, as a result of all weights."""
+    """Write the transformers with their adapters merged, as a result with model_type full."""
     if dtype is not None:
         config = replace(
             config,
@@ -109,19 +109,19 @@ def _config(run: Path) -> FinetuneConfig:
 def _best(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
     if step is not None:
         raise ConfigError(f"--best and --step {step} name two checkpoints; leave one of them out.")
-    found = checkpoint.best(run / CHECKPOINTS)
-    if found is None:
+    best = checkpoint.best(run / CHECKPOINTS)
+    if best is None:
         raise ConfigError(f"no checkpoint of {run} was validated, so none is the best: name one with --step.")
-    return found[0], checkpoint.read_whole(found[0])
+    return best[0], checkpoint.read_whole(best[0])
 
 
 def _checkpoint(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
     folder = run / CHECKPOINTS
     if step is None:
-        found = checkpoint.newest(folder)
-        if found is None:
+        newest = checkpoint.newest(folder)
+        if newest is None:
             raise CheckpointError(f"{run} has no checkpoint yet; train it first.")
-        return found
+        return newest
     path = checkpoint.checkpoint_path(folder, step)
     if not path.is_dir():
         steps = ", ".join(str(int(each.name.removeprefix("step-"))) for each in checkpoint.list_checkpoints(folder))

@@ -1,10 +1,10 @@
-"""`push_to_hub`: upload the result of a run that came to its end to the Hugging Face hub.
+"""`push_to_hub`: upload the result of a finished run to the Hugging Face hub.
 
 - Only the result, its model card and the card's previews are uploaded, in one commit: no checkpoints, no config (which
   names local folders) and no metrics.
-- The token is that of the environment (HF_TOKEN, or `hf auth login`), never a setting.
+- The token comes from the environment (HF_TOKEN, or `hf auth login`), never a setting.
 - A missing token or an impossible name is refused before a run begins. A failed upload does not fail the run, whose
-  result is on the disk: it says the command that uploads it.
+  result is on the disk: the warning has the command that uploads it.
 """
 
 import json
@@ -18,12 +18,12 @@ from tread.training.checkpoint import CHECKPOINTS, newest
 
 
 def repo_name(config: FinetuneConfig) -> str:
-    """The repository that a config pushes to; without an owner, it is one of the token's user."""
+    """The repository that a config pushes to; without an owner, it belongs to the token's user."""
     return config.hub_model_id or Path(config.output_dir).name
 
 
 def check_hub(config: FinetuneConfig) -> None:
-    """Refuse a name that the hub does not take, and a missing token; nothing is sent."""
+    """Refuse a name that the hub does not accept, and a missing token, without a request."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -42,7 +42,7 @@ def check_hub(config: FinetuneConfig) -> None:
 
 
 def push(folder: Path, config: FinetuneConfig, say: Callable[[str], object]) -> None:
-    """Upload the result in `folder`; a failure is said, with the command that uploads it."""
+    """Upload the result in `folder`; a failure is only reported, with the command to upload it."""
     from huggingface_hub import HfApi
 
     name = repo_name(config)
@@ -57,7 +57,7 @@ def push(folder: Path, config: FinetuneConfig, say: Callable[[str], object]) -> 
             commit_message=f"The result after {step} steps",
         )
         say(f"uploaded: {done.commit_url}")
-    except Exception as error:  # whatever the network or the hub raises: the result is on the disk
+    except Exception as error:  # any error of the network or the hub: the result is on the disk
         reason = shortened(" ".join(str(error).split()).rstrip(".") or type(error).__name__, 300)
         say(
             f"warning: the run is complete, but its result could not be uploaded: {reason}. "

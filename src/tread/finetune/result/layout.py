@@ -1,7 +1,7 @@
 """`write_layout`: the LoRA of a fine-tune as one file per transformer, under the names of ComfyUI or kohya.
 
-The file lies beside whatever the folder has, named after the run: a result in the diffusers format is left as it is.
-Its header says where it came from, like a result's.
+The file is named after the run and written beside the result in the diffusers format, which does not change. Its header
+has the same metadata as a result's.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ A, B = ".lora_A.weight", ".lora_B.weight"
 
 
 def check_kind(layout: str, config: FinetuneConfig) -> None:
-    """Refuse what has no such layout, before a model is loaded."""
+    """Refuse adapters and families without such a layout, before a model is loaded."""
     if not config.adapts or config.lora_type != "standard" or config.use_dora:
         kind = "all weights" if not config.adapts else "a DoRA" if config.use_dora else f"a {config.lora_type} adapter"
         raise ConfigError(
@@ -69,6 +69,6 @@ def _linears(model: nn.Module) -> dict[str, Linear]:
 
 
 def _sizes(model: nn.Module) -> dict[str, int]:
-    """The rows of every linear, under its name without an adapter."""
+    """out_features of every linear, by its name in the stock model."""
     linears = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
     return {name.removesuffix(".base_layer"): linear.out_features for name, linear in linears}

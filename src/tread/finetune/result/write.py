@@ -1,9 +1,9 @@
-"""`write_result`: write the result of a fine-tune, the adapter or all weights, and its model card.
+"""`write_result`: write the result of a fine-tune (the adapter, or all weights) and its model card.
 
 - A result is a function of a checkpoint, its manifest included, and the run's config. `result.json` is written last and
   names the checkpoint; on resume a result of another checkpoint, or an incomplete one, is written again.
 - Adapters are written by the family's saver, so that stock code loads them. The header of the file also has the base
-  model, the plan and the number of steps; loaders skip what they do not know.
+  model, the plan and the number of steps; loaders ignore unknown keys.
 - A result is written to a temporary folder, synced and renamed. A folder cannot replace another atomically: the old
   one is renamed first and removed once the new one is in place. Leftovers of a killed process are removed by the next.
 - The models passed hold the weights to write: the moving average if there is one.
@@ -31,7 +31,7 @@ from tread.finetune.result.card import LYCORIS_FILES, Facts, card, kind_of
 from tread.finetune.settings import FinetuneConfig
 
 RECORD = "result.json"
-"""Names the checkpoint of a result and the sizes of its files."""
+"""The file that records the checkpoint of a result and the sizes of its files."""
 CARD = "README.md"
 """The model card."""
 ADAPTER_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -71,7 +71,7 @@ def _write(
         sizes = {path.relative_to(temporary).as_posix(): path.stat().st_size for path in written}
         for path in written:
             fsync(path)
-        (folder / RECORD).unlink(missing_ok=True)  # a mixture of two checkpoints has no record
+        (folder / RECORD).unlink(missing_ok=True)  # while files of two checkpoints are mixed, there is no record
         paths = [_replace(path, folder / path.name) for path in sorted(temporary.iterdir())]
     with atomic_write(folder / CARD) as file:
         file.write(card(family, list(models), config, facts).encode())
@@ -138,7 +138,7 @@ def _replace(path: Path, place: Path) -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove temporary files of killed processes; a renamed old folder stays until the new one is in place."""
+    """Remove temporary files of killed processes, but not old folders, which `_replace` removes."""
     for path in folder.glob(".result-*"):
         shutil.rmtree(path, ignore_errors=True)
     for name in (CARD, RECORD):
