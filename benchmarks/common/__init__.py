@@ -1,1 +1,1 @@
-"""What the benchmarks share: steps, clocks, counts and the models that several of them measure."""
+"""Shared by the benchmarks: training steps, timing, FLOP counts and the models that several of them measure."""

@@ -1,8 +1,8 @@
 """Other ways to multiply in float8, measured beside the product's (`tread.kernels.float8`, `fp8-matmul`).
 
-- `FrozenFloat8Linear` is a base under LoRA that stores its weight twice, with one scale per row of each product's own
-  operand, so that both products take it as it lies: no turning in the backward pass, and the memory of bfloat16.
-- torchao's own ways are tried under their names; they need compiled layers to be fast.
+- `FrozenFloat8Linear` is a base under LoRA that stores its weight twice, once per matmul operand layout and with row
+  scales for each: no transpose in the backward pass, at the memory of bfloat16.
+- torchao's recipes are measured under their own names; they need compiled layers to be fast.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from tread.models import DiT
 
 
 class _Frozen(torch.autograd.Function):
-    """x (M, K) @ weight (N, K).T, the gradient of x in float8 too."""
+    """x (M, K) @ weight (N, K).T in float8, and the gradient of x in float8 too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ahead: Tensor, ahead_scale: Tensor, back: Tensor, back_scale: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class _Frozen(torch.autograd.Function):
 
 
 class FrozenFloat8Linear(nn.Linear):
-    """A frozen linear that multiplies in float8 both ways."""
+    """A frozen linear that multiplies in float8 in forward and backward."""
 
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -48,7 +48,7 @@ class FrozenFloat8Linear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """For peft, which looks at its dtype and device."""
+        """A stand-in for peft, which reads its dtype and device."""
         return self.ahead_scale  # pyright: ignore[reportReturnType]
 
     def forward(self, input: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ BASES: dict[str, Callable[[nn.Module], None]] = {
     "torchao-float8-dynamic": _torchao("Float8DynamicActivationFloat8WeightConfig"),
     "torchao-int8-dynamic": _torchao("Int8DynamicActivationInt8WeightConfig"),
 }
-"""Bases that are no setting of the product, applied to a model that has its adapter."""
+"""Experimental float8 bases that are not settings of the product, applied to a model with its adapter."""
 
 
 def train_in_float8(model: DiT, way: str) -> None:

@@ -1,7 +1,7 @@
-"""What nothing can beat: the FLOPs of a step, counted by torch's formulas on one eager step.
+"""The FLOPs of a step, counted by torch's formulas on one eager step: the bound on any speed-up.
 
-Counted are matrix products and attention, forward, backward and what checkpointing computes twice. The ratio of dense
-to routed FLOPs is the speed-up that a device bound by arithmetic alone would show.
+Matrix products and attention are counted, in forward, backward and recomputation under checkpointing. The ratio of
+dense to routed FLOPs is the speed-up of a purely compute-bound device.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from torch.utils.flop_counter import flop_registry
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one step."""
+    """The FLOPs of one step."""
 
     products: int
     attention: int
-    """What torch counts as attention; on CPUs it is among the products."""
+    """FLOPs of attention kernels; 0 on CPUs, where attention counts as matrix products."""
 
     @property
     def total(self) -> int:
@@ -30,7 +30,7 @@ class Flops:
 
 def count_flops(step: Callable[[], Any], device: torch.device) -> Flops:
     """The FLOPs of one step, run without compiled code."""
-    # attention on CPUs is not among the operations torch counts; as plain products it is
+    # torch has no FLOP formula for the CPU attention kernel; the MATH backend uses plain matrix products
     attention = sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
     with torch.compiler.set_stance("force_eager"), attention, Counter() as counter:
         step()
@@ -38,7 +38,7 @@ def count_flops(step: Callable[[], Any], device: torch.device) -> Flops:
 
 
 class Counter(TorchDispatchMode):
-    """Torch's FlopCounterMode without its count by modules, which keeps what checkpointing has computed again."""
+    """Torch's FlopCounterMode without its counts per module, which keep recomputed activations alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Counter(TorchDispatchMode):
 
 
 def _all_heads(args: Sequence[Any]) -> list[Any]:
-    """Arguments of attention in which keys and values have the query's heads: older formulas of torch refuse fewer."""
+    """Attention arguments with keys and values expanded to the query's heads: older torch formulas refuse GQA."""
     shapes = {n: x.shape for n, x in enumerate(args) if isinstance(x, torch.Tensor) and x.ndim == 4}
     heads = max(shape[1] for shape in shapes.values())
     new = {n: torch.empty((s[0], heads, *s[2:]), device="meta") for n, s in shapes.items()}

@@ -15,7 +15,7 @@ KINDS = {
     "products": ("nvjet", "gemm", "cutlass", "cublas", "gemv", "splitk"),
     "compiled": ("triton_",),
 }
-"""By what their kernels are called; the first that fits. Everything else is `other`: copies, the optimizer."""
+"""Substrings of kernel names by kind; the first match counts. Everything else is `other`: copies, the optimizer."""
 
 
 def kind_of(kernel: str) -> str:
@@ -25,7 +25,7 @@ def kind_of(kernel: str) -> str:
 
 
 def by_kind(steps: Steps) -> Facts:
-    """Milliseconds and launches of dense and routed steps that were compared before, and the FLOPs of each kind."""
+    """Milliseconds and launches by kind of dense and routed steps, with the FLOPs of each; call `compare` first."""
     found: dict[str, dict[str, Facts]] = {}
     for sort, step in (("dense", steps.dense), ("routed", steps.routed)):
         times: dict[str, list[float]] = {kind: [] for kind in (*KINDS, "other")}

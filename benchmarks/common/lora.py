@@ -1,8 +1,8 @@
 """LoRA steps on stock diffusers models of released shapes, with random weights made on the device.
 
 - The adapter, the quantized base and routing are the product's own functions; so is the way layers are compiled.
-- One model serves all variants of a script: a variant sets precision, attention and compilation, and takes them off
-  again. A quantized base stays, so it comes last.
+- One model serves all variants of a script: a variant sets precision, attention and compilation, and undoes them
+  afterwards. Quantizing the base cannot be undone, so it comes last.
 - LoRA's second matrices start as noise: at their usual zero, products on zeros would run faster than in training.
 """
 
@@ -35,7 +35,7 @@ ROUTES = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_i
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 RANK = 16
 NOTES = {"lora_rank": RANK, "route": "0.5 over 2..-2"}
-"""For the record, of every shape."""
+"""Facts recorded for every shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Variant:
     compiled: str | None = "default"
     """torch.compile's mode for each layer; None: eager."""
     around: bool = False
-    """torch's checkpointing around compiled layers, instead of within them."""
+    """Whether torch's checkpointing wraps compiled layers, instead of being compiled into them."""
     selective: bool = False
     """The product's `gradient_checkpointing: selective`, of the row that is not checkpointed."""
     base: str = "bf16"
@@ -60,14 +60,14 @@ class Variant:
 
     @property
     def beyond(self) -> list[str]:
-        """What the product does not do by any setting of its own."""
-        found = {
+        """The parts of this variant that no setting of the product gives."""
+        flags = {
             "torch's checkpointing around compiled layers": self.around,
             f"LoRA in {self.lora}": self.lora != "float32",
             f"compile mode {self.compiled}": self.compiled not in (None, "default"),
             "trial of a base": self.base != "bf16" and self.base not in METHODS,
         }
-        return [words for words, true in found.items() if true]
+        return [words for words, true in flags.items() if true]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,9 @@ class Shape:
     """A stock model and its inputs, at one size."""
 
     model: Callable[[], nn.Module]
-    """Makes it on the current device in the current dtype."""
+    """Builds the model on the current device in the current dtype."""
     inputs: Callable[..., dict[str, Any]]
-    """The forward's arguments on a device; where benchmarks.buckets uses it, of so many rows, columns, text tokens."""
+    """The forward's arguments on a device; benchmarks.buckets also passes rows, columns and text tokens."""
     notes: dict[str, Any]
     """Tokens and layers, for the record."""
     loss: Callable[[nn.Module, Any, int], Tensor] | None = None
@@ -85,7 +85,7 @@ class Shape:
 
 
 def build(shape: Shape, device: torch.device) -> nn.Module:
-    """The model in bf16 with an adapter, made on the device: nothing of its size is held by the host."""
+    """The model in bf16 with an adapter, allocated on the device directly, without a copy in host memory."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -134,7 +134,7 @@ def lora_steps(
     routes: Mapping[str, Any] | str = ROUTES,
     optimizer: OptimizerName = "adamw",
 ) -> Iterator[Steps]:
-    """Steps of one variant on a model that has its adapter; afterwards the model is as it was."""
+    """Steps of one variant on a model with its adapter; the model is restored afterwards."""
     dtype = torch.float32 if variant.lora == "float32" else torch.bfloat16
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -183,7 +183,7 @@ def lora_steps(
 
 @contextmanager
 def _checkpointing(model: Any, on: bool) -> Iterator[None]:
-    """Torch's own, around layers."""
+    """Enable torch's checkpointing around layers."""
     before = model.is_gradient_checkpointing
     _checkpoint(model, on)
     try:
@@ -221,18 +221,18 @@ class Copied(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a script measures of each variant."""
+    """The measurements that a script takes of each variant."""
 
     rows: dict[bool, str]
     """The rows of the table by whether layers are checkpointed."""
     rounds: int = 3
     warm_steps: int = WARM_STEPS
     profiled: str | None = None
-    """The variant whose share of routing is recorded too; of those with graphs, the kinds of kernels."""
+    """The variant whose routing overhead is profiled; if set, variants with graphs record time by kind of kernel."""
 
 
 def measure_variants(record: Record, shape: Shape, variants: Sequence[Variant], plan: Plan) -> None:
-    """Measure variants in order; a model is made anew only where the next variant has another base."""
+    """Measure variants in order; the model is rebuilt only if the next variant has another base."""
     base, model = "", None
     for variant in variants:
         if variant.base != base:

@@ -1,9 +1,9 @@
-"""What routing itself costs in a step, and whether the host ever waits for the device.
+"""Profile the overhead of routing in a step, and host-device synchronisations.
 
-- The routing of a forward runs outside compiled layers, through few functions: those are wrapped in named ranges for
-  the time of a profile, and the kernels launched inside them are routing's. In backward they are the kernels of the
-  autograd nodes that gathering and restoring leave, which a model of compiled layers has from nowhere else.
-- A wait is any CUDA call that blocks the host, or a copy from the device, within a step.
+- Routing in a forward runs outside compiled layers, through few functions: they are wrapped in profiler ranges, and the
+  kernels launched inside count as routing's. In backward, the kernels of gather's and restore's autograd nodes count;
+  nothing else in a model of compiled layers creates such nodes.
+- A wait is any CUDA call that blocks the host, or a device-to-host copy, within a step.
 """
 
 import warnings
@@ -28,7 +28,7 @@ from tread.routing.state import State
 STEPS = 3
 RANGE = "tread."
 OUTER = ("begin", "enter", "exit", "side")
-"""Ranges that do not contain each other; `sort`, `gather` and `restore` lie within them."""
+"""Ranges that do not overlap; `sort`, `gather` and `restore` are nested in them."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 BACKWARD = "autograd::engine::evaluate_function: "
 ROUTING_NODES = ("_TakenBackward", "ScatterBackward0", "ScatterBackward1", "CloneBackward0", "GatherBackward0")
@@ -74,7 +74,7 @@ def profile_routing(steps: Steps) -> Facts:
     backward = {name: _milliseconds(events, BACKWARD + name, on_gpu) for name in ROUTING_NODES}
     host = {name: _milliseconds(events, RANGE + name, False) for name in OUTER}
     routing_ms = sum(forward[name] for name in OUTER) + sum(backward.values())
-    found = count_waits(events)
+    waits = count_waits(events)
     warned = warned_waits(steps.routed) if on_gpu else []
     return {
         "step_ms": step_ms,
@@ -85,14 +85,14 @@ def profile_routing(steps: Steps) -> Facts:
         "host_ms": host,
         "busy_ms": round(_busy(events) / STEPS, 3),
         "top_kernels": _top(events),
-        "waits": found,
+        "waits": waits,
         "waits_at": warned,
-        "summary": {"share": f"{routing_ms / step_ms:.2%} of {step_ms:.1f} ms,", "waits": sum(found.values())},
+        "summary": {"share": f"{routing_ms / step_ms:.2%} of {step_ms:.1f} ms,", "waits": sum(waits.values())},
     }
 
 
 def events_of(step: Callable[[], Any], on_gpu: bool) -> list[Any]:
-    """What the profiler saw in STEPS steps."""
+    """The profiler's events of STEPS steps."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
         for _ in range(STEPS):
@@ -104,14 +104,14 @@ def events_of(step: Callable[[], Any], on_gpu: bool) -> list[Any]:
 
 
 def _milliseconds(events: list[Any], name: str, on_gpu: bool) -> float:
-    """Of one step: the kernels launched inside a range, or without a GPU the range itself."""
-    found = [event for event in events if event.name == name and event.device_type == DeviceType.CPU]
-    total = sum(event.device_time_total if on_gpu else event.cpu_time_total for event in found)
+    """Milliseconds per step of the kernels launched inside a range, or without a GPU of the range itself."""
+    matching = [event for event in events if event.name == name and event.device_type == DeviceType.CPU]
+    total = sum(event.device_time_total if on_gpu else event.cpu_time_total for event in matching)
     return round(total / 1e3 / STEPS, 4)
 
 
 def kernels_of(events: list[Any]) -> list[Any]:
-    """The device's part of it."""
+    """The kernel events among the profiler's events."""
     return [
         event
         for event in events
@@ -122,7 +122,7 @@ def kernels_of(events: list[Any]) -> list[Any]:
 
 
 def _busy(events: list[Any]) -> float:
-    """Milliseconds in which the device ran kernels, all steps together."""
+    """Milliseconds in which the device was busy, over all steps."""
     return sum(event.time_range.elapsed_us() for event in kernels_of(events)) / 1e3
 
 
@@ -156,14 +156,14 @@ def count_waits(events: list[Any]) -> dict[str, int]:
 
 
 def host_waits(step: Callable[[], Any]) -> dict[str, int]:
-    """The waits in STEPS steps on a GPU; none is what a training loop should have."""
+    """The waits in STEPS steps on a GPU; a training loop should have none."""
     return count_waits(events_of(step, on_gpu=True))
 
 
 def warned_waits(step: Callable[[], Any]) -> list[str]:
     """Where in the code torch saw the host wait during one step: `file:line: what`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the mode itself, that it is new
+        warnings.simplefilter("ignore")  # enabling sync debug mode warns that it is a prototype
         torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:

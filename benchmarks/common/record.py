@@ -1,7 +1,7 @@
-"""What the scripts share: their options, and a JSON file that is whole after every measurement.
+"""Shared by the scripts: command-line options, and a JSON record rewritten atomically after every measurement.
 
-- A measurement that fails is recorded with its traceback and the next one runs. Only where the device itself is lost
-  (an illegal memory access) the script ends, with exit code 3.
+- A measurement that fails is recorded with its traceback and the next one runs. Only if the device itself is lost (an
+  illegal memory access) the script ends, with exit code 3.
 - A measurement that would start after the budget is recorded as skipped.
 """
 
@@ -64,11 +64,11 @@ class Record:
 
     @property
     def left(self) -> float:
-        """Seconds of the budget."""
+        """Seconds left in the budget."""
         return self._ends - time.monotonic()
 
     def measure(self, name: str, function: Callable[[], Facts], **facts: Any) -> Facts:
-        """Run one measurement; what it returns is recorded with `facts`, and so is how it failed."""
+        """Run one measurement and record its result, or its traceback, together with `facts`."""
         entry: Facts = {"name": name, **facts}
         if self.left <= 0:
             return self._add(entry | {"status": "skipped", "error": "out of time"})
@@ -77,7 +77,7 @@ class Record:
         try:
             entry |= function()
             entry["status"] = "ok"
-        except Exception as error:  # whatever it was, the others must go on
+        except Exception as error:  # one failure must not stop the other measurements
             entry |= {"status": "failed", "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
             lost = self._device_lost()
         entry |= {"took_seconds": round(time.monotonic() - start, 1)}
@@ -129,7 +129,7 @@ def describe(entry: Facts) -> str:
 
 
 def compared(dense: Facts, routed: Facts, dense_flops: float, routed_flops: float) -> Facts:
-    """The measured speed-up against the ideal one, and the rate at which the device worked."""
+    """The measured and the ideal speed-up, and the achieved FLOP/s."""
     speedup, ideal = dense["median_ms"] / routed["median_ms"], dense_flops / routed_flops
     for one, flops in ((dense, dense_flops), (routed, routed_flops)):
         one["tflops"] = round(flops / one["median_ms"] / 1e9, 1)
@@ -145,7 +145,7 @@ def compared(dense: Facts, routed: Facts, dense_flops: float, routed_flops: floa
 
 
 def machine() -> Facts:
-    """What figures depend on."""
+    """The device and versions that figures depend on."""
     cuda = torch.cuda.is_available()
     versions = {}
     for name in LIBRARIES:
@@ -172,7 +172,7 @@ def device_slug() -> str:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Whole or not at all: a benchmark may be killed at any moment."""
+    """Write JSON atomically: a benchmark may be killed at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())

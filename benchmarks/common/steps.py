@@ -1,4 +1,4 @@
-"""A training step as the product makes it: `Session.step` over a task that has its data on the device.
+"""The product's training step: `Session.step` over a task whose data is on the device.
 
 - The step is that of `tread.training.session`: the schedule, autocast, backward, the gradient norm, fused AdamW, the
   moving average where the work has one. Only reading data and logging are left out.
@@ -50,7 +50,7 @@ class Work:
     batch: Any
     loss_of: Callable[[nn.Module, Any, int], Tensor]
     fast: Callable[[], Fast]
-    """Makes the model fast as the product does."""
+    """Compiles the model as the product does."""
     step: int = 0
     """Losses computed so far."""
 
@@ -122,7 +122,7 @@ def job_config(
 
 @contextmanager
 def stepping(work: Work, config: JobConfig, device: torch.device) -> Iterator["Steps"]:
-    """The session of a work; afterwards its model is as it was, for another one."""
+    """The session of a `Work`; its model is restored afterwards, for another session."""
     reset_accelerate()
     precision = "bf16" if config.train.precision == "bf16" else "no"
     handlers: list[KwargsHandler] = [AutocastKwargs(cache_enabled=False)]  # as the product has it
@@ -142,7 +142,7 @@ def stepping(work: Work, config: JobConfig, device: torch.device) -> Iterator["S
 
 
 def reset_accelerate() -> None:
-    """Let another accelerator of another precision be made in this process."""
+    """Reset accelerate's state, so that this process can create an Accelerator of another precision."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -158,7 +158,7 @@ class Steps:
         self._kinds = {"routed": self.routed, "dense": self.dense}
         self._alone: dict[str, dict[str, float | None]] = {}
         self.flops: dict[str, Flops] = {}
-        """Of both sorts, once they were compared."""
+        """FLOPs of `dense` and `routed` steps; filled by `compare`."""
 
     def routed(self) -> dict[str, Tensor]:
         """One training step, routed."""
@@ -171,7 +171,7 @@ class Steps:
             return self.routed()
 
     def warm_up(self, count: int = WARM_STEPS) -> Facts:
-        """Compile, choose kernels, allocate; one step of each kind is watched.
+        """Compile, choose kernels and allocate; then measure one dense and one routed step with `watched`.
 
         Routed steps come first: the graphs of dense ones need more memory, and share it.
         """
@@ -188,9 +188,9 @@ class Steps:
     def compare(
         self, *, seconds: float, warm_steps: int = WARM_STEPS, rounds: int = 3, images: int | None = None
     ) -> Facts:
-        """Time both, against what their FLOPs say; `images` is the batch where images per second are wanted.
+        """Time dense and routed steps and compare with their FLOPs; with `images`, the batch, also images per second.
 
-        FLOPs are counted on eager steps, before graphs hold the memory that those need.
+        FLOPs are counted on eager steps first, before CUDA graphs hold the memory that those need.
         """
         flops = self.flops = {name: count_flops(step, self.device) for name, step in self._kinds.items()}
         facts = self.warm_up(warm_steps)
@@ -209,14 +209,14 @@ class Steps:
 
 
 def compile_options(mode: str, device: torch.device) -> dict[str, Any]:
-    """Arguments of `compile`; on CPUs the code is traced and not generated, which takes seconds instead of minutes."""
+    """Arguments of `compile`; on CPUs `aot_eager`, which traces without code generation, in seconds."""
     if device.type != "cuda":
         return {"backend": "aot_eager"}
     return {} if mode == "default" else {"mode": mode}
 
 
 def cache_counts() -> dict[str, int]:
-    """How often the compiler's caches on disk were hit and missed since the process began."""
+    """Hits and misses of the compiler's disk caches in this process."""
     counters = torch._dynamo.utils.counters
-    found = {**counters["aot_autograd"], **counters["inductor"]}
-    return {name: count for name, count in found.items() if name.endswith(("cache_hit", "cache_miss"))}
+    counts = {**counters["aot_autograd"], **counters["inductor"]}
+    return {name: count for name, count in counts.items() if name.endswith(("cache_hit", "cache_miss"))}

@@ -1,9 +1,9 @@
-"""The table: what each row must reach, and which measurement answers for it.
+"""The table of targets: the bounds of each row, and the measurement that is judged by them.
 
-A row is answered by its fastest measurement that succeeded, or the fastest that fits where it bounds the memory, with
-what it does beyond the product's own settings said beside its name. The speed-up against the ideal is judged on that
-same measurement, so a slow dense step cannot help a row. Every measurement is listed below the table: the fastest of
-many would look better than it is.
+A row is judged by its fastest successful measurement, or the fastest that fits if the row bounds memory; what it does
+beyond the product's own settings is noted beside its name. The speed-up against the ideal is judged on that same
+measurement, so a slow dense step cannot help a row. Every measurement is listed below the table, because the fastest of
+many flatters.
 """
 
 from collections.abc import Iterable
@@ -21,13 +21,13 @@ class Row:
     work: str
     peer: str = "-"
     milliseconds: float | None = None
-    """At most."""
+    """Upper bound of a routed step."""
     images: float | None = None
-    """Images per second, at least."""
+    """Lower bound of images per second."""
     gib: float | None = None
-    """At most."""
+    """Upper bound of peak memory."""
     achieved: float | None = None
-    """Measured over ideal speed-up, at least."""
+    """Lower bound of the measured over the ideal speed-up."""
     unit: Literal["ms", "img/s"] = "ms"
 
 
@@ -50,7 +50,7 @@ ROWS = (
     Row(key="wan-checkpointed", work="Wan 2.1 14B, LoRA r16, 32,760 tokens, checkpointed", achieved=0.97),
 )
 SHARE = 0.01
-"""Routing's own share of a routed step, at most."""
+"""Upper bound of routing's own share of a routed step."""
 HEAD = (
     "| work | variant | peer routed | dense | routed | target | memory | speed-up | of ideal | verdict |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
@@ -62,9 +62,9 @@ NOT_JUDGED = "not judged"
 
 def table(measurements: Iterable[Facts], *, judged: bool = True) -> str:
     """All rows as Markdown, hit or missed, and every measurement below; tiny shapes are not judged."""
-    found = list(measurements)
-    lines = [HEAD, *(_line(row, found, judged) for row in ROWS)]
-    for one in found:
+    listed = list(measurements)
+    lines = [HEAD, *(_line(row, listed, judged) for row in ROWS)]
+    for one in listed:
         if one.get("row") == "routing" and one["status"] == "ok":
             fine = one["share"] <= SHARE and not one["waits"]
             answer = ("hit" if fine else "MISS") if judged else NOT_JUDGED
@@ -72,7 +72,7 @@ def table(measurements: Iterable[Facts], *, judged: bool = True) -> str:
                 f"| routing's own share ({one['name']}) | | - | | {one['routing_ms']:.2f} of {one['step_ms']:.1f} ms | "
                 f"<= {SHARE:.0%}, no waits | | | {one['share']:.2%}, {sum(one['waits'].values())} waits | {answer} |"
             )
-    return "\n".join([*lines, "", *(f"- {describe(one)}" for one in found if one.get("row") != "set-up")])
+    return "\n".join([*lines, "", *(f"- {describe(one)}" for one in listed if one.get("row") != "set-up")])
 
 
 def best(row: Row, measurements: Iterable[Facts]) -> Facts | None:

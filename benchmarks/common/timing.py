@@ -1,10 +1,10 @@
-"""How a step is timed.
+"""Timing of steps.
 
 - Dense and routed steps alternate in one process, in blocks, so that both see the same clocks and temperature.
 - A block is several whole steps between two device events: the host runs ahead as it does in training. One figure per
   block; the median of the blocks and their 10th and 90th percentile are reported.
-- What is compiled or allocated once happens before: the caller warms up.
-- Without a GPU the same code runs by the host's clock, to keep the benchmarks from rotting.
+- The caller warms up first, so that nothing is compiled or allocated while timing.
+- Without a GPU the host's clock is used, so that tests can run the same code.
 """
 
 import statistics
@@ -35,11 +35,11 @@ class Timing:
     """The 90th percentile."""
     blocks: int
     steps: int
-    """In all blocks together."""
+    """Steps in all blocks together."""
 
     @classmethod
     def of(cls, blocks: list[float], steps: int) -> "Timing":
-        """From the milliseconds of a step in each block."""
+        """Summarise the milliseconds per step of each block."""
         ordered = sorted(blocks)
         last = len(ordered) - 1
         low, high = ordered[round(0.1 * last)], ordered[round(0.9 * last)]
@@ -47,16 +47,16 @@ class Timing:
 
 
 def alternate(steps: Mapping[str, Step], device: torch.device, *, seconds: float, rounds: int = 3) -> dict[str, Timing]:
-    """Time every kind of step by turns for about `seconds`, and for `rounds` blocks of each at least."""
+    """Time the steps in alternating blocks for about `seconds`, and for at least `rounds` blocks of each."""
     first = {name: timed(step, 1, device) for name, step in steps.items()}
     lengths = {name: _block_length(milliseconds) for name, milliseconds in first.items()}
-    # of long steps, the one that told the length of a block is a block itself
-    found = {name: [first[name]] if length == 1 else [] for name, length in lengths.items()}
+    # if a block is one step, the step that determined the block length counts as a block
+    blocks_of = {name: [first[name]] if length == 1 else [] for name, length in lengths.items()}
     ends = time.perf_counter() + seconds
-    while min(map(len, found.values())) < rounds or time.perf_counter() < ends:
+    while min(map(len, blocks_of.values())) < rounds or time.perf_counter() < ends:
         for name, step in steps.items():
-            found[name].append(timed(step, lengths[name], device))
-    return {name: Timing.of(blocks, len(blocks) * lengths[name]) for name, blocks in found.items()}
+            blocks_of[name].append(timed(step, lengths[name], device))
+    return {name: Timing.of(blocks, len(blocks) * lengths[name]) for name, blocks in blocks_of.items()}
 
 
 def timed(step: Step, count: int, device: torch.device) -> float:
@@ -81,11 +81,11 @@ def _block_length(milliseconds: float) -> int:
 
 
 def watched(step: Step, device: torch.device, *, graphs: bool = False) -> dict[str, float | None]:
-    """One step alone, which returns its loss.
+    """Host time and peak memory of a single step, which returns its loss.
 
-    `host_ms`: how long the host took to ask for it, from an idle device. `peak_gib`: the most memory that tensors held,
-    weights and all; with `graphs`, whose tensors torch does not count, all memory that was claimed. None without a GPU,
-    and for graphs after a capture failed in this process: that keeps what it had claimed.
+    `host_ms`: the time the host took to launch it on an idle device. `peak_gib`: peak allocated memory, weights
+    included; with `graphs`, whose private pools are not counted as allocated, peak reserved memory. None without a GPU,
+    and with `graphs` after a failed capture in this process, which keeps its reserved memory.
     """
     on_gpu = device.type == "cuda"
     _wait(device)
@@ -113,12 +113,12 @@ def clocks() -> dict[str, float] | None:
 
 
 def ceilings(device: torch.device) -> dict[str, float] | None:
-    """What this GPU reaches: bf16 TFLOP/s of one large product on random data, TB/s of a copy, read and written."""
+    """Achievable rates of this GPU: bf16 TFLOP/s of a large matmul on random data, TB/s of a copy (read and write)."""
     if device.type != "cuda":
         return None
-    found = {"bf16_tflops": round(_product_tflops(device), 1), "copy_tb_per_s": round(_copy_tb_per_s(device), 3)}
-    torch.cuda.empty_cache()  # or weights would be laid into these gigabytes, and hold what is left of them
-    return found
+    rates = {"bf16_tflops": round(_product_tflops(device), 1), "copy_tb_per_s": round(_copy_tb_per_s(device), 3)}
+    torch.cuda.empty_cache()  # otherwise weights would be placed in these large segments and fragment them
+    return rates
 
 
 def _product_tflops(device: torch.device, side: int = 8192) -> float:

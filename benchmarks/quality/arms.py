@@ -23,7 +23,7 @@ from tread.sampling.guidance import Branches
 PAPER = (2, 8)
 """The paper's 2..B-4 on 12 layers."""
 ENDLESS = 10**9
-"""Steps of a run that the clock ends."""
+"""Configured steps of a run that ends by wall-clock time."""
 RATES = (1.2e-3, 3e-4)
 """Twice and half the scale's 6e-4; 3e-4 is also the paper's 1e-4, tuned at width 1,152, for a rate that goes as
 1 / width."""
@@ -39,16 +39,16 @@ class Arm:
     ratio: float = 0.5
     layers: tuple[int, int] = PAPER
     importance: float | None = None
-    """Of the selector `l1`; None: `random`."""
+    """The importance of selector `l1`; None selects `random`."""
     cooldown: float = 0.0
-    """The share of the steps, the last ones, that run dense."""
+    """The share of steps at the end of the run that are dense."""
     size: Literal["S", "B"] = "S"
     learning_rate: float | None = None
-    """None: the scale's."""
+    """None takes the scale's."""
 
     @property
     def is_guided(self) -> bool:
-        """Whether its weights are kept, to be sampled with guidance: no table shows that of other studies."""
+        """Whether its weights are saved for guided sampling, which only some studies' tables show."""
         return self.study in ("headline", "rate")
 
     @property
@@ -70,7 +70,7 @@ class Arm:
         }
 
     def ideal_speedup(self, config: PretrainConfig, tokens: int) -> float:
-        """Dense FLOPs over this arm's, all steps together."""
+        """Dense FLOPs over this arm's, over all steps."""
         routing = self.tread_config()
         if routing is None:
             return 1.0
@@ -118,7 +118,7 @@ class Guide:
 
     @property
     def branches(self) -> Branches:
-        """What is compared; a weak model, where one is needed, is the same run at its first mark."""
+        """The guidance branches; the weak model, if one is needed, is the same run at its first mark."""
         return Branches(kind=self.kind, weak_ratio=self.weak_ratio)
 
 
@@ -135,7 +135,7 @@ GUIDE_BY_NAME = {guide.name: guide for guide in GUIDES}
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large everything is."""
+    """The sizes of models, data and evaluation."""
 
     sizes: Mapping[str, Mapping[str, int]]
     """Layers of the model by the arm's size."""
@@ -145,12 +145,12 @@ class Scale:
     warmup_steps: int
     validated: int
     validate_seconds: float
-    """Between two points of the loss curve."""
+    """Seconds of training between two points of the loss curve."""
     check_steps: int
-    """The device is waited for so often."""
+    """Steps between two device synchronisations."""
     samples: int
     few: int
-    """The first of the samples have figures of their own: of older results they are all there was at marks."""
+    """Number of first samples with separate figures, comparable with older results that drew no more at marks."""
     shown: int
     """Reference images for precision, recall and the kernel distance."""
     sample_batch: int
@@ -175,7 +175,7 @@ SCALES = {
         samples=200, few=100, shown=50, sample_batch=40, solver_steps=2, compile=False, graphs=False,
     ),
 }  # fmt: skip
-# the same shapes through the compiler, and every way through the code once
+# compiles the full scale's shapes and runs every code path once
 SCALES["rehearsal"] = replace(SCALES["full"], validated=500, samples=1000, few=500, shown=1000)
 
 

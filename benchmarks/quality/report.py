@@ -147,10 +147,10 @@ def headline_table(results: Results, distance: str) -> str:
         for arm, at, words in ENDS:
             entries = sorted(results.done_of(arm), key=lambda entry: entry["seed"])
             looks = [(entry["seed"], snapshot(entry, at)) for entry in entries if entry["seconds"] == length]
-            found = [(seed, look) for seed, look in looks if look is not None]
-            rows += [headline_row(words, str(seed), look, distance) for seed, look in found]
-            if len(found) > 1:
-                means.append(headline_row(words, "mean", averaged([look for _, look in found]), distance))
+            available = [(seed, look) for seed, look in looks if look is not None]
+            rows += [headline_row(words, str(seed), look, distance) for seed, look in available]
+            if len(available) > 1:
+                means.append(headline_row(words, "mean", averaged([look for _, look in available]), distance))
         rows += means
     head = (
         "arm", "seed", "steps", "seconds", distance, "first few", "to test images", "KD x 1000", "KD to test x 1000",
@@ -197,8 +197,8 @@ def marks_table(results: Results, distance: str) -> str:
     marks = sorted({look["due"] for _, entry in runs for look in entry["snapshots"] if look["due"] is not None})
     rows = []
     for arm, entry in runs:
-        here = {look["due"]: look["samples"]["unguided"][f"{distance} few"] for look in entry["snapshots"]}
-        cells = [f"{here[mark]:.2f}" if mark in here else "" for mark in marks]
+        distances = {look["due"]: look["samples"]["unguided"][f"{distance} few"] for look in entry["snapshots"]}
+        cells = [f"{distances[mark]:.2f}" if mark in distances else "" for mark in marks]
         rows.append((describe(arm), str(entry["seed"]), f"{entry['seconds']:g} s", *cells))
     head = ("arm", "seed", "run of", *(f"{mark:g} s" for mark in marks))
     return markdown_table(head, rows) if rows else NOTHING

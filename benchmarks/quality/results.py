@@ -1,8 +1,8 @@
-"""What a run leaves: one JSON of all runs by name, and one file of sample grids.
+"""The results: one JSON of all runs by name, and one file of sample grids.
 
-- A run's name is its arm, seed and seconds: `routed-s0-75s`. Its entry is whole in itself.
-- Results of unequal scale (a rehearsal's, a smoke test's) do not join: their figures would stand in one table.
-- Both files are written after every step of the work, each time whole, so that a killed experiment loses little.
+- A run's name is its arm, seed and seconds: `routed-s0-75s`. Its entry is self-contained.
+- Results of different scales (a rehearsal's, a smoke test's) are not merged: their figures would share a table.
+- Both files are rewritten atomically after every stage, so that a killed experiment loses little.
 """
 
 import json
@@ -16,7 +16,7 @@ from tread.files import atomic_write
 
 RESULTS, GRIDS = "results.json", "grids.npz"
 NEAREST = "-nearest"
-"""Ends the name of a grid of training images, each the nearest to a sample."""
+"""Suffix of the name of a grid of training images, each the nearest to a sample."""
 
 
 def run_name(arm: str, seed: int, seconds: float) -> str:
@@ -52,15 +52,15 @@ class Results:
                 self.runs[name] = entry
 
     def check_scale(self, scale: Facts) -> None:
-        """Refuse to join runs of another scale with those that are here."""
-        here = scale if self.facts["machine"] is None else self.facts["machine"]["scale"]
-        unequal = [name for name in scale if here.get(name) != scale[name]]
+        """Refuse to merge runs of another scale."""
+        ours = scale if self.facts["machine"] is None else self.facts["machine"]["scale"]
+        unequal = [name for name in scale if ours.get(name) != scale[name]]
         if unequal:
-            words = "; ".join(f"{name} {here.get(name)} and {scale[name]}" for name in unequal)
+            words = "; ".join(f"{name} {ours.get(name)} and {scale[name]}" for name in unequal)
             raise ValueError(f"results of unequal scale do not join, leave one of them out: {words}")
 
     def is_done(self, name: str) -> bool:
-        """Whether a run has come to its end."""
+        """Whether a run has finished."""
         return self.runs.get(name, {}).get("status") == "done"
 
     def done_of(self, arm: str) -> list[Facts]:
@@ -69,26 +69,26 @@ class Results:
 
     def done(self, arm: str, seed: int, seconds: float | None = None) -> Facts | None:
         """The finished run of an arm, the longest one unless `seconds` is given."""
-        found = [
+        finished = [
             entry
             for entry in self.done_of(arm)
             if entry["seed"] == seed and (seconds is None or entry["seconds"] == seconds)
         ]
-        return max(found, key=lambda entry: entry["seconds"], default=None)
+        return max(finished, key=lambda entry: entry["seconds"], default=None)
 
     def only(self, keep: Callable[[Facts], bool]) -> "Results":
-        """The same results with some of the runs."""
-        found = Results(self.folder / "none")
-        found.facts = self.facts | {"runs": {name: entry for name, entry in self.runs.items() if keep(entry)}}
-        return found
+        """A copy with the runs that `keep` accepts."""
+        subset = Results(self.folder / "none")
+        subset.facts = self.facts | {"runs": {name: entry for name, entry in self.runs.items() if keep(entry)}}
+        return subset
 
     def write(self, name: str, entry: Facts) -> None:
-        """Put down a run."""
+        """Save the entry of a run."""
         self.runs[name] = entry
         write_json(self.folder / RESULTS, self.facts)
 
     def write_grid(self, name: str, images: np.ndarray) -> None:
-        """Put down 100 samples (100, H, W, 3)."""
+        """Save a grid of 100 samples (100, H, W, 3)."""
         self.grids[name] = images
         self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_write(self.folder / GRIDS) as file:
@@ -96,7 +96,7 @@ class Results:
 
 
 def distance_name(results: Results) -> str:
-    """The Frechet distance that was taken."""
+    """The name of the Frechet distance in the results."""
     data = results.facts["data"]
     return "FD-EffLite0" if data is None else next(name for name in data["test"] if name.startswith("FD-"))
 
@@ -114,16 +114,16 @@ def read_grids(path: Path) -> dict[str, np.ndarray]:
 
 def longest(results: Results, arm: str) -> list[Facts]:
     """The longest finished runs of an arm, by seed."""
-    found = results.done_of(arm)
-    most = max((entry["seconds"] for entry in found), default=0)
-    return sorted((entry for entry in found if entry["seconds"] == most), key=lambda entry: entry["seed"])
+    finished = results.done_of(arm)
+    most = max((entry["seconds"] for entry in finished), default=0)
+    return sorted((entry for entry in finished if entry["seconds"] == most), key=lambda entry: entry["seed"])
 
 
 def snapshot(entry: Facts, at: str) -> Facts | None:
-    """What was seen of a run at its `end`, at `equal-steps` or at its first `mark`."""
-    return next((found for found in entry["snapshots"] if found["at"] == at), None)
+    """The snapshot of a run at its `end`, at `equal-steps` or at its first `mark`."""
+    return next((look for look in entry["snapshots"] if look["at"] == at), None)
 
 
 def at_seconds(entry: Facts, seconds: float) -> Facts | None:
-    """What was seen of a run after so many seconds of training."""
-    return next((found for found in entry["snapshots"] if found["due"] == seconds), None)
+    """The snapshot of a run that was due after `seconds` of training."""
+    return next((look for look in entry["snapshots"] if look["due"] == seconds), None)

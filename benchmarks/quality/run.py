@@ -1,9 +1,9 @@
-"""The experiment: which runs are still to be made, and a process that makes them one after the other.
+"""The experiment: the remaining runs, and a worker process that makes them one by one.
 
-- A worker process makes as many runs as fit, so that imports and compiled code serve all of them. If it dies, the run
-  it was at is put down as failed and another worker goes on with the rest.
-- A run that would not fit into the time that is left, compiling included, is not begun.
-- A run whose compiling failed is put down as failed: its speed would be that of another program.
+- A worker process makes as many runs as fit, so that imports and compiled code serve all of them. If it dies, its
+  current run is recorded as failed and another worker continues with the rest.
+- A run that would not fit into the remaining time, compilation included, is not started.
+- A run whose compilation failed is recorded as failed: its speed would be that of eager code.
 - A routed run that is looked at where a dense one of its seed and seconds ended comes after that one.
 - A run that is killed leaves its validation losses: results are written at each of them, with the clock stopped.
 - A run with a cool-down must know its steps beforehand: they follow from the speeds of the dense and the routed run.
@@ -55,7 +55,7 @@ def run(spec: Spec) -> bool:
     """Make the runs that fit; True when all are done."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str((Path(spec.work) / "inductor").resolve())}
     scale, folder, tried = SCALES[spec.scale], Path(spec.work), set[str]()
-    read_reference_facts(folder)  # before each worker finds out for itself
+    read_reference_facts(folder)  # a missing reference fails here, not in every worker
 
     def to_do() -> list[Job]:
         results = spec.results()
@@ -71,13 +71,13 @@ def run(spec: Spec) -> bool:
             env=environment,
             check=False,
         )
-        if worker.returncode == 0:  # all, or all that fit
+        if worker.returncode == 0:  # all runs are done, or all that fit into the time
             break
         name = current.read_text() if current.is_file() else left[0].name
         tried.add(name)
         results, error = spec.results(), f"the process ended with {worker.returncode}"
         entry = results.runs.get(name) or blank(next(job for job in left if job.name == name))
-        if entry["status"] == "begun":  # it had no time to say why
+        if entry["status"] == "begun":  # the worker died without recording an error
             results.write(name, entry | {"status": "failed", "error": error})
         print(f"{name}: {entry.get('error', error)}", flush=True)
     return not to_do()
@@ -122,7 +122,7 @@ def work(spec: Spec) -> int:
         try:
             make = add_ways if done else make_run
             make(BY_NAME[job.arm], job, scale, folder, results, judge, entry)
-        except Exception as error:  # put down; a fresh process goes on, whatever became of the device
+        except Exception as error:  # recorded; a fresh process continues, since the device may be unusable
             trace = traceback.format_exc()
             print(trace, flush=True)
             if not done:
@@ -136,11 +136,11 @@ def work(spec: Spec) -> int:
 
 
 def steps_of(arm: Arm, job: Job, results: Results) -> int | None:
-    """How long a run with a cool-down is: as many steps as take `seconds`, the last share of them dense."""
+    """The steps of a run with a cool-down: as many as take `seconds`, with the dense share at the end."""
     if job.steps is not None or not arm.cooldown:
         return job.steps
-    found = [results.done(name, job.seed) for name in ("routed", "dense")]
-    speeds = [entry["steps_per_second"] for entry in found if entry is not None]
+    entries = [results.done(name, job.seed) for name in ("routed", "dense")]
+    speeds = [entry["steps_per_second"] for entry in entries if entry is not None]
     if len(speeds) < 2:
         raise ValueError(f"{arm.name} needs the speeds of dense and routed: run those first, or give --steps")
     routed, dense = speeds
@@ -148,7 +148,7 @@ def steps_of(arm: Arm, job: Job, results: Results) -> int | None:
 
 
 def steps_of_dense(job: Job, results: Results) -> int | None:
-    """Where a routed run is looked at besides: at as many steps as a dense one made in its seconds."""
+    """The step at which a routed run is also evaluated: the final step of the dense run of equal seconds."""
     if job.equal_to is None:
         return None
     dense = results.done(job.equal_to, job.seed, job.seconds)
@@ -160,7 +160,7 @@ def steps_of_dense(job: Job, results: Results) -> int | None:
 
 
 def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, judge: Judge, entry: Facts) -> None:
-    """Train one run and look at it; `entry` is filled and written as it goes."""
+    """Train and evaluate one run; `entry` is filled and saved on the way."""
     began = time.monotonic()
     steps, equal_steps = steps_of(arm, job, results), steps_of_dense(job, results)
     config = config_of(arm, job.seed, scale, folder / "data", steps=ENDLESS if steps is None else steps)
@@ -212,7 +212,7 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
         validate()
         with session.averaged():
             by_time = task.loss_by_time()
-        # of the marks, the first: the weaker of two models guides better
+        # only the first mark's weights are saved: the weaker model guides better
         if arm.is_guided and at != "equal-steps" and (at == "end" or snapshot(entry, at) is None):
             save_average(session, weights_file(folder, job, at))
         weak = _earlier(task, folder, job, ways[at])
@@ -248,7 +248,7 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
 
 
 def add_ways(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, judge: Judge, entry: Facts) -> None:
-    """Sample a run that is done in the ways that it lacks."""
+    """Sample a finished run with the guidance settings that it lacks."""
     config = config_of(arm, job.seed, scale, folder / "data", steps=ENDLESS)
     accelerator = make_accelerator(config)
     task = Trial(config, accelerator, folder, scale)
@@ -270,7 +270,7 @@ def distances(found: Facts, name: str) -> str:
 
 
 def _earlier(task: Trial, folder: Path, job: Job, ways: Ways) -> DiT | None:
-    """The same run at its first mark, where a way to sample needs it."""
+    """The model of the same run at its first mark, if a guidance setting needs it."""
     if not any(guide.branches.needs_weak for guide in ways):
         return None
     shape, classes = task.dataset.shape, task.dataset.num_classes

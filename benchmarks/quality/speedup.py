@@ -41,7 +41,7 @@ class Pair:
     """A dense and a routed run of one seed and one length, by one measure of distance."""
 
     measure: str
-    """In words."""
+    """The distance in words."""
     figure: str
     """The name of the distance in the results."""
     seed: int
@@ -54,7 +54,7 @@ class Pair:
 
     @property
     def reached(self) -> tuple[float, float]:
-        """The largest and the smallest distance that both curves pass; the first is smaller where they share none."""
+        """The largest and the smallest distance that both curves reach; the first is smaller if they share none."""
         curves = self.dense, self.routed
         return min(points[0][1] for points in curves), max(min(y for _, y in points) for points in curves)
 
@@ -103,7 +103,7 @@ def pairs(results: Results) -> list[Pair]:
                     figure=name,
                     seed=one["seed"],
                     seconds=one["seconds"],
-                    machines=len({entry.get("gpu") for entry in (one, other)}),  # the oldest do not say
+                    machines=len({entry.get("gpu") for entry in (one, other)}),  # the oldest results have no `gpu`
                     dense=ours,
                     routed=theirs,
                 )
@@ -135,16 +135,16 @@ def speedup_table(results: Results) -> str:
         for pair in group:
             most, least = pair.reached
             digits = 1 if most > 1 else 4
-            here, few = pair.at_looks(), ", first few" if pair.figure.endswith(" few") else ""
-            cells = [f"{here[seconds]:.2f}" if seconds in here else "" for seconds in looks]
+            speedups, few = pair.at_looks(), ", first few" if pair.figure.endswith(" few") else ""
+            cells = [f"{speedups[seconds]:.2f}" if seconds in speedups else "" for seconds in looks]
             span = f"{most:.{digits}f} to {least:.{digits}f}"
             runs = f"{length:g} s" if pair.machines == 1 else f"{length:g} s, two GPUs"
             rows.append((f"{measure}{few}", str(pair.seed), runs, span, *cells))
         ranges = [
             sorted(found[seconds] for pair in group if seconds in (found := pair.at_looks())) for seconds in looks
         ]
-        told = [f"**{found[0]:.2f} to {found[-1]:.2f}**" if len(found) > 1 else "" for found in ranges]
-        if any(told):
-            rows.append((measure, "all", f"{length:g} s", "", *told))
+        cells_all = [f"**{found[0]:.2f} to {found[-1]:.2f}**" if len(found) > 1 else "" for found in ranges]
+        if any(cells_all):
+            rows.append((measure, "all", f"{length:g} s", "", *cells_all))
     head = ("distance", "seed", "runs of", "both reach", *(f"dense at {seconds} s" for seconds in looks))
     return markdown_table(head, rows)

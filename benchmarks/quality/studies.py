@@ -76,7 +76,7 @@ def by_setting(row: Facts) -> tuple[float | int, ...]:
 
 
 def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
-    """What a headline arm was after so many seconds, by seed."""
+    """The snapshots of a headline arm after `seconds` of training, by seed."""
     return [
         study_row(found, BY_NAME[name], entry)
         for entry in results.done_of(name)
@@ -85,7 +85,7 @@ def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
 
 
 def study_row(found: Facts, arm: Arm, entry: Facts) -> Facts:
-    """What was seen of a run, with what its line in a table says of the run."""
+    """A snapshot of a run, with the facts that its table row shows."""
     return found | {
         "arm": arm,
         "label": describe(arm),

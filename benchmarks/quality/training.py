@@ -1,9 +1,9 @@
-"""One run by the clock: the product's task and session, timed, looked at on its way.
+"""One timed run: the product's task and session, evaluated at its stops.
 
-- The product's `Pretraining` with two changes: images lie on the device, and the test images are held out.
-- Only training counts as time. What is compiled is compiled before the first step, on gradients that are thrown away;
-  validation and sampling stop the clock. The device is waited for every `check_steps` steps and nowhere else.
-- Memory is that of the first chunk, before sampling has claimed any.
+- The product's `Pretraining` with two changes: images are on the device, and the test images are held out.
+- Only training counts as time. Compilation happens before the first step, on gradients that are discarded; validation
+  and sampling stop the clock. The device is synchronised every `check_steps` steps and nowhere else.
+- Memory is measured in the first chunk, before sampling reserves any.
 - Stops are times and steps; the chunk before one is cut so that it ends there.
 """
 
@@ -36,7 +36,7 @@ class Trial(Pretraining):
     dataset: Cifar10
 
     def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path, scale: Scale) -> None:
-        DATASETS["cifar10"] = Cifar10  # for as long as it takes: it is no dataset of the product
+        DATASETS["cifar10"] = Cifar10  # registered temporarily: it is not a dataset of the product
         try:
             super().__init__(config, accelerator, folder)
         finally:
@@ -62,8 +62,8 @@ class Trial(Pretraining):
             steps=train.steps,
         )
         for visits in sampler:
-            chosen, where = torch.tensor(visits).T.to(self.pixels.device, non_blocking=True)  # (B,) each
-            yield Batch(centred(self.pixels[chosen]), self.labels[chosen], where)
+            chosen, positions = torch.tensor(visits).T.to(self.pixels.device, non_blocking=True)  # (B,) each
+            yield Batch(centred(self.pixels[chosen]), self.labels[chosen], positions)
 
     def loss_by_time(self) -> list[float]:
         """The mean validation loss in each quarter of the times, from the least noise to the most."""
@@ -98,30 +98,30 @@ class Clock:
         took = time.perf_counter() - start
         self.seconds, self.step = self.seconds + took, self.step + count
         if cuda and first:
-            self.peak_bytes = torch.cuda.max_memory_reserved()  # what graphs compute with is not counted as allocated
+            self.peak_bytes = torch.cuda.max_memory_reserved()  # the pools of CUDA graphs are not counted as allocated
         self.losses.append(float(torch.stack(losses).mean()))
         return took / count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stops:
-    """When a run is looked at: `seconds` or `steps` end it, the others are on its way."""
+    """When a run is evaluated: `seconds` or `steps` end it, the other stops come before."""
 
     seconds: float
     steps: int | None
-    """Replaces `seconds` where a run must know its end beforehand."""
+    """Replaces `seconds` if a run must know its end in advance."""
     marks: tuple[float, ...]
     """Seconds."""
     equal_steps: int | None
-    """Where the dense run ended."""
+    """The final step of the dense run."""
 
 
 Look = Callable[[str, float | None], None]
-"""Called with the clock stopped: at a `mark`, at `equal-steps` or at the `end`, and the seconds that were asked for."""
+"""Called with the clock stopped: with `mark`, `equal-steps` or `end`, and the seconds that were due."""
 
 
 def race(session: Session, clock: Clock, stops: Stops, scale: Scale, look: Look, validate: Callable[[], None]) -> None:
-    """Train to the end of a run and look at it where its stops say."""
+    """Train to the end of a run, calling `look` at each of its stops."""
     batches = session.task.batches(0)
     marks, validations, per_step = sorted(stops.marks), 0, 0.0
     equal = stops.equal_steps
@@ -176,13 +176,13 @@ def warm_up(session: Session, task: Trial) -> float:
 
 
 def check_fast(fast: Sequence[Fast]) -> None:
-    """The product goes on where compiling or capturing fails; here a time is taken."""
+    """Raise if compilation or capture failed: the product falls back to eager, but a timing must not."""
     if any(one.failed for one in fast):
         raise RuntimeError("compiling or capturing failed (see above): a run without it compares with none")
 
 
 def save_average(session: Session, path: Path) -> None:
-    """The averaged weights, for guidance later."""
+    """Save the averaged weights, for guidance later."""
     assert session.ema is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in session.ema.averages.items()}, path)

@@ -1,4 +1,4 @@
-"""What `tread autotune` does, for a training loop of one's own: `choose_routes`."""
+"""`choose_routes`: `tread autotune` for a custom training loop."""
 
 import json
 import re
@@ -43,8 +43,8 @@ def choose_routes(
       counts where tokens are dropped: those of kept ones, or all.
     - `batches` are some batches of training data, each as `step` takes it; one is enough, two are better.
 
-    Goals, rules, files and what the figures do not tell are those of `tread autotune` (docs/autotune.md). Without a
-    goal the plan is the knee of the front. The handle has its own plan again afterwards.
+    Goals, rules, files and limitations are those of `tread autotune` (docs/autotune.md). Without a goal the plan is the
+    knee of the Pareto front. The handle's own plan is restored afterwards.
     """
     if not batches:
         raise ConfigError("batches is empty; give some batches of training data, each as `step` takes it.")
@@ -64,7 +64,7 @@ def choose_routes(
             windows=windows,
         )
         device = next(loop.model.parameters()).device
-        handle.reroute(replace(before, schedule=None))  # measured are steps of the full ratio
+        handle.reroute(replace(before, schedule=None))  # steps are measured at the full ratio
         try:
             folder = tune(options, OwnTuning(loop, batches, before), Path(out), device)
         finally:
@@ -74,7 +74,7 @@ def choose_routes(
 
 @contextmanager
 def _arguments_named() -> Iterator[None]:
-    """Errors in the words of the call: `--target-speedup` is `target_speedup` here."""
+    """Rename command-line options in errors to arguments: `--target-speedup` to `target_speedup`."""
     try:
         yield
     except ConfigError as error:

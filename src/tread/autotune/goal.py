@@ -1,4 +1,4 @@
-"""What the user asks for: a speed-up, a limit on the loss gap, or the whole front."""
+"""The user's goal: a speed-up, a limit on the loss gap, or the knee of the Pareto front."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from tread.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """One of the three; without a number the choice is the knee of the front."""
+    """A speed-up or a loss gap; with neither, the choice is the knee of the front."""
 
     speedup: float | None = None
-    """Dense over routed seconds of a step, at least."""
+    """Lower bound of dense over routed seconds of a step."""
     gap: float | None = None
-    """Loss gap, at most."""
+    """Upper bound of the loss gap."""
 
     def __post_init__(self) -> None:
         if self.speedup is not None and not 1 < self.speedup < float("inf"):
@@ -33,7 +33,7 @@ class Goal:
         return from_knee(plans) if self.gap is None else within_gap(plans, self.gap)
 
     def best_gap_first(self, gaps: dict[str, float], names: Sequence[str]) -> list[str]:
-        """The finalists, once the gap of each is measured as a whole: their order may change, and some fall out."""
+        """The finalists reordered by the gap measured for the whole plan; some may no longer reach the goal."""
         if self.speedup is not None:
             return sorted(names, key=lambda name: gaps[name])
         return [name for name in names if self.gap is None or gaps[name] <= self.gap]

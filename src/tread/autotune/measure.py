@@ -1,12 +1,12 @@
-"""The measurements, one after the other: each is kept before the next begins, and none begins that has no time left.
+"""Take measurements one by one: each is saved before the next begins, and none begins that would exceed the budget.
 
-- Steps are timed as they run in training: several between two synchronisations, after others of their kind, so that
-  nothing is compiled or captured in them. Layers are compiled before that, by a first step of each plan behind a bar of
-  its own: the time that timing still takes is then that of steps alone.
-- All plans are gone through three times, the second time backwards, so that a device that slows down slows all of them;
-  the least of the three counts, because what disturbs a step only adds to it.
-- The time that a measurement takes is that of the last one of its kind; what does not fit into the budget is left out,
-  and the search goes over what there is.
+- Steps are timed as they run in training: blocks of several steps between two synchronisations, after warm-up steps of
+  the same plan, so that nothing is compiled or captured in them. Compilation happens before, in a first step of each
+  plan with its own progress bar, so that the remaining time shown for timing is that of steps alone.
+- All plans are timed in three rounds, the second in reverse, so that a device that slows down affects all of them; the
+  minimum of the three counts, because disturbances only add time.
+- A measurement is expected to take as long as the last one of the same stage; those that do not fit into the budget are
+  left out, and the search uses the rest.
 """
 
 import statistics
@@ -26,17 +26,17 @@ from tread.training.trial import WARM_UPS
 ROUNDS = 3
 BLOCKS = 3
 BLOCK_SECONDS, LONGEST_BLOCK = 0.3, 20
-"""A block of steps between two synchronisations takes about so long, and has at most so many."""
+"""Approximate duration of a block of steps between two synchronisations, and its most steps."""
 
 
 class Timer(Protocol):
-    """Seconds of one step, which may be run as often as needed."""
+    """Measures the seconds of one step, running it as often as needed."""
 
     def __call__(self, step: Callable[[], Any]) -> float: ...
 
 
 def steady(device: torch.device, clock: Callable[[], float] = time.perf_counter) -> Timer:
-    """A timer of steps on a device: the median of some blocks after warm-ups."""
+    """A timer of steps on a device: the median over blocks after warm-up steps."""
 
     def block(step: Callable[[], Any], count: int) -> float:
         _wait(device)
@@ -62,24 +62,24 @@ def _wait(device: torch.device) -> None:
 
 @dataclass
 class Budget:
-    """The time that measurements may take, from now on."""
+    """A time budget for measurements, which starts when it is created."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
     _begin: float = field(init=False)
     _took: dict[str, float] = field(init=False, default_factory=dict)
-    """Seconds of the last measurement of each kind."""
+    """Seconds of the last measurement of each stage."""
 
     def __post_init__(self) -> None:
         self._begin = self.clock()
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return self.seconds - (self.clock() - self._begin)
 
     def fitting(self, items: Sequence[Any], what: str) -> Iterator[Any]:
-        """The items, behind a bar that tells the time they still take, until the next would not fit."""
+        """Iterate over the items with a progress bar, until the next would exceed the budget."""
         with tqdm(items, desc=what, unit="measurement", mininterval=0.5) as bar:
             for index, item in enumerate(bar):
                 begin = self.left
@@ -91,20 +91,20 @@ class Budget:
 
 
 def measure_kept(subject: Subject, store: Store, ratios: Iterable[float]) -> dict[float, int]:
-    """Tokens that routes of these ratios keep."""
-    found = {}
+    """Measure the number of tokens that routes of these ratios keep."""
+    counts = {}
     for ratio in ratios:
-        kept = subject.kept(ratio)  # also where it is known: the handle must have seen a forward
+        kept = subject.kept(ratio)  # even if it is stored: the handle needs a forward first
         store.facts["kept"][f"{ratio:g}"] = kept
-        found[ratio] = kept
+        counts[ratio] = kept
     store.write()
-    return found
+    return counts
 
 
 def measure_seconds(
     subject: Subject, store: Store, plans: Sequence[Routes], timer: Timer, budget: Budget, *, rounds: int = ROUNDS
 ) -> dict[Routes, float]:
-    """The time of a step under each plan: the least of the rounds; plans that no time was left for are missing."""
+    """The time of a step under each plan, the minimum over rounds; plans beyond the budget are missing."""
     orders = [list(plans) if number % 2 == 0 else list(plans)[::-1] for number in range(rounds)]
     visits = [(number, routes) for number, order in enumerate(orders) for routes in order]
     due = [(number, routes) for number, routes in visits if len(store.get("seconds", key_of(routes)) or ()) <= number]
@@ -119,17 +119,17 @@ def measure_seconds(
         store.add("seconds", key_of(routes), [*(store.get("seconds", key_of(routes)) or ()), seconds])
     subject.release()
     times = {routes: store.get("seconds", key_of(routes)) for routes in plans}
-    return {routes: min(some) for routes, some in times.items() if some}
+    return {routes: min(per_round) for routes, per_round in times.items() if per_round}
 
 
 def measure_losses(
     subject: Subject, store: Store, plans: Sequence[Routes], budget: Budget, what: str = "sensitivity"
 ) -> dict[str, Any]:
-    """Dense and routed losses of each plan, by its name; plans that no time was left for are missing."""
+    """Dense and routed losses of each plan, by its key; plans beyond the budget are missing."""
     due = [routes for routes in plans if store.get("losses", key_of(routes)) is None]
     if due:
         with subject.evaluating():
             for routes in budget.fitting(due, what):
                 store.add("losses", key_of(routes), subject.losses(routes))
     every = {key_of(routes): store.get("losses", key_of(routes)) for routes in plans}
-    return {key: found for key, found in every.items() if found is not None}
+    return {key: losses for key, losses in every.items() if losses is not None}

@@ -1,6 +1,6 @@
 """The report of a tuning, `report.html`: the choice, the front, heat maps, step times, verifying runs.
 
-It is made of the measurements alone, with the figures, tables and template of `tread report`.
+It is built from the stored measurements alone, with the figures, tables and template of `tread report`.
 """
 
 import json
@@ -21,7 +21,7 @@ from tread.page.svg import WIDTH, draw, layers
 FILE = "report.html"
 CELL = 34
 LEFT, TOP = 44, 22
-"""Sizes of a heat map, in the units of its drawing."""
+"""Dimensions of a heat map, in SVG user units."""
 
 
 def write_page(folder: Path, facts: Mapping[str, Any]) -> Path:
@@ -142,9 +142,7 @@ def _sensitivity(facts: Mapping[str, Any]) -> Html:
         Line(
             name=named(name),
             run=index,
-            points=[
-                (float(place + 1), 100 * found) for place, found in enumerate(gaps_by_level(facts["losses"][name]))
-            ],
+            points=[(float(level + 1), 100 * gap) for level, gap in enumerate(gaps_by_level(facts["losses"][name]))],
             dotted=True,
         )
         for index, name in enumerate(names)
@@ -164,14 +162,14 @@ def heat(one: HeatMap, most: float) -> Html:
         y = TOP + row * CELL
         parts.append(tag("text", start, x=LEFT - 8, y=y + CELL / 2 + 4, text_anchor="end"))
         for column, end in enumerate(one.ends):
-            found = one.gaps.get((start, end))
-            if found is None:
+            gap = one.gaps.get((start, end))
+            if gap is None:
                 continue
-            x, strength = LEFT + column * CELL, max(0.0, found) / most if most > 0 else 0.0
+            x, strength = LEFT + column * CELL, max(0.0, gap) / most if most > 0 else 0.0
             parts.append(
                 tag(
                     "g",
-                    tag("title", f"{one.ratio:g} over {start}..{end}: {found:.3%}"),
+                    tag("title", f"{one.ratio:g} over {start}..{end}: {gap:.3%}"),
                     tag(
                         "rect",
                         x=x + 1,
@@ -181,7 +179,7 @@ def heat(one: HeatMap, most: float) -> Html:
                         rx=2,
                         style=f"fill:var(--s1);opacity:{0.08 + 0.72 * strength:.3f}",
                     ),
-                    tag("text", _short(found), x=x + CELL / 2, y=y + CELL / 2 + 4, text_anchor="middle",
+                    tag("text", _short(gap), x=x + CELL / 2, y=y + CELL / 2 + 4, text_anchor="middle",
                         style="fill:var(--ink);font-size:10px"),
                 )
             )  # fmt: skip
@@ -218,7 +216,7 @@ def _times(result: Mapping[str, Any]) -> Html:
     layered = [
         [name, f"{1000 * one['linear']:.4g}", f"{1000 * one['square']:.4g}"]
         for name, one in cost["layers"].items()
-        if one["linear"] or one["square"]  # others were not routed
+        if one["linear"] or one["square"]  # stacks that were never routed have no coefficients
     ]
     words = (
         f"A step takes {1000 * cost['fixed']:.4g} ms whatever the plan, {1000 * cost['window']:.4g} ms for each window "

@@ -1,8 +1,8 @@
 """Which routes may be proposed: those that carry none of the risks that tread warns about.
 
-Measured sensitivity does not tell what long runs tell: a ratio that won after 30 seconds lost after 430
-(docs/results.md). What did hold in every run is in `tread.routing.risks`, as limits, and the tuner keeps to them: first
-and last layers, layers left to a dropped token, the ratio on few tokens and that of an adapter.
+Measured sensitivity does not predict long runs: a ratio that won after 30 seconds lost after 430 (docs/results.md).
+The limits that held in every run are in `tread.routing.risks`, and the tuner keeps to them: first and last layers,
+layers that a dropped token still passes, the ratio on few tokens and that of an adapter.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ from tread.routing.risks import (
 from tread.routing.route import Route
 
 RATIOS = (0.25, 0.4, 0.5, 0.6, 0.75)
-"""Ratios that are tried; each is a length of the stream, to be compiled once."""
+"""Ratios to try; each is a sequence length that layers are compiled for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The limits for one model on one kind of sample."""
+    """The limits for one model and one sample size."""
 
     depth: int
     tokens: int
@@ -45,7 +45,7 @@ class Rules:
 
     @property
     def ceiling(self) -> float | None:
-        """The highest ratio allowed; None: no rule limits it."""
+        """The highest ratio allowed; None if no rule limits it."""
         limits = [ADAPTER_RATIO] * self.adapts + [HIGH_RATIO] * (self.tokens <= FEW_TOKENS)
         return min(limits, default=None)
 
@@ -61,15 +61,15 @@ class Rules:
 
     @property
     def longest(self) -> int:
-        """Layers that all windows of a plan may have together."""
+        """The most layers that all windows of a plan may span together."""
         return self.depth - FEWEST_LAYERS
 
     def ratios(self, asked: Sequence[float] = RATIOS) -> tuple[float, ...]:
-        """Those of the ratios that are allowed, ascending."""
+        """The allowed ones among the ratios, ascending."""
         return tuple(sorted({ratio for ratio in asked if self.ceiling is None or ratio <= self.ceiling}))
 
     def windows(self, edges: int) -> list[tuple[int, int]]:
-        """Windows (start, end): those of the presets, and between evenly spread edges, at most so many of them.
+        """Windows (start, end): those of the presets, and those between any two of at most `edges` evenly spread edges.
 
         >>> Rules(depth=12, tokens=1024, adapts=False).windows(3)
         [(2, 8), (2, 9), (3, 8), (6, 10), (2, 5)]
@@ -79,10 +79,10 @@ class Rules:
             return []
         known = {(route.start_layer_idx, route.end_layer_idx + self.depth) for route in PRESETS.values()}
         count = min(edges, after - first + 1) - 1
-        found = [first + round((after - first) * index / max(count, 1)) for index in range(count + 1)]
-        index = {edge: place for place, edge in enumerate(found)}
-        windows = [(start, end - 1) for start in found for end in found if start < end]
-        # an interrupted measurement has covered the layers evenly: every second edge before the others
+        bounds = [first + round((after - first) * index / max(count, 1)) for index in range(count + 1)]
+        index = {edge: position for position, edge in enumerate(bounds)}
+        windows = [(start, end - 1) for start in bounds for end in bounds if start < end]
+        # every second edge first, so that an interrupted measurement has covered the layers evenly
         windows.sort(key=lambda w: (index[w[0]] % 2 + index[w[1] + 1] % 2, w[0] - w[1], w))
         return [
             (start, end)
@@ -105,7 +105,7 @@ class Rules:
         return said
 
     def to_config(self) -> dict[str, Any]:
-        """What the report reads: the limits as numbers and in words."""
+        """The limits as numbers and in words, for the report."""
         return {"first": self.first, "last": self.last, "longest": self.longest, "ceiling": self.ceiling,
                 "sentences": self.sentences()}  # fmt: skip
 

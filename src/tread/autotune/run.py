@@ -1,7 +1,7 @@
 """`tread autotune CONFIG`: measure, search, verify, write.
 
-The folder of a tuning has `measurements.json` (every figure, kept as it is made), `tread_config.json` (the routes,
-ready for a config), `report.html`, and with --verify the runs. The same command again goes on where it was stopped.
+The output folder has `measurements.json` (every measurement, saved at once), `tread_config.json` (the routes, ready for
+a config), `report.html`, and with --verify the runs. The same command resumes an interrupted tuning.
 """
 
 import gc
@@ -35,7 +35,7 @@ from tread.training.record import origin
 
 FINALISTS = 3
 FAR_OFF = 0.1
-"""Share by which the fit may miss a timed plan, and a timed speed-up the predicted one, before the command says so."""
+"""Relative error of the fit, or of a predicted speed-up, from which on the command warns."""
 CONFIG_FILE = "tread_config.json"
 
 
@@ -51,11 +51,11 @@ class Options:
     verify_minutes: float | None = None
     ratios: Sequence[float] = RATIOS
     edges: int = 8
-    """Layers at which windows may begin and end: every pair of them is a window."""
+    """Number of layers at which windows may begin and end; every pair of them is a window."""
     windows: int = 2
-    """Windows of a plan, at most."""
+    """Most windows of a plan."""
     start_steps: int = 200
-    """Dense steps before sensitivity is measured, where the weights are new."""
+    """Dense steps before sensitivity is measured, if the model is untrained."""
 
     def __post_init__(self) -> None:
         for name, value in (("--budget-minutes", self.budget_minutes), ("--verify", self.verify_minutes)):
@@ -92,9 +92,9 @@ def tune(
     timer: Timer | None = None,
     clock: Callable[[], float] | None = None,
 ) -> Path:
-    """Tune the routes of a job, and train the finalists of the one that is to be verified."""
+    """Tune the routes of a job; with `verified`, also train its finalists."""
     with claimed(out) as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RiskWarning)  # the rules keep to them
+        warnings.simplefilter("ignore", RiskWarning)  # the rules already keep to these limits
         tuning = _Tuning(options, job, folder, device, verified)
         with _kept(folder), job.explained():
             tuning.run(timer or steady(device), Budget(60 * options.budget_minutes, *([clock] if clock else [])))
@@ -103,23 +103,23 @@ def tune(
 
 def measured_device() -> torch.device:
     """The device that a job trains on."""
-    found = torch.accelerator.current_accelerator()
-    hidden = found is not None and found.type == "cuda" and not torch.cuda.is_available()
-    return torch.device("cpu") if found is None or hidden else found
+    accelerator = torch.accelerator.current_accelerator()
+    hidden = accelerator is not None and accelerator.type == "cuda" and not torch.cuda.is_available()
+    return torch.device("cpu") if accelerator is None or hidden else accelerator
 
 
 @contextmanager
 def _kept(folder: Path) -> Iterator[None]:
-    """Say what an interruption leaves."""
+    """Report what is saved when the tuning is interrupted."""
     try:
         yield
-    except (KeyboardInterrupt, Stopped):  # a verifying run says itself how far it is
+    except (KeyboardInterrupt, Stopped):  # a verifying run reports its own progress
         print(f"interrupted; what was measured is kept in {folder / FILE}: the same command goes on from there")
         raise
 
 
 class _Tuning:
-    """What the stages of a tuning share."""
+    """The stages of a tuning and their shared state."""
 
     def __init__(
         self, options: Options, job: Job, folder: Path, device: torch.device, verified: TrainedJob | None
@@ -152,14 +152,14 @@ class _Tuning:
         self._conclude(result, cost)
 
     def _refuse(self, result: dict[str, Any], best: Sequence[Mapping[str, Any]]) -> NoReturn:
-        """Write the report without routes, and say what there is."""
+        """Write the report without routes, and raise an error that names the best plan measured."""
         misfit = result["cost"]["error"] > FAR_OFF
         reason = text.unreached(self.options.goal, best, fastest=self.options.goal.speedup is not None, misfit=misfit)
         self._write(result | {"notes": [reason, *self.notes]})
         raise ConfigError(reason)
 
     def _opening(self, subject: Subject) -> str:
-        """What is measured, within which rules, and what the device makes of it."""
+        """The first lines printed: the subject, the rules, and a note about the device."""
         lines = [f"measuring {subject.summary()}", "rules: " + "; ".join(subject.rules.sentences())]
         return "\n".join([*lines, *self.notes])
 
@@ -190,7 +190,7 @@ class _Tuning:
         cost = fit(seconds, subject.stacks, tokens)
         if cost.error > FAR_OFF:
             self.notes.append(text.MISFIT.format(error=cost.error))
-            print(self.notes[-1])  # also where no plan reaches the goal, and no notes are printed
+            print(self.notes[-1])  # printed now: the summary's notes are missing if no plan reaches the goal
         return cost
 
     def _losses(self, subject: Subject, ratios: Sequence[float], budget: Budget) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class _Tuning:
         return losses
 
     def _measured(self, subject: Subject, plans: Sequence[Routes], budget: Budget, what: str) -> dict[str, Any]:
-        """The losses of some plans; a new model is trained before the first one, dense."""
+        """The losses of some plans; an untrained model first gets its dense start."""
         due = any(self.store.get("losses", key_of(routes)) is None for routes in plans)
         if due and subject.opened.start is not None and not subject.started:
             subject.start(self.options.start_steps, lambda steps: tqdm(steps, desc="dense start", unit="step"))
@@ -227,15 +227,15 @@ class _Tuning:
 
     def _search(self, subject: Subject, cost: Cost, losses: Mapping[str, Any]) -> list[Plan]:
         windows = []
-        for key, some in losses.items():
+        for key, pairs in losses.items():
             (route,) = routes_of(key)
-            # nothing is gained by dropping tokens before training: below 0 is chance, and chances must not add up
-            window = Window(route=route, saving=cost.saving(route), gap=max(0.0, gap(some)))
+            # a negative gap is noise, since dropping tokens cannot help an unadapted model; noise must not add up
+            window = Window(route=route, saving=cost.saving(route), gap=max(0.0, gap(pairs)))
             if window.saving > 0:
                 windows.append(window)
         rules = subject.rules
-        found = front(windows, depth=rules.depth, longest=rules.longest, most=self.options.windows)
-        return [plan for plan in found if plan.routes]
+        plans = front(windows, depth=rules.depth, longest=rules.longest, most=self.options.windows)
+        return [plan for plan in plans if plan.routes]
 
     def _result(self, subject: Subject, cost: Cost, losses: Mapping[str, Any], plans: Sequence[Plan]) -> dict[str, Any]:
         return {
@@ -269,17 +269,17 @@ class _Tuning:
         budget: Budget,
         result: dict[str, Any],
     ) -> list[dict[str, Any]]:
-        """The finalists with what was measured of them as wholes, the best first.
+        """The finalists with measurements of their whole plans, the best first.
 
-        They are the first of the plans, and the next ones while none keeps to the goal as a whole.
+        Plans are measured in groups of FINALISTS, in order, until one reaches the goal as a whole.
         """
         rows: dict[str, dict[str, Any]] = {}
         gaps: dict[str, float] = {}
         best: list[str] = []
         for begin in range(0, len(plans), FINALISTS):
-            some = plans[begin : begin + FINALISTS]
-            losses = self._measured(subject, [plan.routes for plan in some], budget, "finalists")
-            for plan in some:
+            group = plans[begin : begin + FINALISTS]
+            losses = self._measured(subject, [plan.routes for plan in group], budget, "finalists")
+            for plan in group:
                 name = key_of(plan.routes)
                 whole = gap(losses[name]) if name in losses else None
                 gaps[name] = max(0.0, plan.gap if whole is None else whole)

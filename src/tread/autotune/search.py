@@ -1,10 +1,9 @@
-"""The plans that nothing measured beats: exact search over windows and ratios, with their Pareto front.
+"""The Pareto front of plans, by exact dynamic programming over layers.
 
-- Both costs of a plan are sums over its windows: seconds saved (`cost.py`), and the loss gap of each window as it was
-  measured alone (`sensitivity.py`). So the plans that end before a layer and are beaten by none of the others stay
-  unbeaten whatever follows, and going through the layers once finds every unbeaten plan: no heuristic, and no list of
-  all combinations.
-- How many layers the windows have together is a third coordinate, because the rules limit it.
+- Both objectives of a plan are sums over its windows: seconds saved (`cost.py`), and the loss gap of each window
+  measured alone (`sensitivity.py`). So a plan within the first layers that is dominated stays dominated whatever
+  follows, and one pass over the layers yields the whole front without listing all combinations.
+- The number of layers in all windows is a third coordinate, because the rules limit it.
 - Savings are compared to the nanosecond: sums of floats in another order differ by less, and a plan that is faster by
   rounding alone would stay on the front at any gap.
 """
@@ -22,14 +21,14 @@ class Window:
 
     route: Route
     saving: float
-    """Seconds of a step that it saves."""
+    """Seconds that it saves per step."""
     gap: float
-    """Its loss gap alone: routed over dense loss, less 1."""
+    """The loss gap of this window alone: routed over dense loss, minus 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A plan that no other beats; without routes it is dense."""
+    """A plan with its objectives; without routes it is dense."""
 
     routes: Routes
     saving: float
@@ -37,7 +36,7 @@ class Plan:
 
     @property
     def layers(self) -> int:
-        """Layers of its windows."""
+        """Number of layers in all its windows."""
         return sum(route.end_layer_idx - route.start_layer_idx + 1 for route in self.routes)
 
 
@@ -55,17 +54,17 @@ def front(windows: Sequence[Window], *, depth: int, longest: int, most: int) -> 
     # fronts[n][layer]: plans of n windows within the layers before it
     fronts: list[list[list[Plan]]] = [[[DENSE] for _ in range(depth + 1)]]
     for count in range(1, most + 1):
-        here: list[list[Plan]] = [[]]
+        by_layer: list[list[Plan]] = [[]]
         for layer in range(1, depth + 1):
-            found = list(here[layer - 1])
+            candidates = list(by_layer[layer - 1])
             for window in ending.get(layer - 1, ()):
-                found += [
+                candidates += [
                     joined
                     for before in fronts[count - 1][window.route.start_layer_idx]
                     if (joined := _with(before, window)).layers <= longest
                 ]
-            here.append(_unbeaten(found, by_layers=True))
-        fronts.append(here)
+            by_layer.append(_unbeaten(candidates, by_layers=True))
+        fronts.append(by_layer)
     return _unbeaten([plan for some in fronts for plan in some[depth]], by_layers=False)
 
 
@@ -74,16 +73,16 @@ def _with(plan: Plan, window: Window) -> Plan:
 
 
 def _unbeaten(plans: list[Plan], *, by_layers: bool) -> list[Plan]:
-    """Those that no other equals or beats in saving, gap and, if asked, layers; of equal ones that of fewest routes."""
+    """The Pareto front in saving, gap and, `by_layers`, layers; of equal plans, the one with the fewest routes."""
     kept: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: (-round(plan.saving, 9), plan.gap, plan.layers, len(plan.routes))):
         if not any(other.gap <= plan.gap and (not by_layers or other.layers <= plan.layers) for other in kept):
-            kept.append(plan)  # those in `kept` save as much or more
+            kept.append(plan)  # plans already in `kept` save as much or more
     return kept
 
 
 def at_speed(plans: Sequence[Plan], dense: float, target: float) -> list[Plan]:
-    """The plans that are `target` times as fast as dense steps of so many seconds, the smallest gap first."""
+    """The plans at least `target` times as fast as a dense step of `dense` seconds, the smallest gap first."""
     return sorted(
         (plan for plan in plans if plan.routes and dense / (dense - plan.saving) >= target),
         key=lambda plan: (plan.gap, -plan.saving),

@@ -1,8 +1,8 @@
-"""What dropping tokens costs before anything is trained: the loss gap of a window, and the heat maps of all of them.
+"""Sensitivity to dropped tokens without training: the loss gap of a window, and heat maps of all windows.
 
-The gap is the routed loss over the dense one, less 1: on fixed samples and noise, the mean over noise levels. It is
-cheap and it is not quality: it always prefers fewer dropped tokens, and long runs do not (docs/autotune.md). The tuner
-uses it to choose between plans of one speed, within the rules.
+The gap is the routed loss over the dense one, minus 1, on fixed samples and noise, averaged over noise levels. It is
+cheap but does not measure quality: it always prefers fewer dropped tokens, and long runs do not (docs/autotune.md). The
+tuner uses it to choose between plans of equal speed, within the rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Losses = Sequence[Sequence[float]]
 
 
 def gap(losses: Losses) -> float:
-    """Routed over dense loss, less 1, each a mean over the noise levels.
+    """Routed over dense loss, minus 1, each a mean over the noise levels.
 
     >>> gap([(1.0, 1.5), (3.0, 3.5)])
     0.25
@@ -31,7 +31,7 @@ def gaps_by_level(losses: Losses) -> list[float]:
 
 
 def check_gaps(losses: Mapping[str, Losses]) -> None:
-    """Refuse figures that say nothing: losses that are no numbers, or a model that no dropped token changes."""
+    """Refuse meaningless losses: NaN or infinite ones, or a model whose loss no dropped token changes."""
     finite = [pair for some in losses.values() for pair in some]
     if any(not 0 < loss < float("inf") for pair in finite for loss in pair):
         raise ConfigError(
@@ -53,7 +53,7 @@ class HeatMap:
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     gaps: Mapping[tuple[int, int], float]
-    """Measured windows alone."""
+    """Gap by (start, end), for measured windows only."""
 
 
 def heat_maps(losses: Mapping[str, Losses]) -> list[HeatMap]:

@@ -1,7 +1,7 @@
-"""The measurements of one tuning: a JSON file that is whole after each of them, so that an interrupted probe loses one.
+"""The measurements of one tuning: a JSON file rewritten atomically after each, so that an interruption loses only one.
 
-The file says what was measured (the settings that figures depend on, the device, the versions). A tuning of anything
-else is refused, because its figures would be mixed with these.
+The file records the subject (the settings that measurements depend on, the device, the versions). A tuning of another
+subject is refused, because its measurements would be mixed with these.
 """
 
 import json
@@ -23,7 +23,7 @@ KINDS = ("kept", "seconds", "losses", "verified")
 
 
 class Store:
-    """The measurements in a folder; `subject` is what they are of."""
+    """The measurements in a folder; `subject` identifies the model, settings and device measured."""
 
     def __init__(self, folder: Path, subject: Mapping[str, Any], start: Mapping[str, Any]) -> None:
         self.path = folder / FILE
@@ -35,53 +35,53 @@ class Store:
 
     def _read(self, subject: Mapping[str, Any]) -> None:
         try:
-            found = json.loads(self.path.read_bytes())
-            before, kinds = found["subject"], [found[kind] for kind in KINDS]
-            whole = found["format"] == FORMAT and all(isinstance(one, dict) for one in (before, *kinds))
-            whole = whole and isinstance(found["starts"], list)
+            saved = json.loads(self.path.read_bytes())
+            before, kinds = saved["subject"], [saved[kind] for kind in KINDS]
+            whole = saved["format"] == FORMAT and all(isinstance(one, dict) for one in (before, *kinds))
+            whole = whole and isinstance(saved["starts"], list)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            whole, found, before = False, {}, {}
+            whole, saved, before = False, {}, {}
         if not whole:
             raise ConfigError(
                 f"{self.path} cannot be read as measurements of this version: remove it, or name another --out."
             )
-        here = json.loads(json.dumps(subject))  # tuples are lists there
-        if different := changes(before, here):
+        expected = json.loads(json.dumps(subject))  # JSON turns tuples into lists
+        if different := changes(before, expected):
             listed = shortened("; ".join(different), 250)
             raise ConfigError(
                 f"{self.path} has measurements of something else ({listed}): name another --out, or remove the file."
             )
-        self.facts = found
+        self.facts = saved
 
     def get(self, kind: str, key: str) -> Any:
         """A measurement; None if there is none yet."""
         return self.facts[kind].get(key)
 
     def add(self, kind: str, key: str, value: Any) -> None:
-        """Keep a measurement, on the disk, before the next one begins."""
+        """Add a measurement and write the file."""
         self.facts[kind][key] = value
         self.write()
 
     def since_start(self, steps: int) -> None:
-        """Forget losses that were measured after a start of another number of steps: they are another model's."""
+        """Discard losses measured after a dense start of another length: the model was another one."""
         if self.facts.get("start_steps") != steps:
             self.facts["losses"] = {}
         self.facts["start_steps"] = steps
 
     def conclude(self, result: Mapping[str, Any]) -> None:
-        """Keep what the measurements were found to mean, in place of an earlier conclusion."""
+        """Store the result derived from the measurements, replacing an earlier one."""
         self.facts["result"] = dict(result)
         self.write()
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         with atomic_write(self.path) as file:
             file.write((json.dumps(self.facts, indent=1) + "\n").encode())
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Path]:
-    """A folder for the files of a tuning, made and held; refuses one that cannot be written or that another holds."""
+    """Create and lock the folder of a tuning; refuses one that is not writable or is locked by another process."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):

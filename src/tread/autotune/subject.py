@@ -1,10 +1,9 @@
 """The model that is measured, in its training loop, rerouted for each measurement.
 
-- A step is the loop's own, on one batch, and the weights stay what they are: sensitivity is measured on the model that
-  the user gave.
-- Sensitivity is that of the averaged weights in eval mode, routed: the loss of the routed prediction beside that of the
-  dense one, on the same samples, noise and times, and on the same tokens where only kept ones carry loss. Every window
-  drops the same tokens at the same ratio, and a higher ratio drops some more.
+- A step is the loop's own, on one batch, and leaves the weights unchanged: sensitivity is measured on the user's model.
+- Sensitivity is measured on the averaged weights in eval mode: the loss of the routed prediction against that of the
+  dense one, on the same samples, noise and times, and on the same tokens if only kept ones carry loss. Every window
+  drops the same tokens at the same ratio, and a higher ratio drops a superset.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,9 +25,9 @@ from tread.words import counted
 LEVELS = (0.125, 0.375, 0.625, 0.875)
 """Quantiles of the training times at which sensitivity is measured, from the least noise to the most."""
 FEWEST = 4
-"""Samples; the figures of fewer say nothing about the data."""
+"""Fewest samples that sensitivity is measured on."""
 Show = Callable[[range], Iterable[int]]
-"""Goes through steps behind a bar."""
+"""Iterates over steps with a progress bar."""
 
 
 class Loop(Protocol):
@@ -36,17 +35,17 @@ class Loop(Protocol):
 
     @property
     def model(self) -> nn.Module:
-        """What is trained, or what holds it."""
+        """The trained model, or a module that contains it."""
         ...
 
     @property
     def handles(self) -> Sequence[Handle]:
-        """The routing of each network."""
+        """The routing handle of each network."""
         ...
 
     @property
     def fast(self) -> Sequence[Fast]:
-        """What compiles each network; empty where nothing does."""
+        """The `Fast` of each network; empty if nothing is compiled."""
         ...
 
     def step(self, batch: Any) -> Any:
@@ -58,17 +57,17 @@ class Loop(Protocol):
         ...
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Inside, the model has its averaged weights, if it has some, in eval mode, and nothing of it is compiled."""
+        """A context in which the model is in eval mode and uncompiled, with its averaged weights if there are any."""
         ...
 
     def close(self) -> None:
-        """Give back what was made for the measurements."""
+        """Release everything allocated for the measurements."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What a job gives to be measured."""
+    """A job's loop and batches, ready to be measured."""
 
     loop: Loop
     batches: Sequence[Any]
@@ -79,8 +78,8 @@ class Opened:
     always: int
     adapts: bool
     start: Callable[[int, Show], None] | None
-    """Trains dense for some steps, always the same ones; None where the weights are not new. A new model predicts the
-    same whatever its layers do."""
+    """Trains dense for a number of deterministic steps; None if the weights are trained. An untrained model, whose
+    output layer is zero, predicts the same whatever its layers do."""
 
 
 class Subject:
@@ -95,15 +94,15 @@ class Subject:
         """Whether `start` has run."""
         self._dense: dict[tuple[int, float, bytes | None], float] = {}
         self._compiled: set[Routes] = set()
-        """Plans that a step has run under."""
+        """Plans that have run a step, so that their layers are compiled."""
 
     @property
     def handles(self) -> Sequence[Handle]:
-        """The routing of each network."""
+        """The routing handle of each network."""
         return self.loop.handles
 
     def summary(self) -> str:
-        """One line: the model, what is trained of it, and on what it is measured."""
+        """One line: the model, its trained part, and the samples it is measured on."""
         parameters = list(self.loop.model.parameters())
         size, trained = (sum(p.numel() for p in parameters if p.requires_grad or every) for every in (True, False))
         batches, device = counted(len(self.opened.batches), "batch"), parameters[0].device
@@ -114,7 +113,7 @@ class Subject:
 
     @contextmanager
     def routed(self, routes: Routes) -> Iterator[None]:
-        """Inside, training forwards are routed so; dense without routes."""
+        """A context in which training forwards use these routes; dense without routes."""
         if not routes:
             with turned(self.handles, "dense"):
                 yield
@@ -140,7 +139,7 @@ class Subject:
 
     @property
     def compiles(self) -> bool:
-        """Whether layers are compiled, for each length of the stream anew."""
+        """Whether layers are compiled, once per sequence length."""
         return any(fast.attempt is not None for fast in self.loop.fast)
 
     def probes(self, ratios: Sequence[float]) -> list[Routes]:
@@ -148,52 +147,52 @@ class Subject:
         return probes(self.stacks, ratios, first=self.rules.first, last=self.rules.last)
 
     def uncompiled(self, plans: Iterable[Routes]) -> list[Routes]:
-        """Those of the plans, each once, that no step has run under, if layers are compiled."""
+        """The distinct plans that still have to compile; empty if layers are not compiled."""
         return [routes for routes in dict.fromkeys(plans) if routes not in self._compiled] if self.compiles else []
 
     def compile(self, routes: Routes) -> None:
-        """Run one step under a plan, which compiles what its layers lack."""
+        """Run one step under a plan, which compiles its layers."""
         self.release()
         with self.routed(routes):
             self.stepping()()
         self._compiled.add(routes)
 
     def start(self, steps: int, show: Show) -> None:
-        """Give a new model something to lose."""
+        """Train an untrained model for some dense steps, so that dropping tokens changes its loss."""
         assert self.opened.start is not None
         self.opened.start(steps, show)
         self._dense.clear()
         self.started = True
 
     def kept(self, ratio: float) -> int:
-        """The tokens that a route of this ratio keeps in the first batch, as a forward shows it."""
+        """The number of tokens that a route of this ratio keeps in a forward of the first batch."""
         with self.evaluating(), self.routed(_first_layer(ratio)), turned(self.handles, "routed"):
             self.loop.losses_at(self.opened.batches[0], 0.5)
         return self.handles[0].selections[0].shape[1]
 
     def tokens(self, kept: Mapping[float, int]) -> Tokens:
-        """The budget of the first batch; the handle has seen a forward."""
+        """The token budget of the first batch; needs a forward first (`kept`)."""
         return Tokens(
             count=self.handles[0].seen.tokens, forced=self.opened.forced, always=self.opened.always, measured=dict(kept)
         )
 
     def losses(self, routes: Routes) -> list[tuple[float, float]]:
         """Dense and routed loss at each of `LEVELS`, means over the samples of all batches, inside `evaluating`."""
-        found = []
+        by_level = []
         for u in LEVELS:
             pairs = [self._pair(index, u, routes) for index in range(len(self.opened.batches))]
-            dense, routed = (sum(some) / len(pairs) for some in zip(*pairs, strict=True))
-            found.append((dense, routed))
-        return found
+            dense, routed = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+            by_level.append((dense, routed))
+        return by_level
 
     def _pair(self, index: int, u: float, routes: Routes) -> tuple[float, float]:
         batch = self.opened.batches[index]
         with self.routed(routes):
-            for handle in self.handles:  # the step decides which tokens are dropped
+            for handle in self.handles:  # the step seeds the selection
                 handle.set_step(index)
             with turned(self.handles, "routed"):
                 routed = float(self.loop.losses_at(batch, u).mean())
-            kept = self.handles[0].kept  # that of the last forward
+            kept = self.handles[0].kept  # the mask of the last forward
             key = index, u, None if kept is None else kept.cpu().numpy().tobytes()
         if key not in self._dense:
             with turned(self.handles, "dense"):
@@ -205,7 +204,7 @@ class Subject:
         return self.loop.evaluating()
 
     def release(self) -> None:
-        """Give the memory of CUDA graphs back: those of one plan are of no use to the next."""
+        """Release the memory of CUDA graphs: those of one plan cannot be replayed for the next."""
         for fast in self.loop.fast:
             fast.release()
 
@@ -217,7 +216,7 @@ def _first_layer(ratio: float) -> Routes:
 
 
 def wide_routes(ratios: Sequence[float]) -> list[dict[str, Any]]:
-    """Routes of one layer each with every ratio, so that a job prepares for all lengths that will be measured."""
+    """One single-layer route per ratio, so that a job prepares for all sequence lengths to be measured."""
     return [
         {"selection_ratio": ratio, "start_layer_idx": layer, "end_layer_idx": layer}
         for layer, ratio in enumerate(ratios)
@@ -225,7 +224,7 @@ def wide_routes(ratios: Sequence[float]) -> list[dict[str, Any]]:
 
 
 def check_depth(depth: int, ratios: Sequence[float]) -> None:
-    """Refuse a model with no layers to spare."""
+    """Refuse a model with too few layers to route."""
     rules = Rules(depth=depth, tokens=1, adapts=False)
     if depth < len(ratios) or rules.last < rules.first or rules.longest < 1:
         raise ConfigError(
@@ -235,7 +234,7 @@ def check_depth(depth: int, ratios: Sequence[float]) -> None:
 
 
 def check_samples(found: int, batch: int, setting: str) -> int:
-    """The number of whole batches in so many samples; refuses data that no measurement can be made on."""
+    """The number of full batches in `found` samples; refuses too little data."""
     if found < max(batch, FEWEST):
         raise ConfigError(
             f"the data is too small to measure on: {found} samples of one size to train on, and a measurement needs a "

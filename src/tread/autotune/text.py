@@ -1,4 +1,4 @@
-"""What the tuner says: sentences about its figures, for the terminal and for the page."""
+"""The tuner's messages about its measurements, for the terminal and the page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ BELOW = (
     "as 0, and the order of small gaps means little. Measure on more trained weights (--start-steps, or a resumed run)."
 )
 _BUSY = (
-    "something else may use this device. Do not trust these speed-ups; tune again, into another folder, when it is idle."
+    "something else may use this device. Do not trust these speed-ups; tune again, into another folder, when it is "
+    "idle."
 )
 MISFIT = f"The fit misses the time of a plan by {{error:.0%}}: {_BUSY}"
 UNLIKE = (
@@ -52,7 +53,7 @@ def named(key: str) -> str:
 
 
 def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool, misfit: bool = False) -> str:
-    """The sentence about a goal that no plan reaches, with the best there is and the option that asks for it."""
+    """The message for a goal that no plan reaches, with the best plan and the option that would accept it."""
     if not front and misfit:
         return (
             "no window within the rules saves time by these figures, which are not to be trusted: tune again, into "
@@ -62,7 +63,7 @@ def unreached(goal: object, front: Sequence[Mapping[str, Any]], *, fastest: bool
         return "no window within the rules saves time on this machine: train dense."
     best = front[0] if fastest else front[-1]
     word = "fastest" if fastest else "gentlest"
-    reached = math.floor(100 * best["speedup"]) / 100  # a rounded figure may be out of reach again
+    reached = math.floor(100 * best["speedup"]) / 100  # rounded down: a figure rounded up might not be reached either
     asked = f"--target-speedup {reached:g}" if fastest else f"--max-loss-gap {math.ceil(1e4 * best['gap']) / 1e4:g}"
     return (
         f"no plan within the rules reaches {goal}: the {word} there is, {named(best['plan'])}, has steps "
@@ -107,7 +108,7 @@ def summary(result: Mapping[str, Any]) -> str:
             f"verified {named(name)}: {one['steps']:,} steps, {one['seconds'] / 60:.1f} min by the fit, validation "
             f"loss {one['val_loss']:.4f}" + (f" ({one['against_dense']:+.2%})" if name != "dense" else "")
         )
-    notes = [f"note: {note}" for note in result["notes"] if note != ON_A_CPU]  # it was the first thing said
+    notes = [f"note: {note}" for note in result["notes"] if note != ON_A_CPU]  # already printed at the start
     return "\n".join([*lines, "", *notes])
 
 

@@ -1,6 +1,6 @@
 """The commands of `tread`: each reads its options and calls the function that does the work; `cli.py` has their table.
 
-A command may import every room but `cli`, and does so when it runs: `--help` is there at once.
+A command may import every package but `cli`, and does so lazily, when it runs, so that `--help` is fast.
 """
 
 import argparse

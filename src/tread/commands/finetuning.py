@@ -64,14 +64,14 @@ def data(arguments: list[str]) -> None:
     from tread.finetune.config import read_config
     from tread.finetune.data.survey import described, survey
 
-    found = survey(read_config(options.config, options.settings))
-    print(described(found))
+    surveyed = survey(read_config(options.config, options.settings))
+    print(described(surveyed))
     if options.html is not None:
         from tread.finetune.data.page import write_page
 
         command = shlex.join(["tread", "data", *arguments])
         heading = f"The data of {options.config.name}"
-        print(write_page(options.html, found, heading=heading, command=command, most=options.most))
+        print(write_page(options.html, surveyed, heading=heading, command=command, most=options.most))
 
 
 def export(arguments: list[str]) -> None:

@@ -1,12 +1,12 @@
-"""JSON, YAML, TOML and environment files, read one way.
+"""JSON, YAML, TOML and environment files, all read into one tree of plain values.
 
 - An unquoted YAML scalar that looks like a number or a truth value is kept as `Plain`, the text as it was written. A
   text field takes it verbatim (`path: 2024`, `mixed_precision: no`), any other field takes its value: the type of the
   field decides, not the YAML loader (`schema.convert`). `settled` gives the values where no field is known.
 - A key that is given twice in one mapping is refused. Dates stay text, and `1e-4` is a number.
-- An environment file (`.env`) has a value of text per variable, all of them `Plain`; a later line wins, as in a shell.
+- The values of an environment file (`.env`) are all `Plain`; a later line wins, as in a shell.
 - A document is a tree of mappings, lists, text, numbers, truth values and null, of limited size: tags that make other
-  objects, a document that contains itself, and YAML that grows without end by its aliases are refused.
+  objects, recursive documents, and YAML whose aliases expand without bound are refused.
 """
 
 import json
@@ -25,7 +25,7 @@ _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 YAML_SUFFIXES = (".yaml", ".yml")
 ENV_SUFFIX = ".env"
 LARGEST, VALUES, LEVELS, DIGITS = 2**20, 100_000, 32, 40
-"""Limits of a document: its characters, its values with every alias written out, its depth, digits of an integer."""
+"""Limits of a document: characters, values with aliases expanded, nesting depth, digits of an integer."""
 
 
 class Plain(str):
@@ -33,7 +33,7 @@ class Plain(str):
 
     @property
     def value(self) -> object:
-        """The number or truth value; the text itself where it is neither after all."""
+        """The number or truth value; the text itself if it is neither."""
         text = self.lower().replace("_", "")
         if text in _TRUTH:
             return _TRUTH[text]
@@ -46,7 +46,7 @@ class Plain(str):
 
 
 def _integer(text: str) -> float:
-    """An integer; one of so many digits that nothing can compute with it is a float."""
+    """An integer; a float if it has more than DIGITS digits."""
     return int(text) if len(text) <= DIGITS else float(text)
 
 
@@ -64,7 +64,7 @@ def settled(document: object) -> Any:
 
 
 def find_recipe(path: Path) -> Path:
-    """The path of a config; `recipes/...` that is not in the working directory is that of the installed package."""
+    """The path of a config; `recipes/...` falls back from the working directory to the installed package."""
     package = Path(__file__).resolve().parents[1]
     if path.parts[:1] == ("recipes",) and not is_file(path):
         return next((root / path for root in (package, package.parents[1]) if is_file(root / path)), path)
@@ -117,11 +117,11 @@ def parse_toml(text: str, what: str = "the text") -> dict[str, Any]:
     """
     _check_length(text, what)
     try:
-        found = _without_dates(tomllib.loads(text))
+        document = _without_dates(tomllib.loads(text))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{what} is not valid TOML: {str(error)[:200]}.") from None
-    _checked(found, text, what)
-    return found
+    _checked(document, text, what)
+    return document
 
 
 def _without_dates(value: Any) -> Any:
@@ -152,7 +152,7 @@ def parse_env(text: str, what: str = "the text") -> dict[str, Any]:
         nonlocal grown
         name = found[1] or found[2]
         value = (variables[name] or "") if name in variables else found[0]
-        grown += len(value)  # counted over the whole file: variables that hold each other double at every line
+        grown += len(value)  # counted over the whole file: variables that expand each other can double at every line
         if grown > LARGEST:
             raise ConfigError(f"{what} grows to more than {LARGEST} characters by its variables; write them out.")
         return value
@@ -246,13 +246,13 @@ def _loader() -> Any:
                 seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
             return super().construct_mapping(node, deep)
 
-    made = ("null", "str", "seq", "map")  # no dates, bytes or sets, which JSON has not either
+    made = ("null", "str", "seq", "map")  # no dates, bytes or sets: JSON has none either
     Loader.yaml_constructors = {
         tag: construct
         for tag, construct in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in made
     }
-    # YAML 1.1 wants a dot in every float and reads dates
+    # YAML 1.1 requires a dot in floats, so that `1e-4` would be text, and parses dates
     number = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\.inf$|^\.nan$", re.IGNORECASE)
     scalars = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:bool")
     dropped = (*scalars[:1], "tag:yaml.org,2002:timestamp")

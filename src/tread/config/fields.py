@@ -58,7 +58,7 @@ def fields_of(owner: Callable[..., Any]) -> dict[str, Field]:
     return made
 
 
-_FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # pyright: ignore  (what a signature shows of a default_factory)
+_FACTORY = dataclasses._HAS_DEFAULT_FACTORY  # pyright: ignore  (a signature's placeholder for a default_factory)
 
 
 @cache
@@ -70,7 +70,7 @@ def _attribute_docs(owner: type) -> dict[str, str]:
             continue
         try:
             source = inspect.getsource(cls)
-        except OSError:  # a class typed in at a prompt
+        except OSError:  # a class defined at a prompt has no source file
             continue
         tree = ast.parse(textwrap.dedent(source)).body[0]
         assert isinstance(tree, ast.ClassDef)

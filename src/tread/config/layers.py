@@ -1,8 +1,8 @@
-"""Settings in layers: each file and each `name=value` changes what the ones before it say.
+"""Settings in layers: each file and each `name=value` overrides the ones before it.
 
-- `settings_of` lists what can be set: dotted names such as `train.steps`, with the type and the text of each.
-- `merged` lays one mapping over another, section by section. `assigned` applies `name=value`: the type of the setting
-  decides how the value is read. Names may lead into a free mapping (`model.tread_config.routes.0.selection_ratio`).
+- `settings_of` lists the settings: dotted names such as `train.steps`, with the type and documentation of each.
+- `merged` merges one mapping over another, section by section. `assigned` applies `name=value`: the type of the setting
+  decides how the value is parsed. Names may lead into a free mapping (`model.tread_config.routes.0.selection_ratio`).
 - A name that does not exist is refused with the nearest one that does.
 """
 
@@ -41,7 +41,7 @@ def settings_of(owner: Callable[..., Any], groups: Mapping[str, Callable[..., An
 
 
 def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """`lower` with what `upper` says on top; mappings are merged, everything else is replaced.
+    """`lower` overridden by `upper`; mappings are merged recursively, everything else is replaced.
 
     Routes and a preset of routes replace each other.
     """
@@ -55,7 +55,7 @@ def merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 
 
 def assigned(config: Mapping[str, Any], text: str, known: Settings, command: str) -> dict[str, Any]:
-    """`config` after the argument `text`, "name=value"; `command` is the command that takes it."""
+    """`config` with the override `text`, "name=value", applied; `command` is named in errors."""
     name, value = split_assignment(text)
     name = re.sub(r"\[(\d+)\]", r".\1", name)  # routes[0] and routes.0 are the same
     if name in known:
@@ -99,7 +99,7 @@ def check_names(config: Mapping[str, Any], known: Settings, command: str, source
 
 
 def flatten(settings: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Settings by dotted name; those in a list of mappings, such as routes, by their index in it."""
+    """Settings by dotted name; mappings in a list, such as routes, are numbered by their index."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
@@ -123,12 +123,12 @@ def _put(config: Mapping[str, Any], name: str, value: object, where: str = "") -
     head, _, rest = name.partition(".")
     if not rest:
         return {**config, head: value}
-    below, here = config.get(head, {}), f"{where}{head}"
+    below, dotted = config.get(head, {}), f"{where}{head}"
     if isinstance(below, list | tuple):
-        return {**config, head: _put_item(list(below), rest, value, here)}
+        return {**config, head: _put_item(list(below), rest, value, dotted)}
     if not isinstance(below, Mapping):
-        raise ConfigError(f"{here}.{rest} cannot be set: {here} is {shown(settled(below))}, which has no parts.")
-    return {**config, head: _put(below, rest, value, f"{here}.")}
+        raise ConfigError(f"{dotted}.{rest} cannot be set: {dotted} is {shown(settled(below))}, which has no parts.")
+    return {**config, head: _put(below, rest, value, f"{dotted}.")}
 
 
 def _put_item(items: list[Any], name: str, value: object, where: str) -> list[Any]:
@@ -149,7 +149,7 @@ def _prefixes(name: str) -> list[str]:
 
 
 def _dotted(config: Mapping[str, Any], sections: set[str], where: str = "") -> list[tuple[str, Any]]:
-    """Names and values, sections entered."""
+    """Dotted names and values, with sections flattened."""
     found: list[tuple[str, Any]] = []
     for name, value in config.items():
         dotted = f"{where}{name}"

@@ -1,4 +1,4 @@
-"""Settings as YAML that explains itself: every field with its default and its documentation as a comment."""
+"""Settings as commented YAML: every field with its default, and its documentation as a comment."""
 
 import json
 import textwrap
@@ -12,7 +12,7 @@ COLUMN, WIDTH = 28, 132
 
 
 def yaml_lines(fields: Mapping[str, Field], values: Mapping[str, Any] | None = None, indent: int = 0) -> list[str]:
-    """One line per field, `name: default  # documentation`; `values` take the place of defaults."""
+    """One line per field, `name: default  # documentation`; `values` override defaults."""
     lines: list[str] = []
     for name, field in fields.items():
         value = (values or {}).get(name, field.default)

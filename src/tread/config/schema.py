@@ -1,11 +1,11 @@
-"""From a mapping to a typed dataclass, or one sentence that says which setting is wrong.
+"""Parse a mapping into a typed dataclass, or raise one sentence that says which setting is wrong.
 
-- The dataclasses hold types, defaults, documentation and cross-field checks (`__post_init__`). A class that is no
-  dataclass, such as a dataset, is read by its signature.
-- Understood: bool, int, float (a whole number will do), str, Path, `Literal`, `X | None`, `tuple[X, ...]`, nested
-  dataclasses and `dict[str, Any]` for what another part of the package validates.
-- Text from a command line and unquoted YAML scalars are read by the type of the field: verbatim where it is text, as
-  YAML elsewhere.
+- The dataclasses hold types, defaults, documentation and cross-field checks (`__post_init__`). For any other class,
+  such as a dataset, the signature is used.
+- Supported types: bool, int, float (an int is accepted), str, Path, `Literal`, `X | None`, `tuple[X, ...]`, nested
+  dataclasses, and `dict[str, Any]` for what another part of the package validates.
+- Text from a command line and unquoted YAML scalars are parsed by the type of the field: verbatim for text, as YAML
+  otherwise.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def arguments(function: Callable[..., Any], config: Mapping[str, Any], where: st
 
 
 def convert(hint: Any, value: object, name: str) -> Any:
-    """A value of the type `hint`, or an error that names the setting.
+    """Convert a value to the type `hint`, or raise an error that names the setting.
 
     >>> convert(str, Plain("2024"), "path"), convert(float | None, Plain("1e-4"), "rate")
     ('2024', 0.0001)
@@ -70,9 +70,9 @@ def convert(hint: Any, value: object, name: str) -> Any:
 
 
 def from_text(hint: Any, text: str, name: str) -> object:
-    """The value that `name=text` on a command line gives a field of this type; `convert` checks it.
+    """Parse the text of `name=text` on a command line for a field of this type; `convert` checks the value.
 
-    Quotes around the whole text, which other tools ask for, are taken off.
+    Quotes around the whole text, which other tools require, are stripped.
 
     >>> from_text(str | None, "2024", "path"), convert(tuple[float, ...], from_text(tuple, "[0.9, 1]", "b"), "b")
     ('2024', (0.9, 1.0))
@@ -88,13 +88,13 @@ def from_text(hint: Any, text: str, name: str) -> object:
             return text
         try:
             return parse_yaml(_spaced(text))
-        except ConfigError:  # a text that only begins like a list
+        except ConfigError:  # text that only starts like a list
             return text
     return parse_yaml(_spaced(text), f"the value of {name}, {shown(text)},")
 
 
 def _spaced(text: str) -> str:
-    """A flow mapping with the space after each colon that YAML wants: {a:1} -> {a: 1}."""
+    """A flow mapping with the space after each colon that YAML requires: {a:1} -> {a: 1}."""
     return re.sub(r"(?<=\w):(?=[^\s/\\])", ": ", text) if text.lstrip().startswith(("{", "[")) else text
 
 
@@ -107,7 +107,7 @@ def takes_text(hint: Any, text: str) -> bool:
 
 
 def _converted(hint: Any, value: Any, name: str) -> Any:
-    """A value that fits, in its type; its parts are converted in turn."""
+    """Convert a value that `_fits` accepts, recursively."""
     if dataclasses.is_dataclass(hint):
         return parse(hint, value, name)  # pyright: ignore[reportArgumentType]  (a class, not an instance)
     if get_origin(hint) is tuple:

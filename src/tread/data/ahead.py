@@ -1,4 +1,4 @@
-"""Batches that threads read one ahead of their use."""
+"""Prefetch in threads: the next batch is read while the current one is used."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 def read_ahead(
     pool: ThreadPoolExecutor, read: Callable[[Item], Result], items: Sequence[Item], size: int
 ) -> Iterator[tuple[Sequence[Item], list[Result]]]:
-    """Slices of `size` items, each with the results of `read`; the next one is read in the meantime."""
+    """Yield slices of `size` items with the results of `read`; the next slice is read while one is used."""
     batches = [items[first : first + size] for first in range(0, len(items), size)]
     following = [pool.submit(read, item) for batch in batches[:1] for item in batch]
     for batch, after in zip_longest(batches, batches[1:], fillvalue=()):

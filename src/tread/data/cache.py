@@ -1,10 +1,10 @@
 """A folder of fetched shards, of bounded size, shared by the processes of a machine.
 
-- A shard is fetched once: whoever needs it holds its lock meanwhile, and others wait. A killed process frees its lock.
-- A file has its name only when it is whole (`files.atomic_write`) and has the size that the server told. Name and size
-  are those of one version: a shard that changes at its source is another file here.
-- Before a shard is fetched, the files that were opened longest ago make room for it. A reader that has one of them open
-  keeps it; the space is free when the last one closes it. What is being fetched counts with its full size.
+- A shard is fetched once: the process that fetches it holds its lock, and others wait. A killed process frees its lock.
+- A shard is renamed into place only when it is complete (`files.atomic_write`) and has the size that the server told.
+  The file name hashes URL, size and tag, so a shard that changes at its source is another file here.
+- Before a shard is fetched, the least recently opened files are evicted to make room for it. A reader that has one of
+  them open keeps it; the space is free when the last reader closes it. A download counts with its full size.
 """
 
 import hashlib
@@ -21,30 +21,30 @@ from tread.files import TEMPORARY, atomic_write, exclusive, writing
 
 _TRIES = 10
 _PAUSE, _PAUSES = 0.2, 3000
-"""Seconds between looks for room, and how many there are."""
+"""Seconds between two attempts to reserve space, and the number of attempts."""
 
 
 @dataclass(frozen=True)
 class ShardCache:
-    """At most `limit` bytes of shards in `folder`."""
+    """A least-recently-used cache of at most `limit` bytes of shards in `folder`."""
 
     folder: Path
     limit: int
 
     def open(self, shard: "RemoteShard") -> BinaryIO:
-        """The shard, open for reading; fetched if it is not here."""
+        """Open the shard for reading; fetch it if it is not cached."""
         path = self.folder / shard.file
         for _ in range(_TRIES):
             with suppress(FileNotFoundError):
                 file = open(path, "rb")  # noqa: SIM115 - the caller closes it
                 if os.fstat(file.fileno()).st_size == shard.size:
-                    with suppress(OSError):  # another user's cache, or the file has gone in the meantime
+                    with suppress(OSError):  # another user's file, or evicted since it was opened
                         os.utime(path)
                     return file
                 file.close()
             try:
                 file = self._fetch(shard, path)
-            except OutputError as error:  # of which a data worker could not tell the trainer
+            except OutputError as error:  # a data worker cannot pass an OutputError on to the trainer
                 raise RemoteError(str(error)) from error
             if file is not None:
                 return file
@@ -54,13 +54,13 @@ class ShardCache:
         )
 
     def holds(self, shard: "RemoteShard") -> bool:
-        """Whether the shard is here, whole."""
+        """Whether the complete shard is in the cache."""
         with suppress(OSError):
             return (self.folder / shard.file).stat().st_size == shard.size
         return False
 
     def _fetch(self, shard: "RemoteShard", path: Path) -> BinaryIO | None:
-        """Fetch a shard and open it; None: another process has fetched it in the meantime."""
+        """Fetch a shard and open it; None if another process fetched it first."""
         if shard.size > self.limit:
             raise RemoteError(
                 f"shard {shard} has {shard.size:,} bytes, and the cache may have {self.limit:,}: raise data.cache_gb"
@@ -72,7 +72,7 @@ class ShardCache:
                 for _ in range(_PAUSES):
                     if self._reserve(shard.size, file):
                         break
-                    time.sleep(_PAUSE)  # others fetch; what they have fetched can make room
+                    time.sleep(_PAUSE)  # only running downloads are left; once complete, they can be evicted
                 else:
                     raise RemoteError(
                         f"no room for shard {shard} in {self.folder} within {_PAUSES * _PAUSE:g} seconds: raise "
@@ -80,14 +80,17 @@ class ShardCache:
                     )
                 download(shard.url, file, shard.size)
                 file.flush()
-                return open(file.name, "rb")  # it may be evicted as soon as it has its name
+                return open(file.name, "rb")  # opened before the rename, after which it may be evicted at once
 
     def _reserve(self, size: int, file: BinaryIO) -> bool:
-        """Make room for a file of that size and let it count; False where only files being fetched are left."""
+        """Evict files until `size` bytes fit, and reserve them by truncating `file` to that size.
+
+        False if only running downloads are left to evict.
+        """
         with exclusive(self.folder / ".room", ""):
-            found = [(path, stat) for path in self.folder.iterdir() if (stat := _stat(path)) is not None]
-            held = sum(stat.st_size for _, stat in found)
-            for path, stat in sorted(found, key=lambda item: item[1].st_mtime_ns):
+            files = [(path, stat) for path in self.folder.iterdir() if (stat := _stat(path)) is not None]
+            held = sum(stat.st_size for _, stat in files)
+            for path, stat in sorted(files, key=lambda item: item[1].st_mtime_ns):
                 if held + size <= self.limit:
                     break
                 if TEMPORARY.fullmatch(path.name) and not self._is_left_over(path):
@@ -101,7 +104,7 @@ class ShardCache:
             return True
 
     def _is_left_over(self, temporary: Path) -> bool:
-        """Whether the process that wrote a temporary file is gone: then nobody holds its shard's lock."""
+        """Whether the process that wrote a temporary file has died, which has released its shard's lock."""
         shard = temporary.name.removeprefix(".").rsplit(".", 2)[0]
         with exclusive(self.folder, shard, wait=False) as free:
             return free
@@ -136,7 +139,7 @@ class RemoteShard:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """What counts in the cache: its tars, whole or being fetched."""
+    """The stat of a file that counts towards the limit, a tar or a running download; None for any other file."""
     if not path.name.endswith((".tar", ".tmp")):
         return None
     with suppress(OSError):

@@ -37,19 +37,19 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, int]], ABC):
         """
 
     def doubt(self) -> str | None:
-        """What looks wrong about the data, with the line to write; None: nothing."""
+        """A warning about data that looks wrong, with the setting to change; None if all looks right."""
         return None
 
     def contents(self) -> Mapping[str, Iterable[object]]:
-        """For each class or shard, the names and sizes of its files: what a resume compares. Empty: nothing."""
+        """The names and sizes of the files of each class or shard, which a resume compares; empty to compare none."""
         return {}
 
     def groups(self) -> Groups | None:
-        """The groups that are read one window after the other; None: all samples are shuffled together."""
+        """The groups that are read window by window; None shuffles all samples together."""
         return None
 
     def coming(self, groups: Sequence[int]) -> None:
-        """Called while a window is read, with the groups of the next one."""
+        """Prefetch `groups`, those of the next window; called while the current one is read."""
         return
 
     @staticmethod

@@ -90,14 +90,14 @@ def list_images(path: Path) -> tuple[list[str], list[int], list[str]]:
         )
     files, labels = loose, [0] * len(loose)
     for label, name in enumerate(classes):
-        found = _images_below(path, name)
-        if not found:
+        in_class = _images_below(path, name)
+        if not in_class:
             raise DataError(
                 f"class folder {path / name} has no images ({' '.join(SUFFIXES)}): "
                 "remove the folder or put images into it"
             )
-        files += found
-        labels += [label] * len(found)
+        files += in_class
+        labels += [label] * len(in_class)
     if not files:
         raise DataError(f"no images ({' '.join(SUFFIXES)}) in {path}: put images or class folders into it")
     return files, labels, classes or [path.resolve().name]
@@ -147,9 +147,9 @@ def _is_image(name: str) -> bool:
 
 
 def _images_below(root: Path, name: str) -> list[str]:
-    found: list[str] = []
+    files: list[str] = []
     for folder, subfolders, names in os.walk(root / name):
         subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith(".")]
         below = Path(folder).relative_to(root)
-        found += [(below / n).as_posix() for n in names if _is_image(n) and not n.startswith(".")]
-    return sorted(found)
+        files += [(below / n).as_posix() for n in names if _is_image(n) and not n.startswith(".")]
+    return sorted(files)

@@ -7,8 +7,8 @@
   sample takes one read.
 - One cache file per shard, named by path, size and modification time (a remote one by URL, size and tag), so that only
   added or rewritten shards are indexed again. A cache that cannot be read or written costs time but no error.
-- A shard is indexed once on a machine: under a lock, by processes of which every rank starts its share. Ranks begin at
-  different shards, so each finds the others' in the cache when it comes to them.
+- A shard is indexed once per machine, under a lock. Each rank starts its share of the worker processes and begins at a
+  different shard, so that it gets the other ranks' shards from the cache.
 - Python's tarfile treats a damaged header as the end of the archive, so the end mark is checked here: a truncated shard
   is an error, not a smaller dataset.
 """
@@ -45,14 +45,14 @@ _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)$")  # key, suffix
 _META = re.compile(r"__[^/]*__($|/)")
 _RANGE = re.compile(r"(-?\d+)[.][.](-?\d+)")  # within braces
 DEFAULT_CACHE = 100 * 10**9
-"""Bytes of remote shards that are kept."""
+"""Bytes of remote shards to keep."""
 MOST = 1_000_000
-"""Shards that a pattern may stand for."""
+"""Largest number of shards that one pattern may expand to."""
 _COLUMNS = ("key", "offset", "size", "label")
 _FEW = 8
-"""Shards that one process indexes sooner than another one has started."""
+"""Fewest shards per worker process: indexing fewer takes less time than starting the process."""
 _ASKED = 32
-"""Remote shards that are asked for their size at once."""
+"""Concurrent requests for the sizes of remote shards."""
 Shard = Path | RemoteShard
 Columns = dict[str, np.ndarray]
 
@@ -95,9 +95,9 @@ def index_shards(path: str | Path, cache: ShardCache | None = None) -> ShardInde
 
 
 def _indexed(shards: Sequence[Shard]) -> list[Columns]:
-    """The columns of each shard; those that no cache has are read by several processes."""
-    found = {i: columns for i, shard in enumerate(shards) if (columns := _stored(shard)) is not None}
-    todo = [i for i in range(len(shards)) if i not in found]
+    """The columns of each shard; shards that are not in the cache are indexed by several processes."""
+    indexed = {i: columns for i, shard in enumerate(shards) if (columns := _stored(shard)) is not None}
+    todo = [i for i in range(len(shards)) if i not in indexed]
     ranks, rank = (int(os.environ.get(name, default)) for name, default in (("LOCAL_WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
     first = len(todo) * rank // ranks
     todo = todo[first:] + todo[:first]
@@ -105,13 +105,13 @@ def _indexed(shards: Sequence[Shard]) -> list[Columns]:
     bar = tqdm(total=len(todo), desc="indexing shards", unit="shard", delay=1, leave=False, disable=None)
     if processes < 2:
         for i in todo:
-            found[i] = _cached(shards[i])
+            indexed[i] = _cached(shards[i])
             bar.update()
     else:
         try:
-            with ProcessPoolExecutor(processes) as pool:  # forked where a DataLoader's workers are
+            with ProcessPoolExecutor(processes) as pool:  # the same start method as a DataLoader's workers
                 for i, columns in zip(todo, pool.map(_cached, [shards[i] for i in todo]), strict=True):
-                    found[i] = columns
+                    indexed[i] = columns
                     bar.update()
         except BrokenProcessPool as error:
             raise DataError(
@@ -119,11 +119,11 @@ def _indexed(shards: Sequence[Shard]) -> list[Columns]:
                 "that are done are kept"
             ) from error
     bar.close()
-    return [found[i] for i in range(len(shards))]
+    return [indexed[i] for i in range(len(shards))]
 
 
 def expand_shards(path: str | Path, cache: ShardCache | None = None) -> list[Shard]:
-    """The existing tar files that a path setting stands for, in a fixed order."""
+    """The existing tar files that `data.path` expands to, in a fixed order."""
     text = os.path.expanduser(str(path).removeprefix("file://"))
     if is_folder(text):
         shards: list[Shard] = [*sorted(Path(text).glob("*.tar"))]
@@ -133,7 +133,7 @@ def expand_shards(path: str | Path, cache: ShardCache | None = None) -> list[Sha
     if is_file(text):
         return [Path(text)]
     try:
-        # the library lists every number of a range at once
+        # braceexpand builds the full list of a numeric range, so its length is checked first
         long = any(abs(int(last) - int(first)) >= MOST for first, last in _RANGE.findall(text))
         patterns = [] if long else list(islice(braceexpand(text), MOST + 1))
     except ValueError as error:
@@ -144,12 +144,12 @@ def expand_shards(path: str | Path, cache: ShardCache | None = None) -> list[Sha
         return _remote_shards(path, patterns, cache)
     shards = []
     for pattern in patterns:
-        found = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern] * os.path.isfile(pattern)
-        if not found and len(patterns) > 1:
+        matches = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern] * os.path.isfile(pattern)
+        if not matches and len(patterns) > 1:
             raise ConfigError(
                 f"shard {pattern} of data.path {path} is missing: restore it or change the range in the braces"
             )
-        shards += map(Path, found)
+        shards += map(Path, matches)
     if not shards:
         raise ConfigError(f"no shards at {path}: set data.path to a folder of tars, a tar, a glob or a brace pattern")
     return shards
@@ -158,13 +158,13 @@ def expand_shards(path: str | Path, cache: ShardCache | None = None) -> list[Sha
 def _remote_shards(path: str | Path, urls: list[str], cache: ShardCache | None) -> list[Shard]:
     cache = cache or ShardCache(cache_folder() / "shards", DEFAULT_CACHE)
     with ThreadPoolExecutor(_ASKED) as pool:
-        listed = [url for found in pool.map(list_remote, urls) for url in found]
+        listed = [url for matches in pool.map(list_remote, urls) for url in matches]
         if not listed:
             raise ConfigError(
                 f"no shards (*.tar) at {path}: set data.path to a folder, a glob or a pattern that has them"
             )
         facts = list(pool.map(describe, listed))
-    return [RemoteShard(url, *one, cache) for url, one in zip(listed, facts, strict=True)]
+    return [RemoteShard(url, size, tag, cache) for url, (size, tag) in zip(listed, facts, strict=True)]
 
 
 def open_shard(shard: Shard) -> BinaryIO:
@@ -178,7 +178,7 @@ def open_shard(shard: Shard) -> BinaryIO:
 
 
 def _stored(shard: Shard) -> Columns | None:
-    """The columns of a shard from the cache; None: they are not there, or damaged."""
+    """The columns of a shard from the cache; None if they are missing or damaged."""
     try:
         with np.load(_cache_file(shard), allow_pickle=False) as stored:
             return {name: stored[name] for name in _COLUMNS}
@@ -187,7 +187,7 @@ def _stored(shard: Shard) -> Columns | None:
 
 
 def _cached(shard: Shard) -> Columns:
-    """The columns of a shard, read once on this machine: whoever comes second waits and finds them in the cache."""
+    """The columns of a shard, indexed once per machine: other processes wait for the lock and read the cache."""
     columns = None
     try:
         cache = _cache_file(shard)

@@ -1,7 +1,7 @@
 """Precomputed VAE latents in WebDataset tars, read as a map.
 
-- The VAE's name in the config determines the channel count C and the scale and shift, (x - shift) * scale. A stored
-  latent is unscaled, or `scaled` says that it is what the model sees; `doubt` looks which of the two fits.
+- The VAE's name in the config determines the channel count C and the scale and shift, (x - shift) * scale. Stored
+  latents are unscaled unless `scaled` is set; `doubt` compares both readings by their standard deviation.
 - `latent.npy` holds either a sampled latent (C, H, W) or moments (2C, H, W), mean then logvar. Which one is inferred
   from the first sample's channels and the VAE's C; with `vae="none"` there is no C, so `kind` must be set.
 - `prepare` samples moments and scales, batched on the training device, with noise that depends only on the seed and the
@@ -42,12 +42,12 @@ Kind = Literal["auto", "sample", "moments"]
 
 _MOMENTS_WORD = int.from_bytes(b"mome")
 _OPEN_FILES = 128  # per process, below the usual limit of open files
-_HEADERS = 64  # of .npy files that are remembered
-_FETCHED = 8  # shards of the next window at once
+_HEADERS = 64  # most parsed .npy headers kept
+_FETCHED = 8  # concurrent downloads of the next window's shards
 _GB = 10**9
 _LOOKED_AT, _LOOKED_AT_BYTES = 1000, 2**26
 _CLEARLY = 1.15
-"""A reading of the latents fits better if its std is nearer to 1 by this factor."""
+"""Factor by which the other reading's std has to be nearer to 1 before `doubt` warns."""
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,15 @@ class Latents(Dataset):
         return x if self.scaled else self.scaling.to_model(x)
 
     def doubt(self) -> str | None:
-        """Whether the first latents look as if they were stored in the other scale."""
+        """Warn if the std of the first latents would be clearly nearer to 1 with `scaled` inverted."""
         count = min(len(self), _LOOKED_AT, max(1, _LOOKED_AT_BYTES // int(self._index.size.max())))
-        found: list[Tensor] = []
+        latents: list[Tensor] = []
         for i in range(count):
-            with suppress(DataError):  # training leaves it out
-                found.append(self[i][0])
-        if not found:
+            with suppress(DataError):  # training skips an unreadable sample too
+                latents.append(self[i][0])
+        if not latents:
             return None
-        now = float(self.prepare(torch.stack(found), 0, torch.arange(len(found))).std())
+        now = float(self.prepare(torch.stack(latents), 0, torch.arange(len(latents))).std())
         other = now * self.scaling.scale if self.scaled else now / self.scaling.scale
         if min(now, other) <= 0 or abs(math.log(now)) <= abs(math.log(other)) + math.log(_CLEARLY):
             return None
@@ -165,11 +165,11 @@ class Latents(Dataset):
         return groups
 
     def groups(self) -> Groups | None:
-        """The shards, where only `window` of them are shuffled together."""
+        """One group per shard if `window` is set."""
         return None if self._window is None else Groups(torch.from_numpy(self._index.shard), self._window)
 
     def coming(self, groups: Sequence[int]) -> None:
-        """Fetch remote shards that are read next; an error is left to whoever reads them."""
+        """Fetch the remote shards among `groups` in threads; an error is raised again when the shard is read."""
         shards = (self._index.shards[group] for group in groups)
         missing = [shard for shard in shards if isinstance(shard, RemoteShard) and not shard.cache.holds(shard)]
         for some in (missing[first::_FETCHED] for first in range(min(_FETCHED, len(missing)))):
@@ -219,8 +219,8 @@ class Latents(Dataset):
         return latent
 
     def _parse(self, raw: bytes) -> np.ndarray:
-        """The array of an .npy file. Parsing a header takes longer than reading a latent, and most are the same."""
-        end = 10 + int.from_bytes(raw[8:10], "little")  # of version 1, the only one remembered
+        """The array of an .npy file. Headers are cached: parsing one takes longer than reading a latent."""
+        end = 10 + int.from_bytes(raw[8:10], "little")  # header length of version 1, the only one cached
         dtype, shape, size = self._headers.get(raw[:end], (None, (), -1))
         if len(raw) == size:
             return np.frombuffer(raw, dtype, offset=end).reshape(shape)
@@ -268,14 +268,14 @@ def decide_kind(kind: Kind, vae: str, channels: int) -> StoredKind:
         if kind == "moments" and channels % 2:
             raise ConfigError(f"data.kind is moments, but {channels} stored channels are not mean and logvar")
         return kind
-    found: dict[int, StoredKind] = {expected: "sample", 2 * expected: "moments"}
-    if channels not in found or kind not in ("auto", found[channels]):
+    kinds: dict[int, StoredKind] = {expected: "sample", 2 * expected: "moments"}
+    if channels not in kinds or kind not in ("auto", kinds[channels]):
         wanted = {"sample": f"{expected}", "moments": f"{2 * expected}", "auto": f"{expected} or {2 * expected}"}
         raise ConfigError(
             f"the latents have {channels} channels, data.vae={vae} with data.kind={kind} means {wanted[kind]}: "
             "change data.vae or data.kind"
         )
-    return found[channels]
+    return kinds[channels]
 
 
 def sample_moments(moments: Tensor, seed: int, word: int, positions: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ def _fetch_all(shards: Sequence[RemoteShard]) -> None:
 
 
 def _check_cache(index: ShardIndex, window: int | None, cache_gb: float) -> None:
-    """Refuse a cache that would fetch a shard again for every sample of it."""
+    """Refuse a cache too small for the shards shuffled together: it would thrash, refetching shards per sample."""
     sizes = sorted((shard.size for shard in index.shards if isinstance(shard, RemoteShard)), reverse=True)
     room = round(cache_gb * _GB)
     if sum(sizes) <= room:

@@ -5,8 +5,8 @@
   Nothing is saved: a run resumed at step k uses the positions of step k.
 - Every epoch has its own permutation, the stable sort of hashed indices, from the stateless noise of
   `routing.noise`. A batch may span two epochs; nothing is dropped at the end of one.
-- Samples in shards that cannot all be at hand are read in windows of a few shards: every epoch shuffles the shards,
-  takes so many at a time and shuffles their samples. That is a permutation like any other; nothing else changes.
+- Shards that do not all fit in the cache are read in windows: every epoch shuffles the shards, takes `window` of them
+  at a time and shuffles their samples. The result is still a permutation of the epoch; nothing else changes.
 - Micro-steps and ranks take contiguous slices of the step, so that the union over any number of
   processes is the single-process batch, in order. The sampler already takes the rank's slice: its loader
   must not be split again by accelerate.
@@ -30,18 +30,18 @@ Item = TypeVar("Item")
 
 
 class Groups(NamedTuple):
-    """Samples that lie together, such as those of a shard; `window` groups are read at a time."""
+    """Samples that are stored together, such as those of a shard; `window` groups are read at a time."""
 
     of_sample: Tensor
     """The group of each sample, (N,) int64."""
     window: int
 
     def at(self, indices: Tensor) -> "Groups":
-        """Those of some samples alone."""
+        """The groups of a subset of the samples."""
         return Groups(self.of_sample[indices], self.window)
 
     def ranks(self, *words: int) -> Tensor:
-        """The place of each group in a shuffled order, (G,)."""
+        """The rank of each group in a permutation seeded by `words`, (G,)."""
         return noise.permutation(int(self.of_sample.max()) + 1, *words).argsort()
 
 
@@ -64,8 +64,8 @@ class Order:
         out = torch.empty_like(positions)
         epochs = positions // self.n
         for epoch in epochs.unique().tolist():
-            here = epochs == epoch
-            out[here] = self._epoch(epoch)[positions[here] % self.n]
+            in_epoch = epochs == epoch
+            out[in_epoch] = self._epoch(epoch)[positions[in_epoch] % self.n]
         return out
 
     def _epoch(self, epoch: int) -> Tensor:
@@ -85,12 +85,12 @@ class Order:
         return self.groups.ranks(self.seed, _GROUP_WORD, epoch) // self.groups.window
 
     def following(self, position: int) -> list[int]:
-        """The groups of the window after the one that a position is in; empty where all samples are one window."""
+        """The groups of the window after the one that holds `position`; empty without groups."""
         if self.groups is None:
             return []
-        epoch, place = divmod(position, self.n)
+        epoch, offset = divmod(position, self.n)
         windows = self._windows(epoch)
-        window = int(windows[self.groups.of_sample[self._epoch(epoch)[place]]]) + 1
+        window = int(windows[self.groups.of_sample[self._epoch(epoch)[offset]]]) + 1
         if window > int(windows.max()):
             windows, window = self._windows(epoch + 1), 0
         return torch.nonzero(windows == window).flatten().tolist()
@@ -104,7 +104,7 @@ class Visit(NamedTuple):
 
 
 class Visited(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
-    """A dataset by visits: `visited[sample, position]` is the sample, its label and the position."""
+    """A dataset indexed by visits: `visited[sample, position]` is the sample, its label and the position."""
 
     def __init__(self, dataset: torch.utils.data.Dataset[tuple[Tensor, int]]) -> None:
         self.dataset = dataset
@@ -115,7 +115,7 @@ class Visited(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
 
 class MicroSteps(Sampler[list[Item]]):
-    """A DataLoader's `batch_sampler`: one list of items per micro-step, for one rank; subclasses have `items`.
+    """A DataLoader's `batch_sampler`: one list of items per micro-step, for one rank; subclasses define `items`.
 
     `steps` is the total of the run, not the number left: a run resumed at step k passes `start_step=k` and
     gets the rest of the uninterrupted run's batches.
@@ -139,7 +139,7 @@ class MicroSteps(Sampler[list[Item]]):
 
 
 class StepSampler(MicroSteps[Visit]):
-    """The visits of `order`; `coming` is told the groups of the next window where one begins."""
+    """The visits of `order`; `coming` is called with the next window's groups whenever a window begins."""
 
     def __init__(self, order: Order, coming: Callable[[list[int]], None] | None = None, **slices: int) -> None:
         super().__init__(**slices)
@@ -167,7 +167,7 @@ def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank:
 def split(n: int, held_out: int, seed: int, groups: Groups | None = None) -> tuple[Tensor, Tensor]:
     """A seeded choice of `held_out` of n samples: (train indices, validation indices), each ascending.
 
-    With groups, samples of as few of them as there have to be, so that validation does not read every shard.
+    With groups, the held-out samples come from as few groups as possible, so that validation reads few shards.
     """
     if not 0 <= held_out < n:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Samples that cannot be read: the next one stands for each, and a file lists them.
+"""Unreadable samples: each is replaced by the next readable one, and listed in a file.
 
-- The stand-in is the next readable sample of the same subset, so a held-out sample never stands for one to train on,
-  and a run on the same files sees the same samples however often it is resumed.
-- More than `SHARE` of a subset (`FEW` in a small one) is no accident: then the error ends the run.
+- The replacement comes from the same subset, so a held-out sample is never trained on, and a run on the same files sees
+  the same samples however often it is resumed.
+- If more than `SHARE` of a subset (`FEW` samples of a small one) are unreadable, the run ends with an error.
 """
 
 import sys
@@ -33,25 +33,25 @@ class Readable(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return len(self.indices)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        place = index
+        candidate = index
         while True:
             try:
-                return self.dataset[self.indices[place]]
+                return self.dataset[self.indices[candidate]]
             except RemoteError:  # the network fails, not the sample
                 raise
             except DataError as error:
-                self._leave_out(place, error)  # raises before every sample is left out
-            place = (place + 1) % len(self)
+                self._leave_out(candidate, error)  # raises before every sample is left out
+            candidate = (candidate + 1) % len(self)
 
     def _leave_out(self, place: int, error: DataError) -> None:
-        """List a sample and say so, once; raises if there are too many."""
+        """List and report a sample once; raise a DataError if too many are unreadable."""
         if place not in self._unreadable:
             self._unreadable.add(place)
             line = f"{error}\n"
             with (
                 writing(self._file),
                 self._file.open("a+") as file,
-            ):  # other processes have their own samples, and may have met this one
+            ):  # other processes append to this file, and may have listed this sample
                 file.seek(0)
                 if line not in file:
                     file.write(line)

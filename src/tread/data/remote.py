@@ -1,9 +1,9 @@
-"""Remote files: listed, described and downloaded, with retries and within a bound.
+"""Remote files: list, describe and download them, with retries and a timeout.
 
-- Every protocol is fsspec's (`s3://`, `gs://`, `hf://`, ...), which names the package that it needs. HTTP alone is
-  Python's own client: fsspec's needs aiohttp and an event loop in a thread, which forked data workers do not inherit.
-- A server may refuse, stall or end too early. Each is tried again, `TRIES` times in all, with pauses that double. A try
-  fails when no byte comes for `STALLED` seconds, whatever its library waits for. Then a RemoteError says so.
+- Protocols come from fsspec (`s3://`, `gs://`, `hf://`, ...), which names the package that it needs. HTTP uses Python's
+  own client: fsspec's needs aiohttp and an event loop in a thread, which forked data workers do not inherit.
+- A request that is refused, stalls or ends early is retried with exponential backoff, `TRIES` attempts in all, and then
+  raises a RemoteError. An attempt times out after `STALLED` seconds without a byte, whatever its library's own timeout.
 - A file's tag (ETag, checksum or time of its last change) and its size tell whether it has changed.
 """
 
@@ -21,31 +21,31 @@ from tread.files import writing
 
 TRIES = 5
 PAUSE = 1.0
-"""Seconds before the second try; twice as many before each further one."""
+"""Seconds before the second attempt; doubled before each further one."""
 STALLED = 60.0
-"""Seconds without a byte after which a try has failed."""
+"""Seconds without a byte after which an attempt times out."""
 CHUNK = 2**20
 TAGS = ("ETag", "etag", "md5Hash", "checksum", "Last-Modified", "LastModified", "last_modified", "mtime", "created")
-"""What servers and file systems call the tag of a file; the first one found is used."""
-_AHEAD = 8  # chunks that wait to be written
+"""Headers and fsspec fields that hold a file's tag; the first that is set is used."""
+_AHEAD = 8  # chunks queued for writing
 Result = TypeVar("Result")
 
 
 class Facts(NamedTuple):
-    """What a server says of a file."""
+    """Size and tag of a remote file."""
 
     size: int
     tag: str
 
 
 def is_remote(path: object) -> bool:
-    """Whether a path is a URL that has to be fetched; `file://` is none."""
+    """Whether a path is a URL that has to be fetched; `file://` does not count."""
     text = str(path)
     return "://" in text and not text.startswith("file://")
 
 
 def list_remote(url: str) -> list[str]:
-    """The tars that a URL without braces stands for: itself, those that a glob matches, or those in a folder."""
+    """The tars that a URL without braces expands to: itself, the matches of a glob, or the tars in a folder."""
     if not glob.has_magic(url.partition("?")[0]) and url.partition("?")[0].endswith(".tar"):
         return [url]
     if _is_http(url):
@@ -63,7 +63,7 @@ def list_remote(url: str) -> list[str]:
 
 
 def describe(url: str) -> Facts:
-    """Size and tag of a remote file."""
+    """Ask the server for the size and tag of a file."""
 
     def asked() -> Iterator[dict[str, Any]]:
         if _is_http(url):
@@ -80,7 +80,7 @@ def describe(url: str) -> Facts:
 
 
 def download(url: str, file: BinaryIO, size: int) -> None:
-    """Write a remote file of that size into `file`, from its beginning."""
+    """Write a remote file of `size` bytes into `file`; each attempt starts at offset 0."""
 
     def copied() -> None:
         arrived = file.seek(0)
@@ -97,25 +97,25 @@ def download(url: str, file: BinaryIO, size: int) -> None:
 
 
 def _attempt(what: str, do: Callable[[], Result]) -> Result:
-    """The result of `do`, tried `TRIES` times; a RemoteError that begins with `what` where no try succeeds."""
+    """The result of `do`, attempted up to `TRIES` times; if all fail, a RemoteError that begins with `what`."""
     reason: Exception | None = None
     for trial in range(TRIES):
         if trial:
             time.sleep(PAUSE * 2 ** (trial - 1))
         try:
             return do()
-        except (OutputError, ImportError):  # a full disk or a missing package: trying again changes nothing
+        except (OutputError, ImportError):  # a full disk or a missing package: a retry changes nothing
             raise
-        except Exception as error:  # each file system has its own
+        except Exception as error:  # each file system raises its own types
             reason = error
     text = " ".join(str(reason).split()) or type(reason).__name__
     raise RemoteError(f"{what} ({text}), tried {TRIES} times: look whether it answers, then start again") from reason
 
 
 def _watched(source: Callable[[], Iterator[Result]]) -> Iterator[Result]:
-    """The items of `source()`, made by a thread; a TimeoutError where the next takes longer than `STALLED`.
+    """The items of `source()`, produced in a thread; a TimeoutError if the next one takes longer than `STALLED`.
 
-    A thread that waits for a dead server cannot be stopped, so it is left behind; it ends with its wait or the process.
+    A thread blocked on a dead server cannot be stopped, so it is abandoned; being a daemon, it ends with the process.
     """
     items: queue.Queue[tuple[str, Any]] = queue.Queue(_AHEAD)
     left = threading.Event()
@@ -134,7 +134,7 @@ def _watched(source: Callable[[], Iterator[Result]]) -> Iterator[Result]:
                 if left.is_set():
                     return
             put("end", None)
-        except BaseException as error:  # raised where the items are used
+        except BaseException as error:  # re-raised in the consumer
             put("error", error)
 
     threading.Thread(target=work, name="tread-remote", daemon=True).start()
@@ -170,7 +170,7 @@ def _is_http(url: str) -> bool:
 
 
 def _system(url: str) -> tuple[Any, str]:
-    """The file system of a URL and its path there; made anew in a forked process, which fsspec notices."""
+    """The fsspec file system of a URL and the path on it; fsspec makes a new one after a fork."""
     import fsspec.core
 
     return fsspec.core.url_to_fs(url)

@@ -1,4 +1,4 @@
-"""`tread encode`: images to latents, in the tars that `latents.py` reads.
+"""`tread encode`: encodes images to latents, in the tar format that `latents.py` reads.
 
 - A shard is a pure function of the sorted file list and the settings: shard k holds files
   k * shard_size .. (k + 1) * shard_size - 1, in fixed batches, with fixed tar headers. An unreadable file is
@@ -9,8 +9,8 @@
 - Latents are stored unscaled in float16; they are scaled when loaded, by VAE name.
 - Sample keys count the files: key N is line N + 1 of `files.txt`. Labels index `classes.json`.
 - Pillow decodes in threads, one batch ahead of the VAE.
-- Rank r of w writes shards r, r + w, r + 2w, ... and needs no word with the others, on this machine or another: they
-  share the folder alone. A killed rank goes on like a killed run, and a resume may have another number of ranks.
+- Rank r of w writes shards r, r + w, r + 2w, ... without communication: ranks share only the folder, on one machine or
+  several. A killed rank resumes like a killed run, and a resume may use another number of ranks.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Encoded:
     skipped: int
     settings: dict[str, str | int]
     missing: int = 0
-    """Shards of other ranks that are not there yet."""
+    """Shards that other ranks have not written yet."""
 
     def __str__(self) -> str:
         if self.missing:
@@ -88,7 +88,7 @@ def encode(
     dtype. `shuffle` puts the images in a random order, seeded by `seed`: training that reads a window of shards at a
     time then meets all classes in each. Called again with the same arguments, it resumes.
 
-    `rank` of `world` processes write one folder together; by default those of `torchrun`'s environment.
+    `rank` and `world` share the shards among processes; by default they come from `torchrun`'s environment.
     """
     rank, world = _ranks(rank, world)
     for name, value in (("size", size), ("batch_size", batch_size), ("shard_size", shard_size)):
@@ -154,7 +154,7 @@ def encode(
                         _add(tar, f"{i:08d}.cls", str(labels[i]).encode())
                         _add(tar, f"{i:08d}.latent.npy", _npy(latent))
                     bar.update(len(batch))
-                # before the shard is renamed, or a kill here would lose them
+                # before the rename: a resume skips finished shards, so a kill in between would lose the list
                 _write_skipped(out, {files[i] for i in span}, skipped)
     missing = sum(not shard.exists() for shard in shards)
     skipped = _read_skipped(out)
@@ -171,7 +171,7 @@ def encode(
 
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
-    """This process among those that encode together: as given, else by the environment, else alone."""
+    """Rank and world size: the arguments, else the environment, else a single process."""
     if (rank is None) != (world is None):
         raise ConfigError("rank and world go together: give both, or neither where torchrun sets them")
     if rank is None or world is None:
@@ -184,7 +184,7 @@ def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
 def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[str], own: list[Path] | None) -> None:
     """Create `out` for this job, or check that it belongs to it.
 
-    What a killed process left is removed; with other ranks about, only what it left of this one's `own` shards.
+    Temporary files of a killed process are removed; with several ranks, only those of this rank's `own` shards.
     """
     path = out / "manifest.json"
     try:
@@ -196,7 +196,7 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
                 raise ConfigError(
                     f"{out} holds shards of another job ({'; '.join(differ)}): choose another folder or delete it"
                 )
-        elif any(out.glob("*.tar")) and not path.exists():  # another rank may have begun at this moment
+        elif any(out.glob("*.tar")) and not path.exists():  # another rank may have written the manifest by now
             raise ConfigError(f"{out} holds shards that tread encode did not write: choose another folder")
         names = None if own is None else {shard.name for shard in own}
         for left_over in out.glob(".*.tmp"):
@@ -212,7 +212,7 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
 
 
 def _latents(model: Autoencoder, pixels: dict[int, np.ndarray], kind: StoredKind, seed: int) -> dict[int, np.ndarray]:
-    """File index -> uint8 (H, W, 3), to file index -> float16 (C or 2C, h, w)."""
+    """Encode a batch: {file index: uint8 (H, W, 3)} -> {file index: float16 (C or 2C, h, w)}."""
     if not pixels:
         return {}
     x = torch.from_numpy(np.stack(list(pixels.values()))).permute(0, 3, 1, 2)  # (B, 3, H, W)
@@ -229,7 +229,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    """Add a file with fixed metadata, the one WebDataset's writer gives; the default mtime is 0."""
+    """Add a file with the fixed metadata of WebDataset's writer; TarInfo's default mtime is 0."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.uname, info.gname = len(data), 0o444, "bigdata", "bigdata"
     tar.addfile(info, io.BytesIO(data))
@@ -242,8 +242,8 @@ def _read_skipped(out: Path) -> dict[str, str]:
 
 
 def _write_skipped(out: Path, span: set[str], skipped: dict[str, str]) -> None:
-    """List the unreadable files of one shard, in place of what was listed of it before."""
-    with exclusive(out, SKIPPED_FILE):  # other ranks have shards of their own
+    """List the unreadable files of one shard, replacing its earlier entries."""
+    with exclusive(out, SKIPPED_FILE):  # other ranks update the same file
         before = _read_skipped(out)
         now = {file: why for file, why in before.items() if file not in span} | skipped
         if now == before:

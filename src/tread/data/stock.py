@@ -62,10 +62,10 @@ def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: P
 
 
 def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: Any) -> nn.Module:
-    """The model of the stock class `cls` that is a part of a pipeline, without its weights; refuses one that
-    `check_loaded` would refuse.
+    """Load a pipeline's part, of the stock class `cls`, on the meta device and pass it to `check_loaded`.
 
-    `place` is a folder or a hub id; `where` may have the revision, and the variant, which a part may lack.
+    `place` is the pipeline's folder or hub id; `where` may hold `revision` and `variant`. A part without files of that
+    variant is loaded without it.
     """
     what, folder = f"{part} of {place}", _folder(place, part, where.get("revision"))
     stock = next(base.__module__.partition(".")[0] for base in cls.__mro__ if ".pipelines." not in base.__module__)
@@ -89,8 +89,8 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
     except Exception as error:  # stock loaders raise whatever the files make them raise
         files = [] if folder is None else folder.glob("*.safetensors")
         damaged = [file.name for file in files if not is_safetensors(file)]
-        told = str(error).partition("If you want")[0]  # without its advice for programmers
-        reason = " ".join(told.split())[:300].rstrip(".") or type(error).__name__
+        message = str(error).partition("If you want")[0]  # without its advice for programmers
+        reason = " ".join(message.split())[:300].rstrip(".") or type(error).__name__
         advice = f"{', '.join(sorted(damaged))} is cut or damaged: get it again." if damaged else ""
         raise ConfigError(f"{what} cannot be loaded: {reason}. {advice}".strip()) from error
     model, info = loaded
@@ -105,7 +105,7 @@ def check_tokenizer(cls: Any, place: str, part: str, *, revision: str | None = N
         return _find(place, part, name, revision) is not None
 
     names = dict(cls.vocab_files_names)
-    if not names:  # a tokenizer of bytes
+    if not names:  # a byte-level tokenizer without a vocabulary file
         return
     single = {names.pop("tokenizer_file", "tokenizer.json"), "tokenizer.model"}
     several = sorted(names.values())
@@ -121,10 +121,10 @@ def _find(place: str, part: str, name: str, revision: str | None) -> Path | None
     from transformers.utils.hub import cached_file
 
     try:
-        found = cached_file(place, name, subfolder=part, revision=revision)
+        path = cached_file(place, name, subfolder=part, revision=revision)
     except OSError:
         return None
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def _folder(place: str, part: str, revision: str | None) -> Path | None:
@@ -137,8 +137,8 @@ def _files(folder: Path | None, names: Collection[str]) -> str:
     if folder is None:
         return "its weight file"
     listed = {shard for index in _indices(folder) for name, shard in index.items() if name in names}
-    found = listed or {file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")}
-    return ", ".join(str(folder / name) for name in sorted(found))
+    files = listed or {file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")}
+    return ", ".join(str(folder / name) for name in sorted(files))
 
 
 def _absent_from_shards(folder: Path | None) -> list[str]:
@@ -156,18 +156,18 @@ def _absent_from_shards(folder: Path | None) -> list[str]:
 
 
 def _indices(folder: Path) -> list[dict[str, str]]:
-    """The maps from tensor to shard of all indices in the folder."""
-    found = []
+    """The weight maps (tensor name to shard) of all index files in the folder."""
+    maps = []
     for path in sorted(folder.glob("*.safetensors.index*.json")):
         try:
-            found.append(dict(json.loads(path.read_bytes())["weight_map"]))
+            maps.append(dict(json.loads(path.read_bytes())["weight_map"]))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path} is no index of shards; get that part of the model again.") from error
-    return found
+    return maps
 
 
 def _named(names: list[str]) -> str:
-    """ "3 tensors (a, b, c)", or the first of more."""
+    """Count and names for a message: "3 tensors (a, b, c)", "5 tensors (a, b, c and 2 more)"."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:SHOWN])}{more})"
 

@@ -1,4 +1,4 @@
-"""Batches of a DataLoader whose killed workers are noticed where a batch is fetched, and nowhere else."""
+"""DataLoader batches without torch's SIGCHLD handler: a killed worker raises where a batch is fetched."""
 
 import signal
 import threading
@@ -10,10 +10,10 @@ from torch.utils.data._utils import signal_handling
 
 
 def fetched(loader: DataLoader[Any]) -> Iterator[Any]:
-    """The loader's batches, without torch's handler of SIGCHLD.
+    """Iterate over a loader's batches with torch's SIGCHLD handler removed.
 
-    That handler raises wherever the main thread is, such as in the middle of a save or of another error's report. A
-    loader that waits for a batch looks after its workers by itself, every five seconds.
+    The handler raises wherever the main thread happens to be, such as in the middle of a save or of another error's
+    report. It is not needed: a loader that waits for a batch polls its workers every five seconds.
     """
     batches = iter(loader)  # installs the handler
     if hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread():

@@ -88,7 +88,7 @@ def measure(
         with writing(work):
             work.mkdir(parents=True, exist_ok=True)
         if all(_gathered(whole.exists())):
-            _remove(saved)  # a kill came before
+            _remove(saved)  # left over if an earlier run was killed before removing it
             return Tally.load(whole).statistics()
         if saved.exists():
             tally = Tally.load(saved)
@@ -109,19 +109,19 @@ def measure(
     if whole is not None and saved is not None:
         if rank == 0:
             joined.save(whole)
-        _gathered(None)  # no part is removed before the whole is saved
+        _gathered(None)  # barrier: no part is removed before the merged tally is saved
         _remove(saved)
     return joined.statistics()
 
 
 def _remove(part: Path) -> None:
-    """Remove what the whole holds too; a disk that no longer allows it costs nothing."""
+    """Remove a partial tally that has been merged; a failure to remove it is harmless."""
     with suppress(OSError):
         part.unlink(missing_ok=True)
 
 
 def _gathered(value: T) -> list[T]:
-    """The value of every process, in order; a barrier for all processes."""
+    """All-gather a value, in the order of ranks; also a barrier."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [value]
     values = [value] * dist.get_world_size()
@@ -172,18 +172,18 @@ def measure_place(
     if not has_images(place) or not options.get("keep_vectors", True):
         return published
     measured = measure(open_images(place), extractor, label, **options)
-    # ADM's files hold statistics of the whole dataset and only some of its images, so the count is not the images'
+    # ADM's files hold statistics of the whole dataset but only some of its images, so `count` is the published one
     return replace(measured, count=published.count, pool=published.pool, spatial=published.spatial or measured.spatial)
 
 
 def _published(place: Path, extractor: Extractor) -> Statistics | None:
     """Stored statistics of this extractor, or None; refused if there are only others and no images."""
-    found = read_statistics(place)
-    if found is not None and found.features == extractor.name:
-        return found
+    stored = read_statistics(place)
+    if stored is not None and stored.features == extractor.name:
+        return stored
     if not has_images(place):
-        held = "neither images nor mu and sigma" if found is None else f"statistics of {found.features}"
-        raise ConfigError(f"{place} holds {held}; with `features` of {extractor.name} give images.")
+        contents = "neither images nor mu and sigma" if stored is None else f"statistics of {stored.features}"
+        raise ConfigError(f"{place} holds {contents}; with `features` of {extractor.name} give images.")
     return None
 
 
@@ -252,7 +252,7 @@ def evaluate(
         raise ConfigError(f"--work is {str(work)!r}, which is a file; name a folder.")
     if save is not None and not has_images(samples):
         raise ConfigError(f"--save writes images, and {samples} holds none; give it to --ref as it is.")
-    for place in (samples, reference):  # before the first image is measured
+    for place in (samples, reference):  # both are checked before the first image is measured
         if place is not None:
             _check_place(place, extractor)
     if save is not None:

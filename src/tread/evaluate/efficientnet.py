@@ -1,7 +1,7 @@
-"""EfficientNet-Lite0: an ImageNet classifier small enough for a CPU, whose 1280 features a Frechet distance can use.
+"""EfficientNet-Lite0: an ImageNet classifier small enough for a CPU, with 1280 features for a Frechet distance.
 
 - MobileNet blocks without squeeze-and-excite, ReLU6 everywhere, as the Lite variants have them.
-- TensorFlow's "same" padding: where a stride of 2 needs an odd amount, the extra row goes to the bottom and right.
+- TensorFlow's "same" padding: if a stride of 2 needs an odd amount, the extra row and column go to bottom and right.
 - Module names are those of the published state dict, so that it loads directly.
 """
 

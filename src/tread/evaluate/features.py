@@ -67,8 +67,8 @@ class Extractor:
         tensors = [torch.from_numpy(group).permute(0, 3, 1, 2).to(self.device) for group in groups]  # (B, 3, H, W)
         pixels = torch.cat([self.prepare(tensor) for tensor in tensors])
         with torch.autocast(torch.device(self.device).type, enabled=False):
-            found = self.module(pixels)
-        return found if isinstance(found, Activations) else Activations(found)
+            output = self.module(pixels)
+        return output if isinstance(output, Activations) else Activations(output)
 
     def fingerprint(self) -> str:
         """A hash of the name and the weights."""
@@ -107,15 +107,15 @@ class ClassToken(nn.Module):
 
 
 def load_dinov2(weights: str | None, device: torch.device | str) -> Extractor:
-    """DINOv2 by hub id or folder. Not tested with its weights; only a tiny random one has been run."""
+    """DINOv2 from a hub id or folder. Tested with a tiny random model only, not with the released weights."""
     with needs("`features` dinov2 needs transformers", "diffusers"):
         from transformers import Dinov2Model
-    place = weights or DINOV2_ID
-    loaded: Any = Dinov2Model.from_pretrained(place, output_loading_info=True)
+    source = weights or DINOV2_ID
+    loaded: Any = Dinov2Model.from_pretrained(source, output_loading_info=True)
     model, info = loaded
-    check_loaded(model, info, f"the weights {place}", Path(place) if Path(place).is_dir() else None)
+    check_loaded(model, info, f"the weights {source}", Path(source) if Path(source).is_dir() else None)
     module = ClassToken(model)
-    name = "DINOv2" if place == DINOV2_ID else f"DINOv2({place.rstrip('/').rsplit('/', 1)[-1]})"
+    name = "DINOv2" if source == DINOV2_ID else f"DINOv2({source.rstrip('/').rsplit('/', 1)[-1]})"
     return Extractor(name, module, partial(imagenet_pixels, shorter=224, crop=224), device)
 
 
@@ -157,7 +157,7 @@ def find_weights(weights: str | None, file: str, origin: str) -> Path:
 
 
 def _downloaded(url: str) -> Path:
-    """The file of a URL in the cache folder; it is kept only if it is a whole file of tensors."""
+    """Download a URL into the cache folder; the file is kept only if its tensors can be read."""
     parts = urlsplit(url)
     path = weights_folder() / Path(parts.path).name
     if parts.scheme not in ("http", "https") or not parts.netloc or path == weights_folder():
@@ -192,30 +192,30 @@ def _check_hash(path: Path, name: str) -> None:
 
 
 def read_tensors(path: Path, what: object) -> dict[str, Tensor]:
-    """The tensors of a file of weights, read without running code; `what` names it in an error."""
+    """The state dict in a file, loaded without executing pickled code; `what` names it in an error."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            found = load_file(path)
+            tensors = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler may raise anything on another file
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the unpickler may raise anything on a file of another format
         raise ConfigError(f"{what} is no file of weights, or damaged; check `weights`.") from error
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ConfigError(f"{what} holds no weights by name; check `weights`.")
-    return dict(found)
+    return dict(tensors)
 
 
 def _load(module: nn.Module, path: Path) -> None:
-    found = read_tensors(path, path)
+    tensors = read_tensors(path, path)
     own = module.state_dict()
-    wrong = [name for name, tensor in own.items() if name in found and found[name].shape != tensor.shape]
-    missing = [name for name in own if name not in found and not name.endswith("num_batches_tracked")]
-    extra = [name for name in found if name not in own]
+    wrong = [name for name, tensor in own.items() if name in tensors and tensors[name].shape != tensor.shape]
+    missing = [name for name in own if name not in tensors and not name.endswith("num_batches_tracked")]
+    extra = [name for name in tensors if name not in own]
     for what, names in (("lacks", missing), ("has another shape of", wrong), ("has an unknown", extra)):
         if names:
             raise ConfigError(
                 f"{path} {what} {names[0]} ({len(names)} such): it is no {type(module).__name__}; check `weights`."
             )
-    module.load_state_dict(found, strict=False)
+    module.load_state_dict(tensors, strict=False)

@@ -21,7 +21,7 @@ def frechet_distance(mean: np.ndarray, covariance: np.ndarray, mean_2: np.ndarra
             f"one side has {mean.shape[0]} features and the other {mean_2.shape[0]}; give both the same `features`."
         )
     first, second = (np.asarray(matrix, np.float64) for matrix in (covariance, covariance_2))
-    # S^1/2 is V L V^T; the outer V are rotations, which do not change the singular values
+    # S^1/2 = V L V^T; the outer V are orthogonal and do not change the singular values
     shared = np.linalg.svd(_root(first).T @ _root(second), compute_uv=False).sum()
     gap = np.asarray(mean, np.float64) - np.asarray(mean_2, np.float64)  # (D,)
     # rounding may leave equal distributions slightly below zero
@@ -29,7 +29,7 @@ def frechet_distance(mean: np.ndarray, covariance: np.ndarray, mean_2: np.ndarra
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:
-    """V L with S = V L^2 V^T: (D, rank)."""
+    """The factor V L of S = V L^2 V^T, (D, rank)."""
     values, vectors = np.linalg.eigh(covariance)  # (D,), (D, D)
-    held = values > values[-1] * len(values) * np.finfo(np.float64).eps  # the rest is rounding
-    return vectors[:, held] * np.sqrt(values[held])
+    nonzero = values > values[-1] * len(values) * np.finfo(np.float64).eps  # smaller eigenvalues are rounding
+    return vectors[:, nonzero] * np.sqrt(values[nonzero])

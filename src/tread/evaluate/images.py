@@ -70,8 +70,8 @@ class FirstImages(ImageSource):
     def __init__(self, source: ImageSource, count: int) -> None:
         self.source, self.count = source, check_int(count, "--count", 2)
         if count > len(source):
-            there = counted(len(source), "image")
-            raise ConfigError(f"--count is {count}, but SAMPLES has {there}; lower it or leave it out.")
+            available = counted(len(source), "image")
+            raise ConfigError(f"--count is {count}, but SAMPLES has {available}; lower it or leave it out.")
         self.read_ahead = source.read_ahead
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class FirstImages(ImageSource):
 
 
 class FileImages(ImageSource):
-    """Images that threads read one by one: `read_one(item)` for each of `items`, which are in the files `paths`."""
+    """Images read in threads, `read_one(item)` for each of `items`; `paths` are the files that hold them."""
 
     def __init__(self, paths: list[Path], items: Sequence[Any], read_one: Callable[[Any], np.ndarray]) -> None:
         self.paths, self.items, self.read_one = paths, items, read_one
@@ -216,7 +216,7 @@ def write_batch(path: Path, source: ImageSource, arrays: Mapping[str, np.ndarray
 
 
 def _is_sample(path: Path) -> bool:
-    """Whether a file, by its path relative to the folder or tar, is a sample."""
+    """Whether a path, relative to the folder or tar, is a sample: an image, not hidden, not `grid.png`."""
     hidden = any(part.startswith(".") for part in path.parts)
     return path.suffix.lower() in SUFFIXES and path.name != GRID and not hidden
 

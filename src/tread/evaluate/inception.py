@@ -27,7 +27,7 @@ def inception_pixels(images: Tensor) -> Tensor:
 
 
 def _resize(x: Tensor, axis: int) -> Tensor:
-    """One axis to 299 as TensorFlow 1's resize_bilinear does, neither aligned to corners nor to pixel centres."""
+    """Resize one axis to 299 as TensorFlow 1's resize_bilinear does, without align_corners or half-pixel centres."""
     size = x.shape[axis]
     if size == SIZE:
         return x
@@ -183,7 +183,7 @@ class InceptionV3(nn.Module):
         x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(F.max_pool2d(x, 3, stride=2)))  # (B, 192, 71, 71)
         x = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(F.max_pool2d(x, 3, stride=2))))  # (B, 288, 35, 35)
         x = self.Mixed_6c(self.Mixed_6b(self.Mixed_6a(x)))  # (B, 768, 17, 17)
-        # `mixed_6/conv` in the graph's names; in its NHWC order, so that it compares with published statistics
+        # `mixed_6/conv` of the graph, flattened in NHWC order as in published statistics
         spatial = self.Mixed_6d.branch1x1(x)[:, :SPATIAL_CHANNELS]  # (B, 7, 17, 17)
         spatial = spatial.permute(0, 2, 3, 1).flatten(1)  # (B, 2023)
         x = self.Mixed_6e(self.Mixed_6d(x))

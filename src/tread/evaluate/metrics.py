@@ -23,7 +23,7 @@ def precision_recall(samples: Tensor, reference: Tensor) -> tuple[float, float]:
 
     A manifold is the union of balls around each feature that reach its k-th nearest neighbour.
     """
-    centre = reference.double().mean(0)  # |a|^2 + |b|^2 - 2ab loses digits far from the origin
+    centre = reference.double().mean(0)  # |a|^2 + |b|^2 - 2ab cancels catastrophically far from the origin
     samples, reference = samples.double() - centre, reference.double() - centre
     precision = _inside(samples, reference, _radii(reference))
     recall = _inside(reference, samples, _radii(samples))
@@ -57,15 +57,15 @@ def kernel_distance(
     It may be negative, as it is unbiased.
     """
     size = min(subset_size, samples.shape[0], reference.shape[0])
-    if size == samples.shape[0] == reference.shape[0]:  # every subset is everything
+    if size == samples.shape[0] == reference.shape[0]:  # every subset is the full set
         subsets = 1
-    found = np.empty(subsets)
+    estimates = np.empty(subsets)
     for subset in range(subsets):
         x = samples[_draw(samples, subset, 0, size)].double()  # (size, D)
         y = reference[_draw(reference, subset, 1, size)].double()  # (size, D)
         within = sum(_kernel(side, side).fill_diagonal_(0).sum() for side in (x, y)) / (size * (size - 1))
-        found[subset] = float(within - 2 * _kernel(x, y).mean())
-    return float(found.mean()), float(found.std())
+        estimates[subset] = float(within - 2 * _kernel(x, y).mean())
+    return float(estimates.mean()), float(estimates.std())
 
 
 def _kernel(x: Tensor, y: Tensor) -> Tensor:

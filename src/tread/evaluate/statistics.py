@@ -1,4 +1,4 @@
-"""Statistics of a set of images: float64 moments of its features, the features themselves, sums for the score.
+"""Statistics of a set of images: float64 moments of its features, the features, and sums for the Inception Score.
 
 - A tally accumulates batches, merges with another process's, and is saved as one `.npz`.
 - Published statistics are read from an `.npz` with `mu` and `sigma`, as ADM's evaluator writes it.
@@ -71,8 +71,8 @@ def _read_gaussian(arrays: Mapping[str, np.ndarray], mean: str, covariance: str,
     if not shapes:
         return None
     if len(shapes) < 2 or len(shapes[mean]) != 1 or shapes[covariance] != shapes[mean] * 2:
-        found = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise DataError(f"{path} has {found}; statistics are {mean} (D,) and {covariance} (D, D): write it again")
+        given = " and ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise DataError(f"{path} has {given}; statistics are {mean} (D,) and {covariance} (D, D): write it again")
     if any(arrays[name].dtype.kind not in "fiu" for name in shapes):
         raise DataError(f"{path} has {mean} or {covariance} that are not real numbers: write it again")
     if not all(np.isfinite(arrays[name]).all() for name in shapes):
@@ -81,7 +81,7 @@ def _read_gaussian(arrays: Mapping[str, np.ndarray], mean: str, covariance: str,
 
 
 def _whole(array: np.ndarray, name: str, path: Path) -> int:
-    """The whole number, not negative, that an array of one element holds."""
+    """The non-negative integer in a one-element array."""
     if array.size != 1 or array.dtype.kind not in "iub" or array.item() < 0:
         raise DataError(f"{path} has {name} {array.dtype} {array.shape}; it must be one whole number: write it again")
     return int(array.item())
@@ -217,7 +217,7 @@ class Tally:
         return tally
 
     def _check(self, path: Path) -> None:
-        """Refuse arrays of a file that do not belong together."""
+        """Refuse a file whose arrays have inconsistent shapes."""
         width = len(self.moments["pool"].mean) if "pool" in self.moments else 0
         shapes = {name: values.shape for name, values in self.score.items()}
         splits = shapes.get("counts", (0,))

@@ -10,13 +10,13 @@ from tread.page.figure import Curves, Line, Points
 from tread.page.read import Run, is_number
 
 MOST = 240
-"""Points of a line; more steps are averaged in bins of equal length."""
+"""Most points of a line; more steps are averaged in bins of equal length."""
 STEPS = "steps"
 KNOWN = {"step", "loss", "val_loss", "learning_rate", "grad_norm", "images_per_second", "memory_gib", "tokens_kept"}
 HIGHER = ("precision", "recall", "IS")
-"""Figures of evaluations of which more is better; of all others less is."""
+"""Metrics of evaluations for which higher is better; for all others lower is."""
 UNCHARTED = (" std",)
-"""Ends of the names of figures that are spreads of others."""
+"""Suffixes of metrics that are standard deviations of others, and get no chart."""
 
 
 def curves(runs: Sequence[Run]) -> dict[str, list[Curves]]:
@@ -54,7 +54,7 @@ def _training_loss(runs: Sequence[Run]) -> Curves | None:
 
 
 def routed_spans(run: Run) -> list[tuple[float, float]]:
-    """First and last step of each stretch of routed steps, if the run has dense ones too."""
+    """First and last step of each run of consecutive routed steps; empty if every step is routed."""
     spans: list[tuple[float, float]] = []
     open_ = False
     kept = run.values("tokens_kept")
@@ -71,7 +71,7 @@ def _validation_loss(runs: Sequence[Run]) -> Curves | None:
 
 
 def _validation_loss_by_time(runs: Sequence[Run]) -> Curves | None:
-    """What routing is for: the loss at equal time."""
+    """Validation loss over training time, which shows what faster steps gain."""
     lines = []
     for index, run in enumerate(runs):
         clock = Clock(run)
@@ -92,7 +92,7 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 class Clock:
-    """Seconds of training at a step, from the speeds that a run logged."""
+    """Cumulative training time by step, integrated from the logged speeds."""
 
     def __init__(self, run: Run) -> None:
         self.steps, self.seconds = [0.0], [0.0]
@@ -105,7 +105,7 @@ class Clock:
                 self.steps.append(step)
 
     def at(self, step: float) -> float | None:
-        """Seconds of training after `step` steps; None where no speed was logged."""
+        """Seconds of training after `step` steps, interpolated; None outside the logged steps."""
         if not self.steps[0] <= step <= self.steps[-1] or len(self.steps) == 1:
             return None
         above = bisect_left(self.steps, step)
@@ -121,7 +121,7 @@ def is_routed(run: Run) -> bool:
 
 
 def _figures(runs: Sequence[Run]) -> list[Curves | None]:
-    """One figure for each metric that the trainers do not know: FID and the like, whatever they are called."""
+    """One figure for each logged metric outside KNOWN, such as FID."""
     names = {
         name: None
         for run in runs
@@ -133,14 +133,14 @@ def _figures(runs: Sequence[Run]) -> list[Curves | None]:
 
 
 def better(name: str) -> str:
-    """Which way a figure of an evaluation should go."""
+    """Whether higher or lower is better for a metric, in words."""
     return "Higher is better." if name.startswith(HIGHER) else "Lower is better."
 
 
 def _plain(
     runs: Sequence[Run], metric: str, title: str, *, note: str = "", dotted: bool = False, **look: bool
 ) -> Curves | None:
-    """One line per run, its values as they are; where nothing changes between them, a step is kept as its ends."""
+    """One line per run, without binning; a run of equal values is reduced to its ends."""
     lines = []
     for index, run in enumerate(runs):
         points = _corners(run.values(metric))
@@ -151,7 +151,7 @@ def _plain(
 
 
 def _corners(points: Points) -> Points:
-    """Points without those that lie between two equal ones."""
+    """Points without those whose neighbours have the same value."""
     if len(points) < 3:
         return points
     inner = [
@@ -161,7 +161,7 @@ def _corners(points: Points) -> Points:
 
 
 def _binned(runs: Sequence[Run], metric: str, title: str, note: str) -> Curves | None:
-    """One line per run: the mean of bins of steps, in a band from the lowest to the highest."""
+    """One line per run: the mean of each bin of steps, in a band from the bin's lowest to its highest value."""
     lines, longest = [], 1
     for index, run in enumerate(runs):
         points = run.values(metric)
@@ -175,17 +175,17 @@ def _binned(runs: Sequence[Run], metric: str, title: str, note: str) -> Curves |
 
 
 def binned(points: Points, most: int) -> list[tuple[float, float, float, float]]:
-    """(x, mean, lowest, highest) of at most so many bins of points that follow each other; x is the bin's mean.
+    """(x, mean, lowest, highest) of at most `most` bins of consecutive points; x is the mean of the bin's x.
 
     >>> binned([(1, 2.0), (2, 4.0), (3, 6.0)], 2)
     [(1.5, 3.0, 2.0, 4.0), (3.0, 6.0, 6.0, 6.0)]
     """
     size = max(1, math.ceil(len(points) / most))
-    found = []
+    bins = []
     for first in range(0, len(points), size):
         xs, ys = zip(*points[first : first + size], strict=True)
-        found.append((math.fsum(xs) / len(xs), math.fsum(ys) / len(ys), min(ys), max(ys)))
-    return found
+        bins.append((math.fsum(xs) / len(xs), math.fsum(ys) / len(ys), min(ys), max(ys)))
+    return bins
 
 
 def _figure(

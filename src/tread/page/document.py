@@ -1,6 +1,6 @@
 """One self-contained HTML file in the style of the reports: template, style and script of `assets/` filled in.
 
-Everything is in the file, so it works from disk and without a network; a policy in it forbids anything else.
+Everything is inlined, so it works from disk and without a network; a Content-Security-Policy forbids loading more.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tread.errors import shortened
 from tread.page.html import Html, escaped, joined, tag
 
 Section = tuple[str, Html]
-"""A title and what is below it."""
+"""The title and content of a section."""
 NOTHING = Html("")
 
 

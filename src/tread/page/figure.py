@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 Points = list[tuple[float, float]]
 SMALLEST = 1e-100
-"""Differences below it are none."""
+"""Differences below this count as zero."""
 COLOURS = 6
-"""Colours of runs; further runs repeat them with dashes."""
+"""Number of colours for runs; further runs repeat them with dashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Line:
     run: int
     points: Points
     band: list[tuple[float, float, float]] = field(default_factory=list)
-    """(x, lowest, highest) around it."""
+    """(x, lowest, highest) of the shaded band around the line."""
     dotted: bool = False
     """Whether each point is marked: few, exact values."""
 
@@ -27,7 +27,7 @@ class Curves:
     """Lines over a common x axis."""
 
     key: str
-    """Its name in the page and as a file."""
+    """The figure's id in the page and its file name."""
     title: str
     x: str
     lines: list[Line]
@@ -37,12 +37,12 @@ class Curves:
     """Whether the y axis begins at 0."""
     percent: bool = False
     spans: list[tuple[float, float]] = field(default_factory=list)
-    """Stretches of x that are shaded: routed steps."""
+    """Shaded intervals of x: routed steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar with its label; `pale` marks a prediction beside what was measured."""
+    """One bar with its label; `pale` marks a prediction beside a measurement."""
 
     name: str
     run: int

@@ -24,7 +24,7 @@ def escaped(value: object) -> Html:
 
 
 def joined(parts: Iterable[object]) -> Html:
-    """Parts one after the other, each escaped where it is not HTML."""
+    """Concatenate parts, escaping each that is not `Html`."""
     return Html("".join(escaped(part) for part in parts))
 
 

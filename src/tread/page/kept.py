@@ -1,8 +1,8 @@
-"""Which tokens were kept: masks over pictures and a heat map, computed again from seed and step.
+"""Which tokens were kept: masks over pictures and a heat map, recomputed from seed and step.
 
 A selection is a hash of (seed, step, micro-step, route, position in the batch, token), so a run stores none of them.
-`random` is exact as long as no token is forced. `l1` also ranks the tokens of the model in training, which nobody has
-any more: its random part is shown and said to be that.
+`random` is reproduced exactly as long as no token is forced. `l1` also ranks tokens by activations, which are not
+stored: only its random part is shown, with a note.
 """
 
 import math
@@ -25,17 +25,17 @@ from tread.routing.selection import select
 from tread.sampling.grid import GAP
 
 STEPS, SAMPLES = 8, 6
-"""Steps that masks are shown for, and samples of each."""
+"""Number of steps with masks, and of samples per step."""
 LOOKED_AT = 20_000
-"""Steps of a long run that are looked at for routed ones."""
+"""Most steps of a long run that are searched for routed ones."""
 DRAWN = 3_000_000
-"""Random numbers that a heat map is made of, at most."""
+"""Most random numbers drawn for a heat map."""
 CELL = 112
-"""Pixels of a picture under a mask, about."""
+"""Approximate side of a picture under a mask, in pixels."""
 COVER, PLAIN = (240, 185, 100), (0, 114, 178)
 """Colours of dropped tokens, and of kept ones where there is no picture."""
 RAMP = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float32)
-"""Colours of the heat map from 0 to 1, from dark to bright; readable without red and green."""
+"""Colour map of the heat map from 0 to 1, dark to bright; safe for red-green colour blindness."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,15 @@ class Kept:
 
     title: str
     masks: dict[int, Picture]
-    """Samples of the batch after so many steps, dropped tokens covered; captions say how many were kept."""
+    """By step, samples of the batch with dropped tokens covered; captions say how many were kept."""
     first: int
-    """The step to begin with: one at the full ratio."""
+    """The step shown first: one at the full ratio."""
     heat: Picture
     notes: list[str]
 
 
 def kept_tokens(run: Run) -> tuple[list[Kept], str]:
-    """Each route of a run, or none and the reason."""
+    """The kept tokens of each route of a run; or an empty list and the reason."""
     plan, grid = run.plan, run.grid
     if plan is None:
         routed = any(kept < 1 for _, kept in run.values("tokens_kept"))
@@ -69,7 +69,7 @@ def kept_tokens(run: Run) -> tuple[list[Kept], str]:
 
 
 def layer_shares(run: Run) -> list[float]:
-    """The share of tokens that each layer keeps at the full ratio; empty where the plan or the grid is not known."""
+    """The share of tokens that each layer keeps at the full ratio; empty if the plan or the grid is unknown."""
     plan, grid = run.plan, run.grid
     if plan is None or plan.depth is None or grid is None:
         return []
@@ -91,7 +91,7 @@ def selection(plan: RoutePlan, route: int, step: int, positions: Tensor, tokens:
 
 
 def heat_map(plan: RoutePlan, route: int, steps: Sequence[int], tokens: int) -> tuple[Tensor, int]:
-    """How often each token was kept, (S,) from 0 to 1, over so many draws of the first batch positions."""
+    """The frequency with which each token was kept, (S,) in [0, 1], and the number of draws behind it."""
     samples = 16
     chosen = spread(steps, max(4, DRAWN // (tokens * samples)))
     counts = torch.zeros(tokens)
@@ -142,7 +142,7 @@ def _spread_note(share: Tensor, draws: int) -> str:
 
 
 def _caveats(run: Run, plan: RoutePlan, step: int, tokens: int) -> list[str]:
-    """What the figures lack, if anything."""
+    """Notes on how the masks shown may differ from those of training."""
     notes = []
     if plan.importance:
         notes.append(
@@ -154,17 +154,17 @@ def _caveats(run: Run, plan: RoutePlan, step: int, tokens: int) -> list[str]:
         layer * kept_count(tokens, route.selection_ratio * _scale(plan, step))
         for layer, route in zip(layers, plan.routes, strict=True)
     ) / (sum(layers) * tokens)
-    found = dict(run.values("tokens_kept")).get(step + 1)
-    if found is not None and abs(found - expected) > 0.005:
+    share = dict(run.values("tokens_kept")).get(step + 1)
+    if share is not None and abs(share - expected) > 0.005:
         notes.append(
-            f"Step {step + 1} kept {found:.0%} and not the {expected:.0%} shown: its samples had another size, or some "
+            f"Step {step + 1} kept {share:.0%} and not the {expected:.0%} shown: its samples had another size, or some "
             "tokens were forced (masks, references, a first frame), and which ones is not stored."
         )
     return notes
 
 
 def sample_pictures(run: Run, grid: tuple[int, int, int]) -> list[list[Image.Image]]:
-    """Pictures of the run's own, the newest, to lay masks over: frames of each of some samples; empty without any."""
+    """The run's newest pictures to lay masks over: a list of frames per sample; empty if it has none."""
     files = picture_files(run)
     if not files:
         return []
@@ -197,7 +197,7 @@ def grid_cells(path: Path, run: Run) -> list[Image.Image]:
 
 
 def _frames_of(path: Path, grid: tuple[int, int, int]) -> list[Image.Image]:
-    """The frames of a preview: itself, or those in the strip of a clip."""
+    """The frames of a preview: the image itself, or the frames in the strip of a clip."""
     with Image.open(path) as image:
         image = image.convert("RGB")
     if grid[0] == 1:
@@ -230,7 +230,7 @@ def _covered(kept: np.ndarray, pictures: list[list[Image.Image]]) -> Image.Image
 
 
 def _fitted(picture: Image.Image, width: int, height: int) -> Image.Image:
-    """The middle of a picture in another shape."""
+    """The centre crop of a picture, resized to (width, height)."""
     scale = min(picture.width / width, picture.height / height)
     wide, high = scale * width, scale * height
     left, top = (picture.width - wide) / 2, (picture.height - high) / 2
@@ -241,10 +241,10 @@ def _heat(share: Tensor, grid: tuple[int, int, int]) -> Image.Image:
     """Frames beside each other, each token a square of its colour."""
     values = share.reshape(grid).numpy()[spread(range(grid[0]), 4)]  # (F, H, W)
     scale = max(1, round(CELL * 1.5 / max(grid[1:])))
-    place = np.clip(values, 0, 1) * (len(RAMP) - 1)
-    low = np.minimum(place.astype(int), len(RAMP) - 2)
-    part = (place - low)[..., None]
-    colours = (RAMP[low] * (1 - part) + RAMP[low + 1] * part).astype(np.uint8)  # (F, H, W, 3)
+    position = np.clip(values, 0, 1) * (len(RAMP) - 1)
+    low = np.minimum(position.astype(int), len(RAMP) - 2)
+    fraction = (position - low)[..., None]
+    colours = (RAMP[low] * (1 - fraction) + RAMP[low + 1] * fraction).astype(np.uint8)  # (F, H, W, 3)
     colours = colours.repeat(scale, 1).repeat(scale, 2)
     sheet = Image.new("RGBA", (len(colours) * (colours.shape[2] + GAP) - GAP, colours.shape[1]))
     for index, frame in enumerate(colours):

@@ -1,7 +1,7 @@
 """The pictures of a run over time: sample grids of pretraining, previews of fine-tuning, as data URIs.
 
-Many pictures would make a page of hundreds of megabytes: of many steps some are shown, evenly spread, and large ones
-are scaled down and stored as WebP. What cannot be opened is left out.
+To keep the page from growing to hundreds of megabytes, long runs show some steps, evenly spread, and large pictures are
+scaled down and stored as WebP. Files that cannot be opened are left out.
 """
 
 import base64
@@ -18,9 +18,9 @@ from PIL import Image
 from tread.page.read import Run
 
 MOST = 48
-"""Pictures of one run."""
+"""Most pictures of one run."""
 FEWEST = 6
-"""Steps of one run, however many prompts it has."""
+"""Steps shown of one run at least, however many prompts it has."""
 SIDE = 768
 """Longest side of a picture in pixels."""
 AS_IT_IS = 64 * 1024
@@ -52,7 +52,7 @@ def picture_files(run: Run) -> dict[int, list[Path]]:
 
 
 def frames(run: Run) -> tuple[dict[int, list[Picture]], int]:
-    """The pictures of the steps that are shown, and the number of all steps that have some."""
+    """The pictures of the steps shown, and the number of steps that have pictures."""
     files = picture_files(run)
     most = max((len(paths) for paths in files.values()), default=1)
     prompts = run.settings.get("validation_prompt") if run.kind == "fine-tuning" else None
@@ -70,7 +70,7 @@ def frames(run: Run) -> tuple[dict[int, list[Picture]], int]:
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of some items, evenly spread, with the first and the last.
+    """At most `most` of the items, evenly spread, including the first and the last.
 
     >>> spread(range(10), 4)
     [0, 3, 6, 9]
@@ -84,7 +84,7 @@ def embedded(path: Path, caption: str = "") -> Picture:
     """A picture file for the page."""
     with Image.open(path) as image:
         if image.format == "PNG" and path.stat().st_size <= AS_IT_IS and max(image.size) <= 2 * SIDE:
-            image.load()  # refuses one that was cut off
+            image.load()  # raises on a truncated file
             return Picture(uri("png", path.read_bytes()), *image.size, caption)
         return encoded(image, caption)
 
@@ -102,5 +102,5 @@ def encoded(image: Image.Image, caption: str = "", *, lossless: bool = False) ->
 
 
 def uri(kind: str, content: bytes) -> str:
-    """Bytes of an image as an address that holds them."""
+    """The bytes of an image as a data URI."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -73,5 +73,5 @@ def _bars(figure: Bars, axes: Any) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
+    """Text escaped from matplotlib's mathtext."""
     return shortened(text, 60).replace("$", r"\$")

@@ -1,7 +1,7 @@
-"""What a run left behind: settings, metrics, the record of its starts, figures of an evaluation.
+"""Read a run's folder: settings, metrics, the record of its starts, metrics of an evaluation.
 
-Files may be of an earlier version, half written, or by someone else: what cannot be used is left out with a note, and
-only what leaves nothing to show is refused, in a sentence.
+Files may be of an earlier version, half written, or by someone else: unusable parts are left out with a note, and only
+a folder with nothing to show is refused.
 """
 
 import json
@@ -24,17 +24,17 @@ from tread.words import counted
 
 Kind = Literal["pretraining", "fine-tuning", "evaluation"]
 FIGURES = "evaluation.json"
-"""What `tread eval --work FOLDER` leaves there."""
+"""The file that `tread eval --work FOLDER` writes."""
 TUNING = "measurements.json"
-"""What `tread autotune` leaves in its folder."""
+"""The file that `tread autotune` writes."""
 MOST_TOKENS, MOST_STEPS, LARGEST = 2**20, 2**53, 1e100
-"""More is no run's: it is a damaged file."""
+"""Limits of plausible values; larger ones mean a damaged file."""
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run; `lines` are its metrics, `facts` what its record or newest checkpoint says of the model."""
+    """One run; `lines` are its metrics, `facts` describe the model, from its record or newest checkpoint."""
 
     path: Path
     name: str
@@ -50,17 +50,17 @@ class Run:
     """Metrics of an evaluation."""
 
     def values(self, name: str) -> Points:
-        """(step, value) of one metric; what is no number is left out."""
+        """(step, value) of one metric, without values that are not numbers."""
         return [(line["step"], line[name]) for line in self.lines if is_number(line.get(name))]
 
     @property
     def last_step(self) -> int:
-        """Optimizer steps that the metrics tell of."""
+        """The last optimizer step in the metrics."""
         return max((line["step"] for line in self.lines), default=0)
 
     @property
     def steps(self) -> int | None:
-        """Optimizer steps that were asked for."""
+        """Optimizer steps set in the config."""
         return whole(self.settings.get("train.steps", self.settings.get("max_train_steps")))
 
     @property
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def batch(self) -> int | None:
-        """Samples of an optimizer step."""
+        """Samples per optimizer step, over all processes."""
         if self.kind == "pretraining":
             return whole(self.settings.get("train.batch_size"))
         sizes = [whole(self.settings.get(name)) for name in ("train_batch_size", "gradient_accumulation_steps")]
@@ -83,7 +83,7 @@ class Run:
 
     @property
     def plan(self) -> RoutePlan | None:
-        """The resolved plan, with the seed that selections were drawn with; None if it is dense or not known."""
+        """The resolved plan, with the seed of its selections; None if the run is dense or its plan is unknown."""
         config, depth = self.facts.get("tread_config"), self.facts.get("depth")
         if not isinstance(config, dict):
             return None
@@ -91,13 +91,13 @@ class Run:
             plan = RoutePlan.from_config(config)
             plan = plan.with_total_steps(self.steps) if self.steps else plan
             if plan.schedule is not None:
-                plan.schedule.scale(0)  # refuses one that lacks the number of steps
+                plan.schedule.scale(0)  # raises on a schedule without the number of steps
             return plan if depth is None else plan.resolve(depth)
         return None
 
     @property
     def grid(self) -> tuple[int, int, int] | None:
-        """Frames, rows and columns of the tokens of a sample."""
+        """The token grid of a sample: frames, rows, columns; None if it is unknown."""
         grid = self.facts.get("grid")
         if not isinstance(grid, list) or len(grid) != 3 or not all((whole(size) or 0) > 0 for size in grid):
             return None
@@ -105,7 +105,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs of a report, which are of one kind, each with a name of its own."""
+    """The runs of a report, all of the same `kind`, with unique names."""
     runs = [read_run(path) for path in paths]
     other = next((run for run in runs if run.kind != runs[0].kind), None)
     if other is not None:
@@ -141,9 +141,9 @@ def read_run(path: Path) -> Run:
 
 def _training(folder: Path) -> Run:
     settings = saved_settings(folder)
-    found, damaged = metrics.read_lines(folder) if is_file(folder / metrics.FILE) else ([], 0)
-    lines = [line for line in found if 0 <= line["step"] < MOST_STEPS]
-    damaged += len(found) - len(lines)
+    readable, damaged = metrics.read_lines(folder) if is_file(folder / metrics.FILE) else ([], 0)
+    lines = [line for line in readable if 0 <= line["step"] < MOST_STEPS]
+    damaged += len(readable) - len(lines)
     if not lines:
         every = "logging_steps" if "model_family" in settings else "log.every"
         raise ConfigError(
@@ -171,23 +171,23 @@ def _training(folder: Path) -> Run:
 
 def _evaluation(path: Path, name: str) -> Run:
     try:
-        found = json.loads(path.read_bytes())
-        figures = {str(key): value for key, value in found["metrics"].items() if is_number(value)}
-        told: dict[str, Any] = {key: found.get(key) for key in ("features", "samples", "reference")}
-        paths, start = found.get("paths", {}), found.get("start")
-        notes = [str(note) for note in found.get("notes", ())]
-        told |= {f"{key} path": value for key, value in paths.items()}
+        saved = json.loads(path.read_bytes())
+        figures = {str(key): value for key, value in saved["metrics"].items() if is_number(value)}
+        settings: dict[str, Any] = {key: saved.get(key) for key in ("features", "samples", "reference")}
+        paths, start = saved.get("paths", {}), saved.get("start")
+        notes = [str(note) for note in saved.get("notes", ())]
+        settings |= {f"{key} path": value for key, value in paths.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ConfigError(
             f"{shown(str(path), 200)} has no figures of an evaluation: give what `tread eval --json` printed, or the "
             "folder of a run."
         ) from None
     record = {"starts": [start]} if isinstance(start, dict) else {}
-    return Run(path=path, name=name, kind="evaluation", settings=told, figures=figures, notes=notes, record=record)
+    return Run(path=path, name=name, kind="evaluation", settings=settings, figures=figures, notes=notes, record=record)
 
 
 def _checkpoint_facts(folder: Path) -> dict[str, Any]:
-    """What the newest checkpoint says of the model: runs of earlier versions have no record."""
+    """Facts from the newest checkpoint's manifest, for runs of earlier versions, which have no record."""
     for path in reversed(list_checkpoints(folder / CHECKPOINTS)):
         with suppress(OSError, ValueError, RecursionError):
             facts = json.loads((path / MANIFEST).read_bytes())

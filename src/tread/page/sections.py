@@ -1,4 +1,4 @@
-"""The sections of the page: what each figure, table and gallery says, for one run or several beside each other."""
+"""The sections of the page: figures, tables and galleries with their text, for one run or several side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -32,14 +32,14 @@ def figures(runs: Sequence[Run]) -> dict[str, list[Figure]]:
     """Every figure of a report, by section."""
     if runs[0].kind == "evaluation":
         return _named({"Figures": list(_evaluation_bars(runs))})
-    found: dict[str, list[Figure]] = {name: list(some) for name, some in curves(runs).items()}
+    by_section: dict[str, list[Figure]] = {name: list(some) for name, some in curves(runs).items()}
     bars = (speed_bars(speedups(runs), runs), memory_bars(runs))
-    found["Speed and memory"] += [some for some in bars if some is not None]
-    return _named({name: some for name, some in found.items() if some})
+    by_section["Speed and memory"] += [some for some in bars if some is not None]
+    return _named({name: some for name, some in by_section.items() if some})
 
 
 def _named(found: dict[str, list[Figure]]) -> dict[str, list[Figure]]:
-    """Figures whose keys differ: metrics may have names that are the same as the names of files."""
+    """Figures with unique keys: different metrics may have the same slug."""
     taken: list[str] = []
     for some in found.values():
         for index, figure in enumerate(some):
@@ -50,13 +50,13 @@ def _named(found: dict[str, list[Figure]]) -> dict[str, list[Figure]]:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """Everything below the title, in order; what a run has nothing for is left out."""
+    """Everything below the title, in order; empty sections are left out."""
     drawn = {name: _charts(some) for name, some in figures(runs).items()}
-    found: dict[str, Html | None]
+    contents: dict[str, Html | None]
     if runs[0].kind == "evaluation":
-        found = {"Overview": _figures_table(runs), **drawn}
+        contents = {"Overview": _figures_table(runs), **drawn}
     else:
-        found = {
+        contents = {
             "Overview": overview(runs),
             "Loss": drawn.get("Loss"),
             "Pictures over time": _pictures(runs),
@@ -66,12 +66,12 @@ def sections(runs: Sequence[Run]) -> list[Section]:
             "Optimisation": drawn.get("Optimisation"),
             "Settings": settings_table(runs),
         }
-    found["Commands and versions"] = _starts(runs)
-    return [(name, content) for name, content in found.items() if content]
+    contents["Commands and versions"] = _starts(runs)
+    return [(name, content) for name, content in contents.items() if content]
 
 
 def _charts(some: Sequence[Figure]) -> Html:
-    """Figures in columns; bars, which are low, below each other beside curves."""
+    """Figures in columns; bar charts, which are low, are stacked beside the curves."""
     low = [figure for figure in some if isinstance(figure, Bars)]
     if len(low) == len(some):
         return tag("div", *map(draw, some), class_="charts")
@@ -80,7 +80,7 @@ def _charts(some: Sequence[Figure]) -> Html:
 
 
 def overview(runs: Sequence[Run]) -> Html:
-    """The figures that people look for first, a column per run."""
+    """The key figures, a column per run."""
     rows: dict[str, Callable[[Run], str]] = {
         "what": lambda run: str(run.record.get("summary", "")),
         "steps": lambda run: f"{run.last_step:,} of {run.steps:,}" if run.steps else f"{run.last_step:,}",
@@ -96,7 +96,7 @@ def overview(runs: Sequence[Run]) -> Html:
 
 
 def _by_run(runs: Sequence[Run], rows: dict[str, list[str]], *, mark: bool = False) -> Html:
-    """A table with a column per run, without the rows that nobody has anything for; `mark` what is not as the first."""
+    """A table with a column per run, without empty rows; `mark` highlights cells that differ from the first run's."""
 
     def shown(cell: str, first: str) -> Html:
         return tag("td", tag("mark", cell or "none") if mark and cell != first else cell)
@@ -116,18 +116,18 @@ def _chip(run: Run, index: int) -> Html:
 
 
 def _validation(run: Run) -> str:
-    found = run.values("val_loss")
-    if not found:
+    losses = run.values("val_loss")
+    if not losses:
         return ""
-    step, best = min(found, key=lambda point: point[1])
-    last = f"{found[-1][1]:.4f}"
-    return last if best == found[-1][1] else f"{last}; lowest {best:.4f} at step {step:,}"
+    step, best = min(losses, key=lambda point: point[1])
+    last = f"{losses[-1][1]:.4f}"
+    return last if best == losses[-1][1] else f"{last}; lowest {best:.4f} at step {step:,}"
 
 
 def _training(run: Run) -> str:
-    found = [loss for _, loss in run.values("loss")]
-    some = found[-max(1, min(100, len(found) // 10)) :]
-    return f"{sum(some) / len(some):.4f}, mean of the last {counted(len(some), 'step')}" if some else ""
+    losses = [loss for _, loss in run.values("loss")]
+    recent = losses[-max(1, min(100, len(losses) // 10)) :]
+    return f"{sum(recent) / len(recent):.4f}, mean of the last {counted(len(recent), 'step')}" if recent else ""
 
 
 def _time(run: Run) -> str:
@@ -152,7 +152,7 @@ def _number(values: list[float]) -> str:
 
 
 def _speed(runs: Sequence[Run], drawn: Html | None) -> Html | None:
-    """The charts, with what the speed-ups compare."""
+    """The charts, with notes on what each speed-up compares."""
     said = [
         tag("li", f"{runs[one.run].name}: {one.means}." if len(runs) > 1 else f"Measured: {one.means}.")
         for one in speedups(runs)
@@ -161,26 +161,26 @@ def _speed(runs: Sequence[Run], drawn: Html | None) -> Html | None:
 
 
 def _pictures(runs: Sequence[Run]) -> Html | None:
-    """Samples of each step, one run beside the other; a script turns them into one picture with a slider."""
+    """Samples of each step, runs side by side; a script turns the steps into one picture with a slider."""
     columns = []
     for index, run in enumerate(runs):
-        found, every = frames(run)
-        if not found:
+        by_step, every = frames(run)
+        if not by_step:
             continue
-        shown = [_frame(step, pictures) for step, pictures in found.items()]
-        few = f"{len(found)} of {every} steps are shown. " if len(found) < every else ""
+        shown = [_frame(step, pictures) for step, pictures in by_step.items()]
+        few = f"{len(by_step)} of {every} steps are shown. " if len(by_step) < every else ""
         head = tag("h3", _chip(run, index)) if len(runs) > 1 else ""
         columns.append(
             tag("div", head, tag("p", few) if few else "", tag("div", *shown, class_="frames"), data_run=index)
         )
     if not columns:
         return None
-    what = (
+    subject = (
         "Dense samples of the averaged weights"
         if runs[0].kind == "pretraining"
         else "The validation prompts, drawn dense"
     )
-    lead = tag("p", f"{what}, with the same noise at every step.")
+    lead = tag("p", f"{subject}, with the same noise at every step.")
     return joined([lead, SIDEWAYS, tag("div", *columns, class_="gallery beside", data_gallery="step")])
 
 
@@ -266,7 +266,7 @@ def _count(value: Any) -> str:
 
 
 def moment(start: Mapping[str, Any]) -> str:
-    """The time of a start, as people write it."""
+    """The date and time of a start, formatted for the page."""
     return str(start.get("time", "")).replace("T", " ").replace("+00:00", " UTC")
 
 
@@ -280,8 +280,8 @@ def _starts(runs: Sequence[Run]) -> Html | None:
             parts.append(tag("p", head, class_="start"))
             parts.append(tag("pre", tag("code", start.get("command", ""))))
     last = [run.starts[-1].get("versions") if run.starts else None for run in runs]
-    versions: list[dict[str, Any]] = [found if isinstance(found, dict) else {} for found in last]
-    names = {name: None for found in versions for name in found}
-    rows = {name: [str(found.get(name) or "") for found in versions] for name in names}
+    versions: list[dict[str, Any]] = [packages if isinstance(packages, dict) else {} for packages in last]
+    names = {name: None for packages in versions for name in packages}
+    rows = {name: [str(packages.get(name) or "") for packages in versions] for name in names}
     parts.append(_by_run(runs, rows, mark=True) if rows else "")
     return joined(parts) if any(parts) else None

@@ -8,11 +8,11 @@ from tread.page.read import Run
 from tread.words import counted
 
 UNTOLD = ("output_dir", "resume", "resume_from_checkpoint")
-"""Settings that differ between any two runs and say nothing."""
+"""Settings that differ between any two runs and are not compared."""
 
 
 def settings_table(runs: Sequence[Run]) -> Html | None:
-    """The settings of one run, or what differs between several, highlighted, and what they share."""
+    """The settings of one run; for several, the differing ones, highlighted, then the shared ones."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     if not names:
         return None
@@ -24,7 +24,7 @@ def settings_table(runs: Sequence[Run]) -> Html | None:
     names = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
     differing = [name for name in names if name not in UNTOLD and len({_key(run, name) for run in runs}) > 1]
     shared = [name for name in names if name not in differing and name not in UNTOLD]
-    told = (
+    shown = (
         joined(
             [
                 tag("p", f"{counted(len(differing), 'setting')} {'differs' if len(differing) == 1 else 'differ'}."),
@@ -34,7 +34,7 @@ def settings_table(runs: Sequence[Run]) -> Html | None:
         if differing
         else tag("p", "The runs have the same settings.")
     )
-    return joined([told, _folded(f"{counted(len(shared), 'setting')} that all runs share", _table(runs[:1], shared))])
+    return joined([shown, _folded(f"{counted(len(shared), 'setting')} that all runs share", _table(runs[:1], shared))])
 
 
 def _key(run: Run, name: str) -> str:
@@ -50,7 +50,7 @@ def _table(runs: Sequence[Run], names: Sequence[str], *, differing: bool = False
 
 
 def _cells(runs: Sequence[Run], name: str, *, differing: bool) -> list[Html]:
-    """Values; of those that differ, each that is not the first run's is marked."""
+    """The value of each run; with `differing`, values other than the first run's are highlighted."""
     first = _key(runs[0], name)
     cells = []
     for run in runs:

@@ -1,8 +1,8 @@
-"""Speed and memory: what routing gains by FLOPs, what it gained on the clock, and the peak of memory.
+"""Speed and memory: the speed-up that FLOPs predict, the measured speed-up, and peak memory.
 
-The prediction is dense over routed FLOPs at the full ratio, as the run recorded it. Measured is the median speed of the
-stretches at the lowest share of tokens over that of dense steps: of the same run if its schedule has some, else of a
-dense run beside it that differs in nothing that a step's time depends on.
+The prediction is dense over routed FLOPs at the full ratio, as the run recorded it. The measured speed-up is the median
+speed of logging intervals at the lowest share of tokens, over the median speed of dense ones: those of the same run if
+its schedule has dense steps, else those of a dense run in the report whose SPEED_SETTINGS are the same.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SPEED_SETTINGS = (
     *("train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "mixed_precision", "compile"),
     *("attention", "graphs", "optimizer", "use_ema", "tokenizer_max_length"),
 )
-"""Settings, and groups of them, that the time of a step depends on."""
+"""Settings, and prefixes of settings, that affect the time of a step."""
 EXCEPT = ("model.tread_config", "model.name", "model.weights", "tread_config")
 
 
@@ -32,11 +32,11 @@ class Speedup:
     predicted: float | None
     measured: float | None
     means: str
-    """What was compared, or why nothing could be."""
+    """What was compared, or why there is no measurement, in words."""
 
 
 def speedups(runs: Sequence[Run]) -> list[Speedup]:
-    """One for each run that has routed steps."""
+    """The speed-up of each run that has routed steps."""
     return [_speedup(runs, index) for index, run in enumerate(runs) if lowest_share(run) < 1]
 
 
@@ -67,8 +67,11 @@ def _speedup(runs: Sequence[Run], index: int) -> Speedup:
 
 
 def laps(run: Run, share: float) -> list[float]:
-    """Samples per second of the stretches whose steps all kept this share; the first, which compiles, only if alone."""
-    found: list[tuple[bool, float]] = []
+    """Samples per second of the logging intervals whose steps all kept this share.
+
+    The first interval includes compilation and counts only if there is no other.
+    """
+    speeds: list[tuple[bool, float]] = []
     inside: list[float] = []
     first = True
     for line in run.lines:
@@ -76,14 +79,14 @@ def laps(run: Run, share: float) -> list[float]:
             inside.append(line["tokens_kept"])
         if is_number(line.get("images_per_second")):
             if set(inside) == {share} and line["images_per_second"] > 0:
-                found.append((first, line["images_per_second"]))
+                speeds.append((first, line["images_per_second"]))
             inside, first = [], False
-    later = [speed for is_first, speed in found if not is_first]
-    return later or [speed for _, speed in found]
+    later = [speed for is_first, speed in speeds if not is_first]
+    return later or [speed for _, speed in speeds]
 
 
 def _comparable(run: Run, other: Run) -> bool:
-    """Whether two runs differ in nothing but routes that a step's time depends on."""
+    """Whether two runs have the same device, token grid and SPEED_SETTINGS, apart from routes."""
     device = [(one.starts[-1].get("device"), one.processes) if one.starts else None for one in (run, other)]
     groups = tuple(name for name in SPEED_SETTINGS if name.endswith("."))
     every = run.settings.keys() | other.settings.keys()
@@ -108,7 +111,7 @@ def speed_bars(found: Sequence[Speedup], runs: Sequence[Run]) -> Bars | None:
 
 
 def memory_bars(runs: Sequence[Run]) -> Bars | None:
-    """The peak of each run."""
+    """The peak memory of each run."""
     peaks = {index: max((gib for _, gib in run.values("memory_gib")), default=0.0) for index, run in enumerate(runs)}
     bars = [
         Bar(name=runs[index].name, run=index, value=peak, label=f"{peak:.3g} GiB")

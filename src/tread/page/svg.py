@@ -15,11 +15,11 @@ from tread.page.html import Html, data_block, joined, tag
 WIDTH, HEIGHT = 420, 250
 TOP, BOTTOM = 12, 34
 CHARACTER = 6.6
-"""Width of a character of a label, in the units of the drawing."""
+"""Approximate width of a label's character, in SVG user units."""
 DIGITS = 4
-"""Digits of a number on an axis, unless two would look the same."""
+"""Significant digits of an axis label; more if two labels would be equal."""
 NAME = 14
-"""Characters of a run's name at the end of its line; the legend has all of it."""
+"""Most characters of a run's name at the end of its line; the legend has the full name."""
 
 
 def draw(figure: Figure) -> Html:
@@ -27,7 +27,7 @@ def draw(figure: Figure) -> Html:
     drawing = _bars(figure) if isinstance(figure, Bars) else _curves(figure)
     note = tag("p", figure.note) if figure.note else ""
     first, rest = figure.title[:1], figure.title[1:]
-    title = f"{first.upper() if rest[:1].islower() else first}{rest}"  # sFID is a name
+    title = f"{first.upper() if rest[:1].islower() else first}{rest}"  # keeps names such as sFID
     return tag("figure", tag("figcaption", tag("h3", title), note), drawing, class_="chart", id=f"chart-{figure.key}")
 
 
@@ -96,7 +96,7 @@ def _curves(figure: Curves) -> Html:
 
 
 def _marks(values: Sequence[float], figure: Curves) -> dict[float, str]:
-    """The values of an axis with their texts, in as many digits as it takes to tell them apart."""
+    """The tick values of an axis with their labels, with enough digits to tell them apart."""
     texts: list[str] = []
     for digits in range(DIGITS, 10):
         texts = [f"{y:.{max(0, digits - DIGITS)}%}" if figure.percent else number(y, digits) for y in values]
@@ -145,7 +145,7 @@ def _shows(line: Line, figure: Curves) -> bool:
 
 
 def _beside(line: Line, across: Callable[[float], float], down: Callable[[float], float], middle: float) -> Html:
-    """The name of a single point among lines, on the side that has more room."""
+    """The label of a line that is a single point, on the side with more room."""
     ((x, y),) = line.points
     side = 1 if across(x) < middle else -1
     return tag(
@@ -201,7 +201,7 @@ def layers(shares: list[float]) -> Html:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers between two, about so many.
+    """About `about` round numbers between `low` and `high`.
 
     >>> ticks(0.0, 1000.0, 5)
     [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
@@ -214,7 +214,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten between two numbers that are far apart, and their 2 and 5 fold where there are few.
+    """Powers of ten between `low` and `high`; with their multiples by 2 and 5 if there are few.
 
     >>> log_ticks(0.05, 2.0)
     [0.05, 0.1, 0.2, 0.5, 1.0, 2.0]

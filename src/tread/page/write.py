@@ -1,4 +1,4 @@
-"""A report of runs as one file, and the one that a run writes at its end."""
+"""Write the report of some runs as one file; a run writes its own when it ends."""
 
 import shlex
 from collections.abc import Sequence
@@ -33,19 +33,19 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_at_end(folder: Path, accelerator: Accelerator) -> None:
-    """Write the report of a run that has ended, on rank 0; whatever goes wrong is a warning, for the run is whole."""
+    """Write the report of a run that has ended, on rank 0; any error becomes a warning, since the run is complete."""
     if not accelerator.is_main_process:
         return
     try:
         if not _is_new(folder):
             accelerator.print(f"report: {write_report([folder])}")
-    except Exception as error:  # a report is not worth a run
+    except Exception as error:  # a failed report must not fail the run
         reason = shortened(" ".join(str(error).split()) or type(error).__name__, 300)
         accelerator.print(f"warning: the run is complete, but its report could not be written: {reason}")
 
 
 def _is_new(folder: Path) -> bool:
-    """Whether the report in a folder tells of all its metrics: nothing was trained since."""
+    """Whether the report in a folder is newer than its metrics."""
     written, metrics = folder / FILE, folder / METRICS_FILE
     return written.exists() and (not metrics.exists() or written.stat().st_mtime_ns >= metrics.stat().st_mtime_ns)
 
@@ -67,7 +67,7 @@ def _heading(runs: Sequence[Run]) -> str:
 
 
 def _legend(runs: Sequence[Run]) -> Html:
-    """The runs with their colours; a script makes a switch of each."""
+    """The runs with their colours; a script turns each into a toggle."""
     if len(runs) == 1:
         return Html("")
     chips = [

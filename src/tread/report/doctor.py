@@ -1,8 +1,8 @@
 """`tread doctor [CONFIG] [name=value ...]`: what this machine has, and whether a config works on it.
 
 - A config is read before anything else, so that a mistake in it is one sentence at once.
-- Reports go to stdout, as lines or as JSON; what the jobs say while they load goes to stderr.
-- Nothing is written to the folder of a run.
+- The report goes to stdout, as lines or as JSON; messages of the jobs while they load go to stderr.
+- Nothing is written to a run's folder.
 """
 
 import json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TRAIN_SECTIONS = {
     *("defaults", "model", "train", "objective", "ema", "checkpoint", "validation", "sample", "evaluate", "log"),
 }
-"""Names that only a config of `tread train` has at its top."""
+"""Top-level names that only a config of `tread train` has."""
 FINETUNE_KEYS = {"model_family", "pretrained_model_name_or_path"}
 """Names that every config of `tread finetune` has, and those of other trainers too."""
 
@@ -44,7 +44,7 @@ def doctor(config: str | None, settings: Sequence[str], as_json: bool) -> int:
             with tempfile.TemporaryDirectory(prefix="tread-doctor-") as folder, redirect_stdout(sys.stderr):
                 summary, trials = attempt(Path(folder))
         except USER_ERRORS as error:
-            if as_json:  # the machine's part may explain it
+            if as_json:  # the machine's findings may explain the error
                 print(_json(report | {"error": str(error)}))
             raise
         problems = [problem for trial in trials for problem in trial.problems]
@@ -98,7 +98,7 @@ def is_finetune(config: str) -> bool:
 
 
 def describe(trial: "Trial") -> str:
-    """What came of one network, as lines."""
+    """The trial of one network, as lines of text."""
     rows = [(f"prediction {one.what}", _difference(one)) for one in trial.comparisons]
     if trial.dense is None:
         rows.append(("steps", "not run, because a prediction is wrong"))
@@ -124,7 +124,7 @@ def _memory(dense: "Measured", routed: "Measured | None") -> str:
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Lines of a name and what is said about it, in two columns."""
+    """A text table of two columns: names and descriptions."""
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name.ljust(width)}  {text}" for name, text in rows)
 
@@ -158,7 +158,7 @@ def _json(report: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """A report without NaN and infinities, which JSON does not have."""
+    """A report with NaN and infinities replaced, which JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

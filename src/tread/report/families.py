@@ -1,6 +1,6 @@
 """Every transformer class of diffusers, and those known outside it, with their routing: `tread families`.
 
-Layers are those of the class's default config, counted on the meta device, where no weights are made.
+Layers are those of the class's default config, counted on the meta device, which allocates no weights.
 """
 
 import operator
@@ -27,14 +27,14 @@ class Row:
 def rows(word: str = "") -> list[Row]:
     """The classes of diffusers that have `word` in their name, by name."""
     known = {name: family for family in FAMILIES for name in family.models} | REFUSED
-    found = sorted((name for name in known if word.lower() in name.lower()), key=str.lower)
-    return [_row(name, known[name]) for name in found]
+    names = sorted((name for name in known if word.lower() in name.lower()), key=str.lower)
+    return [_row(name, known[name]) for name in names]
 
 
 def rows_elsewhere(word: str = "") -> list[Row]:
-    """The classes outside diffusers that have `word` in their name; families that read the same are one row."""
-    found = {_routed(name, family) for family in ELSEWHERE for name in family.models if word.lower() in name.lower()}
-    return sorted(found, key=lambda row: (row.name.lower(), row.notes))
+    """The classes outside diffusers that have `word` in their name, without duplicate rows."""
+    matches = {_routed(name, family) for family in ELSEWHERE for name in family.models if word.lower() in name.lower()}
+    return sorted(matches, key=lambda row: (row.name.lower(), row.notes))
 
 
 def _row(name: str, known: Family | str) -> Row:
@@ -49,27 +49,27 @@ def _routed(name: str, family: Family, layers: str = "") -> Row:
 
 
 def default_layers(name: str, family: Family) -> str:
-    """The layers of each stack in the class's default config; empty where there is no diffusers or no such config."""
+    """The layers of each stack in the class's default config; empty without diffusers or without defaults."""
     try:
         from diffusers.models import transformers
 
         with torch.device("meta"):
             model = getattr(transformers, name)()
-    except (ImportError, TypeError, ValueError):  # no diffusers, or required settings
+    except (ImportError, TypeError, ValueError):  # no diffusers, or a constructor with required arguments
         return ""
     return " + ".join(str(len(operator.attrgetter(stack.name)(model))) for stack in family.stacks)
 
 
 def describe_families(word: str = "") -> str:
     """The text of `tread families`."""
-    found = rows(word) + rows_elsewhere(word)
-    if not found:
+    listed = rows(word) + rows_elsewhere(word)
+    if not listed:
         raise ConfigError(f"no transformer class has {word!r} in its name; `tread families` lists them all.")
-    widths = [max(len(getattr(row, column)) for row in found) for column in ("name", "status", "layers")]
+    widths = [max(len(getattr(row, column)) for row in listed) for column in ("name", "status", "layers")]
     lines = []
-    for row in found:
+    for row in listed:
         cells = zip((row.name, row.status, row.layers), widths, strict=True)
         text = ". ".join(part for part in (row.stacks, row.notes) if part)
         lines.append("  ".join([*(cell.ljust(width) for cell, width in cells), text]).rstrip())
-    routed = sum(row.status == "routed" for row in found)
-    return "\n".join([*lines, f"{routed} routed, {len(found) - routed} refused"])
+    routed = sum(row.status == "routed" for row in listed)
+    return "\n".join([*lines, f"{routed} routed, {len(listed) - routed} refused"])

@@ -1,7 +1,7 @@
-"""What this machine has, and what will fall back: the first part of `tread doctor`.
+"""The machine's hardware and packages, and which features fall back: the first part of `tread doctor`.
 
-- One finding per line: what was found, and what it means for a run. Answers come from the functions that decide it in
-  a run (`kernels`, `finetune.quantize`), and what can fail only when it is used is used once at tiny size.
+- One finding per line: the result of a check, and what it means for a run. Checks call the functions that decide in a
+  run (`kernels`, `finetune.quantize`); a feature that can fail only in use is used once at tiny size.
 - A package that is missing or broken, torch included, is a finding and never an error.
 """
 
@@ -35,7 +35,7 @@ PACKAGES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked for, what was found, what it means."""
+    """The result of one check: its name, the result, and what it means for a run."""
 
     name: str
     found: str
@@ -58,7 +58,7 @@ def examine() -> Iterator[Finding]:
 def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
-    except Exception as error:  # whatever a broken package raises
+    except Exception as error:  # a broken package may raise anything
         return Finding(name, f"cannot be used ({_reason(error)})", works=False)
 
 
@@ -70,14 +70,14 @@ def _reason(error: Exception) -> str:
 def package(name: str) -> Finding:
     """An installed package beside the versions tested; importing it tells whether it is broken."""
     module, absence = PACKAGES[name]
-    found = installed(name)
-    if found is None:
+    version = installed(name)
+    if version is None:
         return Finding(name, "not installed", absence, works=False)
     try:
         import_module(module)
     except Exception as error:
-        return Finding(name, f"{found}, broken", f"importing it fails ({_reason(error)})", works=False)
-    return Finding(name, found, beside_tested(name, found))
+        return Finding(name, f"{version}, broken", f"importing it fails ({_reason(error)})", works=False)
+    return Finding(name, version, beside_tested(name, version))
 
 
 def _python() -> Finding:
@@ -98,11 +98,11 @@ def _torch() -> Finding:
 
 
 def _device() -> Any:
-    """Where a job would run."""
+    """The device that a job would run on."""
     import torch
 
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found or torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
 
 
 def _describe_device() -> Finding:
@@ -135,11 +135,11 @@ def _capability() -> Finding:
 def _compiler() -> Finding:
     from tread.kernels.triton_support import c_compiler
 
-    found, on_gpu = c_compiler(), _device().type == "cuda"
-    if found is None:
+    compiler, on_gpu = c_compiler(), _device().type == "cuda"
+    if compiler is None:
         means = "layers cannot be compiled, training falls back to eager: install gcc, or set CC"
         return Finding("C compiler", "none", means, works=False)
-    return Finding("C compiler", found, "layers are compiled" if on_gpu else "on a CPU only `compile: true` uses it")
+    return Finding("C compiler", compiler, "layers are compiled" if on_gpu else "on a CPU only `compile: true` uses it")
 
 
 def _triton() -> Finding:
@@ -234,10 +234,10 @@ def _memory() -> Finding:
 
 def _disk() -> Finding:
     here = Path.cwd()
-    found = f"{shutil.disk_usage(here).free / GIB:.1f} GiB free in {here}"
+    free = f"{shutil.disk_usage(here).free / GIB:.1f} GiB free in {here}"
     hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     there = next(folder for folder in (hub, *hub.parents) if folder.is_dir())
-    return Finding("disk", found, f"models of the hub go to {hub} ({shutil.disk_usage(there).free / GIB:.1f} GiB free)")
+    return Finding("disk", free, f"models of the hub go to {hub} ({shutil.disk_usage(there).free / GIB:.1f} GiB free)")
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -256,4 +256,4 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "memory": _memory,
     "disk": _disk,
 }
-"""Each check by the name of its finding, which is also the line of one that fails."""
+"""Each check by the name of its finding; a check that raises is reported under that name."""

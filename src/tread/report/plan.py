@@ -1,6 +1,7 @@
-"""`tread plan`: which layers see how many tokens, what that can gain, and what a run of a model needs.
+"""`tread plan`: tokens per layer, the ideal speed-up, and the memory that a run of a model needs.
 
-Routes alone need the model's depth, width and tokens. A model by name has them, and its memory too (`planning/`).
+For routes alone, depth, width and tokens are given. For a model by name they are known, and so is its memory
+(`planning/`).
 """
 
 import warnings
@@ -74,7 +75,8 @@ def plan_model(
 ) -> str:
     """The text of `tread plan MODEL`; `settings` are those of `make_run`. With `html` the page is written too.
 
-    With `gpus` it says what a step takes on so many; the other three settings say how they share the model.
+    With `gpus` it adds the time of a step on that many GPUs; `per_node`, `parallel` and `shard_size` describe how they
+    share the model.
     """
     several = {"--per-node": per_node, "--parallel": parallel, "--shard-size": shard_size}
     for option, value in {**several, "--collectives": collectives or None}.items():
@@ -118,15 +120,15 @@ def plan_model(
 
 
 def _plan(config: str, name: str = "tread_config") -> RoutePlan | None:
-    """The plan of routes, or that of a run's config, which has other settings beside it; None if the run is dense."""
+    """The plan of a config of routes, or of a run's config that contains one; None if the run is dense."""
     mapping = read_mapping(config, name)
     names = {str(name).lstrip("-") for name in mapping}
     if names & {"defaults", "model", "train"}:  # a config of `tread train`
         from tread.pretrain.config import layered
 
-        found = settled(layered([config])["model"].get("tread_config"))
+        routes = settled(layered([config])["model"].get("tread_config"))
     elif names & {"tread_config", "model_family"}:  # a config of `tread finetune` need not mention routes
-        found = {str(name).lstrip("-"): value for name, value in mapping.items()}.get("tread_config")
+        routes = {str(name).lstrip("-"): value for name, value in mapping.items()}.get("tread_config")
     else:
-        found = mapping
-    return None if found is None else RoutePlan.from_config(found)
+        routes = mapping
+    return None if routes is None else RoutePlan.from_config(routes)

@@ -1,4 +1,4 @@
-"""`tread eval`: measure on the device there is, in one process or many, and print what was found."""
+"""`tread eval`: compute the metrics, on one process or several, and print them."""
 
 import os
 from dataclasses import asdict
@@ -27,33 +27,33 @@ def run_evaluation(
     json: bool,
     **options: Any,
 ) -> None:
-    """Print a table or JSON, from the first process alone; `accelerate launch fid.py ...` starts many.
+    """Print a table or JSON, on rank 0 only; `accelerate launch fid.py ...` starts several processes.
 
     `options` are those of `evaluate.compare.evaluate`.
     """
-    place = _device(device)
+    chosen = _device(device)
     rank = 0
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from accelerate import PartialState
 
-        state = PartialState(cpu=place.type == "cpu")
-        rank, place = state.process_index, state.device or place
-    report = evaluate(samples, ref, load_extractor(features, weights, place), save=save, **options)
+        state = PartialState(cpu=chosen.type == "cpu")
+        rank, chosen = state.process_index, state.device or chosen
+    report = evaluate(samples, ref, load_extractor(features, weights, chosen), save=save, **options)
     if save is not None and rank == 0 and not json:
         print(f"saved: {save}")
     if report is not None and rank == 0:
         if (work := options.get("work")) is not None:
-            known = asdict(report) | {"paths": {"samples": str(samples), "ref": str(ref)}, "start": origin(place)}
+            known = asdict(report) | {"paths": {"samples": str(samples), "ref": str(ref)}, "start": origin(chosen)}
             with atomic_write(work / FIGURES) as file:
                 file.write((dumps(known, indent=2) + "\n").encode())
         print(dumps(asdict(report), indent=2) if json else report.table())
 
 
 def _device(name: str | None) -> torch.device:
-    """Where the extractor runs; a device that is not there is refused."""
+    """The extractor's device; refuses one that is not available."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):  # torch asserts that it was built for CUDA
+    except (RuntimeError, AssertionError):  # torch built without CUDA raises an AssertionError
         raise ConfigError(f"--device is {name!r}, which is not there; use cpu, or leave it out.") from None
     return device

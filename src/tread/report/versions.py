@@ -15,8 +15,8 @@ def tested(file: str) -> dict[str, str]:
     """Version by distribution from a constraints file, in the package or at the root of a clone; empty without one."""
     path = next((root / file for root in (PACKAGE, PACKAGE.parents[1]) if (root / file).is_file()), None)
     lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
-    found = (re.match(r"([\w.-]+)==([^\s;#]+)", line) for line in lines)
-    return {_normal(match[1]): match[2] for match in found if match}
+    pins = (re.match(r"([\w.-]+)==([^\s;#]+)", line) for line in lines)
+    return {_normal(match[1]): match[2] for match in pins if match}
 
 
 def installed(name: str) -> str | None:
@@ -28,7 +28,7 @@ def installed(name: str) -> str | None:
 
 
 def beside_tested(name: str, found: str) -> str:
-    """How a version compares with those tested, as words; empty where none is known."""
+    """A phrase comparing a version with the tested ones; empty if none is known."""
     newest, oldest = (tested(file).get(_normal(name)) for file in (NEWEST, OLDEST))
     if newest is None:
         return ""

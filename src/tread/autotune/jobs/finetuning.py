@@ -1,6 +1,6 @@
 """`tread autotune` on a config of `tread finetune`.
 
-Samples for a few batches are encoded, of the most frequent bucket, into the config's cache, where a run finds them.
+A few batches of the most frequent bucket are encoded into the config's cache, where a run reuses them.
 """
 
 import shlex

@@ -19,15 +19,15 @@ from tread.report.doctor import is_finetune
 from tread.routing.plan import tread_mapping
 
 BATCHES = 2
-"""Batches that sensitivity is measured on, where the data has so many; more if they have few samples."""
+"""Batches that sensitivity is measured on, if the data has that many; more if batches are small."""
 
 
 class Job(Protocol):
-    """What is tuned: a config of `tread train` or `tread finetune`, or a loop."""
+    """A config of `tread train` or `tread finetune`, or a custom loop, to be tuned."""
 
     @property
     def routing(self) -> dict[str, Any]:
-        """What the config says about routing beside the routes: the selector, the schedule."""
+        """The config's routing settings other than the routes: the selector, the schedule."""
         ...
 
     def identity(self) -> dict[str, Any]:
@@ -35,11 +35,11 @@ class Job(Protocol):
         ...
 
     def dense_share(self, tread_config: Mapping[str, Any]) -> float:
-        """The share of a run's steps, its last ones, that the schedule of these routes leaves dense."""
+        """The share of a run's steps, at its end, that the schedule runs dense."""
         ...
 
     def explained(self) -> AbstractContextManager[None]:
-        """Inside, too little memory is a sentence that says what to change."""
+        """A context that turns an out-of-memory error into a message with the setting to change."""
         ...
 
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
@@ -47,7 +47,7 @@ class Job(Protocol):
         ...
 
     def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
-        """What a user types to train with the routes in a file."""
+        """The shell command that trains with the routes in a file."""
         ...
 
 
@@ -59,7 +59,7 @@ class TrainedJob(Job, Protocol):
         ...
 
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
-        """Train for so many steps by the job's own trainer, or go on with it; None: dense."""
+        """Train for `steps` steps with the job's own trainer, resuming a checkpoint in `folder`; None is dense."""
         ...
 
 
@@ -78,13 +78,13 @@ def read_job(config: str | None, settings: Sequence[str]) -> TrainedJob:
 
 def stacks_of(model: nn.Module, family: Family) -> tuple[Stack, ...]:
     """The stacks of a stock model with their layers, as routes count them."""
-    found, first = [], 0
+    stacks, first = [], 0
     for stack in family.stacks:
         count = len(operator.attrgetter(stack.name)(model))
         if count:
-            found.append(Stack(name=stack.name, first=first, last=first + count - 1))
+            stacks.append(Stack(name=stack.name, first=first, last=first + count - 1))
         first += count
-    return tuple(found)
+    return tuple(stacks)
 
 
 def stem(config: str | None) -> str:
@@ -102,7 +102,7 @@ def routing_beside(config: Mapping[str, Any] | str | Path | None) -> dict[str, A
 
 
 def batches_of(size: int) -> int:
-    """The number of batches of so many samples that sensitivity is measured on.
+    """The number of batches of `size` samples that sensitivity is measured on.
 
     >>> batches_of(1), batches_of(8)
     (4, 2)
@@ -111,7 +111,7 @@ def batches_of(size: int) -> int:
 
 
 def check_alone(accelerator: Accelerator) -> torch.device:
-    """The device; refuses several processes, whose steps wait for each other."""
+    """The device; refuses several processes, whose collectives would distort the timings."""
     if accelerator.num_processes > 1:
         raise ConfigError(
             f"tread autotune was launched as {accelerator.num_processes} processes and measures on one: run it without "

@@ -1,4 +1,4 @@
-"""A training loop of one's own, as the tuner measures it: an attached model, a step and the loss of each token."""
+"""A custom training loop as the tuner measures it: an attached model, a step and the loss of each token."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -48,7 +48,7 @@ class OwnLoop:
         return [] if self.handle.fast is None else [self.handle.fast]
 
     def step(self, batch: Any) -> None:
-        """See `Loop.step`; refuses one that trains."""
+        """See `Loop.step`; refuses a step that changes the weights."""
         before = self._versions()
         self.handle.set_step(0)
         self.take_step(batch)
@@ -65,19 +65,19 @@ class OwnLoop:
 
     def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
         """See `Loop.losses_at`."""
-        found = self.token_losses(batch, u)  # (B, S)
-        if found.ndim != 2:
-            raise ConfigError(f"token_losses returned shape {tuple(found.shape)}; it must be (samples, tokens).")
+        losses = self.token_losses(batch, u)  # (B, S)
+        if losses.ndim != 2:
+            raise ConfigError(f"token_losses returned shape {tuple(losses.shape)}; it must be (samples, tokens).")
         if self.routed_loss == "kept" and kept is None:
             kept = self.handle.kept
         if self.routed_loss == "all" or kept is None:
-            return found.mean(1)
-        if found.shape != kept.shape:
+            return losses.mean(1)
+        if losses.shape != kept.shape:
             raise ConfigError(
-                f"token_losses returned shape {tuple(found.shape)} and the model routes {tuple(kept.shape)}, so which "
+                f"token_losses returned shape {tuple(losses.shape)} and the model routes {tuple(kept.shape)}, so which "
                 'losses belong to kept tokens is not known: return one for each of them, or give routed_loss="all".'
             )
-        return (found * kept).sum(1) / kept.sum(1)
+        return (losses * kept).sum(1) / kept.sum(1)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -91,13 +91,13 @@ class OwnLoop:
             self.model.train(training)
 
     def close(self) -> None:
-        """Give the memory of CUDA graphs back; what the user has compiled stays."""
+        """Release the memory of CUDA graphs; layers that the user compiled stay compiled."""
         for fast in self.fast:
             fast.release()
 
 
 class OwnTuning:
-    """The job of a loop: everything that `tread autotune` does but verifying runs."""
+    """The job of a custom loop: all of `tread autotune` except verifying runs."""
 
     def __init__(self, loop: OwnLoop, batches: Sequence[Any], plan: RoutePlan) -> None:
         self.loop, self.batches, self.plan = loop, batches, plan
@@ -129,11 +129,11 @@ class OwnTuning:
         return 0.0 if schedule is None else schedule.cooldown_fraction
 
     def explained(self) -> AbstractContextManager[None]:
-        """See `Job.explained`: what a loop of one's own may save is not known."""
+        """See `Job.explained`; adds nothing, since the settings of a custom loop are unknown."""
         return nullcontext()
 
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
-        """See `Job.open`; nothing is loaded, the model is there."""
+        """See `Job.open`; the model is already loaded."""
         loop, handle = self.loop, self.loop.handle
         check_depth(self.plan.depth or 0, ratios)
         with loop.evaluating(), turned(loop.handles, "routed"):

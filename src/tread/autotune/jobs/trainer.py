@@ -17,7 +17,7 @@ from tread.training.trial import turned
 
 
 class Probed(Task, Protocol):
-    """A task whose loss can be asked for at one noise level."""
+    """A task whose loss can be computed at a given noise level."""
 
     def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
         """The loss of each sample, (B,); see `Finetuning.losses_at`."""
@@ -64,7 +64,7 @@ class TrainerLoop:
 
     def start(self, steps: int, show: Show) -> None:
         """See `Opened.start`."""
-        self.session.optimizer.state.clear()  # timed steps left moments
+        self.session.optimizer.state.clear()  # the timed steps have filled the moments
         self.model.train()
         batches = self.task.batches(0)
         with turned(self.handles, "dense"):
@@ -72,6 +72,6 @@ class TrainerLoop:
                 self.session.step(step, batches)
 
     def close(self) -> None:
-        """Take compiled layers and graphs off."""
+        """Remove compiled layers and CUDA graphs."""
         for fast in self.fast:
             fast.remove()

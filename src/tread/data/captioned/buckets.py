@@ -47,7 +47,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Crop:
-    """The box of a picture that fills its bucket, in fractions of the picture's sides."""
+    """The box of a picture that is resampled to its bucket, in fractions of the picture's sides."""
 
     bucket: Bucket
     left: float
@@ -55,9 +55,9 @@ class Crop:
     right: float
     bottom: float
     mirrored: bool = False
-    """Whether left and right change places, after the crop."""
+    """Whether the crop is flipped horizontally."""
     frame_rate: float | None = None
-    """Frames per second that a clip is read at; None: its own."""
+    """Frames per second that a clip is read at; None keeps its own rate."""
 
     def box(self, size: Size) -> tuple[float, float, float, float]:
         """The box in pixels of a picture of this size."""
@@ -105,9 +105,9 @@ def crop_of(size: Size, bucket: Bucket, config: DataConfig, content: str) -> Cro
     scale = cover = enlargement(size, bucket)
     target = config.target_downsample_size or config.maximum_image_size
     if config.crop and target:
-        found, unit = measure(size, config.resolution_type), config.resolution_type
-        shrink = target / found if unit != "area" else math.sqrt(target / found)
-        scale = max(cover, shrink if found > (config.maximum_image_size or target) else 1.0)
+        measured, unit = measure(size, config.resolution_type), config.resolution_type
+        shrink = target / measured if unit != "area" else math.sqrt(target / measured)
+        scale = max(cover, shrink if measured > (config.maximum_image_size or target) else 1.0)
     shares = min(1.0, bucket.width / scale / width), min(1.0, bucket.height / scale / height)
     left, top = (0.5 * (1 - share) for share in shares)
     if config.crop_style == "random":
@@ -130,7 +130,7 @@ def _nearest_ratio(ratio: float) -> float:
 
 
 class BucketOrder:
-    """Maps the index of a batch to the samples in it; all of them are of one group.
+    """Maps the index of a batch to its samples, which all belong to one group.
 
     `groups[i]` is the group of sample i, `repeats[i]` how often an epoch visits it (0: never), `batch` the number of
     samples in a batch over all processes together.

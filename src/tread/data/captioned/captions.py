@@ -2,9 +2,9 @@
 
 - Text is encoded ahead of training, so a caption cannot change at every visit: tags are put into a bounded number of
   orders (`caption_variants`), each encoded once, and a visit draws one of them like one of several captions.
-- A variant is a hash of the caption and its own number alone. It is the same in every run, process and epoch, so that
-  runs share the cache; which one a visit draws is a matter of the run's seed (`finetune.data.picks`).
-- Nothing is added to the empty caption, which stands for dropped ones.
+- A variant is a hash of the caption and the variant's number. It is the same in every run, process and epoch, so that
+  runs share the cache; which one a visit draws depends on the run's seed (`finetune.data.picks`).
+- Nothing is added to the empty caption, which replaces dropped ones.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ import re
 from tread.data.captioned.entries import DataConfig
 
 TRIGGER = "[trigger]"
-"""Stands for the trigger word in captions and prompts."""
+"""Placeholder of the trigger word in captions and prompts."""
 _PUNCTUATION = ",.;:!?"
 
 
 def variants(caption: str, config: DataConfig) -> tuple[str, ...]:
-    """The captions to encode in the place of one.
+    """The captions to encode for one caption of the data.
 
     >>> entry = DataConfig(instance_data_dir="photos", trigger_word="ohwx", caption_prefix="a photo of")
     >>> variants("a cat", entry)
@@ -29,12 +29,12 @@ def variants(caption: str, config: DataConfig) -> tuple[str, ...]:
 
 
 def triggered(text: str, word: str | None) -> str:
-    """A prompt with the trigger word in its place."""
+    """A prompt with the trigger word in place of `[trigger]`."""
     return text if word is None else text.replace(TRIGGER, word)
 
 
 def _tagged(caption: str, config: DataConfig, number: int) -> str:
-    """The caption with its tags in the order, and without the ones, that this variant draws."""
+    """The caption with its tags shuffled and dropped as variant `number` draws them."""
     if not (config.shuffle_tags or config.tag_dropout):
         return caption
     separator = config.tag_separator.strip() or " "
@@ -59,5 +59,5 @@ def _framed(caption: str, config: DataConfig) -> str:
         return text
     if TRIGGER in text:
         return text.replace(TRIGGER, word)
-    has_it = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)
-    return text if has_it else ", ".join(part for part in (word, text) if part)
+    has_word = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)
+    return text if has_word else ", ".join(part for part in (word, text) if part)

@@ -1,4 +1,4 @@
-"""Video clips: size and frames, by PyAV.
+"""Video clips, read with PyAV: size, duration and frames.
 
 - A clip is read from its start, at its own frame rate or at another one (`resampled`).
 - Frames are rotated by the container's rotation tag, as phones write it.
@@ -16,7 +16,7 @@ from tread.errors import needs
 from tread.files import regular
 
 _ROUNDING = 1e-3
-"""Frames that a time may be off by rounding: containers store times in units of their own."""
+"""Tolerance of a time, in frames: containers round times to a time base of their own."""
 SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 
 _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
@@ -50,7 +50,7 @@ def read_clip(path: Path) -> Iterator[Image.Image]:
 
 
 Timed = tuple[Image.Image, float | None, float | None]
-"""A frame, the second at which it is shown first, and for how many seconds; None where the file does not say it."""
+"""A frame, its start time and its duration in seconds; None where the file has none."""
 
 
 def timed_clip(path: Path) -> Iterator[Timed]:
@@ -65,9 +65,9 @@ def timed_clip(path: Path) -> Iterator[Timed]:
 
 
 def resampled(frames: Iterable[Timed], rate: float) -> Iterator[Image.Image]:
-    """Frames at another rate: the k-th is the one that is shown k / rate seconds after the first.
+    """Resample frames to another rate: the k-th is the one shown k / rate seconds after the first.
 
-    The last frame is shown as long as the one before it unless its file says otherwise.
+    A last frame without a duration is shown as long as the one before it.
 
     >>> [*resampled([("a", 0.0, None), ("b", 0.5, None)], 4.0)]
     ['a', 'a', 'b', 'b']

@@ -1,7 +1,7 @@
 """The settings of captioned data: one entry per folder, table or dataset.
 
-- The names are those of existing trainers. Every setting except the path has a default, so that a folder of images
-  with `.txt` captions needs nothing else.
+- Setting names follow existing trainers. Every setting except the path has a default, so that a folder of images with
+  `.txt` captions needs nothing else.
 - An entry is checked when it is made, without reading files.
 - `tread.config.schema` parses the dataclasses.
 """
@@ -20,10 +20,10 @@ TABLES = (".csv", ".jsonl", ".parquet")
 """Suffixes of a `metadata_file`."""
 
 LONGEST = 50_000
-"""Characters of a caption: text encoders read some hundred words, and their tokenizers take minutes for megabytes."""
+"""Most characters of a caption: encoders read some hundred words, and tokenizing megabytes takes minutes."""
 
 MOST_VARIANTS = 1024
-"""Variants of one caption: their embeddings take megabytes each."""
+"""Most variants of one caption: their embeddings take megabytes each."""
 
 CaptionStrategy = Literal["textfile", "filename", "instanceprompt", "csv", "jsonl", "parquet", "huggingface"]
 ConditioningType = Literal["mask", "segmentation", "reference"]
@@ -88,8 +88,8 @@ class DataConfig:
     """Whether each line of a `.txt` file is a caption of its own, of which a visit draws one; otherwise line breaks
     count as spaces."""
     trigger_word: str | None = None
-    """The word that the training should give a meaning: it takes the place of `[trigger]` in captions, and is put in
-    front of those that have neither."""
+    """The word that the training teaches: it replaces `[trigger]` in captions, and is put in front of captions that
+    have neither."""
     caption_prefix: str = ""
     """Text in front of every caption, after the trigger word."""
     caption_suffix: str = ""
@@ -99,16 +99,16 @@ class DataConfig:
     tag_dropout: float = 0.0
     """The probability that a tag is left out of a caption, drawn for each of its `caption_variants`; one tag stays."""
     keep_tags: int = 0
-    """The first tags of a caption that are neither shuffled nor left out."""
+    """Number of tags at the start of a caption that are neither shuffled nor left out."""
     tag_separator: str = ","
-    """What stands between the tags of a caption."""
+    """The separator between the tags of a caption."""
     caption_variants: int = 16
-    """Orders and choices of the tags of one caption; each is encoded once and kept in the cache."""
+    """Number of shuffled or thinned versions of one caption; each is encoded once and kept in the cache."""
     horizontal_flip: Flip = False
     """Whether a visit shows the sample mirrored, half of the time; the mirrored image is encoded too. Refused where
     masks look like text, which cannot be mirrored, unless it is `always`."""
     loss_weight: float = 1.0
-    """Factor of the loss of these samples, e.g. of regularisation images."""
+    """Factor on the loss of these samples, e.g. of regularisation images."""
     repeats: int = 1
     """Number of visits to each sample per epoch."""
     resolution: float = 1024

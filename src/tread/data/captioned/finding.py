@@ -1,7 +1,7 @@
 """Finding samples and their captions in folders, tables and datasets.
 
 - A folder is searched with its subfolders, in sorted order; a table and a dataset are read row by row.
-- A sample comes with its captions, or with the reason why it has none. Its file is not opened here.
+- A sample has its captions, or the reason why it has none. Its file is not opened here.
 - `photo_mask.png` (or `.mask`, `-mask`) beside `photo.jpg` is its mask and no sample. Other pairings are by
   folder, in `samples.py`.
 """
@@ -98,18 +98,18 @@ def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
 
 def _in_dataset(config: DataConfig) -> Iterator[Found]:
     table = load_dataset(config)
-    # an image folder names the file itself `image`, whatever the table called it
+    # `datasets` calls the file column of an image folder `image`, whatever the table calls it
     file_column, caption_columns, mask_column, reference_columns = _choose(config, table.column_names, config.place)
     for number in range(len(table)):
         row = table[number]
 
         def places(*columns: str | None, row: Any = row, number: int = number) -> list[Place]:
-            found = (
+            cells = (
                 cell_places(table, column, number, row[column], f"{config.place}/{column}")
                 for column in columns
                 if column is not None
             )
-            return [place for cell in found for place in cell]
+            return [place for cell in cells for place in cell]
 
         place, mask = (next(iter(places(column)), None) for column in (file_column, mask_column))
         if place is None:
@@ -152,7 +152,7 @@ def _choose(
 
 
 def _captions(config: DataConfig, path: Path, cell: Sequence[Any] | None) -> tuple[str, ...] | Skipped:
-    """The captions of a sample; `cell` are those in the table, None without one."""
+    """The captions of a sample; `cell` holds those of its row, None without a table."""
     strategy = config.caption_strategy or ("textfile" if cell is None else "csv")
     if strategy == "instanceprompt":
         found, lack = [config.instance_prompt], ""
@@ -180,15 +180,15 @@ def _captions(config: DataConfig, path: Path, cell: Sequence[Any] | None) -> tup
 
 
 def _text(path: Path) -> str:
-    """The text of a file, as far as it can be a caption: a little more of a longer one."""
+    """The first 2 * LONGEST characters of a file: enough to tell that a caption is too long."""
     with open(path, encoding="utf-8-sig") as file:
         return file.read(2 * LONGEST)
 
 
 def files_below(folder: Path) -> list[Path]:
     """All files in a folder and its subfolders, sorted, without hidden ones."""
-    found: list[Path] = []
-    for at, subfolders, names in os.walk(folder):
+    files: list[Path] = []
+    for parent, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        found += [Path(at) / name for name in names if not name.startswith(".")]
-    return sorted(found)
+        files += [Path(parent) / name for name in names if not name.startswith(".")]
+    return sorted(files)

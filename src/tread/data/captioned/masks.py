@@ -1,4 +1,4 @@
-"""Masks: weights of the loss, from an image file to one weight per latent.
+"""Loss masks: from an image file to one loss weight per latent.
 
 - `mask`: the grey value is the weight, white 1 and black 0. `segmentation`: the weight is 1 unless the pixel is black.
 - Transparent pixels are black. A mask is cropped like its picture, whatever its own size.
@@ -27,7 +27,7 @@ def read_mask(place: Place, crop: Crop, kind: MaskKind) -> Tensor:
         with Image.open(opened(place)) as image:
             weights = _weights(ImageOps.exif_transpose(image), kind)  # (h, w)
         grey = Image.fromarray(weights)
-        # every pixel of the file falls into exactly one box
+        # BOX is area averaging: every pixel of the crop counts in exactly one output pixel
         size = crop.bucket.width, crop.bucket.height
         fitted = grey.resize(size, Image.Resampling.BOX, box=crop.box(grey.size))
         fitted = fitted.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.mirrored else fitted
@@ -51,7 +51,7 @@ def looks_like_text(weights: Tensor) -> bool:
     """
     white = (weights > 0.5)[None, None].float()  # (1, 1, H, W)
     stroke = max(3, max(white.shape[-2:]) // 32 | 1)
-    inner = 1 - F.max_pool2d(1 - white, stroke, stride=1, padding=stroke // 2)  # white all around
+    inner = 1 - F.max_pool2d(1 - white, stroke, stride=1, padding=stroke // 2)  # morphological erosion
     rows = white[0, 0][white[0, 0].any(1)]  # (rows with any, W)
     if len(rows) == 0:
         return False
@@ -66,7 +66,7 @@ def _weights(image: Image.Image, kind: MaskKind) -> np.ndarray:
     else:
         black = Image.new("RGBA", image.size, "black")
         colour = Image.alpha_composite(black, image.convert("RGBA")).convert("RGB")
-        if kind == "segmentation":  # the grey value of a dark blue is 0
+        if kind == "segmentation":  # not the grey value, which is 0 for a dark blue
             return (np.asarray(colour).max(axis=-1) > 0).astype(np.float32)
         weights = np.asarray(colour.convert("L")) / 255
     if kind == "segmentation":

@@ -43,7 +43,7 @@ def probe(place: Place) -> tuple[int, int, int]:
             return clips.probe_clip(place)
         with Image.open(opened(place)) as image:
             width, height = image.size
-            # the base class's: that of PNG decodes the whole picture to find a tag after it
+            # the base class's method: PNG's override decodes the whole picture to find a tag after it
             if Image.Image.getexif(image).get(_ORIENTATION, 1) >= 5:  # these orientations swap the sides
                 width, height = height, width
             # in other formats, n_frames counts thumbnails or pages
@@ -51,7 +51,7 @@ def probe(place: Place) -> tuple[int, int, int]:
 
 
 def count_frames(place: Place, rate: float) -> int:
-    """The number of frames of a clip or an animation that is read at another rate."""
+    """The number of frames of a clip or an animation resampled to `rate` frames per second."""
     with reading(place):
         if isinstance(place, Path) and is_clip(place):
             return clips.resampled_count(clips.clip_seconds(place), rate)
@@ -81,7 +81,7 @@ def read_pixels(place: Place, crop: Crop, *, alpha: bool = False) -> Tensor:
 
 
 def _timed(place: Place, *, alpha: bool) -> Iterator[clips.Timed]:
-    """The frames of a picture with their times; those of a clip have no transparency."""
+    """The frames of an image, animation or clip with their times; a clip has no transparency."""
     if isinstance(place, Path) and is_clip(place):
         yield from clips.timed_clip(place)
         return
@@ -93,5 +93,5 @@ def _timed(place: Place, *, alpha: bool) -> Iterator[clips.Timed]:
 
 
 def _seconds(frame: Image.Image) -> float:
-    """The seconds that a frame of an animation is shown; browsers show one without a duration for a tenth."""
+    """The duration of an animation's frame in seconds; 0.1 without one, as in browsers."""
     return (frame.info.get("duration") or 100) / 1000

@@ -6,7 +6,7 @@
 - The order is that of the entries, then of sorted paths or of a table's rows, so that an index refers to the same
   sample on every machine and in every process.
 - Masks and references are matched by name: `photo.jpg` has the mask `photo_mask.png` beside it, or `photo.*` in a
-  folder of masks. Of several folders of references a sample has one from each that knows its name, in their order.
+  folder of masks. With several folders of references, a sample has one from each that has its name, in their order.
 """
 
 import os
@@ -32,7 +32,7 @@ from tread.files import atomic_write
 from tread.words import counted
 
 Pairs = dict[ConditioningType, list[dict[str, Path]]]
-"""Masks and references, folder by folder, by the name they share with their picture."""
+"""For each conditioning type, one mapping per folder from the name shared with the picture to the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +98,9 @@ def collect(
         samples += kept
         skipped += left_out
         _say_masks(config, kept, pairs, say)
-        untold = sum(any(TRIGGER in caption for caption in sample.captions) for sample in kept)
-        if untold:
-            say(f"{config.name}: captions of {counted(untold, 'sample')} have {TRIGGER}, but there is no trigger_word")
+        marked = sum(any(TRIGGER in caption for caption in sample.captions) for sample in kept)
+        if marked:
+            say(f"{config.name}: captions of {counted(marked, 'sample')} have {TRIGGER}, but there is no trigger_word")
     if not samples:
         raise ConfigError("data has no entry to train on, only conditioning entries; add one of images or clips.")
     return Collected(samples, skipped)
@@ -142,7 +142,7 @@ def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
 def _by_name(folder: Path, setting: str) -> dict[str, Path]:
     if not folder.is_dir():
         raise ConfigError(f"{setting} names {str(folder)!r}, which is no folder.")
-    # of several files with one name, the first is used
+    # reversed, so that the first of several files with one name wins
     return {_shared_name(path, folder): path for path in reversed(files_below(folder)) if is_image(path)}
 
 

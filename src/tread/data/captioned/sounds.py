@@ -1,8 +1,7 @@
-"""The sound of video clips, by PyAV: which clips have one, and its samples over a span of the picture.
+"""The sound of video clips, read with PyAV: whether a clip has an audio stream, and its samples.
 
-- Sound begins where the picture does: samples before the first frame are cut, and where the sound begins later or ends
-  earlier there is silence.
-- It is resampled to one rate. A single channel is both of a pair; more than two are mixed down to two.
+- Sound is aligned with the picture: samples before the first frame are cut, and gaps at either end are silence.
+- It is resampled to one rate and stereo: mono is copied to both channels, more than two channels are mixed down.
 """
 
 import itertools
@@ -45,7 +44,7 @@ def read_sound(place: Place, seconds: float, rate: int) -> Tensor:
             stream = container.streams.audio[0]
             resampler = _resampler("mono" if stream.channels == 1 else "stereo", rate)
             following = 0
-            for frame in itertools.chain(container.decode(stream), [None]):  # None: what it still holds back
+            for frame in itertools.chain(container.decode(stream), [None]):  # None flushes the resampler
                 for part in resampler.resample(frame):
                     samples = torch.from_numpy(part.to_ndarray())  # (1 or 2, n)
                     at = following if part.time is None else round((part.time - start) * rate)
@@ -59,7 +58,7 @@ def read_sound(place: Place, seconds: float, rate: int) -> Tensor:
 
 
 def _first_time(path: Path) -> float:
-    """The second at which the first frame is shown."""
+    """The presentation time of the first frame, in seconds."""
     with open_clip(path) as container:
         return next(container.decode(container.streams.video[0])).time or 0.0
 

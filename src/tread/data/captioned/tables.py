@@ -23,7 +23,7 @@ COLUMNS = {
     "mask_column": ("mask", "mask_file_name"),
     "reference_column": ("reference", "references", "reference_file_name"),
 }
-"""The usual names of the column that a setting names."""
+"""For each setting, the column names that are recognised without it, in order of preference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ def opened(place: Place) -> Path | io.BytesIO:
 
 
 def choose_columns(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> tuple[str, ...]:
-    """The columns that a setting of the entry names, else the first of the usual names; empty if there is none."""
+    """The columns that a setting of the entry names, else the first of COLUMNS present; empty if none is."""
     asked = getattr(config, setting)
     named: tuple[str, ...] = (asked,) if isinstance(asked, str) else asked or ()
     for name in named:
@@ -110,11 +110,11 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def load_dataset(config: DataConfig) -> Any:
-    """The dataset of a `huggingface` entry, with its pictures not decoded."""
+    """The dataset of a `huggingface` entry, with decoding of images and videos turned off."""
     with needs("a Hugging Face dataset needs datasets", "data"):
         import datasets
     place = config.place
-    # datasets would show a progress bar per file
+    # datasets shows a progress bar per file
     quiet = not datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
@@ -139,7 +139,7 @@ def load_dataset(config: DataConfig) -> Any:
 
 
 def cell_places(table: Any, column: str, row: int, value: object, where: str) -> list[Place]:
-    """The places of the pictures in a cell, which may hold one or a list; empty if the cell is."""
+    """The pictures in a cell, which may hold one, a list or nothing."""
     if isinstance(value, list | tuple):
         found = (_cell_place(table, column, row, one, f"{where}[{row}]", i) for i, one in enumerate(value))
     else:

@@ -1,13 +1,13 @@
 """A run on several GPUs: memory, communication and time of a step on each, dense and routed.
 
-- Time of one GPU: FLOPs at `PRODUCTS`, what layers pass on at `PASSING`, and the update of the weights at `COPYING`,
-  the rates of an H200. The first two were fitted to its measured rows (docs/scale.md says how well), the third is its
-  copy.
+- Compute time of one GPU: FLOPs at `PRODUCTS`, activation traffic at `PASSING`, and the optimizer's update at
+  `COPYING`, the rates of an H200. The first two were fitted to its measured rows (docs/scale.md says how well), the
+  third is its copy bandwidth.
 - ddp all-reduces float32 gradients. fsdp keeps 1 / n of weights, gradients, optimizer and average on each of n GPUs: it
   gathers a layer's weights in bf16 before its forward and again before its backward, and reduce-scatters its gradients
   in float32. hsdp does that among `shard_size` GPUs and all-reduces between these groups.
-- Collectives run beside the layers' work, those of gradients beside backward, and links run beside each other. What is
-  not hidden is one call, which nothing runs beside, and all that takes longer on one link than the work it runs beside.
+- Collectives overlap with the layers' compute, those of gradients with backward, and links overlap with each other.
+  Exposed are one call, which overlaps with nothing, and whatever takes longer on one link than the compute it overlaps.
 """
 
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ from tread.report.planning.tables import GIB
 from tread.routing.plan import RoutePlan
 
 PRODUCTS, PASSING, COPYING = 563e12, 765e9, 4.2e12
-"""FLOP/s of a training step's products, and bytes/s of what its layers pass on and of copies, on an H200."""
+"""FLOP/s of a training step's matrix products, and bytes/s of its activation traffic and of copies, on an H200."""
 UPDATED = 36
 """Bytes that the update of one float32 weight reads and writes: weight, gradient, two moments, average."""
 BUCKET = 25 * 2**20
-"""Bytes of one all-reduce of ddp."""
+"""Bytes of one gradient bucket of ddp."""
 BACKWARD = 2 / 3
-"""Share of a step's work that is backward's, at least."""
+"""Lower bound of backward's share of a step's compute."""
 PARALLEL = ("ddp", "fsdp", "hsdp")
 SHARDED = ("weights", "optimizer", "average")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """How many GPUs, and how they share a model."""
+    """The number of GPUs, and how they share a model."""
 
     gpus: int
     per_node: int
@@ -66,17 +66,17 @@ def make_cluster(gpus: int, per_node: int = 8, parallel: str | None = None, shar
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One kind of collective in a step."""
+    """All calls of one collective in a step."""
 
     collective: str
     size: float
-    """Bytes of all its calls."""
+    """Bytes of all calls together."""
     count: int
     ranks: int
     nodes: int
 
     def seconds(self, links: Links) -> float:
-        """All of its calls."""
+        """Seconds of all calls together."""
         return self.count * links.of(self.nodes).seconds(
             self.collective, self.size / self.count, self.ranks, max(1, self.ranks // self.nodes)
         )
@@ -90,7 +90,7 @@ class Step:
     update: float
     collectives: float
     exposed: float
-    """Of the collectives, what nothing hides."""
+    """Seconds of collectives that do not overlap with compute."""
     memory: dict[str, float]
 
     @property
@@ -109,7 +109,7 @@ def compute_seconds(model: Model, run: Run, flops: float, counts: Sequence[int])
 
 
 def trained_weights(model: Model, run: Run) -> float:
-    """How many weights get a gradient."""
+    """Number of weights that get a gradient."""
     return model.weights["all"] if run.way == "full" else run.rank * model.lora[run.way]
 
 
@@ -121,46 +121,46 @@ def calls(model: Model, run: Run, cluster: Cluster) -> list[Call]:
         return [Call(collective="all_reduce", size=gradients, count=count, ranks=gpus, nodes=cluster.nodes)]
     within = {"count": model.depth, "ranks": size, "nodes": -(-size // cluster.per_node)}
     gathered = Call(collective="all_gather", size=2.0 * model.weights["all"], **within)
-    found = [gathered, gathered, Call(collective="reduce_scatter", size=gradients, **within)]
+    collectives = [gathered, gathered, Call(collective="reduce_scatter", size=gradients, **within)]
     if size < gpus:
         between = {"count": model.depth, "ranks": gpus // size, "nodes": cluster.nodes}
-        found.append(Call(collective="all_reduce", size=gradients / size, **between))
-    return found
+        collectives.append(Call(collective="all_reduce", size=gradients / size, **between))
+    return collectives
 
 
 def steps(model: Model, run: Run, plan: RoutePlan, cluster: Cluster, links: Links) -> tuple[Step, Step]:
     """A step of `run.batch` samples on each GPU: dense and routed."""
-    found = estimate(model, run, plan)
-    counts = ([found.image + found.reference] * model.depth, found.layers)
+    cost = estimate(model, run, plan)
+    counts = ([cost.image + cost.reference] * model.depth, cost.layers)
     taken = [(call, call.seconds(links)) for call in calls(model, run, cluster)]
     result = []
     for index in (0, 1):
-        compute = compute_seconds(model, run.sides[index], found.flops[index], counts[index])
+        compute = compute_seconds(model, run.sides[index], cost.flops[index], counts[index])
         result.append(
             Step(
                 compute=compute,
                 update=trained_weights(model, run) / cluster.shard_size * UPDATED / COPYING,
                 collectives=sum(seconds for _, seconds in taken),
                 exposed=_exposed(taken, compute),
-                memory=_memory(model, run, cluster, found, index),
+                memory=_memory(model, run, cluster, cost, index),
             )
         )
     return result[0], result[1]
 
 
 def _exposed(taken: Sequence[tuple[Call, float]], compute: float) -> float:
-    """Seconds of collectives that no work hides."""
+    """Seconds of collectives that do not overlap with compute."""
     alone = max(seconds / call.count for call, seconds in taken)
     beyond = [0.0]
     for across in (False, True):  # the links within a node, and between nodes
-        here = [(call, seconds) for call, seconds in taken if (call.nodes > 1) == across]
-        gradients = sum(seconds for call, seconds in here if call.collective != "all_gather")
-        beyond += [sum(seconds for _, seconds in here) - alone - compute, gradients - alone - BACKWARD * compute]
+        on_link = [(call, seconds) for call, seconds in taken if (call.nodes > 1) == across]
+        gradients = sum(seconds for call, seconds in on_link if call.collective != "all_gather")
+        beyond += [sum(seconds for _, seconds in on_link) - alone - compute, gradients - alone - BACKWARD * compute]
     return alone + max(beyond)
 
 
 def _memory(model: Model, run: Run, cluster: Cluster, found: Estimate, index: int) -> dict[str, float]:
-    """Bytes on one GPU: sharded parts by their share, and the layers that are gathered at a moment."""
+    """Bytes on one GPU: sharded parts divided by `shard_size`, plus the layers gathered at one time."""
     parts, size = dict(found.memory[index]), cluster.shard_size
     if size == 1:
         return parts

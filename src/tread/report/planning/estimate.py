@@ -19,12 +19,12 @@ from tread.routing.budget import kept_count
 from tread.routing.plan import RoutePlan
 
 PARTS = ("weights", "adapter", "optimizer", "average", "activations", "working", "gradients")
-"""The parts of the memory, in the order in which they are shown."""
+"""The parts of the memory, in display order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a run costs per step and GPU; dense and routed, in this order, where there are two of a thing."""
+    """The cost of a run per step and GPU; pairs are dense, then routed."""
 
     image: int
     """Tokens of the target."""
@@ -33,7 +33,7 @@ class Estimate:
     padding: int
     """Tokens that the model adds to an image that is not square."""
     layers: tuple[int, ...]
-    """Image tokens, references and padding among them, that each layer sees."""
+    """Image tokens, with references and padding, that each layer sees in a routed step."""
     flops: tuple[float, float]
     """FLOPs of a step: forward, backward and recomputation."""
     layer_flops: tuple[float, ...]
@@ -88,16 +88,16 @@ def tokens(model: Model, run: Run) -> tuple[int, int]:
 
 
 def _layer_flops(model: Model, run: Run, counts: Sequence[int]) -> list[float]:
-    kinds = [stack for stack in model.stacks for _ in range(stack.count)]
-    return [_flops(kind, run, count) for kind, count in zip(kinds, counts, strict=True)]
+    layers = [stack for stack in model.stacks for _ in range(stack.count)]
+    return [_flops(layer, run, count) for layer, count in zip(layers, counts, strict=True)]
 
 
 def _flops(layers: Layers, run: Run, image: int, *, recomputed: bool = True) -> float:
     """FLOPs of one layer in a step of the whole batch; checkpointing runs its forward twice."""
-    found, text = layers.flops[run.way], run.text
+    coefficients, text = layers.flops[run.way], run.text
     terms = (1, image, text, image * image, image * text, text * text)
     forward, backward = (
-        sum(a * b for a, b in zip(found[part], terms, strict=True)) for part in ("forward", "backward")
+        sum(a * b for a, b in zip(coefficients[part], terms, strict=True)) for part in ("forward", "backward")
     )
     again = forward if recomputed and run.checkpointing == "full" else 0
     return run.batch * (forward + again + backward)
@@ -115,10 +115,10 @@ def _memory(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes by part at the peak: when backward begins, or at its end, where gradients have replaced activations."""
     fixed, gradients = _fixed(model, run)
-    found = [_activations(model, side, counts) for side, counts in zip(run.sides, (dense, routed), strict=True)]
-    shared = WORKING["other_graphs"] * max(0.0, found[0][0] - found[1][0])
+    activations = [_activations(model, side, counts) for side, counts in zip(run.sides, (dense, routed), strict=True)]
+    shared = WORKING["other_graphs"] * max(0.0, activations[0][0] - activations[1][0])
     made = []
-    for (saved, working), more in zip(found, (shared, 0.0), strict=True):
+    for (saved, working), more in zip(activations, (shared, 0.0), strict=True):
         graphs = WORKING["graphs"] * saved + WORKING["graphs_bytes"] + more if run.graphs else 0.0
         beyond = max(0.0, gradients - saved - working)
         made.append(fixed | {"activations": saved, "working": working + graphs, "gradients": beyond})
@@ -126,7 +126,7 @@ def _memory(
 
 
 def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
-    """Bytes that every moment of a step holds, by part; and those of the gradients."""
+    """Bytes held throughout a step, by part, and the bytes of the gradients."""
     weights = weight_bytes(model, run.precision, run.offload)
     if run.way == "full":
         trained, size = model.weights["all"], PRECISIONS[run.precision]["all"]
@@ -145,22 +145,22 @@ def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
 
 
 def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, float]:
-    """Bytes kept for backward, and those that a layer's backward holds beside."""
-    kinds = [stack for stack in model.stacks for _ in range(stack.count)]
+    """Bytes saved for backward, and the working memory of the largest layer's backward."""
+    layers = [stack for stack in model.stacks for _ in range(stack.count)]
     total = max(counts)
     saved = _saved(model.outside.saved[run.way][run.checkpointing], run, total)
     largest = 0.0
-    for kind, count in zip(kinds, counts, strict=True):
-        kept, whole = (_saved(kind.saved[run.way][how], run, count) for how in (run.checkpointing, "none"))
+    for layer, count in zip(layers, counts, strict=True):
+        kept, whole = (_saved(layer.saved[run.way][how], run, count) for how in (run.checkpointing, "none"))
         saved += kept
-        largest = max(largest, whole - kept + WORKING["layer"] * whole)  # recomputed, and its gradients
+        largest = max(largest, whole - kept + WORKING["layer"] * whole)  # recomputed activations, and their gradients
     return saved, WORKING["bytes"] + largest
 
 
 def passed(model: Model, run: Run, counts: Sequence[int]) -> float:
-    """Bytes that the layers make and read again in one forward, whether they are kept or not."""
-    kinds = [stack for stack in model.stacks for _ in range(stack.count)]
-    return sum(_saved(kind.saved[run.way]["none"], run, count) for kind, count in zip(kinds, counts, strict=True))
+    """Bytes of activations that the layers write and read in one forward, whether saved for backward or not."""
+    layers = [stack for stack in model.stacks for _ in range(stack.count)]
+    return sum(_saved(layer.saved[run.way]["none"], run, count) for layer, count in zip(layers, counts, strict=True))
 
 
 def _saved(counts: Saved, run: Run, image: int) -> float:
@@ -178,22 +178,22 @@ class Choice:
     gib: tuple[float, float]
     """Dense and routed."""
     cards: tuple[int | None, int | None]
-    """The smallest card of `CARDS` that it fits, dense and routed; None: none of them."""
+    """The smallest card of `CARDS` that it fits, dense and routed; None if it fits none."""
 
 
 def choices(model: Model, run: Run, plan: RoutePlan) -> list[Choice]:
-    """What other precisions and checkpointing come to, most memory first within a precision."""
+    """The memory of other precisions and checkpointing modes, most memory first within a precision."""
     shown = ("fp32", "bf16") if run.way == "full" else ("bf16", "fp8", "nf4")
     allowed = precisions_of(model, run.way)
-    found = []
+    options = []
     for precision in dict.fromkeys((run.precision, *(name for name in shown if name in allowed))):
         for checkpointing in dict.fromkeys((*EVERY_STEP, run.checkpointing)):
             gib = estimate(model, replace(run, precision=precision, checkpointing=checkpointing), plan).gib
             cards = (smallest_card(gib[0]), smallest_card(gib[1]))
-            found.append(Choice(precision=precision, checkpointing=checkpointing, gib=gib, cards=cards))
-    return found
+            options.append(Choice(precision=precision, checkpointing=checkpointing, gib=gib, cards=cards))
+    return options
 
 
 def smallest_card(gib: float) -> int | None:
-    """The smallest of the common GPUs that has so much memory to give."""
+    """The smallest of the common GPUs with that much usable memory."""
     return next((card for card in CARDS if gib <= card - RESERVED), None)

@@ -1,9 +1,10 @@
-"""Links between GPUs: how long a collective takes, by assumption or by a table that `benchmarks.collectives` measured.
+"""Links between GPUs: the time of a collective, assumed or from a table that `benchmarks.collectives` measured.
 
-A link is a bus bandwidth that depends on the size of a call: what leaves a GPU, over the time. In a collective among n
-GPUs that is 2 (n - 1) / n of the bytes of an all-reduce, and (n - 1) / n of those of an all-gather or reduce-scatter,
-so a table of one number of GPUs tells about another on links of the same kind. Between nodes each GPU has an adapter of
-its own: groups with one GPU of each node, which call at the same time, share what one group with all GPUs has alone.
+A link is a bus bandwidth (bytes that leave a GPU, over the time) as a function of message size. In a collective among n
+GPUs, 2 (n - 1) / n of the bytes of an all-reduce leave each GPU, and (n - 1) / n of those of an all-gather or
+reduce-scatter, so a table measured on one number of GPUs holds for another on the same type of link. Between nodes each
+GPU has its own adapter: concurrent groups with one GPU per node share the bandwidth that a single group of all GPUs has
+alone.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 from tread.errors import ConfigError, shortened
 
 SHARES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-"""Times (n - 1) / n of the bytes leave a GPU."""
+"""Bytes that leave a GPU, as a multiple of (n - 1) / n of the message."""
 GB = 1e9
 
 
@@ -28,20 +29,20 @@ class Link:
     """Bytes of a call and bytes per second, by collective, ascending."""
     source: str
     adapters: int | None = None
-    """GPUs of a node that took part in what the rows tell; None: within a node."""
+    """GPUs per node that took part in the measured collectives; None for a link within a node."""
 
     def seconds(self, collective: str, size: float, ranks: int, per_node: int) -> float:
-        """How long one call over `size` bytes takes among `ranks` GPUs, `per_node` of them in each node."""
+        """Seconds of one call over `size` bytes among `ranks` GPUs, `per_node` of them in each node."""
         if ranks == 1 or size == 0:
             return 0.0
         if self.adapters is not None:
-            size *= self.adapters / per_node  # the other groups of the node call too
+            size *= self.adapters / per_node  # the node's other groups call at the same time
         return SHARES[collective] * (ranks - 1) / ranks * size / self._bandwidth(collective, size)
 
     def _bandwidth(self, collective: str, size: float) -> float:
         rows = self.rows[collective]
         if size <= rows[0][0]:
-            return rows[0][1] * size / rows[0][0]  # as long as the smallest call
+            return rows[0][1] * size / rows[0][0]  # latency-bound: takes as long as the smallest call measured
         for (low, slow), (high, fast) in pairwise(rows):
             if size <= high:
                 part = math.log(size / low) / math.log(high / low)
@@ -50,7 +51,7 @@ class Link:
 
 
 def assumed(gb_per_s: float, microseconds: float, adapters: int | None = None) -> Link:
-    """A link by its two numbers: bandwidth, of each adapter if there are several, and the time of the smallest call."""
+    """A link from its bandwidth, per adapter if there are several, and its latency."""
     sizes = [2.0**power for power in range(16, 35, 2)]
     peak, start = gb_per_s * GB * (adapters or 1), microseconds / 1e6
     rows = [(size, size / (start + size / peak)) for size in sizes]
@@ -60,23 +61,23 @@ def assumed(gb_per_s: float, microseconds: float, adapters: int | None = None) -
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Within a node, and between nodes (per GPU)."""
+    """The links within a node, and between nodes (per GPU)."""
 
     node: Link
     network: Link
 
     def of(self, nodes: int) -> Link:
-        """The one that a collective over so many nodes waits for."""
+        """The bottleneck link of a collective over `nodes` nodes."""
         return self.node if nodes == 1 else self.network
 
 
 ASSUMED = Links(node=assumed(350, 25), network=assumed(40, 60, adapters=8))
-"""NVLink of an H200 (450 GB/s each way) and an adapter of 400 Gb/s for each GPU, at what collectives reach of them."""
+"""NVLink of an H200 (450 GB/s each way) and a 400 Gb/s adapter per GPU, at the bandwidth that collectives reach."""
 
 
 def read_links(paths: Sequence[Path]) -> Links:
     """Measured links in place of the assumed ones: a table of one node, of several, or one of each."""
-    found = {"node": ASSUMED.node, "network": ASSUMED.network}
+    links = {"node": ASSUMED.node, "network": ASSUMED.network}
     for path in paths:
         try:
             table = json.loads(path.read_text())
@@ -96,6 +97,6 @@ def read_links(paths: Sequence[Path]) -> Links:
             raise ConfigError(
                 f"--collectives: {path} is no table of `python -m benchmarks.collectives` on two processes or more"
             ) from error
-        kind, adapters = ("node", None) if nodes == 1 else ("network", world // nodes)
-        found[kind] = Link(rows={name: sorted(each) for name, each in rows.items()}, source=source, adapters=adapters)
-    return Links(**found)
+        scope, adapters = ("node", None) if nodes == 1 else ("network", world // nodes)
+        links[scope] = Link(rows={name: sorted(each) for name, each in rows.items()}, source=source, adapters=adapters)
+    return Links(**links)

@@ -16,7 +16,7 @@ Saved = Mapping[str, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """Layers of one stack that cost the same, or what runs outside of all stacks (`count` 1).
+    """Layers of one stack that cost the same, or the modules outside all stacks (`count` 1).
 
     `flops[way]["forward"]` and `["backward"]` are the coefficients of 1, n, t, n^2, n t and t^2 for n image and t text
     tokens. `saved[way][checkpointing]` is what one layer keeps. A way is `lora`, `attention` or `full`.
@@ -43,7 +43,7 @@ class Model:
     multiple: int
     """Sides of images are multiples of this many pixels."""
     padded: int
-    """Tokens that images are padded to unless they are square, which are also the most that they may have; 0: none."""
+    """Tokens that non-square images are padded to, also the most that an image may have; 0 for no padding."""
     frame_factor: int
     """Frames per latent frame."""
     frames: int
@@ -52,7 +52,7 @@ class Model:
     references: bool
     """Whether samples may have reference images."""
     image_layers: int
-    """Layers that an image is usually taken apart into; 0: it is not."""
+    """RGBA layers that an image is usually decomposed into; 0 if the model does not decompose images."""
     one_sample: bool
     """Whether a step takes one sample: the model has no batch axis, or would read the padding of captions."""
     one_dtype: bool
@@ -60,9 +60,9 @@ class Model:
     text: int
     """Text tokens of a step."""
     pretrained: bool
-    """Whether it is a released model, which adapters are put on; False: it is trained from scratch."""
+    """Whether it is a released model, for adapters; False if it is trained from scratch."""
     lora: Mapping[str, int]
-    """Weights of a LoRA per rank, by the linears it is on: the family's own (`lora`) or `attention`."""
+    """Weights of a LoRA per rank, by its target linears: the family's defaults (`lora`) or `attention`."""
     weights: Mapping[str, int]
     """Elements: `all`, `packed` by quantizing, the `rows` and `groups` of those, `float32` ones; and the bytes of
     `buffers`."""
@@ -97,15 +97,15 @@ def find_model(name: str) -> Model:
         raise ConfigError(
             f"{shown(name, 40)} is no model that `tread plan` knows{nearest(name, known)} It knows {_listed(known)}."
         )
-    found = known[name]
+    entry = known[name]
     return Model(
         name=name,
-        patch=tuple(found["patch"]),
-        size=tuple(found["size"]),
-        stacks=tuple(_layers(stack["name"], stack["layers"], stack) for stack in found["stacks"]),
-        outside=_layers("outside", 1, found["outside"]),
+        patch=tuple(entry["patch"]),
+        size=tuple(entry["size"]),
+        stacks=tuple(_layers(stack["name"], stack["layers"], stack) for stack in entry["stacks"]),
+        outside=_layers("outside", 1, entry["outside"]),
         **{
-            key: found[key]
+            key: entry[key]
             for key in (
                 *("title", "factor", "multiple", "padded", "frame_factor", "frames", "video", "references"),
                 *("image_layers", "one_sample", "one_dtype", "text", "pretrained", "lora", "weights"),
@@ -115,7 +115,7 @@ def find_model(name: str) -> Model:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Names in a row, each family once.
+    """Names as one line, with the flavours of a family grouped.
 
     >>> _listed(["flux", "flux/kontext", "prx", "dit/S/2", "dit/B/2"])
     'flux[/kontext], prx, dit/S/2|B/2'

@@ -1,6 +1,6 @@
-"""Layers in host memory (`offload`): how many a card needs, and on which GPUs their copies can hide.
+"""Layers in host memory (`offload`): how many a card needs, and which GPUs are slow enough to hide the copies.
 
-Every layer is counted as checkpointed, as offloaded ones are.
+Every layer is counted as checkpointed, because offloaded layers always are.
 """
 
 from collections.abc import Sequence
@@ -18,44 +18,44 @@ from tread.routing.plan import RoutePlan
 CARDS = (8, 12, 16, 24)
 """Memory in GB of the GPUs that offloading is for."""
 UNMOVED = "int8-bnb"
-"""A precision that keeps weights where they cannot be moved; `tread finetune` refuses to offload it."""
+"""A precision whose weights cannot be moved between devices; `tread finetune` refuses to offload it."""
 LINKS = (12, 25)
 """GB/s from host memory to a GPU, as PCIe 3 and 4 of 16 lanes reach them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offloading:
-    """What offloading comes to in one precision."""
+    """The effect of offloading in one precision."""
 
     precision: str
     layer_gib: float
     """The largest layer."""
     fewest: dict[int, int | None]
-    """Card -> the fewest layers that must be offloaded to fit it; None: all of them are not enough."""
+    """Card -> the fewest layers that must be offloaded to fit it; None if all of them are not enough."""
     hides: dict[int, tuple[float, float]]
-    """GB/s -> the TFLOP/s, dense and routed, up to which the copies of all layers hide behind a forward."""
+    """GB/s -> the TFLOP/s, dense and routed, up to which the copies of all layers overlap with a forward."""
 
 
 def offloading(model: Model, run: Run, plan: RoutePlan) -> list[Offloading]:
-    """What each precision of an adapter's base comes to, routed."""
+    """The effect of offloading in each precision of an adapter's base, routed."""
     if run.way == "full":
         return []
-    found = []
+    rows = []
     for precision in dict.fromkeys((run.precision, "bf16", "fp8", "nf4")):
         if precision == UNMOVED:
             continue
         sizes = layer_bytes(model, precision)
-        here = replace(run, precision=precision, checkpointing="full", graphs=False, offload=0)
-        whole = estimate(model, here, plan)
+        resident = replace(run, precision=precision, checkpointing="full", graphs=False, offload=0)
+        whole = estimate(model, resident, plan)
         flops = forward_flops(model, run, [max(whole.layers)] * model.depth), forward_flops(model, run, whole.layers)
         hides = {gb: (gb * flops[0] / sum(sizes) / 1e3, gb * flops[1] / sum(sizes) / 1e3) for gb in LINKS}
         fewest = {card: fewest_layers(model, precision, whole.gib[1], card) for card in CARDS}
-        found.append(Offloading(precision=precision, layer_gib=max(sizes) / GIB, fewest=fewest, hides=hides))
-    return found
+        rows.append(Offloading(precision=precision, layer_gib=max(sizes) / GIB, fewest=fewest, hides=hides))
+    return rows
 
 
 def fewest_layers(model: Model, precision: str, gib: float, card: int) -> int | None:
-    """The fewest layers to offload from a run of so many GiB so that it fits a card."""
+    """The fewest layers to offload so that a run of `gib` GiB fits a card; None if none suffice."""
     for number in range(model.depth + 1):
         away, slots = moved(model, precision, number)
         if gib + (slots - away) / GIB <= card - RESERVED:
@@ -64,7 +64,7 @@ def fewest_layers(model: Model, precision: str, gib: float, card: int) -> int | 
 
 
 def offloaded(model: Model, run: Run, plan: RoutePlan, given: str | None) -> Run:
-    """The run with `--offload`: a number of layers, or auto for as few as the smallest card needs that it can fit."""
+    """The run with `--offload`: a number of layers, or auto for the fewest that fit the smallest possible card."""
     if given is None or given == "0":
         return run
     if run.way == "full":

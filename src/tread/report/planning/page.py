@@ -1,6 +1,6 @@
 """The page of `tread plan --html`: one file that works from disk, without a network, and computes like the command.
 
-Template, style and script lie beside this file; everything is put into the one document.
+Template, style and scripts are in this folder; all are inlined into the one document.
 """
 
 import json
@@ -18,7 +18,7 @@ from tread.routing.plan import PRESETS, RoutePlan
 from tread.routing.route import Route
 
 SCRIPTS = ("estimate.js", "noise.js", "state.js", "picture.js", "show.js", "plan.js")
-"""In this order: the last one starts the page."""
+"""The scripts in load order; the last one starts the page."""
 
 
 def write_page(path: Path, model: Model, run: Run, plan: RoutePlan) -> None:
@@ -48,7 +48,7 @@ def page(model: Model, run: Run, plan: RoutePlan) -> str:
 
 
 def data(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
-    """What the script computes with: every model, the tables, and the settings that it opens at."""
+    """The script's input: every model, the tables, and the initial settings."""
     return {
         "models": documents(),
         "presets": {name: route.to_config() for name, route in PRESETS.items()},
@@ -65,7 +65,7 @@ def data(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
 
 
 def risk_sentences() -> dict[str, Any]:
-    """The warnings of `routing.risks` with marks for what differs between plans, and their limits."""
+    """The warnings of `routing.risks` as templates with placeholders, and their limits."""
     route, depth, tokens = Route(selection_ratio=0.75, start_layer_idx=0, end_layer_idx=4), 5, 64
     plan = RoutePlan(routes=(route,)).resolve(depth)
     first, last, passage = (text.replace(str(route), "{route}") for text in risks.layer_risks(plan))

@@ -9,15 +9,15 @@ from tread.report.planning.tables import ADAPTER_PRECISIONS, CHECKPOINTING, FULL
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: what a sample is, what is trained and how. `make_run` fills in the model's defaults."""
+    """One run: the size of its samples, the trained weights and the precision. `make_run` fills in defaults."""
 
     width: int
     height: int
     frames: int
     references: int
-    """Reference images of the target's size; with `image_layers`, the image itself as it is given."""
+    """Reference images of the target's size; with `image_layers`, the input image counts as one."""
     image_layers: int
-    """Layers that the image is taken apart into, each as large as the image."""
+    """RGBA layers that the image is decomposed into, each as large as the image."""
     batch: int
     text: int
     way: str
@@ -33,7 +33,7 @@ class Run:
 
     @property
     def sides(self) -> tuple["Run", "Run"]:
-        """The run in dense steps and in routed ones; they differ if dense steps alone are checkpointed."""
+        """The run of dense steps and of routed ones; they differ if only dense steps are checkpointed."""
         if self.checkpointing != "dense":
             return self, self
         return replace(self, checkpointing="full"), replace(self, checkpointing="none")
@@ -56,7 +56,7 @@ def make_run(
     graphs: bool = False,
     ema: bool | None = None,
 ) -> Run:
-    """The run of a model; None: the model's default. `resolution` is a side in pixels or WIDTHxHEIGHT."""
+    """The run of a model; None takes the model's default. `resolution` is a side in pixels or WIDTHxHEIGHT."""
     way = model.ways[0] if way is None else way
     if way not in model.ways:
         what = "only all weights" if model.ways == ("full",) else "a LoRA on its own linears, which are attention's,"
@@ -87,8 +87,8 @@ def make_run(
 
 def precisions_of(model: Model, way: str) -> tuple[str, ...]:
     """Precisions of the base, the default first."""
-    found = FULL_PRECISIONS if way == "full" else ADAPTER_PRECISIONS
-    return tuple(name for name in found if not (model.one_dtype and name == "fp32"))
+    precisions = FULL_PRECISIONS if way == "full" else ADAPTER_PRECISIONS
+    return tuple(name for name in precisions if not (model.one_dtype and name == "fp32"))
 
 
 def _size(model: Model, resolution: str | None) -> tuple[int, int]:

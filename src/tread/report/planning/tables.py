@@ -1,12 +1,12 @@
-"""Numbers that `tread plan` and its page share: bytes by precision and optimizer, what a step needs beside, cards."""
+"""Numbers that `tread plan` and its page share: bytes by precision and optimizer, working memory, cards."""
 
 GIB = 2**30
 EVERY_STEP = ("none", "selective", "full")
 """`gradient_checkpointing`: false, selective, true."""
 CHECKPOINTING = (*EVERY_STEP, "dense")
-"""The same, and full in dense steps alone."""
+"""The modes of EVERY_STEP, and `dense`: full checkpointing in dense steps only."""
 
-_OTHERS = {"all": 2, "float32": 2, "buffers": 1, "packed": -2}  # what quantizing leaves in bf16
+_OTHERS = {"all": 2, "float32": 2, "buffers": 1, "packed": -2}  # weights that quantization leaves in bf16
 PRECISIONS: dict[str, dict[str, float]] = {
     "bf16": {"all": 2, "float32": 2, "buffers": 1},
     "fp32": {"all": 4, "buffers": 1},
@@ -43,9 +43,9 @@ TOOK_MORE = {"hunyuanvideo1": 1.58, "kandinsky5_video": 1.13, "krea2": 1.12, "pr
 CARDS = (12, 16, 24, 48, 80)
 """Memory of common GPUs in GB."""
 RESERVED = 1.0
-"""GiB of a card that a run cannot have: the driver's context, and what the allocator cannot use."""
+"""GiB of a card that a run cannot use: the CUDA context and the allocator's fragmentation."""
 SLOTS = 2
-"""Offloaded layers that a GPU has room for, as tread.kernels.offload has it; a plan is made without torch."""
+"""Offloaded layers resident on the GPU at once; a copy of tread.kernels.offload's, which would import torch."""
 WORKING = {"bytes": 0.4 * GIB, "layer": 0.3, "graphs": 0.06, "graphs_bytes": 0.3 * GIB, "other_graphs": 0.55}
 """What a step holds beside, fitted to the H200's rows: some bytes, a share of what a layer without checkpointing saves
 for the gradients in its backward, with CUDA graphs a share of the activations and some bytes more, and, where dense

@@ -28,58 +28,58 @@ HOW = {
 
 
 def report(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
-    """Everything that is known of a run, in JSON types; `plan` is resolved for the model."""
-    found = estimate(model, run, plan)
-    dense, routed = found.memory
+    """The full report of a run in JSON types; `plan` is resolved for the model."""
+    cost = estimate(model, run, plan)
+    dense, routed = cost.memory
     return {
         "model": model.name,
         "title": model.title,
         "settings": asdict(run),
         "tread_config": plan.to_config(),
-        "tokens": {"image": found.image, "reference": found.reference, "padding": found.padding, "text": run.text},
+        "tokens": {"image": cost.image, "reference": cost.reference, "padding": cost.padding, "text": run.text},
         "layers": [
-            {"tokens": tokens, "flops": flops} for tokens, flops in zip(found.layers, found.layer_flops, strict=True)
+            {"tokens": tokens, "flops": flops} for tokens, flops in zip(cost.layers, cost.layer_flops, strict=True)
         ],
-        "flops": {"dense": found.flops[0], "routed": found.flops[1]},
-        "speedup": found.speedup,
+        "flops": {"dense": cost.flops[0], "routed": cost.flops[1]},
+        "speedup": cost.speedup,
         "memory": {"dense": dense, "routed": routed},
-        "gib": {"dense": found.gib[0], "routed": found.gib[1]},
+        "gib": {"dense": cost.gib[0], "routed": cost.gib[1]},
         "took_more": TOOK_MORE.get(model.name),
-        "warnings": risks(run, plan, found),
+        "warnings": risks(run, plan, cost),
         "fits": [asdict(choice) for choice in choices(model, replace(run, offload=0), plan)],
         "offload": offload_report(offloading(model, run, plan)),
     }
 
 
 def risks(run: Run, plan: RoutePlan, found: Estimate) -> list[str]:
-    """The plan's own warnings, as the job would give them."""
+    """The plan's risk warnings, worded as in a job."""
     adapter = adapter_risks(plan) if run.way != "full" else []
     return layer_risks(plan) + token_risks(plan, found.image) + adapter
 
 
 def describe(model: Model, run: Run, plan: RoutePlan) -> str:
     """The report as text; risks become warnings."""
-    found = estimate(model, run, plan)
-    lines = [_heading(model, run, found), "", *_layer_lines(found), ""]
+    cost = estimate(model, run, plan)
+    lines = [_heading(model, run, cost), "", *_layer_lines(cost), ""]
     lines += [
         "                        dense     routed",
-        f"TFLOPs of a step   {found.flops[0] / 1e12:10.1f} {found.flops[1] / 1e12:10.1f}",
-        f"ideal speed-up                {found.speedup:10.2f}x",
+        f"TFLOPs of a step   {cost.flops[0] / 1e12:10.1f} {cost.flops[1] / 1e12:10.1f}",
+        f"ideal speed-up                {cost.speedup:10.2f}x",
         "",
         "GiB of GPU memory       dense     routed",
     ]
     for part in PARTS:
-        dense, routed = (memory[part] / GIB for memory in found.memory)
+        dense, routed = (memory[part] / GIB for memory in cost.memory)
         if max(dense, routed) >= 0.005:
             lines.append(f"  {part:<16} {dense:10.2f} {routed:10.2f}")
-    lines.append(f"  {'together':<16} {found.gib[0]:10.2f} {found.gib[1]:10.2f}")
+    lines.append(f"  {'together':<16} {cost.gib[0]:10.2f} {cost.gib[1]:10.2f}")
     if model.name in TOOK_MORE:
         lines.append(
             f"  on an H200 this model took up to {TOOK_MORE[model.name]:g} times the planned memory: leave room"
         )
     lines += ["", *_fit_lines(model, run, plan)]
     lines += ["", *offload_lines(model, offloading(model, run, plan))] if run.way != "full" else []
-    for risk in risks(run, plan, found):
+    for risk in risks(run, plan, cost):
         warnings.warn(risk, RiskWarning, stacklevel=2)
     return "\n".join(lines)
 
