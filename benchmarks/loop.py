@@ -4,7 +4,8 @@
     python -m benchmarks.loop --models sd3 wan qwen flux2 --ways call --rows checkpointed
 
 - A way is one line that a user adds after `tread.attach`: nothing, `handle.compile()`, the same with selective
-  checkpointing, or his own `compile_repeated_blocks()`. Dense and routed steps alternate on one model.
+  checkpointing or with dense steps alone recomputed, or his own `compile_repeated_blocks()`. Dense and routed steps
+  alternate on one model.
 - `trainer` is the same work by `tread finetune`'s own step (benchmarks.common.lora), for comparison in one run.
 - Without `handle.compile()` attention is torch's flash kernel: torch 2.11's own way to cuDNN fails on FLUX.
 """
@@ -34,9 +35,12 @@ ROWS = {"checkpointed": True, "plain": False}
 WAYS: dict[str, Callable[..., object]] = {
     "call": lambda model, handle, **options: handle.compile(**options),
     "selective": lambda model, handle, **options: handle.compile(checkpointing="selective", **options),
+    "dense-steps": lambda model, handle, **options: handle.compile(checkpointing="dense", **options),
     "own-compile": lambda model, handle, **options: model.compile_repeated_blocks(**options),
     "eager": lambda model, handle, **options: None,
 }
+CALLS = ("call", "selective", "dense-steps")
+"""The ways with CUDA graphs."""
 
 
 class Loop:
@@ -95,7 +99,7 @@ def compare(record: Record, model: Any, shape: Shape, way: str, checkpointed: bo
         for name, step in kinds.items():
             for _ in range(WARM_STEPS):
                 step()
-            alone[name] = watched(step, record.device, graphs=way in ("call", "selective"))
+            alone[name] = watched(step, record.device, graphs=way in CALLS)
         times = alternate(kinds, record.device, seconds=record.seconds, rounds=2 if record.smoke else 3)
         seen = clocks()
         found = {name: asdict(timing) | alone[name] for name, timing in times.items()}
