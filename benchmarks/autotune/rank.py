@@ -48,7 +48,7 @@ def read_arms(paths: Sequence[Path], seconds: float) -> list[Arm]:
     for path in paths:
         document = json.loads(path.read_text(encoding="utf-8"))
         for run in document["runs"].values():
-            plain = not any(run["arm"].get(name) for name in ("importance", "learning_rate", "cooldown"))
+            plain = not any(run["arm"].get(name) for name in ("importance", "learning_rate", "cooldown", "annealed"))
             if run["status"] == "done" and run["seconds"] == seconds and plain and run["arm"]["size"] == "S":
                 found.setdefault(run["arm"]["name"], []).append((run, document["machine"]["scale"]["sizes"]["S"]))
     return [_arm(name, runs) for name, runs in found.items()]
@@ -56,12 +56,13 @@ def read_arms(paths: Sequence[Path], seconds: float) -> list[Arm]:
 
 def _arm(name: str, runs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> Arm:
     arm, size = runs[0][0]["arm"], runs[0][1]
-    start, end = arm["layers"]
-    route = Route(selection_ratio=arm["ratio"], start_layer_idx=start, end_layer_idx=end)
+    windows = [(arm["ratio"], *arm["layers"]), *arm.get("more", ())] if arm["ratio"] else []
     ends = [next(one for one in run["snapshots"] if one["at"] == "end") for run, _ in runs]
     return Arm(
         name=name,
-        routes=(route,) if arm["ratio"] else (),
+        routes=tuple(
+            Route(selection_ratio=one, start_layer_idx=start, end_layer_idx=end) for one, start, end in windows
+        ),
         depth=size["depth"],
         distance=mean(one["samples"]["unguided"][FIGURE] for one in ends),
         steps_per_second=mean(run["steps_per_second"] for run, _ in runs),

@@ -35,11 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--arms",
         nargs="+",
         default=["dense", "routed"],
-        help="names, or studies such as ratio, in the order of their runs",
+        help="names, studies such as ratio, or windows such as 0.4@2..5+0.6@6..9, in the order of their runs",
     )
     run.add_argument("--seeds", nargs="+", type=int, default=[0])
     run.add_argument("--seconds", type=float, default=75, help="of training, for each run")
-    run.add_argument("--steps", type=int, help="train so many instead, for runs with a cool-down")
+    run.add_argument(
+        "--steps", type=int, help="train so many instead, for runs that must know them: with a cool-down, or annealed"
+    )
     run.add_argument("--marks", nargs="*", type=float, default=[], help="seconds at which runs are looked at besides")
     run.add_argument("--guides", nargs="*", default=["cfg"], help="ways to sample at the end: cfg sg cfg+sg ag ag+sg")
     run.add_argument(
@@ -96,26 +98,31 @@ def _prepare(given: argparse.Namespace) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from .arms import ARMS, GUIDE_BY_NAME, SCALES
+    from tread.errors import ConfigError
+
+    from .arms import ARMS, GUIDE_BY_NAME, SCALES, arm_of
     from .jobs import Job, Spec, plan
     from .run import run
 
-    unknown = set(given.arms) - {arm.name for arm in ARMS} - {arm.study for arm in ARMS}
-    if unknown or set(given.guides) - GUIDE_BY_NAME.keys():
-        names = ", ".join([arm.name for arm in ARMS]), ", ".join(GUIDE_BY_NAME)
-        print(f"arms are: {names[0]}; guides are: {names[1]}", file=sys.stderr)
+    if set(given.guides) - GUIDE_BY_NAME.keys():
+        print(f"guides are: {', '.join(GUIDE_BY_NAME)}", file=sys.stderr)
+        return 2
+    try:
+        of_study = {name: [arm for arm in ARMS if arm.study == name] for name in given.arms}
+        chosen = dict.fromkeys(arm for name in given.arms for arm in of_study[name] or [arm_of(name)])
+    except ConfigError as error:
+        print(error, file=sys.stderr)
         return 2
     dense = [arm.name for arm in ARMS if not arm.is_routed]
     if given.equal_to not in (None, *dense):
         print(f"--equal-to {given.equal_to}: dense arms are: {', '.join(dense)}", file=sys.stderr)
         return 2
-    chosen = dict.fromkeys(arm for name in given.arms for arm in ARMS if name in (arm.name, arm.study))
     jobs = tuple(
         Job(
             arm=arm.name,
             seed=seed,
             seconds=given.seconds,
-            steps=given.steps if arm.cooldown else None,
+            steps=given.steps if arm.needs_steps else None,
             marks=tuple(mark for mark in sorted(given.marks) if mark < given.seconds),
             guides=tuple(given.guides) if seed in given.guided_seeds else (),
             equal_to=(given.equal_to or ("dense" if arm.name == "routed" else None)) if arm.is_routed else None,

@@ -6,14 +6,17 @@
 - The rate is six times the paper's: its 1e-4 is for 400,000 steps, these runs have some thousands. The study `rate`
   asks each of the headline's arms for its own: an arm of another rate has it in its name.
 - The order is that of importance: an experiment that is cut short has answered the main questions.
+- Any other windows are an arm by their name, such as `0.4@2..5+0.6@6..9`: what `tread autotune` chose, for example.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tread.config.schema import parse
+from tread.errors import ConfigError
 from tread.objectives import Flow
 from tread.pretrain.settings import PretrainConfig
 from tread.routing.cost import LayerShape, plan_cost
@@ -27,7 +30,9 @@ ENDLESS = 10**9
 RATES = (1.2e-3, 3e-4)
 """Twice and half the scale's 6e-4; 3e-4 is also the paper's 1e-4, tuned at width 1,152, for a rate that goes as
 1 / width."""
-Study = Literal["headline", "rate", "ratio", "selector", "cool-down", "placement", "size"]
+Study = Literal["headline", "annealed", "rate", "ratio", "selector", "cool-down", "placement", "size", "windows"]
+Window = tuple[float, int, int]
+"""Ratio, first and last layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,8 @@ class Arm:
     study: Study
     ratio: float = 0.5
     layers: tuple[int, int] = PAPER
+    more: tuple[Window, ...] = ()
+    """The windows after the one of `ratio` and `layers`."""
     importance: float | None = None
     """The importance of selector `l1`; None selects `random`."""
     cooldown: float = 0.0
@@ -45,11 +52,23 @@ class Arm:
     size: Literal["S", "B"] = "S"
     learning_rate: float | None = None
     """None takes the scale's."""
+    annealed: bool = False
+    """Whether the rate falls linearly, to zero at the last step."""
 
     @property
     def is_guided(self) -> bool:
         """Whether its weights are saved for guided sampling, which only some studies' tables show."""
-        return self.study in ("headline", "rate")
+        return self.study in ("headline", "annealed", "rate")
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether its number of steps must be known before it begins."""
+        return self.annealed or self.cooldown > 0
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """All windows; none of a dense arm."""
+        return ((self.ratio, *self.layers), *self.more) if self.is_routed else ()
 
     @property
     def is_routed(self) -> bool:
@@ -60,10 +79,12 @@ class Arm:
         """The routing of this arm."""
         if not self.is_routed:
             return None
-        start, end = self.layers
         selector = {"selector": "random"} if self.importance is None else {"selector": "l1"}
         return {
-            "routes": [{"selection_ratio": self.ratio, "start_layer_idx": start, "end_layer_idx": end}],
+            "routes": [
+                {"selection_ratio": ratio, "start_layer_idx": start, "end_layer_idx": end}
+                for ratio, start, end in self.windows
+            ],
             **selector,
             "importance": self.importance,
             "schedule": {"cooldown_fraction": self.cooldown} if self.cooldown else None,
@@ -91,7 +112,10 @@ ARMS = (
         for rate in RATES
         for name, ratio in (("dense", 0.0), ("routed", 0.5))
     ),
+    Arm(name="dense-annealed", study="annealed", ratio=0.0, annealed=True),
+    Arm(name="routed-annealed", study="annealed", annealed=True),
     Arm(name="ratio-0.25", study="ratio", ratio=0.25),
+    Arm(name="ratio-0.6", study="ratio", ratio=0.6),
     Arm(name="ratio-0.75", study="ratio", ratio=0.75),
     Arm(name="l1-0.5", study="selector", importance=0.5),
     Arm(name="l1-1", study="selector", importance=1.0),
@@ -105,6 +129,18 @@ ARMS = (
     *(_placement(start, end) for start in (1, 2, 4) for end in (6, 8, 10) if (start, end) != PAPER),
 )
 BY_NAME = {arm.name: arm for arm in ARMS}
+
+
+def arm_of(name: str) -> Arm:
+    """The arm of the table with this name, or the one whose windows the name lists."""
+    if name in BY_NAME:
+        return BY_NAME[name]
+    found = [re.fullmatch(r"(0?\.\d+)@(\d+)\.\.(\d+)", window) for window in name.split("+")]
+    windows = [(float(one[1]), int(one[2]), int(one[3])) for one in found if one is not None]
+    if len(windows) < len(found):
+        raise ConfigError(f"arm {name!r}: give {', '.join(BY_NAME)}, or windows such as 0.4@2..5+0.6@6..9.")
+    (ratio, *layers), *more = sorted(windows, key=lambda window: window[1])
+    return Arm(name=name, study="windows", ratio=ratio, layers=(layers[0], layers[1]), more=tuple(more))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +236,11 @@ def config_of(arm: Arm, seed: int, scale: Scale, data: Path, *, steps: int) -> P
             "compile": scale.compile,
             "graphs": scale.graphs,
         },
-        "optimizer": {"learning_rate": rate, "warmup_steps": scale.warmup_steps},
+        "optimizer": {
+            "learning_rate": rate,
+            "warmup_steps": scale.warmup_steps,
+            "schedule": "linear" if arm.annealed else "constant",
+        },
         "validation": {"samples": 0},  # the test images are held out instead
         "log": {"trackers": "none"},
     }

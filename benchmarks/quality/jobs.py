@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .arms import BY_NAME, GUIDE_BY_NAME, SCALES, UNGUIDED, Arm, Guide, Scale
+from .arms import GUIDE_BY_NAME, SCALES, UNGUIDED, Arm, Guide, Scale, arm_of
 from .results import Results, run_name, snapshot
 
 Ways = list[Guide]
 """Guidance settings to sample with."""
-Kind = tuple[str, float, bool]
-"""Runs of one kind, by size, ratio and whether there is a cool-down, share their compiled code."""
+Kind = tuple[str, tuple[float, ...], bool]
+"""Runs of one kind, by size, ratios and whether there is a cool-down, share their compiled code."""
 START_SECONDS, COMPILE_SECONDS, JUDGE_SECONDS, VALIDATE_SECONDS = 15.0, 25.0, 8.0, 0.5
 FORWARDS_PER_SECOND = {"S": 25_000.0, "B": 8_000.0}
 IMAGES_PER_SECOND = 4_000.0
@@ -97,7 +97,7 @@ def missing_ways(job: Job, results: Results, work: Path) -> Ways:
     entry = results.runs[job.name]
     end = snapshot(entry, "end")
     assert end is not None
-    ways = looks(BY_NAME[job.arm], job)["end"]
+    ways = looks(arm_of(job.arm), job)["end"]
     saved = {at: weights_file(work, job, at).is_file() for at in ("end", "mark")}
     return [
         guide
@@ -108,7 +108,7 @@ def missing_ways(job: Job, results: Results, work: Path) -> Ways:
 
 def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> float:
     """Expected seconds of a run and its evaluation, without compilation; 0 if nothing is left to do."""
-    arm = BY_NAME[job.arm]
+    arm = arm_of(job.arm)
     rates = [entry["forwards_per_second"] for entry in results.runs.values() if entry["arm"]["size"] == arm.size]
     measured = [rate for rate in rates if rate]
     rate = measured[-1] if measured else FORWARDS_PER_SECOND[arm.size]
@@ -128,12 +128,12 @@ def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> fl
 
 def kind_of(arm: Arm) -> Kind:
     """The key of runs that share compiled code."""
-    return arm.size, arm.ratio, arm.cooldown > 0
+    return arm.size, tuple(sorted({ratio for ratio, *_ in arm.windows})), arm.cooldown > 0
 
 
 def compile_seconds(job: Job, scale: Scale, compiled: Collection[Kind]) -> float:
     """Expected seconds of compilation in a process that has already `compiled` these kinds."""
-    return COMPILE_SECONDS if scale.compile and kind_of(BY_NAME[job.arm]) not in compiled else 0.0
+    return COMPILE_SECONDS if scale.compile and kind_of(arm_of(job.arm)) not in compiled else 0.0
 
 
 def plan(spec: Spec, scale: Scale) -> str:
@@ -143,7 +143,7 @@ def plan(spec: Spec, scale: Scale) -> str:
         seconds[job.name] = expected_seconds(job, scale, results, Path(spec.work))
         if seconds[job.name]:
             seconds[job.name] += compile_seconds(job, scale, compiled)
-            compiled.add(kind_of(BY_NAME[job.arm]))
+            compiled.add(kind_of(arm_of(job.arm)))
     total = START_SECONDS + sum(seconds.values())
     lines = [f"{name:<24} {f'{value:6.0f} s' if value else '    done'}" for name, value in seconds.items()]
     return "\n".join(

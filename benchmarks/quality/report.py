@@ -19,7 +19,7 @@ from pages.tables import markdown_table, with_tables
 
 from .arms import ARMS, GUIDES
 from .pictures import save_curves, save_grids, save_heat_map, save_nearest, save_speedups, save_studies
-from .results import NEAREST, Results, distance_name, kernel_name, longest, read_grids, snapshot
+from .results import NEAREST, Results, distance_name, kernel_name, known_arms, longest, read_grids, snapshot
 from .speedup import pairs, speedup_table
 from .studies import NOTHING, STUDIES, describe, guidance_table, placements, studies_text, study_rows
 
@@ -191,7 +191,7 @@ def marks_table(results: Results, distance: str) -> str:
     """The distance of the first few samples after each mark, a line for each run."""
     runs = [
         (arm, entry)
-        for arm in ARMS
+        for arm in known_arms(results)
         for entry in sorted(results.done_of(arm.name), key=lambda entry: (entry["seconds"], entry["seed"]))
     ]
     marks = sorted({look["due"] for _, entry in runs for look in entry["snapshots"] if look["due"] is not None})
@@ -207,7 +207,7 @@ def marks_table(results: Results, distance: str) -> str:
 def speed_table(results: Results) -> str:
     """Steps, images and memory of every arm that was run."""
     rows = []
-    for arm in ARMS:
+    for arm in known_arms(results):
         if arm.study == "rate":  # as fast as the headline's
             continue
         dense = longest(results, "b2-dense" if arm.size == "B" else "dense")

@@ -14,6 +14,8 @@ import numpy as np
 from benchmarks.common.record import Facts, write_json
 from tread.files import atomic_write
 
+from .arms import ARMS, Arm, arm_of
+
 RESULTS, GRIDS = "results.json", "grids.npz"
 NEAREST = "-nearest"
 """Suffix of the name of a grid of training images, each the nearest to a sample."""
@@ -110,6 +112,12 @@ def read_grids(path: Path) -> dict[str, np.ndarray]:
     """Sample grids by name."""
     with np.load(path, allow_pickle=False) as file:
         return dict(file)
+
+
+def known_arms(results: Results) -> list[Arm]:
+    """The table's arms, and those of windows that were run."""
+    names = [arm.name for arm in ARMS] + [entry["arm"]["name"] for entry in results.runs.values()]
+    return [arm_of(name) for name in dict.fromkeys(names)]
 
 
 def longest(results: Results, arm: str) -> list[Facts]:

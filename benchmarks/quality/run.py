@@ -6,7 +6,8 @@
 - A run whose compilation failed is recorded as failed: its speed would be that of eager code.
 - A routed run that is looked at where a dense one of its seed and seconds ended comes after that one.
 - A run that is killed leaves its validation losses: results are written at each of them, with the clock stopped.
-- A run with a cool-down must know its steps beforehand: they follow from the speeds of the dense and the routed run.
+- A run whose rate or ratio falls at its end must know its steps beforehand: they follow from the speeds of the dense
+  and the routed run.
 """
 
 import gc
@@ -32,7 +33,7 @@ from tread.training.job import make_accelerator
 from tread.training.loop import settling
 from tread.training.session import Session
 
-from .arms import BY_NAME, ENDLESS, SCALES, UNGUIDED, Arm, Scale, config_of
+from .arms import ENDLESS, SCALES, UNGUIDED, Arm, Scale, arm_of, config_of
 from .jobs import (
     Job,
     Kind,
@@ -87,7 +88,7 @@ def blank(job: Job) -> Facts:
     """The entry of a run that has measured nothing yet."""
     return {
         "status": "begun",
-        "arm": asdict(BY_NAME[job.arm]),
+        "arm": asdict(arm_of(job.arm)),
         "seed": job.seed,
         "seconds": job.seconds,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -116,12 +117,12 @@ def work(spec: Spec) -> int:
             print(f"{job.name}: needs about {needed:.0f} s and {max(left, 0):.0f} are left", flush=True)
             continue
         (folder / "current").write_text(job.name)
-        compiled.add(kind_of(BY_NAME[job.arm]))
+        compiled.add(kind_of(arm_of(job.arm)))
         done = results.is_done(job.name)
         entry = results.runs[job.name] if done else blank(job)
         try:
             make = add_ways if done else make_run
-            make(BY_NAME[job.arm], job, scale, folder, results, judge, entry)
+            make(arm_of(job.arm), job, scale, folder, results, judge, entry)
         except Exception as error:  # recorded; a fresh process continues, since the device may be unusable
             trace = traceback.format_exc()
             print(trace, flush=True)
@@ -136,15 +137,16 @@ def work(spec: Spec) -> int:
 
 
 def steps_of(arm: Arm, job: Job, results: Results) -> int | None:
-    """The steps of a run with a cool-down: as many as take `seconds`, with the dense share at the end."""
-    if job.steps is not None or not arm.cooldown:
+    """The steps of a run that must know them: as many as take `seconds`, with the dense share at the end."""
+    if job.steps is not None or not arm.needs_steps:
         return job.steps
-    entries = [results.done(name, job.seed) for name in ("routed", "dense")]
-    speeds = [entry["steps_per_second"] for entry in entries if entry is not None]
-    if len(speeds) < 2:
-        raise ValueError(f"{arm.name} needs the speeds of dense and routed: run those first, or give --steps")
-    routed, dense = speeds
-    return round(job.seconds / ((1 - arm.cooldown) / routed + arm.cooldown / dense))
+    routed = 1 - arm.cooldown if arm.is_routed else 0.0
+    shares = {name: share for name, share in (("routed", routed), ("dense", 1 - routed)) if share}
+    entries = {name: results.done(name, job.seed) for name in shares}
+    speeds = {name: entry["steps_per_second"] for name, entry in entries.items() if entry is not None}
+    if len(speeds) < len(shares):
+        raise ValueError(f"{arm.name} needs the speeds of {' and '.join(shares)}: run those first, or give --steps")
+    return round(job.seconds / sum(share / speeds[name] for name, share in shares.items()))
 
 
 def steps_of_dense(job: Job, results: Results) -> int | None:

@@ -9,17 +9,19 @@ from statistics import mean
 from benchmarks.common.record import Facts
 from pages.tables import markdown_table
 
-from .arms import ARMS, BY_NAME, GUIDES, UNGUIDED, Arm
-from .results import Results, at_seconds, kernel_name, longest, snapshot
+from .arms import BY_NAME, GUIDES, UNGUIDED, Arm
+from .results import Results, at_seconds, kernel_name, known_arms, longest, snapshot
 
 NOTHING = "Not run yet."
 STUDIES = {
+    "annealed": "Rate annealed to zero",
     "rate": "Learning rate",
     "ratio": "Ratio",
     "selector": "Selector",
     "cool-down": "Dense cool-down",
     "placement": "Placement",
     "size": "B/2",
+    "windows": "Other windows",
 }
 
 
@@ -57,7 +59,7 @@ def study_rows(results: Results) -> dict[str, list[Facts]]:
     """By study: what was measured of each arm after its seconds, and of dense and routed after the same."""
     found: dict[str, list[Facts]] = {}
     for study in STUDIES:
-        for arm in ARMS:
+        for arm in known_arms(results):
             for entry in results.done_of(arm.name) if arm.study == study else ():
                 rows = found.setdefault(study, [])
                 if not any(row["due"] == entry["seconds"] for row in rows) and study != "size":
@@ -72,7 +74,8 @@ def study_rows(results: Results) -> dict[str, list[Facts]]:
 def by_setting(row: Facts) -> tuple[float | int, ...]:
     """The order of a study's lines: dense first, then by what the study varies."""
     arm = row["arm"]
-    return (arm.is_routed, *arm.layers, arm.ratio, arm.importance or 0, arm.cooldown, row["rate"], row["seed"])
+    varied = *arm.layers, arm.ratio, arm.importance or 0, arm.cooldown, arm.annealed, row["rate"]
+    return (arm.is_routed, *varied, row["seed"])
 
 
 def headline_at(results: Results, name: str, seconds: float) -> list[Facts]:
@@ -154,8 +157,10 @@ def placements(results: Results, distance: str) -> dict[tuple[int, int] | None, 
 def describe(arm: Arm) -> str:
     """An arm in words."""
     size = "" if arm.size == "S" else "B/2, "
-    words = [f"{size}{arm.ratio:g} over {arm.layers[0]}..{arm.layers[1]}" if arm.is_routed else f"{size}dense"]
+    windows = [f"{ratio:g} over {start}..{end}" for ratio, start, end in arm.windows]
+    words = [f"{size}{' and '.join(windows) or 'dense'}"]
     words += [] if arm.importance is None else [f"l1, importance {arm.importance:g}"]
     words += [f"last {arm.cooldown:.0%} dense"] if arm.cooldown else []
     words += [] if arm.learning_rate is None else [f"rate {arm.learning_rate:g}"]
+    words += ["rate falling to 0"] if arm.annealed else []
     return ", ".join(words)

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality.arms import ARMS, BY_NAME, SCALES, config_of
-from benchmarks.quality.jobs import COMPILE_SECONDS, in_order, looks, missing_ways, plan, weights_file
+from benchmarks.quality.arms import ARMS, BY_NAME, SCALES, arm_of, config_of
+from benchmarks.quality.jobs import COMPILE_SECONDS, in_order, kind_of, looks, missing_ways, plan, weights_file
 from benchmarks.quality.results import RESULTS, Results
 from benchmarks.quality.run import blank, steps_of, work
+from benchmarks.quality.studies import describe
 from tests.programs import ROOT
 from tests.tiny.quality import SMOKE, job_of, spec_of
+from tread.errors import ConfigError
 from tread.pretrain.config import compose
+from tread.routing.plan import RoutePlan
 
 
 def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:
@@ -22,7 +25,10 @@ def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:
         config = config_of(arm, 0, SCALES["full"], prepared / "data", steps=100)
         assert (config.model.tread_config is None) == (arm.ratio == 0)
         assert arm.ideal_speedup(config, 256) >= 1
-        plans.add(json.dumps([config.model.tread_config, config.model.width, config.optimizer.learning_rate]))
+        optimizer = config.optimizer
+        plans.add(
+            json.dumps([config.model.tread_config, config.model.width, optimizer.learning_rate, optimizer.schedule])
+        )
     assert len(plans) == len(ARMS)
     rates = [config_of(arm, 0, SCALES["full"], prepared, steps=1).optimizer.learning_rate for arm in ARMS[:6]]
     assert rates == [6e-4, 6e-4, 1.2e-3, 1.2e-3, 3e-4, 3e-4]
@@ -30,6 +36,19 @@ def test_every_arm_is_a_config_of_its_own(prepared: Path) -> None:
     routed = config_of(BY_NAME["routed"], 0, SCALES["full"], prepared, steps=100)
     assert round(BY_NAME["routed"].ideal_speedup(routed, 256), 2) == 1.44  # as `tread plan` says
     assert round(BY_NAME["cooldown-20"].ideal_speedup(routed, 256), 2) == 1.32  # a fifth of the steps has none
+
+
+def test_windows_are_an_arm_by_their_name(prepared: Path) -> None:
+    arm = arm_of("0.6@6..9+0.4@2..5")
+    routes = config_of(arm, 0, SCALES["full"], prepared, steps=100).model.tread_config
+    assert routes is not None
+    assert [str(route) for route in RoutePlan.from_config(routes).routes] == ["route 2..5 at 0.4", "route 6..9 at 0.6"]
+    assert describe(arm) == "0.4 over 2..5 and 0.6 over 6..9"
+    assert kind_of(arm) == kind_of(arm_of("0.6@2..5+0.4@6..8")) != kind_of(arm_of("0.6@2..5"))
+    assert arm_of("routed") is BY_NAME["routed"]
+    for name in ("rooted", "0.5@2", "1.5@2..8", "0.5@2..8+", "-0.5@2..8"):
+        with pytest.raises(ConfigError, match="or windows such as"):
+            arm_of(name)
 
 
 def test_the_recipe_has_the_settings_of_the_headline(prepared: Path) -> None:
@@ -65,6 +84,17 @@ def test_steps_of_a_cool_down(tmp_path: Path) -> None:
     assert 0.8 * steps / 40 + 0.2 * steps / 20 == pytest.approx(30, abs=0.05)
     assert steps_of(BY_NAME["cooldown-20"], replace(job, steps=7), results) == 7
     assert steps_of(BY_NAME["routed"], job, results) is None
+
+
+def test_steps_of_an_annealed_run(tmp_path: Path) -> None:
+    """Those that its own arm makes in the time; only its own speed is asked for."""
+    results = Results(tmp_path)
+    results.write("dense", blank(job_of("dense")) | {"status": "done", "steps_per_second": 20.0})
+    assert steps_of(BY_NAME["dense-annealed"], job_of("dense-annealed", seconds=30), results) == 600
+    with pytest.raises(ValueError, match="routed-annealed needs the speeds of routed: run those first"):
+        steps_of(BY_NAME["routed-annealed"], job_of("routed-annealed", seconds=30), results)
+    results.write("routed", blank(job_of("routed")) | {"status": "done", "steps_per_second": 40.0})
+    assert steps_of(BY_NAME["routed-annealed"], job_of("routed-annealed", seconds=30), results) == 1200
 
 
 def test_ways_to_sample() -> None:

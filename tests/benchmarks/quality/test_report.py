@@ -161,7 +161,7 @@ def test_the_report(found: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert f"| {end['samples']['unguided']['FD-Pixels']:.2f} |" in line
     assert "| routed, equal" not in short, "a run of that length is long"
     assert f"| dense | 0 | {found.runs[run_name('dense', 0, 0.3)]['steps']} | 0.3 |" in short
-    assert "- Ratio: 0.25 over 2..8; 0.75 over 2..8.\n" in long
+    assert "- Ratio: 0.25 over 2..8; 0.6 over 2..8; 0.75 over 2..8.\n" in long
     assert "- Headline:" not in long
     for name in ("quality", "speedup"):
         assert (docs / "results" / f"{name}.png").is_file()

@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.autotune import rank
 from benchmarks.quality import run as running
 from benchmarks.quality.__main__ import main
-from benchmarks.quality.arms import BY_NAME, ENDLESS, config_of
+from benchmarks.quality.arms import ARMS, BY_NAME, ENDLESS, config_of
 from benchmarks.quality.jobs import Spec, plan
 from benchmarks.quality.judge import Judge
-from benchmarks.quality.results import GRIDS, NEAREST, RESULTS, Results, read_grids, run_name, snapshot
+from benchmarks.quality.results import GRIDS, NEAREST, RESULTS, Results, known_arms, read_grids, run_name, snapshot
 from benchmarks.quality.run import blank, make_run, run, work
+from benchmarks.quality.studies import study_rows
 from benchmarks.quality.training import Trial, check_fast
 from tests.tiny.quality import SECONDS, SMOKE, job_of, spec_of
 from tread.kernels.compiling import CompiledLayer
@@ -78,6 +81,41 @@ def test_the_last_steps_of_a_cool_down_are_dense(prepared: Path, judge: Judge, t
         task.loss(task.model.train(), next(task.batches(step)))
         kept.append(task.handle.kept_share)
     assert kept == [0.5] * 8 + [1.0] * 2
+
+
+def test_the_rate_of_an_annealed_run_falls_to_zero(
+    prepared: Path, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    stock = Session.step
+
+    def step(session: Session, number: int, batches: Iterator[Any]) -> Any:
+        found = stock(session, number, batches)
+        rates.append(session.optimizer.param_groups[0]["lr"])
+        return found
+
+    monkeypatch.setattr(Session, "step", step)
+    arm, job = BY_NAME["routed-annealed"], job_of("routed-annealed", steps=10, marks=(), guides=())
+    make_run(arm, job, SMOKE, prepared, Results(tmp_path), judge, blank(job))
+    warm, rate = SMOKE.warmup_steps, SMOKE.learning_rate
+    expected = [rate * min(1.0, (i + 1) / warm) * (10 - i) / 10 for i in range(10)]
+    assert rates == pytest.approx(expected)
+
+
+def test_a_run_of_several_windows(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "0.25@2..4+0.5@6..8"
+    job = job_of(name, marks=(), guides=())
+    assert work(spec_of(prepared, tmp_path, job)) == 0
+    kept = Results(tmp_path)  # as read back from disk
+    assert [arm.name for arm in known_arms(kept)[-2:]] == [ARMS[-1].name, name]
+    (row,) = [row for row in study_rows(kept)["windows"] if row["arm"].name == name]
+    assert row["label"] == "0.25 over 2..4 and 0.5 over 6..8"
+    monkeypatch.setattr(rank, "FIGURE", "FD-Pixels few")
+    (arm,) = rank.read_arms([tmp_path / RESULTS], job.seconds)
+    assert [(one.selection_ratio, one.start_layer_idx, one.end_layer_idx) for one in arm.routes] == [
+        (0.25, 2, 4),
+        (0.5, 6, 8),
+    ]
 
 
 def test_ways_are_added_to_a_run_that_is_done(prepared: Path, found: Results, tmp_path: Path) -> None:
@@ -262,7 +300,7 @@ def test_runs_are_in_the_order_of_their_arms(
         (True, "dense-0.0003"),
     }
     assert main([*command, "--equal-to", "routed"]) == 2
-    assert "dense arms are: dense, dense-0.0012, dense-0.0003, b2-dense" in capsys.readouterr().err
+    assert "dense arms are: dense, dense-0.0012, dense-0.0003, dense-annealed, b2-dense" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_does_not_stop_the_others(prepared: Path, tmp_path: Path) -> None:
