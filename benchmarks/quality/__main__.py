@@ -15,7 +15,7 @@ KEPT = Path(__file__).parents[1] / "results"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`pack`, `prepare`, `run`, `report` or `speedup`; 1 where runs are not done yet."""
+    """`pack`, `prepare`, `folder`, `run`, `report` or `speedup`; 1 where runs are not done yet."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quality",
         description=__doc__,
@@ -30,6 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
     prepare.add_argument("--weights", type=Path, help="efficientnet_lite0.safetensors; without it, no reference")
     prepare.add_argument("--work", type=Path, default=WORK)
     prepare.add_argument("--smoke", action="store_true", help="tiny, for a CPU")
+    folder = commands.add_parser(
+        "folder", help="write the training images as files, for tread train and tread autotune"
+    )
+    folder.add_argument("images", type=Path, help="a new folder")
+    folder.add_argument("--work", type=Path, default=WORK)
     run = commands.add_parser("run", help="make the runs that are not done yet")
     run.add_argument(
         "--arms",
@@ -94,6 +99,13 @@ def _prepare(given: argparse.Namespace) -> int:
         extractor = load_judge_network(given.work, device, smoke=given.smoke)
         facts = write_reference(given.work, extractor, SCALES[scale])
         print(json.dumps(facts), flush=True)
+    return 0
+
+
+def _folder(given: argparse.Namespace) -> int:
+    from .images import load, write_folder
+
+    write_folder(*load(given.work / "data", "train"), given.images)
     return 0
 
 
@@ -175,7 +187,8 @@ def kept() -> list[Path]:
 
 
 COMMANDS = {
-    "pack": _pack, "prepare": _prepare, "run": _run, "work": _work, "report": _report, "speedup": _speedup,
+    "pack": _pack, "prepare": _prepare, "folder": _folder, "run": _run, "work": _work, "report": _report,
+    "speedup": _speedup,
 }  # fmt: skip
 
 

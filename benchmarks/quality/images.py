@@ -103,6 +103,14 @@ def count_images(folder: Path, split: str) -> int:
     return sum(len(np.load(path, mmap_mode="r")) for path in folder.glob(f"{split}-*.labels.npy"))
 
 
+def write_folder(images: np.ndarray, labels: np.ndarray, out: Path) -> None:
+    """Images (N, H, W, 3) as PNG files in a subfolder for each class, for `tread train` and `tread autotune`."""
+    for label in np.unique(labels):
+        (out / str(label)).mkdir(parents=True, exist_ok=True)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        Image.fromarray(image).save(out / str(label) / f"{number:05}.png", compress_level=1)
+
+
 class Cifar10(ImageFolder):
     """Training images, then test images, (3, 32, 32) in [-1, 1]; mirrored by the sample's position."""
 

@@ -16,6 +16,7 @@ from benchmarks.quality.images import Cifar10, load, pack, tiles, unpack
 from benchmarks.quality.judge import read_reference_facts
 from benchmarks.quality.run import run, work
 from tests.tiny.quality import job_of, pictures, spec_of
+from tread.data import ImageFolder
 from tread.errors import DataError
 
 
@@ -48,6 +49,18 @@ def test_images_survive_packing(tmp_path: Path) -> None:
     assert (read[: len(images)] == images).all()
     assert (read_labels[: len(images)] == labels).all()
     assert (load(tmp_path / "data", "test")[0] == test).all()
+
+
+def test_the_training_images_as_files(prepared: Path, tmp_path: Path) -> None:
+    assert main(["folder", str(tmp_path / "images"), "--work", str(prepared)]) == 0
+    files = ImageFolder(tmp_path / "images", size=32, flip=False)
+    images, labels = load(prepared / "data", "train")
+    assert len(files) == len(images)
+    order = np.argsort(labels, kind="stable")  # files are sorted by class
+    for i, number in enumerate(order):
+        x, label = files[i]
+        assert label == labels[number]
+        torch.testing.assert_close(x, torch.from_numpy(images[number]).permute(2, 0, 1) / 127.5 - 1)
 
 
 def test_the_dataset_is_train_then_test(prepared: Path) -> None:
