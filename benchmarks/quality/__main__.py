@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--marks", nargs="*", type=float, default=[], help="seconds at which runs are looked at besides")
     run.add_argument("--guides", nargs="*", default=["cfg"], help="ways to sample at the end: cfg sg cfg+sg ag ag+sg")
     run.add_argument(
-        "--equal-to", help="a dense arm: look at routed runs at its steps, too (the arm routed: at those of dense)"
+        "--equal-to",
+        help="a dense arm: look at routed runs at its steps, too (the arm routed: at those of dense, unless `none`)",
     )
     run.add_argument("--guided-seeds", nargs="*", type=int, default=[0])
     run.add_argument("--budget-minutes", type=float, default=9.3)
@@ -112,7 +113,7 @@ def _folder(given: argparse.Namespace) -> int:
 def _run(given: argparse.Namespace) -> int:
     from tread.errors import ConfigError
 
-    from .arms import ARMS, GUIDE_BY_NAME, SCALES, arm_of
+    from .arms import ARMS, GUIDE_BY_NAME, SCALES, Arm, arm_of
     from .jobs import Job, Spec, plan
     from .run import run
 
@@ -126,9 +127,15 @@ def _run(given: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     dense = [arm.name for arm in ARMS if not arm.is_routed]
-    if given.equal_to not in (None, *dense):
-        print(f"--equal-to {given.equal_to}: dense arms are: {', '.join(dense)}", file=sys.stderr)
+    if given.equal_to not in (None, "none", *dense):
+        print(f"--equal-to {given.equal_to}: give none, or a dense arm: {', '.join(dense)}", file=sys.stderr)
         return 2
+
+    def equal_to(arm: Arm) -> str | None:
+        if not arm.is_routed or given.equal_to == "none":
+            return None
+        return given.equal_to or ("dense" if arm.name == "routed" else None)
+
     jobs = tuple(
         Job(
             arm=arm.name,
@@ -137,7 +144,7 @@ def _run(given: argparse.Namespace) -> int:
             steps=given.steps if arm.needs_steps else None,
             marks=tuple(mark for mark in sorted(given.marks) if mark < given.seconds),
             guides=tuple(given.guides) if seed in given.guided_seeds else (),
-            equal_to=(given.equal_to or ("dense" if arm.name == "routed" else None)) if arm.is_routed else None,
+            equal_to=equal_to(arm),
         )
         for seed in given.seeds
         for arm in chosen

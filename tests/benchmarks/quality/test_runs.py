@@ -299,8 +299,16 @@ def test_runs_are_in_the_order_of_their_arms(
         (False, None),
         (True, "dense-0.0003"),
     }
+    assert main([*command, "0.4@2..9", "--equal-to", "none"]) == 0
+    assert given[2].jobs[-1].arm == "0.4@2..9"
+    assert {job.equal_to for job in given[2].jobs} == {None}
     assert main([*command, "--equal-to", "routed"]) == 2
-    assert "dense arms are: dense, dense-0.0012, dense-0.0003, dense-annealed, b2-dense" in capsys.readouterr().err
+    assert (
+        "give none, or a dense arm: dense, dense-0.0012, dense-0.0003, dense-annealed, b2-dense"
+        in capsys.readouterr().err
+    )
+    assert main([*command, "rooted"]) == 2
+    assert "arm 'rooted': give dense, routed," in capsys.readouterr().err
 
 
 def test_a_run_that_fails_does_not_stop_the_others(prepared: Path, tmp_path: Path) -> None:
