@@ -69,7 +69,7 @@ def undisturbed(job: str, scratch: Path) -> Reference:
 
     ended = run(command, folder, note)
     if ended.status:
-        raise RuntimeError(f"{job}, undisturbed, ended with {ended.status}: {ended.err[-2000:]}")
+        raise RuntimeError(f"{job}, undisturbed, {ended}")
     return Reference(job, command, log.read_text().splitlines(), _left(folder, ended))
 
 
@@ -95,7 +95,7 @@ def attempt(reference: Reference, case: int, folder: Path, seed: int = 0) -> Out
         kept = found
     ended = run(reference.command, folder, lambda _: None)
     if ended.status:
-        return Outcome(ends, f"the command given again ended with {ended.status}: {ended.err[-2000:]}")
+        return Outcome(ends, f"the command given again {ended}")
     if kept and f"resumed from run/checkpoints/step-{kept:08d}" not in ended.out:
         return Outcome(ends, f"it did not resume from step {kept}: {ended.out[-2000:]}")
     return Outcome(ends, difference(reference.left, _left(folder, ended)))
@@ -119,8 +119,8 @@ def _struck(reference: Reference, folder: Path, fault: Fault, moment: int, amoun
 
 def bad_end(fault: Fault, ended: Ended, *, sure: bool) -> str:
     """What is wrong with the end of a job that was struck."""
-    if "Traceback" in ended.err or (ended.status not in fault.ends and (ended.status or sure)):
-        return f"it ended with {ended.status}: {ended.err[-3000:]}"
+    if ended.hung or "Traceback" in ended.err or (ended.status not in fault.ends and (ended.status or sure)):
+        return f"it {ended}"
     if not fault.says or ended.status == 0:
         return ""
     said = re.split(r"[\r\n]", ended.err.strip())[-1]

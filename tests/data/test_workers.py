@@ -1,13 +1,34 @@
-"""A killed data worker is noticed where a batch is fetched, not in the middle of whatever the main thread does."""
+"""A killed data worker is noticed where a batch is fetched, not in the middle of whatever the main thread does.
+
+A worker that is killed while it reports something leaves the progress bars of the main process usable.
+"""
 
 import multiprocessing
 import os
+import signal
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from tqdm import tqdm
 
 from tread.data.workers import fetched
+
+
+class Deadly:
+    """A stderr that kills whoever writes to it."""
+
+    def write(self, _: str) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Reporting(Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        tqdm.write("cannot be read", file=Deadly())
+        return index
 
 
 def test_work_beside_a_killed_worker_goes_on() -> None:
@@ -20,3 +41,11 @@ def test_work_beside_a_killed_worker_goes_on() -> None:
     assert sum(range(1000)) == 499500
     with pytest.raises((RuntimeError, ConnectionError, EOFError)):
         list(batches)
+
+
+def test_a_worker_killed_while_it_reports_takes_no_lock_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = multiprocessing.RLock()  # the part of tqdm's own lock that forked processes share
+    monkeypatch.setattr(tqdm, "_lock", shared, raising=False)
+    with pytest.raises((RuntimeError, ConnectionError, EOFError)):
+        list(fetched(DataLoader(Reporting(), num_workers=1)))
+    assert shared.acquire(timeout=5)

@@ -1,11 +1,16 @@
 """A small share of `make faults`: a job that a fault ended comes to the same end; the harness sees any other end."""
 
+import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from faults.child import Ended
+from faults.child import Ended, run
 from faults.jobs import JOBS
 from faults.outcome import difference
 from faults.run import Reference, attempt, bad_end, schedule, undisturbed
@@ -62,6 +67,38 @@ def test_a_moment_lost_on_resume_is_found(
 def test_an_end_without_a_sentence_is_found(status: int, err: str, wrong: str) -> None:
     found = bad_end(FAULTS["full"], Ended(status, "", err), sure=False)
     assert found.startswith(wrong) if wrong else not found
+
+
+def test_a_job_that_hangs_is_no_job_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("faults.child.LONGEST", 1)
+    ended = run(["--help"], tmp_path, lambda _: None, prepare=lambda: time.sleep(60))
+    assert ended.status == -signal.SIGKILL
+    wrong = bad_end(FAULTS["kill"], ended, sure=False)
+    assert wrong.startswith("it hung for 1 s")
+    assert f'"{__file__}", line' in wrong  # the stack
+
+
+def test_a_killed_job_is_not_waited_for_until_its_workers_end(tmp_path: Path) -> None:
+    def leave_a_worker() -> None:
+        if os.fork() == 0:
+            time.sleep(5)
+            (tmp_path / "worker ended").touch()
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert run(["--help"], tmp_path, lambda _: None, leave_a_worker).status == -signal.SIGKILL
+    assert not (tmp_path / "worker ended").exists()
+
+
+def test_a_job_killed_while_it_draws_a_bar_takes_no_lock_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die_drawing() -> None:
+        tqdm.get_lock().acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    shared = multiprocessing.RLock()
+    monkeypatch.setattr(tqdm, "_lock", shared, raising=False)
+    assert run(["--help"], tmp_path, lambda _: None, die_drawing).status == -signal.SIGKILL
+    assert shared.acquire(timeout=5)
 
 
 def test_what_a_stop_may_leave_is_no_difference_and_anything_else_is() -> None:
