@@ -21,8 +21,6 @@ from tread.autotune.subject import Subject
 GOALS = {"cuda": 0.05, "cpu": 0.1}
 TRIED = (0.25, 0.3, 0.35, 0.5, 0.65, 0.7, 0.75)
 """All ratios that are timed: compiled layers get code for each."""
-ROUNDS = 3
-"""Rounds of timing of the unseen plans, dense among them."""
 
 
 def unseen(depth: int) -> list[Routes]:
@@ -56,7 +54,7 @@ def measure(config: str | None, settings: Sequence[str], *, timer: Timer | None 
         again = Store(folder / "again", job.identity(), {})
         again.path.parent.mkdir()
         plans = [(), *unseen(subject.rules.depth)]
-        timed = measure_seconds(subject, again, plans, timer, budget, rounds=ROUNDS)
+        timed = measure_seconds(subject, again, plans, timer, budget)
         subject.loop.close()
         rows = {
             key_of(routes): {

@@ -1,5 +1,6 @@
 """`choose_routes` in a loop of one's own: a stock FLUX of eight layers and 64 tokens, steps by a known law."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,36 @@ def test_the_loop_is_left_as_it_was(law: Law, own: OwnTraining) -> None:
     assert own.handle.kept is not None
 
 
+def test_the_step_and_the_mode_of_every_module_are_restored(law: Law, own: OwnTraining) -> None:
+    """A loop in the middle of its training: its next selections are those that it would have drawn."""
+    own.model.train()
+    own.model.proj_out.eval()
+    own.handle.set_step(50)
+    own.step(batches()[0])
+    state, modes = own.handle.state_dict(), [module.training for module in own.model.modules()]
+    assert state == {"step": 50, "micro_step": 1}
+    own.choose()
+    assert own.handle.state_dict() == state
+    assert [module.training for module in own.model.modules()] == modes
+    own.step(batches()[0])  # the schedule still knows its step
+    assert own.handle.state_dict() == {"step": 50, "micro_step": 2}
+
+
+def test_what_is_said_names_arguments(law: Law, own: OwnTraining, capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no command, and no --start-steps."""
+    own.choose(ratios=(0.25, 0.5, 0.6), token_losses=lambda batch, u: 1 / own.token_losses(batch, u))
+    shown = capsys.readouterr().out
+    assert "note: ratios 0.6 left out" in shown
+    assert "have a lower loss routed than dense" in shown
+    assert "train it further before its routes are chosen" in shown
+    with pytest.raises(ConfigError, match=r"changes no prediction .*: train it further before"):
+        own.choose(out="flat", token_losses=lambda batch, u: torch.ones(4, SIDE**2))
+    with pytest.raises(ConfigError, match=r"^budget_minutes 1e-06 ended .* give the same call again"):
+        own.choose(out="short", budget_minutes=1e-6)
+    shown = capsys.readouterr().out + (OUT / "report.html").read_text()
+    assert "--" not in re.sub(r"<style.*?</style>|<svg.*?</svg>|var\(--|<!--|-->", "", shown, flags=re.DOTALL)
+
+
 def test_an_adapter_has_its_own_ceiling(law: Law, own: OwnTraining) -> None:
     own.model.requires_grad_(False)
     own.model.proj_out.requires_grad_(True)
@@ -151,8 +182,15 @@ def test_the_same_call_goes_on(law: Law, own: OwnTraining) -> None:
     calls = law.calls, law.asked
     assert own.choose() == found
     assert (law.calls, law.asked) == calls
+    with pytest.raises(ConfigError, match=r"has measurements of something else \(batches: 2 -> 1\)"):
+        own.choose(batches=batches()[:1])
     own.model.proj_out.requires_grad_(False)
     with pytest.raises(ConfigError, match=r"has measurements of something else .* name another out, or"):
+        own.choose()
+    own.model.proj_out.requires_grad_(True)
+    with torch.no_grad():
+        own.model.proj_out.weight.mul_(1.01)
+    with pytest.raises(ConfigError, match=r"has measurements of something else \(norm: "):
         own.choose()
 
 

@@ -126,7 +126,7 @@ def test_kept_tokens_are_those_that_were_seen() -> None:
 
 
 def test_names_of_plans() -> None:
-    for routes in UNSEEN:
+    for routes in [*UNSEEN, (route(1 / 3, 2, 4),), (route(1e-7, 2, 4),)]:
         assert routes_of(key_of(routes)) == routes
 
 

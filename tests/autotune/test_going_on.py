@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.autotune.tuned import FAST, OUT, SCRATCH, Law, measurements, tune_cli
-from tests.tiny.runs import forget
+from tests.tiny.runs import forget, go_on, train
 from tread.autotune.goal import Goal
 from tread.autotune.run import Options, autotune
+from tread.autotune.subject import Subject
 from tread.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -39,8 +41,6 @@ def test_an_interrupted_probe_goes_on(law: Law, capsys: Capture, interrupt: int)
 
 
 def test_sensitivity_that_was_interrupted_goes_on(law: Law, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    from tread.autotune.subject import Subject
-
     losses, asked = Subject.losses, []
 
     def stopping(subject: Subject, routes: Any) -> Any:
@@ -75,7 +75,44 @@ def test_the_budget_ends_the_timing(law: Law) -> None:
     assert measurements(Path("out"))["result"]["chosen"]
 
 
+def test_a_round_that_the_budget_cut_off_does_not_count(law: Law) -> None:
+    """Its plans would look faster than the others on a device that has become quicker; all times are of one round."""
+    law.watch = lambda: setattr(law, "slow", 0.01 if law.calls <= 5 else 0.005)
+    autotune(options(budget_minutes=8.5 / 60), clock=lambda: float(law.calls))
+    facts = measurements(Path("out"))
+    assert sorted(map(len, facts["seconds"].values())) == [1, 1, 2, 2, 2]
+    assert facts["result"]["cost"]["error"] < 1e-9
+    assert facts["result"]["dense_seconds"] == pytest.approx(0.01 * law.of("dense"))
+
+
+def test_what_the_budget_left_uncompiled_is_not_timed(law: Law, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first step would compile, which takes longer than is left."""
+    compiled, compile_one, done = torch.compile, Subject.compile, []
+    monkeypatch.setattr(torch, "compile", lambda *given, **options: compiled(*given, **options, backend="eager"))
+    torch._dynamo.reset()
+    monkeypatch.setattr(Subject, "compile", lambda *given: (done.append(given[1]), compile_one(*given)))
+    clock = lambda: 60.0 * len(done) + law.calls  # noqa: E731
+    with pytest.raises(ConfigError, match="ended after 2 of 5 plans were timed"):
+        autotune(options("train.compile=true", budget_minutes=2.9), clock=clock)
+    assert (len(done), law.calls) == (2, 6)
+
+
+def test_a_dense_start_that_does_not_fit_is_not_begun(law: Law, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(Subject, "start", lambda subject, steps, show: begun.append(steps))
+    minutes = (15 + 6 * law.of("dense")) / 60
+    sentence = r"ended before a window was measured: .* A dense start of 6 steps takes 0\.1 of them first"
+    with pytest.raises(ConfigError, match=sentence):
+        autotune(options(budget_minutes=minutes - 0.001), clock=law.clock)
+    assert (law.calls, law.asked, begun) == (15, 0, [])
+    forget()
+    with pytest.raises(ConfigError, match="changes no prediction"):  # nothing was trained, as `start` is replaced
+        autotune(options(budget_minutes=minutes + 0.001), clock=lambda: 0.0)
+    assert begun == [6]
+
+
 def test_the_budget_ends_the_sensitivity(law: Law) -> None:
+    law.slow = 0.1  # the dense start needs some of the budget
     autotune(options(budget_minutes=18.5 / 60), clock=law.clock)
     result = measurements(Path("out"))["result"]
     assert (law.calls, law.asked) == (15, 3)
@@ -97,6 +134,17 @@ def test_a_model_that_takes_longer_to_load_than_the_budget(law: Law) -> None:
     assert law.asked == 0
 
 
+def test_a_run_that_trained_on_is_another_tuning(law: Law, tmp_path: Path, capsys: Capture) -> None:
+    run = train(tmp_path / "run", "model.depth=8", "train.steps=4", "optimizer.warmup_steps=0", "validation.samples=0")
+    given = [*SCRATCH, "--target-speedup", "1.02", "--edges", "3", *FAST, f"resume={run}"]
+    assert tune_cli(*given) == 0
+    assert tune_cli(*given) == 0
+    go_on(run, "train.steps=6")
+    assert tune_cli(*given) == 2
+    error = capsys.readouterr().err
+    assert "has measurements of something else (checkpoint: " in error
+
+
 def test_other_settings_are_another_tuning(law: Law, capsys: Capture) -> None:
     goal = ["--target-speedup", "1.05", "--edges", "3", *FAST]
     assert tune_cli(*SCRATCH, *goal) == 0
@@ -109,6 +157,6 @@ def test_a_longer_start_measures_losses_again_and_times_nothing(law: Law, capsys
     given = ["--target-speedup", "1.05", "--edges", "3", "--ratios", "0.25,0.5"]
     assert tune_cli(*SCRATCH, *given, "--start-steps", "0") == 2
     assert tune_cli(*SCRATCH, *given, "--start-steps", "3") == 0
-    assert law.calls == 15 + len(measurements(OUT)["result"]["finalists"])
+    assert law.calls == 15 + 2 * 3 * len(measurements(OUT)["result"]["finalists"])
     windows = [name for name in measurements(OUT)["losses"] if " " not in name]
     assert law.asked == 2 * len(windows) + len(measurements(OUT)["losses"]) - len(windows)

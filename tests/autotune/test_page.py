@@ -29,7 +29,9 @@ def figures(depth: int = 12) -> dict[str, Any]:
         {"plan": "4..5@0.25", "seconds": 0.95, "speedup": 1.05, "gap": 0.01},
     ]
     finalists = [
-        one | {"timed_speedup": 1.2 if place else None, "whole_gap": 0.02 if place else None, "rejected": not place}
+        one
+        | {"timed_speedup": 1.2 if place else None, "whole_gap": 0.02 if place else None, "rejected": not place}
+        | {"pairs": [{"start": 0, "dense": 0.96, "routed": 0.8}] if place else []}
         for place, one in enumerate(front[:2])
     ]
     return {kind: {} for kind in KINDS} | {
@@ -42,13 +44,23 @@ def figures(depth: int = 12) -> dict[str, Any]:
             "summary": "DiT of 12 layers <b>",
             "dense_seconds": 1.0,
             "cost": {"fixed": 0.1, "window": 0.01, "layers": {"blocks": {"linear": 0.06, "square": 0.01}}, "error": 0},
-            "timed": {"dense": {"predicted": 1.0, "rounds": [0.99, 1.03]}, "0..9@0.5": {"predicted": 1, "rounds": [1]}},
+            "timed": {
+                "dense": {"predicted": 1.0, "seconds": 0.99, "rounds": [0.99, 1.03]},
+                "0..9@0.5": {"predicted": 1, "seconds": 1, "rounds": [1]},
+            },
             "measured": len(names), "windows": names, "levels": 4,
             "rules": {"depth": depth, "sentences": ["no first layer", "no last layer"]},
             "front": front, "finalists": finalists, "chosen": "2..7@0.5",
             "verified": {
-                "dense": {"steps": 100, "seconds": 60.0, "val_loss": 0.5, "against_dense": 0.0},
-                several: {"steps": 140, "seconds": 60.0, "val_loss": 0.52, "against_dense": 0.04},
+                "dense": {
+                    "steps": 100, "expected_seconds": 60.0, "seconds": 66.6, "val_loss": 0.5, "against_dense": 0.0
+                },
+                several: {
+                    "steps": 140, "expected_seconds": 59.4, "seconds": 63.0, "val_loss": 0.52, "against_dense": 0.04
+                },
+                "2..7@0.5": {
+                    "steps": 120, "expected_seconds": 61.2, "seconds": None, "val_loss": None, "against_dense": None
+                },
             },
             "tread_config": {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 7}]},
             "command": "tread train c.yaml model.tread_config=x.json", "notes": ["a < b"],
@@ -61,7 +73,8 @@ def test_every_figure_is_in_the_page(tmp_path: Path) -> None:
     for words in (
         "0.5 over 2..7", "0.25 over 2..5, 0.5 over 6..9", "chosen", "rejected", "1.250", "3.00%", "not timed",
         "not measured", "+4.00%", "A &lt; b", "&lt;b&gt;", "tread autotune &#x27;&lt;x&gt;&#x27;", "no last layer",
-        "990, 1030", "tread train c.yaml model.tread_config=x.json", "0.25 of the tokens dropped",
+        "990, 1030", "<td>960</td><td>800</td><td>1.200</td>", "<td>0.99</td><td>1.05</td><td>0.52000</td>",
+        "<td>1.02</td><td>diverged</td>", "tread train c.yaml model.tread_config=x.json", "0.25 of the tokens dropped",
     ):  # fmt: skip
         assert words in text, words
     assert "<b>" not in text

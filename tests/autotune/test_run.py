@@ -13,6 +13,7 @@ from tread.autotune import run
 from tread.autotune.cost import Routes, routes_of
 from tread.autotune.goal import Goal
 from tread.autotune.search import front
+from tread.autotune.store import KINDS
 from tread.autotune.subject import Subject
 from tread.autotune.text import unreached
 from tread.routing.plan import RoutePlan
@@ -127,14 +128,60 @@ def test_a_target_that_no_plan_reaches(law: Law, capsys: Capture) -> None:
     assert "No plan within the rules" in (OUT / "report.html").read_text()
 
 
-def test_a_busy_device_is_told(law: Law, capsys: Capture) -> None:
-    """Steps of finalists take longer than the fit of the probes says: another program has begun."""
-    law.watch = lambda: setattr(law, "fixed", 2.0 if law.calls > 15 else 0.25)
+def test_a_refused_goal_leaves_no_routes_of_another(law: Law, capsys: Capture) -> None:
+    """The routes that an earlier goal wrote are not the answer to this one; its figures answer it again."""
+    given = [*SCRATCH, "--edges", "3", *FAST]
+    assert tune_cli(*given, "--target-speedup", "1.05") == 0
+    before, calls = (OUT / "tread_config.json").read_bytes(), (law.calls, law.asked)
+    facts = measurements(OUT)
+    assert tune_cli(*given, "--target-speedup", "9") == 2
+    assert "autotune/train/tread_config.json, the answer to an earlier goal, is removed" in capsys.readouterr().err
+    assert not (OUT / "tread_config.json").exists()
+    assert "the answer to an earlier goal, is removed" in (OUT / "report.html").read_text()
+    again = measurements(OUT)
+    assert "chosen" not in again["result"]
+    assert {kind: again[kind] for kind in KINDS} == {kind: facts[kind] for kind in KINDS}
+    assert tune_cli(*given, "--target-speedup", "1.05") == 0
+    assert (OUT / "tread_config.json").read_bytes() == before
+    assert (law.calls, law.asked) == calls
+
+
+def test_finalists_are_timed_beside_dense(law: Law) -> None:
+    """A device that gets 2 % slower with each timing after the probes; by the law, speed-ups do not change."""
+    law.watch = lambda: setattr(law, "slow", 1.02 ** max(0, law.calls - 15))
     assert tune_cli(*SCRATCH, "--target-speedup", "1.05", "--edges", "3", *FAST) == 0
-    (note,) = [line for line in capsys.readouterr().out.splitlines() if "something else may use this device" in line]
-    chosen = next(one for one in measurements(OUT)["result"]["finalists"])
-    assert f"was timed at {chosen['timed_speedup']:.2f} times" in note
-    assert chosen["timed_speedup"] < 1
+    facts = measurements(OUT)
+    assert law.slow > 1.3
+    for one in facts["result"]["finalists"]:
+        assert one["timed_speedup"] == pytest.approx(law.of("dense") / law.of(one["plan"]), rel=0.021)
+        ratios = sorted(pair["dense"] / pair["routed"] for pair in facts["paired"][one["plan"]])
+        assert (one["timed_speedup"], len(ratios)) == (ratios[1], 3)
+        assert ratios[0] < law.of("dense") / law.of(one["plan"]) < ratios[2], "each comes first in some pairs"
+
+
+def test_a_busy_device_is_told(law: Law, capsys: Capture) -> None:
+    """Steps beside finalists take longer than the fit of the probes says: another program has begun. Plans that no
+    longer reach the target are left out, by the law as it is then."""
+    law.watch = lambda: setattr(law, "fixed", 2.0 if law.calls > 15 else 0.25)
+    assert tune_cli(*SCRATCH, "--target-speedup", "1.09", "--edges", "4", *FAST) == 0
+    shown = capsys.readouterr().out
+    (note,) = [line for line in shown.splitlines() if "something else may use this device" in line]
+    facts = measurements(OUT)
+    speedups = {name: law.of("dense") / law.of(name) for name in facts["paired"]}
+    chosen = next(one for one in facts["result"]["finalists"] if one["plan"] == facts["result"]["chosen"])
+    assert f"was timed at {speedups[chosen['plan']]:.2f} times" in note
+    assert {one["plan"] for one in facts["result"]["finalists"]} == {n for n, s in speedups.items() if s >= 1.09}
+    assert min(speedups.values()) < 1.09 <= speedups[chosen["plan"]]
+    (left,) = [line for line in shown.splitlines() if "timed beside dense they are less than 1.09 times" in line]
+    assert left.count(" over ") >= sum(speedup < 1.09 for speedup in speedups.values())
+
+
+def test_a_target_that_no_timed_plan_reaches(law: Law, capsys: Capture) -> None:
+    law.watch = lambda: setattr(law, "fixed", 20.0 if law.calls > 15 else 0.25)
+    assert tune_cli(*SCRATCH, "--target-speedup", "1.05", "--edges", "3", *FAST) == 2
+    best = max(law.of("dense") / law.of(name) for name in measurements(OUT)["paired"])
+    assert f"has steps {best:.2f} times as fast as dense" in capsys.readouterr().err
+    assert not (OUT / "tread_config.json").exists()
 
 
 def test_a_device_that_was_busy_is_told(law: Law, capsys: Capture) -> None:

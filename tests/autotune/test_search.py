@@ -104,11 +104,12 @@ def test_the_knee_is_farthest_below_the_line_between_the_ends() -> None:
 
 
 def test_finalists_are_ordered_by_what_was_measured_of_them() -> None:
-    gaps = {"a": 0.03, "b": 0.01, "c": 0.02}
-    assert Goal(speedup=1.5).best_gap_first(gaps, list(gaps)) == ["b", "c", "a"]
-    assert Goal(gap=0.02).best_gap_first(gaps, list(gaps)) == ["b", "c"]
-    assert Goal(gap=0.001).best_gap_first(gaps, list(gaps)) == []
-    assert Goal().best_gap_first(gaps, list(gaps)) == ["a", "b", "c"]
+    measured = {"a": (1.8, 0.03), "b": (1.5, 0.01), "c": (1.6, 0.02), "d": (1.4, 0.0)}
+    assert Goal(speedup=1.5).best(measured) == ["b", "c", "a"]
+    assert Goal(speedup=1.9).best(measured) == []
+    assert Goal(gap=0.02).best(measured) == ["b", "c", "d"]
+    assert Goal(gap=0.01).best({"a": (1.8, 0.03)}) == []
+    assert Goal().best(measured) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize(

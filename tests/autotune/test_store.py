@@ -29,7 +29,7 @@ def test_measurements_of_something_else_are_refused(tmp_path: Path) -> None:
         Store(tmp_path, {"model": {"width": 32}, "device": "NVIDIA H200"}, {})
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": 2}', '{"format": 1, "subject": {}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": 1}', '{"format": 2, "subject": {}}'])
 def test_a_damaged_file_is_not_written_over(tmp_path: Path, content: str) -> None:
     path = tmp_path / "measurements.json"
     path.write_text(content)

@@ -169,6 +169,21 @@ def test_timed_steps_leave_the_weights(tmp_path: Path) -> None:
     assert trainer(subject).session.config.optimizer.learning_rate > 0
 
 
+def test_timed_steps_leave_the_average(tmp_path: Path) -> None:
+    """Sensitivity is measured on it, and that of a trained run is not its weights."""
+    subject = from_scratch(tmp_path)
+    ema = trainer(subject).session.ema
+    assert ema is not None
+    for average in ema.averages.values():
+        average.mul_(0.5)
+    before = {name: average.clone() for name, average in ema.averages.items()}
+    decay = ema.decay_at(3)
+    subject.stepping()()
+    for name, average in ema.averages.items():
+        assert torch.equal(average, before[name]), name
+    assert ema.decay_at(3) == decay < 1
+
+
 def test_a_start_is_the_same_whatever_was_timed_before(tmp_path: Path) -> None:
     """So that a tuning that goes on measures the same model."""
     weights = []

@@ -31,6 +31,8 @@ class Law:
     window: float = 0.01
     linear: float = 0.1
     square: float = 0.05
+    slow: float = 1.0
+    """Factor on all of it, by which a device slows down."""
     steps: int = 1
     """Steps that are run for each timing; a CUDA graph is captured after some."""
     calls: int = 0
@@ -59,7 +61,15 @@ class Law:
                 for layer in range(route.start_layer_idx, route.end_layer_idx + 1):
                     shares[layer] = kept.shape[1] / tokens
         layers = sum(self.linear * share + self.square * share**2 for share in shares)
-        return self.fixed + self.window * len(selections) + layers
+        return self.slow * (self.fixed + self.window * len(selections) + layers)
+
+    def of(self, plan: str, depth: int = 8) -> float:
+        """What a step of a plan costs a model of 64 tokens that drops as many as the ratio says, on a quick device."""
+        seconds = self.fixed + depth * (self.linear + self.square)
+        for route in routes_of(plan):
+            kept, layers = 1 - route.selection_ratio, route.end_layer_idx - route.start_layer_idx + 1
+            seconds += self.window - layers * (self.linear * (1 - kept) + self.square * (1 - kept**2))
+        return seconds
 
 
 def tune_cli(*arguments: str) -> int:
@@ -96,7 +106,6 @@ def gap_of(losses: Sequence[Sequence[float]]) -> float:
 def plans_by_hand(facts: dict[str, Any], law: Law) -> list[tuple[float, float, str]]:
     """Speed-up by the law, sum of measured gaps, and name, of every plan that can be made of measured windows."""
     rules = Rules(depth=8, tokens=64, adapts=False)
-    dense = law.fixed + 8 * (law.linear + law.square)
     windows = [name for name in facts["losses"] if " " not in name]
     found = []
     for some in [*combinations(windows, 1), *combinations(windows, 2)]:
@@ -104,10 +113,7 @@ def plans_by_hand(facts: dict[str, Any], law: Law) -> list[tuple[float, float, s
         overlap = len(routes) == 2 and routes[0].end_layer_idx >= routes[1].start_layer_idx
         if overlap or rules.broken(routes):
             continue
-        seconds = law.fixed + law.window * len(routes) + 8 * (law.linear + law.square)
-        for route in routes:
-            kept, layers = 1 - route.selection_ratio, route.end_layer_idx - route.start_layer_idx + 1
-            seconds -= layers * (law.linear * (1 - kept) + law.square * (1 - kept**2))
+        plan = " ".join(sorted(some, key=lambda name: int(name.split("..")[0])))
         gap = sum(max(0.0, gap_of(facts["losses"][name])) for name in some)
-        found.append((dense / seconds, gap, " ".join(sorted(some, key=lambda name: int(name.split("..")[0])))))
+        found.append((law.of("dense") / law.of(plan), gap, plan))
     return found

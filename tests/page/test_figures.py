@@ -43,6 +43,11 @@ def test_ticks_of_a_narrow_range_are_told_apart() -> None:
     assert len(shown) == len(set(shown)) >= 2
 
 
+def test_a_validation_before_the_first_step_takes_no_time(tmp_path: Path) -> None:
+    lines = [{"step": 0, "val_loss": 1.0}, *speeds([1.0] * 5, 5, {1.0: 10})]
+    assert Clock(read_run(write_run(tmp_path / "run", lines))).seconds[-1] == 5.0
+
+
 def test_the_clock_adds_the_stretches(tmp_path: Path) -> None:
     """Ten samples a step: two stretches of 5 steps at 10 and 20 samples per second take 5 and 2.5 seconds."""
     lines = [*speeds([1.0] * 5 + [0.5] * 5, 5, {1.0: 10, 0.5: 20}), {"step": 10, "val_loss": 0.25}]

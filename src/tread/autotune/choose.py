@@ -1,7 +1,6 @@
 """`choose_routes`: `tread autotune` for a custom training loop."""
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,14 +9,11 @@ from typing import Any, Literal
 
 from tread.attach.attach import Attachment
 from tread.autotune.goal import Goal
-from tread.autotune.jobs.own import OwnLoop, OwnTuning, Step, TokenLosses
+from tread.autotune.jobs.own import OwnLoop, OwnTuning, Step, TokenLosses, renamed
 from tread.autotune.rules import RATIOS
 from tread.autotune.run import CONFIG_FILE, Options, tune
 from tread.errors import ConfigError
 from tread.routing.plan import RoutePlan
-
-OPTION = re.compile(r"--(target-speedup|max-loss-gap|budget-minutes|ratios|edges|windows|out)\b")
-"""Options of the command that are arguments of `choose_routes`."""
 
 
 def choose_routes(
@@ -44,14 +40,15 @@ def choose_routes(
     - `batches` are some batches of training data, each as `step` takes it; one is enough, two are better.
 
     Goals, rules, files and limitations are those of `tread autotune` (docs/autotune.md). Without a goal the plan is the
-    knee of the Pareto front. The handle's own plan is restored afterwards.
+    knee of the Pareto front. The handle's plan and step and the model's mode are restored afterwards.
     """
     if not batches:
         raise ConfigError("batches is empty; give some batches of training data, each as `step` takes it.")
     if target_speedup is not None and max_loss_gap is not None:
         raise ConfigError("give target_speedup or max_loss_gap, not both.")
     handle.check_attached()
-    before = handle.plan
+    before, held = handle.plan, handle.hold()
+    modes = [(module, module.training) for module in handle.model.modules()]
     loop = OwnLoop(handle=handle, take_step=step, token_losses=token_losses, routed_loss=routed_loss)
     with _arguments_named():
         options = Options(
@@ -69,14 +66,16 @@ def choose_routes(
             folder = tune(options, OwnTuning(loop, batches, before), Path(out), device)
         finally:
             handle.reroute(before)
+            handle.put_back(held)
+            for module, training in modes:
+                module.training = training
     return RoutePlan.from_config(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
 
 
 @contextmanager
 def _arguments_named() -> Iterator[None]:
-    """Rename command-line options in errors to arguments: `--target-speedup` to `target_speedup`."""
+    """Errors in the words of a caller: `--target-speedup` is `target_speedup`."""
     try:
         yield
     except ConfigError as error:
-        said = OPTION.sub(lambda found: found[1].replace("-", "_"), str(error))
-        raise ConfigError(said) from error
+        raise ConfigError(renamed(str(error))) from error

@@ -28,12 +28,12 @@ Routes = tuple[Route, ...]
 
 
 def key_of(routes: Sequence[Route]) -> str:
-    """The key of a plan in the stored measurements.
+    """The key of a plan in the stored measurements; ratios are written with all their digits.
 
     >>> key_of((Route(selection_ratio=0.5, start_layer_idx=2, end_layer_idx=8),)), key_of(())
     ('2..8@0.5', 'dense')
     """
-    return " ".join(f"{r.start_layer_idx}..{r.end_layer_idx}@{r.selection_ratio:g}" for r in routes) or "dense"
+    return " ".join(f"{r.start_layer_idx}..{r.end_layer_idx}@{r.selection_ratio}" for r in routes) or "dense"
 
 
 def routes_of(key: str) -> Routes:

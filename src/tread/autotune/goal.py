@@ -1,6 +1,6 @@
 """The user's goal: a speed-up, a limit on the loss gap, or the knee of the Pareto front."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tread.autotune.search import Plan, at_speed, from_knee, within_gap
@@ -32,11 +32,21 @@ class Goal:
             return at_speed(plans, dense, self.speedup)
         return from_knee(plans) if self.gap is None else within_gap(plans, self.gap)
 
-    def best_gap_first(self, gaps: dict[str, float], names: Sequence[str]) -> list[str]:
-        """The finalists reordered by the gap measured for the whole plan; some may no longer reach the goal."""
-        if self.speedup is not None:
-            return sorted(names, key=lambda name: gaps[name])
-        return [name for name in names if self.gap is None or gaps[name] <= self.gap]
+    def allows(self, gap: float) -> bool:
+        """Whether a loss gap keeps to the goal; any does where the goal is another."""
+        return self.gap is None or gap <= self.gap
+
+    def best(self, measured: Mapping[str, tuple[float, float]]) -> list[str]:
+        """The plans whose measured speed-up and gap, given by name in the order of the search, reach the goal.
+
+        For a speed-up the smallest gap comes first, otherwise the order stays.
+        """
+        reaching = [
+            name
+            for name, (speedup, gap) in measured.items()
+            if self.allows(gap) and (self.speedup is None or speedup >= self.speedup)
+        ]
+        return reaching if self.speedup is None else sorted(reaching, key=lambda name: measured[name][1])
 
     def __str__(self) -> str:
         if self.speedup is not None:

@@ -202,7 +202,7 @@ def _times(result: Mapping[str, Any]) -> Html:
     rows = []
     for name, one in result["timed"].items():
         rounds = one["rounds"]
-        measured = min(rounds)
+        measured = one["seconds"]
         rows.append(
             [
                 named(name),
@@ -224,20 +224,42 @@ def _times(result: Mapping[str, Any]) -> Html:
     )
     return joined(
         [
-            table(("plan", "ms, least", "each round", "fitted", "difference"), rows),
+            table(("plan", "ms, least of whole rounds", "each round", "fitted", "difference"), rows),
             tag("p", words),
             table(("layers", "with tokens", "with their square"), layered),
+            *_pairs(result),
         ]
     )
 
 
+def _pairs(result: Mapping[str, Any]) -> list[Html]:
+    """Finalists timed beside dense."""
+    rows = [
+        [
+            named(one["plan"]),
+            *(", ".join(f"{1000 * pair[side]:.4g}" for pair in one["pairs"]) for side in ("dense", "routed")),
+            f"{one['timed_speedup']:.3f}",
+        ]
+        for one in result["finalists"]
+        if one["pairs"]
+    ]
+    if not rows:
+        return []
+    words = "Finalists and dense, timed in turns; the speed-up is the median over these pairs."
+    return [tag("p", words), table(("finalist", "dense, ms", "routed, ms", "speed-up"), rows)]
+
+
+VERIFIED_COLUMNS = "run", "steps", "minutes, expected", "minutes, taken", "validation loss", "against dense"
+
+
 def _verified(result: Mapping[str, Any]) -> Html | None:
     rows = [
-        [named(name), f"{one['steps']:,}", f"{one['seconds'] / 60:.2f}", f"{one['val_loss']:.5f}",
-         f"{one['against_dense']:+.2%}"]
+        [named(name), f"{one['steps']:,}", f"{one['expected_seconds'] / 60:.2f}",
+         *(("diverged",) * 3 if one["val_loss"] is None else
+           (f"{one['seconds'] / 60:.2f}", f"{one['val_loss']:.5f}", f"{one['against_dense']:+.2%}"))]
         for name, one in result["verified"].items()
     ]  # fmt: skip
-    return table(("run", "steps", "minutes, predicted", "validation loss", "against dense"), rows) if rows else None
+    return table(VERIFIED_COLUMNS, rows) if rows else None
 
 
 def _starts(facts: Mapping[str, Any]) -> Html:

@@ -6,6 +6,7 @@ a config), `report.html`, and with --verify the runs. The same command resumes a
 
 import gc
 import json
+import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,24 +19,34 @@ from tqdm import tqdm
 
 from tread.autotune import text
 from tread.autotune.cost import Cost, Routes, fit, key_of, ratios_of, routes_of
+from tread.autotune.finalists import find_finalists, measured_gap, measured_speedup, time_beside_dense
 from tread.autotune.goal import Goal
 from tread.autotune.jobs.job import Job, TrainedJob, read_job, stem
-from tread.autotune.measure import Budget, Timer, measure_kept, measure_losses, measure_seconds, steady
+from tread.autotune.measure import (
+    Budget,
+    Timer,
+    measure_kept,
+    measure_losses,
+    measure_pairs,
+    measure_seconds,
+    steady,
+    stored_losses,
+)
 from tread.autotune.page import write_page
 from tread.autotune.rules import RATIOS
 from tread.autotune.search import Plan, Window, front
 from tread.autotune.sensitivity import check_gaps, gap
 from tread.autotune.store import FILE, Store, claimed
 from tread.autotune.subject import LEVELS, Subject
-from tread.autotune.verify import Arm, standing, verify
+from tread.autotune.verify import DENSE, Arm, check_validation, standing, unplanned, verify
 from tread.errors import ConfigError, RiskWarning, Stopped
 from tread.files import atomic_write
 from tread.routing.route import Route
 from tread.training.record import origin
 
-FINALISTS = 3
 FAR_OFF = 0.1
-"""Relative error of the fit, or of a predicted speed-up, from which on the command warns."""
+"""Relative error of the fit, of a predicted speed-up, or between the times of verifying runs, from which on the command
+warns."""
 CONFIG_FILE = "tread_config.json"
 
 
@@ -96,7 +107,7 @@ def tune(
     with claimed(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", RiskWarning)  # the rules already keep to these limits
         tuning = _Tuning(options, job, folder, device, verified)
-        with _kept(folder), job.explained():
+        with _kept(job, folder), job.explained():
             tuning.run(timer or steady(device), Budget(60 * options.budget_minutes, *([clock] if clock else [])))
     return folder
 
@@ -109,12 +120,13 @@ def measured_device() -> torch.device:
 
 
 @contextmanager
-def _kept(folder: Path) -> Iterator[None]:
+def _kept(job: Job, folder: Path) -> Iterator[None]:
     """Report what is saved when the tuning is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, Stopped):  # a verifying run reports its own progress
-        print(f"interrupted; what was measured is kept in {folder / FILE}: the same command goes on from there")
+        kept = f"what was measured is kept in {folder / FILE}"
+        print(job.said(f"interrupted; {kept}: the same command goes on from there"))
         raise
 
 
@@ -128,8 +140,14 @@ class _Tuning:
         start = origin(device)
         identity = job.identity() | {"device": start["device"], "torch": start["versions"].get("torch")}
         self.store = Store(folder, identity | {"levels": list(LEVELS)}, start)
+        if verified is not None:
+            check_validation(verified, self.store)
         self.store.write()
-        self.notes: list[str] = [text.ON_A_CPU] if device.type == "cpu" else []
+        self.timed: dict[str, Any] = {}
+        """The plans of the fit, with what was timed and what is predicted."""
+        self.notes: list[str] = []
+        if device.type == "cpu":
+            self._note(text.ON_A_CPU)
 
     def run(self, timer: Timer, budget: Budget) -> None:
         """See `autotune`."""
@@ -137,25 +155,42 @@ class _Tuning:
         print(self._opening(subject))
         ratios = self._ratios(subject)
         cost = self._cost(subject, ratios, timer, budget)
-        losses = self._losses(subject, ratios, budget)
+        losses = self._losses(subject, ratios, cost, budget)
         plans = self._search(subject, cost, losses)
         ordered = self.options.goal.ordered(plans, cost.seconds(()))
         result = self._result(subject, cost, losses, plans)
         if not ordered:
-            self._refuse(result, result["front"])
+            self._unreached(result, result["front"])
         result["finalists"] = self._finalists(subject, cost, ordered, timer, budget, result)
+        arms, dense_seconds = self._arms(subject, result["finalists"], timer)
         subject.loop.close()
         del subject
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._conclude(result, cost)
+        if self.verified is not None:
+            result["verified"] = verify(self.verified, self.store, arms, self._share(arms), dense_seconds, self.folder)
+        self._conclude(result)
 
-    def _refuse(self, result: dict[str, Any], best: Sequence[Mapping[str, Any]]) -> NoReturn:
-        """Write the report without routes, and raise an error that names the best plan measured."""
-        misfit = result["cost"]["error"] > FAR_OFF
-        reason = text.unreached(self.options.goal, best, fastest=self.options.goal.speedup is not None, misfit=misfit)
-        self._write(result | {"notes": [reason, *self.notes]})
+    def _note(self, said: str) -> None:
+        self.notes.append(self.job.said(said))
+
+    def _unreached(self, result: dict[str, Any], best: Sequence[Mapping[str, Any]]) -> NoReturn:
+        """Refuse a goal that no plan reaches; the message names the best plan there is."""
+        goal, misfit = self.options.goal, result["cost"]["error"] > FAR_OFF
+        self._refuse(result, text.unreached(goal, best, fastest=goal.speedup is not None, misfit=misfit))
+
+    def _refuse(self, result: dict[str, Any], reason: str) -> NoReturn:
+        """Write the report without routes, and raise the reason.
+
+        Routes, result and report always answer the same goal, so the routes of an earlier one are removed; asked for
+        again, it is answered from what was measured.
+        """
+        path = self.folder / CONFIG_FILE
+        if path.exists():
+            path.unlink()
+            reason += f" {path}, the answer to an earlier goal, is removed: ask for that goal again to have it back."
+        self._write(result | {"notes": [self.job.said(reason), *self.notes]})
         raise ConfigError(reason)
 
     def _opening(self, subject: Subject) -> str:
@@ -172,7 +207,7 @@ class _Tuning:
             )
         if set(asked) != set(RATIOS) and len(ratios) < len(set(asked)):
             left = ", ".join(f"{ratio:g}" for ratio in asked if ratio not in ratios)
-            self.notes.append(f"--ratios {left} left out: the rules allow at most {ceiling:g} here.")
+            self._note(f"--ratios {left} left out: the rules allow at most {ceiling:g} here.")
         return ratios
 
     def _cost(self, subject: Subject, ratios: Sequence[float], timer: Timer, budget: Budget) -> Cost:
@@ -188,40 +223,59 @@ class _Tuning:
                 "were timed: what was measured is kept, give the same command again to go on."
             )
         cost = fit(seconds, subject.stacks, tokens)
+        self.timed = {
+            key_of(routes): {
+                "predicted": cost.seconds(routes),
+                "seconds": took,
+                "rounds": self.store.get("seconds", key_of(routes)),
+            }
+            for routes, took in seconds.items()
+        }
         if cost.error > FAR_OFF:
-            self.notes.append(text.MISFIT.format(error=cost.error))
+            self._note(text.MISFIT.format(error=cost.error))
             print(self.notes[-1])  # printed now: the summary's notes are missing if no plan reaches the goal
         return cost
 
-    def _losses(self, subject: Subject, ratios: Sequence[float], budget: Budget) -> dict[str, Any]:
+    def _losses(self, subject: Subject, ratios: Sequence[float], cost: Cost, budget: Budget) -> dict[str, Any]:
         plans: list[Routes] = [
             (Route(selection_ratio=ratio, start_layer_idx=start, end_layer_idx=end),)
             for start, end in subject.rules.windows(self.options.edges)
             for ratio in ratios
         ]
         plans = [routes for routes in plans if not subject.rules.broken(routes)]
-        if subject.opened.start is not None:
-            self.notes.append(text.FRESH.format(steps=self.options.start_steps))
+        starts = subject.opened.start is not None
+        if starts:
+            self._note(text.FRESH.format(steps=self.options.start_steps))
             self.store.since_start(self.options.start_steps)
-        losses = self._measured(subject, plans, budget, "sensitivity")
+        losses = self._measured(subject, plans, cost, budget, "sensitivity")
         if not losses:
+            start = self._start_seconds(cost) / 60
+            first = f" A dense start of {self.options.start_steps} steps takes {start:.1f} of them first." * starts
             raise ConfigError(
                 f"--budget-minutes {self.options.budget_minutes:g} ended before a window was measured: what was "
-                "measured is kept, give the same command again to go on."
+                f"measured is kept, give the same command again to go on.{first}"
             )
         if len(losses) < len(plans):
-            self.notes.append(
+            self._note(
                 f"the budget ended after {len(losses)} of {len(plans)} windows; the same command measures the others."
             )
-        check_gaps(losses)
+        advice = text.STARTED if starts else text.TRAINED
+        check_gaps(losses, advice)
         if (below := sum(gap(some) < 0 for some in losses.values())) > 0:
-            self.notes.append(text.BELOW.format(below=below, every=len(losses)))
+            self._note(text.BELOW.format(below=below, every=len(losses), advice=advice))
         return losses
 
-    def _measured(self, subject: Subject, plans: Sequence[Routes], budget: Budget, what: str) -> dict[str, Any]:
-        """The losses of some plans; an untrained model first gets its dense start."""
+    def _start_seconds(self, cost: Cost) -> float:
+        return self.options.start_steps * cost.seconds(())
+
+    def _measured(
+        self, subject: Subject, plans: Sequence[Routes], cost: Cost, budget: Budget, what: str
+    ) -> dict[str, Any]:
+        """The losses of some plans; an untrained model first gets its dense start, if the budget has time for it."""
         due = any(self.store.get("losses", key_of(routes)) is None for routes in plans)
         if due and subject.opened.start is not None and not subject.started:
+            if self._start_seconds(cost) >= budget.left:
+                return stored_losses(self.store, plans)
             subject.start(self.options.start_steps, lambda steps: tqdm(steps, desc="dense start", unit="step"))
         return measure_losses(subject, self.store, plans, budget, what)
 
@@ -243,10 +297,7 @@ class _Tuning:
             "summary": subject.summary(),
             "dense_seconds": cost.seconds(()),
             "cost": cost.to_config(),
-            "timed": {
-                key_of(routes): {"predicted": cost.seconds(routes), "rounds": self.store.get("seconds", key_of(routes))}
-                for routes in subject.probes(subject.rules.ratios(self.options.ratios))
-            },
+            "timed": self.timed,
             "measured": len(losses),
             "windows": sorted(losses),
             "levels": len(LEVELS),
@@ -269,68 +320,82 @@ class _Tuning:
         budget: Budget,
         result: dict[str, Any],
     ) -> list[dict[str, Any]]:
-        """The finalists with measurements of their whole plans, the best first.
-
-        Plans are measured in groups of FINALISTS, in order, until one reaches the goal as a whole.
-        """
-        rows: dict[str, dict[str, Any]] = {}
-        gaps: dict[str, float] = {}
-        best: list[str] = []
-        for begin in range(0, len(plans), FINALISTS):
-            group = plans[begin : begin + FINALISTS]
-            losses = self._measured(subject, [plan.routes for plan in group], budget, "finalists")
-            for plan in group:
-                name = key_of(plan.routes)
-                whole = gap(losses[name]) if name in losses else None
-                gaps[name] = max(0.0, plan.gap if whole is None else whole)
-                rows[name] = {
-                    "plan": name,
-                    "seconds": cost.seconds(plan.routes),
-                    "speedup": cost.speedup(plan.routes),
-                    "gap": plan.gap,
-                    "whole_gap": whole,
-                }
-            if best := self.options.goal.best_gap_first(gaps, list(rows)):
-                break
+        goal = self.options.goal
+        best, measured = find_finalists(
+            plans,
+            goal,
+            cost,
+            losses_of=lambda some: self._measured(subject, some, cost, budget, "finalists"),
+            pairs_of=lambda some: measure_pairs(subject, self.store, some, timer, budget),
+        )
         if not best:
-            self._refuse(result, [rows[min(gaps, key=lambda name: gaps[name])] | {"gap": min(gaps.values())}])
-        every = [routes_of(name) for name in best]
-        seconds = measure_seconds(subject, self.store, every, timer, budget, rounds=1)
-        dense = min(self.store.get("seconds", key_of(())))
-        for name, routes in zip(best, every, strict=True):
-            took = seconds.get(routes)
-            rows[name]["timed_speedup"] = None if took is None else dense / took
-        return [rows[name] for name in best]
+            nearest = max(
+                measured, key=lambda row: -measured_gap(row) if goal.speedup is None else measured_speedup(row)
+            )
+            self._unreached(result, [{**nearest, "speedup": measured_speedup(nearest), "gap": measured_gap(nearest)}])
+        slow = [row for row in measured if goal.speedup is not None and measured_speedup(row) < goal.speedup]
+        if slow:
+            plans_left = "; ".join(f"{text.named(row['plan'])} ({measured_speedup(row):.2f})" for row in slow)
+            self._note(text.SLOW.format(speedup=goal.speedup, plans=plans_left))
+        return best
+
+    def _arms(self, subject: Subject, finalists: Sequence[dict[str, Any]], timer: Timer) -> tuple[list[Arm], float]:
+        """The verifying runs, if any, and the seconds of a dense step; those that are new are timed by this process."""
+        if self.verified is None:
+            return [], 0.0
+        arms = [Arm(routes=(), tread_config=None, speedup=1.0)]
+        names = [row["plan"] for row in finalists]
+        new = unplanned(self.store, [DENSE, *names], self._share([DENSE, *names]))
+        every = [routes_of(name) for name in names if name in new]
+        pairs = measure_pairs(subject, self.store, every, timer, Budget(float("inf")), afresh=True)
+        for row in finalists:
+            if row["plan"] in pairs:
+                time_beside_dense(row, pairs[row["plan"]])
+            arms.append(
+                Arm(
+                    routes=routes_of(row["plan"]),
+                    tread_config=self._tread_config(row["plan"]),
+                    speedup=measured_speedup(row),
+                )
+            )
+        times = [pair["dense"] for some in pairs.values() for pair in some]
+        return arms, statistics.median(times) if times else 0.0
+
+    def _share(self, arms: Sequence[object]) -> float:
+        """Seconds of each verifying run."""
+        assert self.options.verify_minutes is not None
+        return 60 * self.options.verify_minutes / len(arms)
 
     def _tread_config(self, name: str) -> dict[str, Any]:
         return {**self.job.routing, "routes": [route.to_config() for route in routes_of(name)]}
 
-    def _conclude(self, result: dict[str, Any], cost: Cost) -> None:
+    def _conclude(self, result: dict[str, Any]) -> None:
         names = [one["plan"] for one in result["finalists"]]
-        share = self.job.dense_share(self._tread_config(names[0]))
-        if self.verified is not None:
-            result["verified"] = self._verify(self.verified, result["finalists"], cost, share)
-            self.notes.append(text.VERIFIED)
+        took = [one["seconds"] for one in result["verified"].values() if one["seconds"] is not None]
+        if took:
+            self._note(text.VERIFIED)
+        if took and max(took) > (1 + FAR_OFF) * min(took):
+            self._note(text.UNEQUAL.format(least=min(took), most=max(took)))
         left = standing(names, result["verified"])
         for one in result["finalists"]:
             one["rejected"] = one["plan"] not in left
-        self.notes.append(text.GAP)
+        self._note(text.GAP)
         if any(" " in one["plan"] for one in result["front"]):
-            self.notes.append(text.SUMMED)
+            self._note(text.SUMMED)
         if not left:
-            reason = (
+            self._refuse(
+                result,
                 "every finalist fell apart in its verifying run, so no routes are proposed: train dense, or ask for "
-                f"less. All figures are in {self.folder / FILE}."
+                f"less. All figures are in {self.folder / FILE}.",
             )
-            self._write(result | {"notes": [reason, *self.notes]})
-            raise ConfigError(reason)
         chosen = next(one for one in result["finalists"] if one["plan"] == left[0])
         timed, speedup = chosen["timed_speedup"], chosen["speedup"]
         if timed is not None and abs(timed / speedup - 1) > FAR_OFF:
-            self.notes.append(text.UNLIKE.format(timed=timed, speedup=speedup))
-        if share:
-            whole = 1 / ((1 - share) / chosen["speedup"] + share)
-            self.notes.append(
+            self._note(text.UNLIKE.format(timed=timed, speedup=speedup))
+        schedule = self.job.schedule(self._tread_config(chosen["plan"]), 1)
+        if schedule is not None and (share := schedule.cooldown_fraction):
+            whole = 1 / ((1 - share) / measured_speedup(chosen) + share)
+            self._note(
                 f"the schedule runs the last {share:.0%} of the steps dense: a whole run is {whole:.2f} times as fast."
             )
         result |= {"chosen": chosen["plan"], "tread_config": self._tread_config(chosen["plan"])}
@@ -341,19 +406,6 @@ class _Tuning:
         self._write(result | {"notes": self.notes})
         print(text.summary(result | {"notes": self.notes}))
         print(f"\nroutes: {path}\ntrain with: {result['command']}")
-
-    def _verify(
-        self, job: TrainedJob, finalists: Sequence[Mapping[str, Any]], cost: Cost, share: float
-    ) -> dict[str, Any]:
-        dense = cost.seconds(())
-        arms = [Arm(routes=(), tread_config=None, seconds=dense)]
-        for one in finalists:
-            seconds = (1 - share) * one["seconds"] + share * dense
-            arms.append(
-                Arm(routes=routes_of(one["plan"]), tread_config=self._tread_config(one["plan"]), seconds=seconds)
-            )
-        assert self.options.verify_minutes is not None
-        return verify(job, self.store, arms, self.options.verify_minutes, self.folder)
 
     def _write(self, result: Mapping[str, Any]) -> None:
         self.store.conclude(result)

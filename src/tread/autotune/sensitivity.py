@@ -30,8 +30,11 @@ def gaps_by_level(losses: Losses) -> list[float]:
     return [routed / dense - 1 for dense, routed in losses]
 
 
-def check_gaps(losses: Mapping[str, Losses]) -> None:
-    """Refuse meaningless losses: NaN or infinite ones, or a model whose loss no dropped token changes."""
+def check_gaps(losses: Mapping[str, Losses], advice: str) -> None:
+    """Refuse meaningless losses: NaN or infinite ones, or a model whose loss no dropped token changes.
+
+    `advice` says how to measure on trained weights.
+    """
     finite = [pair for some in losses.values() for pair in some]
     if any(not 0 < loss < float("inf") for pair in finite for loss in pair):
         raise ConfigError(
@@ -40,8 +43,7 @@ def check_gaps(losses: Mapping[str, Losses]) -> None:
         )
     if all(dense == routed for dense, routed in finite):
         raise ConfigError(
-            "dropping tokens changes no prediction of this model, as of one whose weights are new: "
-            "measure on trained weights (--start-steps, or a resumed run)."
+            f"dropping tokens changes no prediction of this model, as of one whose weights are new: {advice}."
         )
 
 

@@ -17,8 +17,8 @@ from tread.files import atomic_write, sweep
 from tread.training.job import LOCK_FILE, locked
 
 FILE = "measurements.json"
-FORMAT = 1
-KINDS = ("kept", "seconds", "losses", "verified")
+FORMAT = 2
+KINDS = ("kept", "seconds", "paired", "losses", "verified")
 """Kinds of measurements, each a mapping from a plan's name to figures."""
 
 
@@ -52,6 +52,11 @@ class Store:
                 f"{self.path} has measurements of something else ({listed}): name another --out, or remove the file."
             )
         self.facts = saved
+
+    @property
+    def start(self) -> int:
+        """The index of this process among the starts."""
+        return len(self.facts["starts"]) - 1
 
     def get(self, kind: str, key: str) -> Any:
         """A measurement; None if there is none yet."""

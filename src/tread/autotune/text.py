@@ -20,8 +20,11 @@ GAP = (
 )
 BELOW = (
     "{below} of {every} windows have a lower loss routed than dense, as a model has that is hardly trained; they count "
-    "as 0, and the order of small gaps means little. Measure on more trained weights (--start-steps, or a resumed run)."
+    "as 0, and the order of small gaps means little: {advice}."
 )
+STARTED = "measure on more trained weights (--start-steps, or a resumed run)"
+TRAINED = "train it further before its routes are chosen"
+"""Advice about weights that are hardly trained, if the tuner trains them first and if it does not."""
 _BUSY = (
     "something else may use this device. Do not trust these speed-ups; tune again, into another folder, when it is "
     "idle."
@@ -30,6 +33,11 @@ MISFIT = f"The fit misses the time of a plan by {{error:.0%}}: {_BUSY}"
 UNLIKE = (
     "The chosen plan was timed at {timed:.2f} times the speed of dense steps, where the fit says {speedup:.2f}: "
     f"{_BUSY}"
+)
+SLOW = "left out, as timed beside dense they are less than {speedup:g} times as fast, where the fit says more: {plans}."
+UNEQUAL = (
+    "The verifying runs took {least:.0f} to {most:.0f} seconds, so their wall-clock is not equal: something else may "
+    "have used this device, or compiling took a good part of them. Give --verify more minutes."
 )
 SUMMED = "The gap of several windows is predicted as the sum of theirs; that of finalists is measured as a whole."
 FRESH = (
@@ -104,10 +112,7 @@ def summary(result: Mapping[str, Any]) -> str:
             f"{_percent(one['whole_gap']):>8}{mark}"
         )
     for name, one in result["verified"].items():
-        lines.append(
-            f"verified {named(name)}: {one['steps']:,} steps, {one['seconds'] / 60:.1f} min by the fit, validation "
-            f"loss {one['val_loss']:.4f}" + (f" ({one['against_dense']:+.2%})" if name != "dense" else "")
-        )
+        lines.append(f"verified {named(name)}: {one['steps']:,} steps, {_outcome(one, name)}")
     notes = [f"note: {note}" for note in result["notes"] if note != ON_A_CPU]  # already printed at the start
     return "\n".join([*lines, "", *notes])
 
@@ -118,6 +123,14 @@ def _time(seconds: float) -> str:
 
 def _times(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
+
+
+def _outcome(one: Mapping[str, Any], name: str) -> str:
+    if one["val_loss"] is None:
+        return "diverged"
+    took = f"{one['seconds'] / 60:.2f} min where {one['expected_seconds'] / 60:.2f} were expected"
+    against = f" ({one['against_dense']:+.2%})" if name != "dense" else ""
+    return f"{took}, validation loss {one['val_loss']:.4f}{against}"
 
 
 def _percent(value: float | None) -> str:

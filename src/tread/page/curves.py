@@ -97,7 +97,7 @@ class Clock:
     def __init__(self, run: Run) -> None:
         self.steps, self.seconds = [0.0], [0.0]
         first = min((line["step"] for line in run.lines), default=1) - 1
-        self.steps[0] = float(first)
+        self.steps[0] = float(max(first, 0))  # a run that is validated before its first step has a line of step 0
         batch = run.batch
         for step, speed in run.values("images_per_second") if batch else []:
             if speed > 0 and step > self.steps[-1] and batch:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tread.attach.attach import Attachment
 from tread.attach.registry import family_of, layers_of
-from tread.autotune.jobs.job import batches_of, check_alone, routing_beside, stacks_of
+from tread.autotune.jobs.job import batches_of, check_alone, newest_checkpoint, routing_beside, stacks_of
 from tread.autotune.jobs.trainer import TrainerLoop
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
@@ -26,6 +26,7 @@ from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning, TuneBatch
 from tread.finetune.trial import STEPS
 from tread.kernels import attention
+from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.memory import out_of_memory
 from tread.training.session import Session
@@ -54,12 +55,22 @@ class FinetuneTuning:
     def identity(self) -> dict[str, Any]:
         """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
-        return {"job": "finetune", **settings, "tread_config": self.routing}
+        return {"job": "finetune", **settings, "tread_config": self.routing, **newest_checkpoint(self.resumed)}
 
-    def dense_share(self, tread_config: Mapping[str, Any]) -> float:
-        """See `Job.dense_share`."""
-        plan = replace(self.config, tread_config=dict(tread_config)).plan()
-        return 0.0 if plan is None or plan.schedule is None else plan.schedule.cooldown_fraction
+    @property
+    def resumed(self) -> Path | None:
+        """The run whose weights are measured; None: those that a fine-tune begins with."""
+        source = self.config.resume_from_checkpoint
+        return None if source is None else Path(self.config.output_dir if source == "latest" else source)
+
+    def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
+        """See `Job.schedule`."""
+        plan = replace(self.config, tread_config=dict(tread_config), max_train_steps=steps, num_train_epochs=0).plan()
+        return None if plan is None else plan.schedule
+
+    def said(self, text: str) -> str:
+        """See `Job.said`."""
+        return text
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -74,6 +85,10 @@ class FinetuneTuning:
             raise ConfigError(
                 "--verify compares validation losses, and num_eval_images is 0: set it, or leave --verify out."
             )
+
+    def validation(self) -> dict[str, Any]:
+        """See `TrainedJob.validation`."""
+        return {"num_eval_images": self.config.num_eval_images}
 
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
         """See `Job.open`."""
@@ -104,8 +119,8 @@ class FinetuneTuning:
         handles = {part: attach_routes(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         session = Session(task, FinetuneJob.of(config), accelerator)
-        if (source := config.resume_from_checkpoint) is not None:
-            session.load(Path(self.config.output_dir if source == "latest" else source) / CHECKPOINTS)
+        if self.resumed is not None:
+            session.load(self.resumed / CHECKPOINTS)
         batches = list(islice(task.batches(0), count))
         first, handle = batches[0], task.routing[0]
         references = family.reference_tokens(first.tensors) if handle.plan.reference_tokens == "keep" else 0
@@ -136,6 +151,7 @@ class FinetuneTuning:
                 checkpoint_step_interval=steps,
                 checkpoints_total_limit=1,
                 report_to="none",
+                push_to_hub=False,
             )
         )
 

@@ -17,6 +17,8 @@ from tread.config.documents import ENV_SUFFIX
 from tread.errors import ConfigError
 from tread.report.doctor import is_finetune
 from tread.routing.plan import tread_mapping
+from tread.routing.schedule import Schedule
+from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 
 BATCHES = 2
 """Batches that sensitivity is measured on, if the data has that many; more if batches are small."""
@@ -34,8 +36,12 @@ class Job(Protocol):
         """The settings that a measurement depends on."""
         ...
 
-    def dense_share(self, tread_config: Mapping[str, Any]) -> float:
-        """The share of a run's steps, at its end, that the schedule runs dense."""
+    def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
+        """The schedule of a run of `steps` steps with these routes; None if every step drops the full ratio."""
+        ...
+
+    def said(self, text: str) -> str:
+        """A message that names options of the command, in the words of this job's user."""
         ...
 
     def explained(self) -> AbstractContextManager[None]:
@@ -56,6 +62,10 @@ class TrainedJob(Job, Protocol):
 
     def check_verify(self) -> None:
         """Refuse a config whose runs would have no validation loss."""
+        ...
+
+    def validation(self) -> dict[str, Any]:
+        """The settings that a validation loss depends on and that `identity` leaves out."""
         ...
 
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
@@ -99,6 +109,12 @@ def routing_beside(config: Mapping[str, Any] | str | Path | None) -> dict[str, A
     """A tread_config without its routes."""
     mapping = {} if config is None else tread_mapping(config)
     return {key: value for key, value in mapping.items() if key not in ("routes", "preset") and value is not None}
+
+
+def newest_checkpoint(run: Path | None) -> dict[str, str]:
+    """The newest checkpoint of a run that is measured, for a job's identity: a run that trains on gets others."""
+    found = [] if run is None else list_checkpoints(run / CHECKPOINTS)
+    return {"checkpoint": found[-1].name} if found else {}
 
 
 def batches_of(size: int) -> int:

@@ -1,5 +1,6 @@
 """A custom training loop as the tuner measures it: an attached model, a step and the loss of each token."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,10 +18,23 @@ from tread.errors import ConfigError
 from tread.kernels.fast import Fast
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
+from tread.routing.schedule import Schedule
 from tread.training.trial import turned
 
 Step = Callable[[Any], Any]
 TokenLosses = Callable[[Any, float], Tensor]
+OPTION = re.compile(r"--(target-speedup|max-loss-gap|budget-minutes|ratios|edges|windows|out)\b")
+"""Options of the command that are arguments of `choose_routes`."""
+
+
+def renamed(text: str) -> str:
+    """A message of the command for a caller of `choose_routes`.
+
+    >>> renamed("give the same command again, or raise --budget-minutes")
+    'give the same call again, or raise budget_minutes'
+    """
+    text = OPTION.sub(lambda found: found[1].replace("-", "_"), text)
+    return text.replace("the same command", "the same call")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,16 +131,21 @@ class OwnTuning:
             "layers": self.plan.depth,
             "weights": counts[0],
             "trained": counts[1],
+            "norm": _trained_norm(model),
             "compiled": bool(self.loop.fast),
+            "batches": len(self.batches),
             "batch": [list(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)],
             "routed_loss": self.loop.routed_loss,
             "tread_config": self.routing,
         }
 
-    def dense_share(self, tread_config: Mapping[str, Any]) -> float:
-        """See `Job.dense_share`."""
-        schedule = RoutePlan.from_config(tread_config).schedule
-        return 0.0 if schedule is None else schedule.cooldown_fraction
+    def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
+        """See `Job.schedule`."""
+        return RoutePlan.from_config(tread_config).with_total_steps(steps).schedule
+
+    def said(self, text: str) -> str:
+        """See `Job.said`."""
+        return renamed(text)
 
     def explained(self) -> AbstractContextManager[None]:
         """See `Job.explained`; adds nothing, since the settings of a custom loop are unknown."""
@@ -153,3 +172,9 @@ class OwnTuning:
     def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
         """See `Job.command`."""
         return f"tread.attach(model, {str(path)!r})"
+
+
+def _trained_norm(model: nn.Module) -> float:
+    """The norm of the trained weights to six digits: a model that has been trained further is another one."""
+    norms = [torch.linalg.vector_norm(p.detach(), dtype=torch.float32) for p in model.parameters() if p.requires_grad]
+    return float(f"{float(torch.stack(norms).norm()) if norms else 0.0:.6g}")

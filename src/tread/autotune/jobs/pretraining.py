@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tread.autotune.cost import Stack
-from tread.autotune.jobs.job import batches_of, check_alone, routing_beside
+from tread.autotune.jobs.job import batches_of, check_alone, newest_checkpoint, routing_beside
 from tread.autotune.jobs.trainer import TrainerLoop
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
@@ -20,6 +20,7 @@ from tread.pretrain.run import pretrain
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
 from tread.routing.plan import RoutePlan
+from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import make_accelerator
 from tread.training.memory import out_of_memory
@@ -46,12 +47,21 @@ class PretrainTuning:
         """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
         settings["model"] = {**settings["model"], "tread_config": self.routing, "name": None}
-        return {"job": "train", **settings}
+        return {"job": "train", **settings, **newest_checkpoint(self.resumed)}
 
-    def dense_share(self, tread_config: Mapping[str, Any]) -> float:
-        """See `Job.dense_share`."""
-        schedule = RoutePlan.from_config(tread_config).schedule
-        return 0.0 if schedule is None else schedule.cooldown_fraction
+    @property
+    def resumed(self) -> Path | None:
+        """The run whose weights are measured; None: new ones, or those of model.weights."""
+        source = self.config.resume
+        return None if source is None else Path(self.config.output_dir if source == "latest" else source)
+
+    def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
+        """See `Job.schedule`."""
+        return RoutePlan.from_config(tread_config).with_total_steps(steps).schedule
+
+    def said(self, text: str) -> str:
+        """See `Job.said`."""
+        return text
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -66,6 +76,10 @@ class PretrainTuning:
             raise ConfigError(
                 "--verify compares validation losses, and validation.samples is 0: set it, or leave --verify out."
             )
+
+    def validation(self) -> dict[str, Any]:
+        """See `TrainedJob.validation`."""
+        return {"validation.samples": self.config.validation.samples}
 
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
         """See `Job.open`."""
@@ -88,9 +102,8 @@ class PretrainTuning:
         size = config.train.batch_size // config.train.micro_steps
         count = min(batches_of(size), check_samples(len(task.train_set), size, "train.batch_size"))
         session = Session(task, task.config, accelerator)
-        if config.resume is not None:
-            source = Path(self.config.output_dir if config.resume == "latest" else config.resume)
-            session.load(source / CHECKPOINTS)
+        if self.resumed is not None:
+            session.load(self.resumed / CHECKPOINTS)
         loop = TrainerLoop(task, session)
         return Opened(
             loop=loop,

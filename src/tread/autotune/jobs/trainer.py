@@ -47,12 +47,17 @@ class TrainerLoop:
 
     def step(self, batch: Any) -> Any:
         """See `Loop.step`."""
-        session, config = self.session, self.session.config
+        session, config, ema = self.session, self.session.config, self.session.ema
         session.config = replace(config, optimizer=replace(config.optimizer, learning_rate=0.0))
+        before = None if ema is None else (ema.decay, ema.warmup)
+        if ema is not None:  # a decay of 1: the average is updated, for its time, and stays as it is
+            ema.decay, ema.warmup = 1.0, 1
         try:
             return session.step(0, repeat(batch))
         finally:
             session.config = config
+            if ema is not None and before is not None:
+                ema.decay, ema.warmup = before
 
     def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
         """See `Loop.losses_at`."""
