@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.record import Facts
-from tread.autotune.run import CONFIG_FILE
+from tread.autotune.tuning import CONFIG_FILE
 from tread.routing.plan import RoutePlan
 
 from .arms import TUNED, Arm

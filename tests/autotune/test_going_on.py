@@ -8,8 +8,8 @@ import torch
 
 from tests.autotune.tuned import FAST, OUT, SCRATCH, Law, measurements, tune_cli
 from tests.tiny.runs import forget, go_on, train
-from tread.autotune.goal import Goal
-from tread.autotune.run import Options, autotune
+from tread.autotune.goal import Goal, Options
+from tread.autotune.run import autotune
 from tread.autotune.subject import Subject
 from tread.errors import ConfigError
 

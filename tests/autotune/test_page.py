@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.autotune.tuned import FAST, SCRATCH, Law, gap_of, measurements, tune_cli
 from tests.browser import PHONE, Browser
-from tread.autotune.page import heat, write_page
+from tread.autotune.output.page import heat, write_page
 from tread.autotune.sensitivity import HeatMap, gap, gaps_by_level, heat_maps
 from tread.autotune.store import KINDS
 

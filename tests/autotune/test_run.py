@@ -9,13 +9,13 @@ from torch._dynamo.utils import counters
 
 from tests.autotune.tuned import FAST, OUT, SCRATCH, Law, gap_of, measurements, plans_by_hand, tune_cli, written
 from tests.tiny.runs import train
-from tread.autotune import run
+from tread.autotune import tuning
 from tread.autotune.cost import Routes, routes_of
 from tread.autotune.goal import Goal
+from tread.autotune.output.text import unreached
 from tread.autotune.search import front
 from tread.autotune.store import KINDS
 from tread.autotune.subject import Subject
-from tread.autotune.text import unreached
 from tread.routing.plan import RoutePlan
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -109,7 +109,7 @@ def test_a_gap_is_kept_to_as_a_whole(law: Law, monkeypatch: pytest.MonkeyPatch, 
     assert all(one["whole_gap"] <= 0.3 for one in result["finalists"])
 
     several = lambda *given, **limits: [plan for plan in front(*given, **limits) if len(plan.routes) > 1]  # noqa: E731
-    monkeypatch.setattr(run, "front", several)
+    monkeypatch.setattr(tuning, "front", several)
     assert tune_cli(*SCRATCH, "--max-loss-gap", "0.5", "--edges", "4", *FAST, "--out", "several") == 2
     assert "at a loss gap of 200.00%. Ask for --max-loss-gap 2;" in capsys.readouterr().err
     assert not Path("several/tread_config.json").exists()

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tread.attach.attach import Attachment
-from tread.autotune.goal import Goal
+from tread.autotune.goal import Goal, Options
 from tread.autotune.jobs.own import OwnLoop, OwnTuning, Step, TokenLosses, renamed
 from tread.autotune.rules import RATIOS
-from tread.autotune.run import CONFIG_FILE, Options, tune
+from tread.autotune.run import tune
+from tread.autotune.tuning import CONFIG_FILE
 from tread.errors import ConfigError
 from tread.routing.plan import RoutePlan
 

@@ -1,8 +1,10 @@
-"""The user's goal: a speed-up, a limit on the loss gap, or the knee of the Pareto front."""
+"""What is asked of a tuning: a goal, and the options it runs under, checked when they are read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from tread.autotune.rules import RATIOS
 from tread.autotune.search import Plan, at_speed, from_knee, within_gap
 from tread.errors import ConfigError
 
@@ -52,3 +54,36 @@ class Goal:
         if self.speedup is not None:
             return f"steps {self.speedup:g} times as fast as dense ones"
         return "the knee of the front" if self.gap is None else f"a loss gap of at most {self.gap:.2%}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line."""
+
+    config: str | None
+    settings: Sequence[str]
+    goal: Goal
+    out: Path | None = None
+    budget_minutes: float = 30.0
+    verify_minutes: float | None = None
+    ratios: Sequence[float] = RATIOS
+    edges: int = 8
+    """Number of layers at which windows may begin and end; every pair of them is a window."""
+    windows: int = 2
+    """Most windows of a plan."""
+    start_steps: int = 200
+    """Dense steps before sensitivity is measured, if the model is untrained."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("--budget-minutes", self.budget_minutes), ("--verify", self.verify_minutes)):
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value}; it must be a number of minutes above 0.")
+        counts = ("--edges", self.edges, 2), ("--windows", self.windows, 1), ("--start-steps", self.start_steps, 0)
+        for name, value, low in counts:
+            if value < low:
+                raise ConfigError(f"{name} is {value}; it must be at least {low}.")
+        if not 1 <= len(self.ratios) <= len(RATIOS) or not all(0 < ratio < 1 for ratio in self.ratios):
+            raise ConfigError(
+                f"--ratios is {list(self.ratios)}; give one to {len(RATIOS)} fractions of tokens to drop, each between "
+                "0 and 1: each is compiled for."
+            )

@@ -152,7 +152,7 @@ def autotune(arguments: list[str]) -> None:
     parser.epilog = "docs/autotune.md says how it measures, and what its figures do not tell."
     options = vars(parser.parse_intermixed_args(arguments))
     options["config"], options["settings"] = _file_first(options["config"], options["settings"])
-    from tread.autotune.goal import Goal
+    from tread.autotune.goal import Goal, Options
     from tread.autotune.rules import parse_ratios
     from tread.report.doctor import is_finetune
 
@@ -160,7 +160,6 @@ def autotune(arguments: list[str]) -> None:
     del options["pareto"]
     if options["config"] is not None and is_finetune(options["config"]):
         no_loading_bars()
-    from tread.autotune.run import Options
     from tread.autotune.run import autotune as run
 
     ratios, verify = parse_ratios(options.pop("ratios")), options.pop("verify")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tread.autotune.cost import routes_of
+from tread.autotune.output.text import named
 from tread.autotune.sensitivity import HeatMap, gaps_by_level, heat_maps
-from tread.autotune.text import named
 from tread.files import atomic_write
 from tread.page.document import Section, document
 from tread.page.figure import Curves, Line
