@@ -1,7 +1,9 @@
 """Modules that wrap another (compiled, checkpointed, sharded, adapted); routing attaches to the wrapped module."""
 
+import inspect
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import nn
 
@@ -27,3 +29,20 @@ def wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
 def unwrapped(module: nn.Module) -> nn.Module:
     """The innermost module."""
     return [module, *wrapped_in(module)][-1]
+
+
+def naming_forward(module: nn.Module) -> Callable[..., Any]:
+    """The `forward` whose signature names the arguments of `module`.
+
+    It is the class's own unless that passes `*args` on: then the next one in the MRO, or that of the only module inside.
+    """
+    for cls in type(module).__mro__:
+        if "forward" in cls.__dict__ and not _takes_args(cls.forward):
+            return cls.forward
+    children = list(module.children())
+    return naming_forward(unwrapped(children[0])) if len(children) == 1 else type(module).forward
+
+
+def _takes_args(forward: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
