@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
 
 
 def flat_rows(ids: Tensor, tokens: int) -> Tensor:
@@ -20,8 +22,16 @@ def flat_rows(ids: Tensor, tokens: int) -> Tensor:
 
 def gather(x: Tensor, ids: Tensor) -> Tensor:
     """The rows `ids` (B, K) of x (B, S, ...) -> (B, K, ...)."""
-    rows: Tensor = _Taken.apply(x.flatten(0, 1), flat_rows(ids, x.shape[1]))  # pyright: ignore[reportAssignmentType]
-    return rows.unflatten(0, ids.shape)  # (B, K, ...)
+    rows, flat = flat_rows(ids, x.shape[1]), x.flatten(0, 1)
+    taken: Any = flat.index_select(0, rows) if _is_transformed() else _Taken.apply(flat, rows)
+    return taken.unflatten(0, ids.shape)  # (B, K, ...)
+
+
+def _is_transformed() -> bool:
+    """Whether forward-mode gradients or torch.func's transforms are computed, which need torch's own operations."""
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or _functorch.peek_interpreter_stack() is not None
 
 
 class _Taken(torch.autograd.Function):

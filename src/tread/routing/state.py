@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import _CachingTorchDispatchMode
 
@@ -133,7 +134,8 @@ class State:
                 self.tokens = x.shape[1]
             if index not in self.selections:  # a recomputation has its forward's
                 with unrecorded():
-                    self.selections[index] = self._select(index, self._image_of(x, image, self.tokens))  # (B, K)
+                    tokens = self._image_of(x, image, self.tokens)  # (B, S, D)
+                    self.selections[index] = untransformed(self._select, index, tokens)  # (B, K)
         elif not self.per_block:
             return x
         self.bypass = x
@@ -256,6 +258,21 @@ def unrecorded() -> Iterator[None]:
     checkpoint, and these operations run in the first pass only."""
     with torch.no_grad(), _disable_current_modes() if _is_selective() else nullcontext():
         yield
+
+
+def untransformed(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function outside torch.func's transforms (jvp, grad): what it computes or changes outlives them."""
+    if torch.compiler.is_compiling() or _functorch.peek_interpreter_stack() is None:
+        return function(*args)
+    with torch._C._DisableFuncTorch():
+        return function(*map(_value, args))
+
+
+def _value(argument: Any) -> Any:
+    """The tensor inside the wrappers of gradient transforms."""
+    while isinstance(argument, Tensor) and _functorch.is_gradtrackingtensor(argument):
+        argument = _functorch.get_unwrapped(argument)
+    return argument
 
 
 def _is_selective() -> bool:
