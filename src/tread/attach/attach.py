@@ -56,7 +56,8 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"a {type(model).__name__} is no torch module: attach its transformer, tread.attach(pipeline.transformer, ...)."
+            f"a {type(model).__name__} is no torch module: attach its transformer, as in "
+            "tread.attach(pipeline.transformer, ...)."
         )
     model = unwrapped(model)
     return Attachment(model, RoutePlan.from_config(config), family_for(model, family), seed=seed)
@@ -255,9 +256,10 @@ class Attachment(Handle):
         """Warn if the first forward with gradients is in eval mode, which `from_pretrained` leaves a model in."""
         if self.model.training:
             self._said.add(_EVAL_MODE)  # it trains: later forwards in eval mode are meant
-        elif _EVAL_MODE not in self._said and self._mode.on is None and torch.is_grad_enabled():
-            if any(parameter.requires_grad for parameter in self.model.parameters()):
-                self.warn([_EVAL_MODE])
+            return
+        meant = _EVAL_MODE in self._said or self._mode.on is not None or not torch.is_grad_enabled()
+        if not meant and any(parameter.requires_grad for parameter in self.model.parameters()):
+            self.warn([_EVAL_MODE])
 
     def _count_references(self, arguments: Arguments, tokens: int | None) -> int:
         """The number of reference tokens that are forced; `references` overrides what the inputs say."""

@@ -63,7 +63,7 @@ def family_of(model: nn.Module) -> Family:
     for path, part in model.named_modules():
         if found := next((cls.__name__ for cls in type(part).__mro__ if cls.__name__ in known), None):
             raise ConfigError(
-                f"there is no family for {names[0]}, but there is for its part {path!r}, a {found}: attach that module, "
+                f"there is no family for {names[0]}, but there is for its part {path!r}, a {found}: attach that, "
                 f"or declare {names[0]} with tread.Family (docs/own-model.md)."
             )
     raise ConfigError(f"there is no family for {names[0]}{nearest(names[0], known)} {HOW_TO}")

@@ -34,7 +34,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def naming_forward(module: nn.Module) -> Callable[..., Any]:
     """The `forward` whose signature names the arguments of `module`.
 
-    It is the class's own unless that passes `*args` on: then the next one in the MRO, or that of the only module inside.
+    It is the class's own, unless that passes `*args` on: then the next in the MRO, or that of the only module inside.
     """
     for cls in type(module).__mro__:
         if "forward" in cls.__dict__ and not _takes_args(cls.forward):

@@ -31,11 +31,12 @@ from tread.routing.mode import (
     sample_positions,
     step_tensor,
 )
+from tread.routing.ops import untransformed
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.route import Route
 from tread.routing.selection import check_mask, check_selection, l1_rank, mixed_score, select
-from tread.routing.state import Select, State, untransformed
+from tread.routing.state import Select, State, in_backward
 
 
 class Held(NamedTuple):
@@ -79,9 +80,7 @@ class Handle:
         self._tokens = 0
         self._mode = Mode()
         self._scale: float | None = None if plan.schedule else 1.0  # None: a schedule needs a step, and none is set
-        with torch.inference_mode(False):  # `attach` may be called inside it, and inside `torch.device("meta")`
-            self._step = torch.zeros((), dtype=torch.int64, device="cpu")
-            self._micro_step = torch.zeros((), dtype=torch.int64, device="cpu")
+        self._step, self._micro_step = noise.counter(), noise.counter()
         self._said: set[str] = set()
         warn_once(layer_risks(self.plan), self._said)
         recompute.follow(self)
@@ -277,7 +276,7 @@ class Handle:
 
     def check_recomputed_by_torch(self, what: str, *, training: bool) -> None:
         """Refuse a routed call in backward that is not a recomputation by torch's checkpointing; `what` is called."""
-        if torch.compiler.is_compiling() or self.replay is not None or not recompute.in_backward():
+        if torch.compiler.is_compiling() or self.replay is not None or not in_backward():
             return
         if self.is_on(training=training):
             raise ConfigError(

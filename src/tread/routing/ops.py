@@ -3,15 +3,19 @@
 - `gather` copies K rows; `restore` writes one full sequence. Neither allocates anything else of that size.
 - `index_select`, on rows flattened over the batch, and `scatter` save only the index for backward;
   `torch.gather` saves its whole input and `index_copy` its source.
-- No row is taken twice, so backward copies rows; torch's own backward would add them with atomics.
+- No row is taken twice, so backward copies rows; torch's own backward would add them with atomics. Forward-mode
+  gradients and torch.func's transforms get torch's own operations, which know all of them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.autograd import forward_ad
+
+
+_functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def flat_rows(ids: Tensor, tokens: int) -> Tensor:
@@ -28,10 +32,27 @@ def gather(x: Tensor, ids: Tensor) -> Tensor:
 
 
 def _is_transformed() -> bool:
-    """Whether forward-mode gradients or torch.func's transforms are computed, which need torch's own operations."""
-    if torch.compiler.is_compiling():
-        return False
-    return forward_ad._current_level >= 0 or _functorch.peek_interpreter_stack() is not None
+    """Whether forward-mode gradients are computed, or this is inside torch.func's transforms."""
+    return not torch.compiler.is_compiling() and (forward_ad._current_level >= 0 or _is_inside_func())
+
+
+def _is_inside_func() -> bool:
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def untransformed(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function outside torch.func's transforms (jvp, grad): what it computes or changes outlives them."""
+    if torch.compiler.is_compiling() or not _is_inside_func():
+        return function(*args)
+    with torch._C._DisableFuncTorch():
+        return function(*map(_value, args))
+
+
+def _value(argument: Any) -> Any:
+    """The tensor inside the wrappers of gradient transforms."""
+    while isinstance(argument, Tensor) and _functorch.is_gradtrackingtensor(argument):
+        argument = _functorch.get_unwrapped(argument)
+    return argument
 
 
 class _Taken(torch.autograd.Function):

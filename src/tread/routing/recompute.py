@@ -111,11 +111,6 @@ def _followed() -> list[Any]:
     return [handle for handle in tuple(_handles) if handle.thread == threading.get_ident()]
 
 
-def in_backward() -> bool:
-    """Whether this is called from an autograd backward."""
-    return torch._C._current_graph_task_id() != -1
-
-
 class _Snapshot:
     """One handle at the start of a checkpointed function, and a record of the function's first pass."""
 
