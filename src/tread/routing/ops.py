@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-
 _functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 
