@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig, TensorParallelConfig
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -255,3 +256,19 @@ def test_a_checkpointed_forward_in_a_thread_that_was_not_known(attach: Attach):
     FLUX.call(model, arguments).square().mean().backward()
     for gradient, parameter in zip(found, model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_ranks_that_share_samples_are_told(attach: Attach):
+    """diffusers' `enable_parallelism`, which needs GPUs: each rank would drop other tokens of the same sample."""
+    model, arguments = FLUX.model(), FLUX.inputs(2)
+    handle = attach(model, ROUTES)
+    model._parallel_config = ParallelConfig(tensor_parallel_config=TensorParallelConfig(tp_degree=2))
+    with pytest.raises(tread.ConfigError, match=r"tensor parallelism.*handle\.routed\(samples="):
+        FLUX.call(model, arguments)
+    with handle.routed(samples=torch.arange(2)):
+        FLUX.call(model, arguments)
+    model._parallel_config = ParallelConfig(context_parallel_config=ContextParallelConfig(ulysses_degree=2))
+    with handle.routed(samples=torch.arange(2)), pytest.raises(tread.ConfigError, match="context parallelism"):
+        FLUX.call(model, arguments)
+    with handle.dense():
+        FLUX.call(model, arguments)

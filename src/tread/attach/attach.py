@@ -238,6 +238,7 @@ class Attachment(Handle):
             self._check_mode()
         if not self.is_on(training=model.training):
             return self.begin(training=model.training)
+        self._check_parallel()
         arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
@@ -260,6 +261,22 @@ class Attachment(Handle):
         meant = _EVAL_MODE in self._said or self._mode.on is not None or not torch.is_grad_enabled()
         if not meant and any(parameter.requires_grad for parameter in self.model.parameters()):
             self.warn([_EVAL_MODE])
+
+    def _check_parallel(self) -> None:
+        """Refuse a routed forward whose ranks share samples (diffusers' `enable_parallelism`): they would drop different
+        tokens of them."""
+        config: Any = getattr(self.model, "_parallel_config", None)
+        if config is None:
+            return
+        if config.context_parallel_config is not None:
+            raise ConfigError(
+                "context parallelism splits the tokens between ranks, so it excludes routing: turn it off."
+            )
+        if self._mode.samples is None:
+            raise ConfigError(
+                "with tensor parallelism several ranks compute one sample and must drop the same tokens: give the "
+                "positions of its samples in the global batch, with handle.routed(samples=positions): ..."
+            )
 
     def _count_references(self, arguments: Arguments, tokens: int | None) -> int:
         """The number of reference tokens that are forced; `references` overrides what the inputs say."""
