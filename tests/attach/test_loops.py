@@ -258,6 +258,25 @@ def test_a_checkpointed_forward_in_a_thread_that_was_not_known(attach: Attach):
         torch.testing.assert_close(gradient, parameter.grad)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_backward_in_another_thread(reentrant: bool, attach: Attach):
+    """Autograd has a thread for each GPU: what is checkpointed inside the recomputation is found there too."""
+    model, arguments = FLUX.model(), FLUX.inputs(2)
+    handle = attach(model, ROUTES)
+    FLUX.call(model, arguments).square().mean().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model.enable_gradient_checkpointing()
+    handle.set_step(0)
+    x = arguments.pop("hidden_states").requires_grad_()
+    output = checkpoint(lambda x: FLUX.call(model, {**arguments, "hidden_states": x}), x, use_reentrant=reentrant)
+    thread = threading.Thread(target=output.square().mean().backward)
+    thread.start()
+    thread.join()
+    for gradient, parameter in zip(expected, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
 def test_ranks_that_share_samples_are_told(attach: Attach):
     """diffusers' `enable_parallelism`, which needs GPUs: each rank would drop other tokens of the same sample."""
     model, arguments = FLUX.model(), FLUX.inputs(2)

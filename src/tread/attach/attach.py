@@ -263,15 +263,13 @@ class Attachment(Handle):
             self.warn([_EVAL_MODE])
 
     def _check_parallel(self) -> None:
-        """Refuse a routed forward whose ranks share samples (diffusers' `enable_parallelism`): they would drop different
-        tokens of them."""
+        """Refuse a routed forward whose ranks share samples (diffusers' `enable_parallelism`): each would drop other
+        tokens."""
         config: Any = getattr(self.model, "_parallel_config", None)
         if config is None:
             return
         if config.context_parallel_config is not None:
-            raise ConfigError(
-                "context parallelism splits the tokens between ranks, so it excludes routing: turn it off."
-            )
+            raise ConfigError("context parallelism splits the tokens between ranks and excludes routing: turn it off.")
         if self._mode.samples is None:
             raise ConfigError(
                 "with tensor parallelism several ranks compute one sample and must drop the same tokens: give the "
