@@ -273,7 +273,7 @@ class Attachment(Handle):
         if self._mode.samples is None:
             raise ConfigError(
                 "with tensor parallelism several ranks compute one sample and must drop the same tokens: give the "
-                "positions of its samples in the global batch, with handle.routed(samples=positions): ..."
+                "positions of a rank's samples in the global batch, with handle.routed(samples=positions): ..."
             )
 
     def _count_references(self, arguments: Arguments, tokens: int | None) -> int:

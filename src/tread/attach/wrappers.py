@@ -36,13 +36,16 @@ def naming_forward(module: nn.Module) -> Callable[..., Any]:
 
     It is the class's own, unless that passes `*args` on: then the next in the MRO, or that of the only module inside.
     """
+    own = type(module).forward
     for cls in type(module).__mro__:
-        if "forward" in cls.__dict__ and not _takes_args(cls.forward):
+        if "forward" in cls.__dict__ and inspect.Parameter.VAR_POSITIONAL not in _kinds(cls.forward):
             return cls.forward
     children = list(module.children())
-    return naming_forward(unwrapped(children[0])) if len(children) == 1 else type(module).forward
+    if len(children) == 1 and set(_kinds(own)) <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        return naming_forward(unwrapped(children[0]))
+    return own
 
 
-def _takes_args(forward: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(forward).parameters.values()
-    return any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
+def _kinds(forward: Callable[..., Any]) -> list[Any]:
+    """The kinds of a forward's parameters, without `self`."""
+    return [parameter.kind for parameter in inspect.signature(forward).parameters.values()][1:]
