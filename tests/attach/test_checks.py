@@ -190,6 +190,22 @@ def test_layers_are_found_inside_wrappers():
         check_family(model, side(name="ropes")())
 
 
+class Some(nn.Module):
+    """A layer that names a few of its arguments, with one module inside that is not what it wraps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, *rest: Any, rope: Tensor | None = None):
+        return self.linear(x)
+
+
+def test_a_layer_that_names_its_arguments_is_no_wrapper():
+    assert argument_names(Some()) == (["x", "rope"], False)
+    check_family(Mine(Some), FAMILY)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_stock_family_describes_its_model(case: Case):
     model = case.build()

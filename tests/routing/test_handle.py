@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
 
 from tests.routing.identity import PLAN, TWO, X, run
 from tread import ConfigError, Handle, RiskWarning, RoutePlan
@@ -246,3 +247,25 @@ def test_kept_is_what_no_route_dropped() -> None:
     with handle.dense():
         handle.begin(training=True)
     assert handle.kept is None
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("what", ["enter", "side", "exit"])
+def test_a_state_used_again_in_backward_is_refused(what: str, reentrant: bool):
+    """A model's own code holds the state of its forward, which is at its end by then."""
+    state, table = Handle(PLAN, depth=12).begin(training=True), torch.randn(64, 8)
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        if what == "enter":
+            x = state.enter(2, x)
+        elif what == "side":
+            x = x * state.side("rope", table)  # pyright: ignore[reportOperatorIssue]
+        else:
+            x = state.exit(8, x)
+        return x.square()
+
+    x = X.clone().requires_grad_()
+    x = checkpoint(again, x if what == "enter" else state.enter(2, x), use_reentrant=reentrant)
+    (x if what == "exit" else state.exit(8, x)).sum()
+    with pytest.raises(ConfigError, match=rf"state\.{what} runs again in backward.*Checkpoint the block alone"):
+        x.sum().backward()

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
 
 from tread import ConfigError, TREADRouter
 
@@ -109,3 +111,26 @@ def test_a_force_mask_that_does_not_fit_is_refused():
     ):
         with pytest.raises(ConfigError, match=message):
             TREADRouter().get_mask(X, 0.5, force_keep=mask)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_mask_drawn_again_in_backward_is_refused(reentrant: bool):
+    """The recomputation would drop other tokens than the forward: wrong gradients, without an error of torch's."""
+    router = TREADRouter()
+
+    def route(x: torch.Tensor) -> torch.Tensor:
+        info = router.get_mask(x, 0.5)
+        return router.end_route(router.start_route(x, info).square(), info, original_x=x)
+
+    out = checkpoint(route, X.clone().requires_grad_(), use_reentrant=reentrant)
+    with pytest.raises(ConfigError, match=r"get_mask runs again in backward.*outside the checkpointed function"):
+        out.sum().backward()
+
+
+def test_compiled_calls_draw_anew_without_recompiling():
+    counter = CompileCounter()
+    router, stock = TREADRouter(), TREADRouter()
+    compiled = torch.compile(lambda x: router.get_mask(x, 0.5).ids_keep, backend=counter)
+    for _ in range(4):
+        assert compiled(X).equal(stock.get_mask(X, 0.5).ids_keep)
+    assert counter.frame_count == 1

@@ -22,7 +22,7 @@ from tread.attach.family import Arguments, Family
 from tread.attach.references import References
 from tread.attach.registry import family_for
 from tread.attach.wiring import Wiring, layer_modules
-from tread.attach.wrappers import unwrapped
+from tread.attach.wrappers import naming_forward, unwrapped
 from tread.errors import ConfigError
 from tread.kernels.attention import Attention
 from tread.kernels.checkpointing import Checkpointing
@@ -34,6 +34,11 @@ from tread.routing.handle import Handle
 from tread.routing.mode import Forced
 from tread.routing.plan import RoutePlan
 from tread.routing.state import State, unrecorded
+
+_EVAL_MODE = (
+    "the model is in eval mode, as from_pretrained returns it, so it runs dense: call model.train() before training. A "
+    "forward that trains nothing belongs in torch.no_grad()."
+)
 
 
 def attach(
@@ -49,6 +54,11 @@ def attach(
     `attach` replaces the first, whose handle then raises when it is used. The handle is a context manager that detaches
     on exit.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"a {type(model).__name__} is no torch module: attach its transformer, as in "
+            "tread.attach(pipeline.transformer, ...)."
+        )
     model = unwrapped(model)
     return Attachment(model, RoutePlan.from_config(config), family_for(model, family), seed=seed)
 
@@ -66,7 +76,7 @@ class Attachment(Handle):
         self.references: int | None = None
         """The number of reference tokens; None: read from the inputs, once per sequence length."""
         self._references = References()
-        self._argument_names = list(inspect.signature(type(model).forward).parameters)[1:]
+        self._argument_names = list(inspect.signature(naming_forward(model)).parameters)[1:]
         self._wiring = Wiring(self, model, family, ModelCall(self))
         self.layers = list(self._wiring.layers)
         """The modules that are layers, unwrapped."""
@@ -224,8 +234,11 @@ class Attachment(Handle):
             return state
         model, family = self.model, self.family
         self._wiring.follow()
+        if not torch.compiler.is_compiling():
+            self._check_mode()
         if not self.is_on(training=model.training):
             return self.begin(training=model.training)
+        self._check_parallel()
         arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
@@ -239,6 +252,29 @@ class Attachment(Handle):
             offset = None if family.offset is None else family.offset(model, arguments)
         per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
         return self.begin(training=model.training, forced=forced, tokens=tokens, offset=offset, per_block=per_block)
+
+    def _check_mode(self) -> None:
+        """Warn if the first forward with gradients is in eval mode, which `from_pretrained` leaves a model in."""
+        if self.model.training:
+            self._said.add(_EVAL_MODE)  # it trains: later forwards in eval mode are meant
+            return
+        meant = _EVAL_MODE in self._said or self._mode.on is not None or not torch.is_grad_enabled()
+        if not meant and any(parameter.requires_grad for parameter in self.model.parameters()):
+            self.warn([_EVAL_MODE])
+
+    def _check_parallel(self) -> None:
+        """Refuse a routed forward whose ranks share samples (diffusers' `enable_parallelism`): each would drop other
+        tokens."""
+        config: Any = getattr(self.model, "_parallel_config", None)
+        if config is None:
+            return
+        if config.context_parallel_config is not None:
+            raise ConfigError("context parallelism splits the tokens between ranks and excludes routing: turn it off.")
+        if self._mode.samples is None:
+            raise ConfigError(
+                "with tensor parallelism several ranks compute one sample and must drop the same tokens: give the "
+                "positions of a rank's samples in the global batch, with handle.routed(samples=positions): ..."
+            )
 
     def _count_references(self, arguments: Arguments, tokens: int | None) -> int:
         """The number of reference tokens that are forced; `references` overrides what the inputs say."""

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from tread.attach.family import Family, Rotary, Side, Stack
-from tread.attach.wrappers import unwrapped
+from tread.attach.wrappers import naming_forward, unwrapped
 from tread.errors import ConfigError, nearest
 
 
@@ -139,7 +139,7 @@ def _check_rotary(name: str, rotary: Rotary) -> None:
 
 def argument_names(module: nn.Module) -> tuple[list[str], bool]:
     """The names of a module's arguments, and whether **kwargs accept and use any other name."""
-    forward = type(unwrapped(module)).forward
+    forward = naming_forward(unwrapped(module))
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     names = [parameter.name for parameter in parameters if parameter.kind not in variable]

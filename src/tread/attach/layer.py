@@ -17,6 +17,7 @@ from tread.around import Around
 from tread.attach.family import Side, Stack
 from tread.attach.rotary import FullLength
 from tread.attach.static import StaticShapes
+from tread.attach.wrappers import naming_forward
 from tread.kernels.compiling import Compiled
 from tread.routing.handle import Handle
 from tread.routing.state import End
@@ -33,7 +34,7 @@ class Layer(Around):
         self.handle, self.block, self._static = handle, block, static
         self._indices: list[tuple[int, Stack, list[_Named]]] = []
         """One entry per layer that the module is: its index, its stack and the stack's side inputs."""
-        arguments = list(inspect.signature(type(block).forward).parameters)[1:]
+        arguments = list(inspect.signature(naming_forward(block)).parameters)[1:]
         self._positions = {name: position for position, name in enumerate(arguments)}
 
     def add(self, index: int, stack: Stack) -> None:

@@ -58,6 +58,14 @@ def family_of(model: nn.Module) -> Family:
         raise ConfigError(
             f"there is no family for {names[0]}: it is not the {name} that tread knows. {reason} {HOW_TO}"
         )
+    if "DataParallel" in names:
+        raise ConfigError("nn.DataParallel runs one model in several threads: use DistributedDataParallel.")
+    for path, part in model.named_modules():
+        if found := next((cls.__name__ for cls in type(part).__mro__ if cls.__name__ in known), None):
+            raise ConfigError(
+                f"there is no family for {names[0]}, but there is for its part {path!r}, a {found}: attach that, "
+                f"or declare {names[0]} with tread.Family (docs/own-model.md)."
+            )
     raise ConfigError(f"there is no family for {names[0]}{nearest(names[0], known)} {HOW_TO}")
 
 

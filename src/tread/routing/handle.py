@@ -8,9 +8,11 @@
 - A handle is no module and owns no parameters, so state-dict keys do not change.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
@@ -29,11 +31,12 @@ from tread.routing.mode import (
     sample_positions,
     step_tensor,
 )
+from tread.routing.ops import untransformed
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import layer_risks, mask_risks, token_risks, warn_once
 from tread.routing.route import Route
 from tread.routing.selection import check_mask, check_selection, l1_rank, mixed_score, select
-from tread.routing.state import Select, State
+from tread.routing.state import Select, State, in_backward
 
 
 class Held(NamedTuple):
@@ -71,13 +74,13 @@ class Handle:
         self.tapes: list[list[State]] = []
         self.replay: Iterator[State] | None = None
         self.entered = False
+        self.thread = threading.get_ident()
         # the record of the last forward, see `seen`
         self._selections: dict[int, Tensor] = {}
         self._tokens = 0
         self._mode = Mode()
         self._scale: float | None = None if plan.schedule else 1.0  # None: a schedule needs a step, and none is set
-        self._step = torch.zeros((), dtype=torch.int64)
-        self._micro_step = torch.zeros((), dtype=torch.int64)
+        self._step, self._micro_step = noise.counter(), noise.counter()
         self._said: set[str] = set()
         warn_once(layer_risks(self.plan), self._said)
         recompute.follow(self)
@@ -96,17 +99,18 @@ class Handle:
         A loop that never calls this advances by itself, one micro-step per routed forward.
         """
         step = check_int(step, "step", 0, fix="Convert a tensor with int(step), which synchronises.")
+        recompute.claim(self)
         self._step.fill_(step)
         self._micro_step.zero_()
         if self.plan.schedule is not None:
             self._scale = self.plan.schedule.scale(step)
 
-    def reroute(self, plan: RoutePlan, *, seed: int | None = None) -> None:
-        """Route by another plan from the next forward on; `seed` replaces this handle's.
+    def reroute(self, config: RoutePlan | Mapping[str, Any] | str | Path, *, seed: int | None = None) -> None:
+        """Route by another config from the next forward on; `seed` replaces this handle's.
 
         CUDA graphs and compiled code of earlier plans stay in memory: a loop that reroutes often should release graphs.
         """
-        depth = self.plan.depth
+        plan, depth = RoutePlan.from_config(config), self.plan.depth
         assert depth is not None
         self.plan = replace(plan.resolve(depth), seed=self.plan.seed if seed is None else seed)
         self._scale = None if plan.schedule else 1.0
@@ -117,7 +121,7 @@ class Handle:
         """Never drop the tokens that are True in mask (B, S). Its counts are read here, outside the forward."""
         check_mask(mask)
         masked = int(mask.sum(dim=1).max())
-        warn_once(mask_risks(mask.shape[1], masked), self._said, stacklevel=4)  # contextlib adds a frame
+        warn_once(mask_risks(mask.shape[1], masked), self._said)
         leading = int(mask.int().cumprod(dim=1).sum(dim=1).min())
         with self._set(mask=mask, masked=masked, leading=leading):
             yield
@@ -137,17 +141,18 @@ class Handle:
         a `step`, one for all samples or one for each, (B,), every forward inside drops the same tokens and the handle's
         own step does not move. A single position (1,) serves the whole batch, whose samples then drop the same tokens,
         unless their steps differ. The range of given indices is read here, outside the forward, with one
-        synchronisation if they are on a GPU.
+        synchronisation if they are on a GPU. No selections, which is what `handle.selections` has after a dense
+        forward, run dense.
         """
         if selection_ratio is not None:
             check_fraction(selection_ratio, "selection_ratio", closed=False)
-        if selections is not None and len(selections) != len(self.plan.routes):
+        if selections is not None and len(selections) not in (0, len(self.plan.routes)):
             raise ConfigError(f"{len(selections)} selections for {len(self.plan.routes)} routes; give one per route.")
         given = None
         if selections is not None:
             given = tuple(Given(ids, check_selection(ids, f"selections[{i}]")) for i, ids in enumerate(selections))
         fixed = None if step is None else step_tensor(step)
-        with self._set(on=True, ratio=selection_ratio, selections=given, step=fixed, samples=samples):
+        with self._set(on=given != (), ratio=selection_ratio, selections=given, step=fixed, samples=samples):
             yield
 
     @contextmanager
@@ -243,6 +248,8 @@ class Handle:
         if (state := self.replayed()) is not None:
             return state
         self.check_recomputed_by_torch("the model", training=training)
+        if not torch.compiler.is_compiling():
+            recompute.claim(self)
         state = State()
         if self.is_on(training=training):
             state = State(self.plan.routes, self._selector(self._mode, forced), **layout)
@@ -269,7 +276,7 @@ class Handle:
 
     def check_recomputed_by_torch(self, what: str, *, training: bool) -> None:
         """Refuse a routed call in backward that is not a recomputation by torch's checkpointing; `what` is called."""
-        if torch.compiler.is_compiling() or self.replay is not None or not recompute.in_backward():
+        if torch.compiler.is_compiling() or self.replay is not None or not in_backward():
             return
         if self.is_on(training=training):
             raise ConfigError(
@@ -280,11 +287,11 @@ class Handle:
 
     def _selector(self, mode: Mode, forced: Forced) -> Select:
         """The function that selects the tokens of each route in this forward; increments the micro-step."""
-        step, micro_step = self._step, self._micro_step.clone()
+        step, micro_step = self._step, untransformed(self._micro_step.clone)
         if mode.step is not None:
             step, micro_step = mode.step, torch.zeros_like(mode.step)
         elif mode.selections is None:
-            self._micro_step.add_(1)
+            untransformed(self._micro_step.add_, 1)
 
         def choose(index: int, stream: Tensor) -> Tensor:
             batch, tokens = stream.shape[:2]

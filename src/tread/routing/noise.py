@@ -49,6 +49,13 @@ def bits(*words: Word) -> Tensor:
     return torch.as_tensor(_mix(_fold(words)))
 
 
+def counter() -> Tensor:
+    """A word that changes in place, 0-d on the CPU, so that compiled code reads it; a plain tensor wherever it is made,
+    inside `torch.inference_mode` and `torch.device("meta")` too."""
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=torch.int64, device="cpu")
+
+
 def uniform(*words: Word) -> Tensor:
     """Float32 in the open interval (0, 1), in steps of 2**-23."""
     return _to_unit(bits(*words))

@@ -3,13 +3,18 @@
 - `gather` copies K rows; `restore` writes one full sequence. Neither allocates anything else of that size.
 - `index_select`, on rows flattened over the batch, and `scatter` save only the index for backward;
   `torch.gather` saves its whole input and `index_copy` its source.
-- No row is taken twice, so backward copies rows; torch's own backward would add them with atomics.
+- No row is taken twice, so backward copies rows; torch's own backward would add them with atomics. Forward-mode
+  gradients and torch.func's transforms get torch's own operations, which know all of them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+_functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def flat_rows(ids: Tensor, tokens: int) -> Tensor:
@@ -20,8 +25,33 @@ def flat_rows(ids: Tensor, tokens: int) -> Tensor:
 
 def gather(x: Tensor, ids: Tensor) -> Tensor:
     """The rows `ids` (B, K) of x (B, S, ...) -> (B, K, ...)."""
-    rows: Tensor = _Taken.apply(x.flatten(0, 1), flat_rows(ids, x.shape[1]))  # pyright: ignore[reportAssignmentType]
-    return rows.unflatten(0, ids.shape)  # (B, K, ...)
+    rows, flat = flat_rows(ids, x.shape[1]), x.flatten(0, 1)
+    taken: Any = flat.index_select(0, rows) if _is_transformed() else _Taken.apply(flat, rows)
+    return taken.unflatten(0, ids.shape)  # (B, K, ...)
+
+
+def _is_transformed() -> bool:
+    """Whether forward-mode gradients are computed, or this is inside torch.func's transforms."""
+    return not torch.compiler.is_compiling() and (forward_ad._current_level >= 0 or _is_inside_func())
+
+
+def _is_inside_func() -> bool:
+    return _functorch.peek_interpreter_stack() is not None
+
+
+def untransformed(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function outside torch.func's transforms (jvp, grad): what it computes or changes outlives them."""
+    if torch.compiler.is_compiling() or not _is_inside_func():
+        return function(*args)
+    with torch._C._DisableFuncTorch():
+        return function(*map(_value, args))
+
+
+def _value(argument: Any) -> Any:
+    """The tensor inside the wrappers of gradient transforms."""
+    while isinstance(argument, Tensor) and _functorch.is_gradtrackingtensor(argument):
+        argument = _functorch.get_unwrapped(argument)
+    return argument
 
 
 class _Taken(torch.autograd.Function):

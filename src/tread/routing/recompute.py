@@ -16,8 +16,11 @@ begins and restored while it is recomputed:
   inside, and the one tensor that may cross their border, the bypass of a window that opens outside and closes inside
   or the other way round, is passed as an explicit input and output.
 - Any other recomputation of a layer is detected in backward and refused.
+- A checkpointed function follows the handles of its own thread: others may be in the middle of a forward. Backward may
+  run in a thread of autograd's, so a recomputation follows the handles that its forward followed.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -28,6 +31,7 @@ from torch import Tensor
 from torch._guards import TracingContext
 from torch.utils import checkpoint as torch_checkpoint
 
+from tread.errors import ConfigError
 from tread.routing.state import State
 
 
@@ -42,6 +46,8 @@ class Recomputed(Protocol):
     """The states of the forwards to recompute; None outside a recomputation."""
     entered: bool
     """Whether a reentrant function is in its first pass: gradients are disabled there, but were enabled at the call."""
+    thread: int
+    """The thread that uses the handle."""
 
     def hold(self) -> Any:
         """A copy of the hidden inputs of forwards other than the state."""
@@ -62,6 +68,18 @@ _replays = 0
 """Recomputations that are running: torch stays patched for them even if no handle is left."""
 
 
+class _Here(threading.local):
+    """The checkpointed functions that run in a thread."""
+
+    regions: tuple["Region", ...] = ()
+    """In their first pass."""
+    handles: list[Any] | None = None
+    """The handles of the recomputation; None outside one."""
+
+
+_here = _Here()
+
+
 def follow(handle: Recomputed) -> None:
     """Take a snapshot of `handle` at every checkpointed function from now on."""
     _handles.add(handle)
@@ -74,9 +92,23 @@ def leave(handle: Recomputed) -> None:
     _remove_unused()
 
 
-def in_backward() -> bool:
-    """Whether this is called from an autograd backward."""
-    return torch._C._current_graph_task_id() != -1
+def claim(handle: Recomputed) -> None:
+    """Use a handle in this thread from now on; raises if a checkpointed function that does not follow it has begun."""
+    if handle.thread == threading.get_ident():
+        return
+    if _here.regions:
+        raise ConfigError(
+            "the model was attached or last used in another thread, and its first forward in this one is inside a "
+            "checkpointed function: call handle.set_step(step) in this thread first."
+        )
+    handle.thread = threading.get_ident()
+
+
+def _followed() -> list[Any]:
+    """The handles that a checkpointed function in this thread follows."""
+    if _here.handles is not None:
+        return _here.handles
+    return [handle for handle in tuple(_handles) if handle.thread == threading.get_ident()]
 
 
 class _Snapshot:
@@ -141,15 +173,17 @@ class Region:
     """One call of a checkpointed function, with a snapshot of every handle."""
 
     def __init__(self, *, reentrant: bool) -> None:
-        self.snapshots = [_Snapshot(handle, reentrant=reentrant) for handle in tuple(_handles)]
+        self.snapshots = [_Snapshot(handle, reentrant=reentrant) for handle in _followed()]
         self._ends: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Begin the first pass."""
+        _here.regions = (*_here.regions, self)
         self._ends = [snapshot.begin() for snapshot in self.snapshots]
 
     def end(self) -> None:
         """End the first pass, also after an error."""
+        _here.regions = tuple(region for region in _here.regions if region is not self)
         for end in reversed(self._ends):
             end()
         self._ends = []
@@ -159,6 +193,7 @@ class Region:
         global _replays
         _replays += 1
         _install()  # checkpointed functions nested in this one are recorded anew
+        outer, _here.handles = _here.handles, [snapshot.handle for snapshot in self.snapshots]
         ends: list[Callable[[], None]] = []
         try:
             for i, snapshot in enumerate(self.snapshots):
@@ -167,6 +202,7 @@ class Region:
         finally:
             for end in reversed(ends):
                 end()
+            _here.handles = outer
             _replays -= 1
             _remove_unused()
 

@@ -1,5 +1,6 @@
 """Warnings about settings that are legal but risky, each with the reason and what to change."""
 
+import sys
 import warnings
 
 from tread.errors import RiskWarning
@@ -17,6 +18,8 @@ FEWEST_LAYERS = 4
 """Layers that a dropped token must pass, before, between and after its windows."""
 ADAPTER_RATIO = 0.5
 """The highest ratio of the LoRA runs of docs/results.md."""
+_LIBRARIES = ("tread", "torch", "contextlib")
+"""Top-level modules whose frames a warning skips."""
 _LATEST_END = FIRST_LAYERS - FEWEST_LAYERS - 1
 """The largest end_layer_idx of a window that starts at `FIRST_LAYERS` and leaves `FEWEST_LAYERS` layers."""
 
@@ -93,9 +96,17 @@ def mask_risks(tokens: int, forced: int) -> list[str]:
     ]
 
 
-def warn_once(risks: list[str], said: set[str], *, stacklevel: int = 3) -> None:
-    """Warn of each risk that is not in `said` yet; by default at the line of the caller's caller."""
+def warn_once(risks: list[str], said: set[str]) -> None:
+    """Warn of each risk that is not in `said` yet, at the line of the user that led to it."""
     for risk in risks:
         if risk not in said:
             said.add(risk)
-            warnings.warn(risk, RiskWarning, stacklevel=stacklevel)
+            warnings.warn(risk, RiskWarning, stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """The `stacklevel`, for `warn_once`, of the first frame that is neither tread's nor torch's nor contextlib's."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -13,9 +13,10 @@ from torch import Tensor
 from tread.errors import ConfigError, check_fraction, check_int
 from tread.routing import noise
 from tread.routing.budget import kept_count
-from tread.routing.ops import gather, restore
+from tread.routing.ops import gather, restore, untransformed
 from tread.routing.plan import DEFAULT_SEED
 from tread.routing.selection import check_mask, l1_rank, mixed_score, select
+from tread.routing.state import in_backward
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class TREADRouter:
 
     def __init__(self, seed: int = DEFAULT_SEED, device: torch.device | str | None = None) -> None:
         self.seed = check_int(seed, "seed", 0)
-        self.device, self.calls = device, 0
+        self.device, self.calls = device, noise.counter()
         self.mask_token: float | Tensor = 0.0
         """The value of dropped tokens if `end_route` is given no original: a number, or a tensor (D,)."""
 
@@ -58,13 +59,20 @@ class TREADRouter:
         tokens being kept, or the least important with `inverse`; `force_keep` (B, S) bool marks tokens that are never
         dropped. Both numbers may be numpy scalars or 0-d tensors.
         """
+        if not torch.compiler.is_compiling() and in_backward():
+            raise ConfigError(
+                "get_mask runs again in backward, where it would drop other tokens than in the forward: call it "
+                "outside the checkpointed function, or use tread.Handle (docs/own-model.md)."
+            )
         ratio = check_fraction(_number(mask_ratio), "mask_ratio", closed=False)
         importance = check_fraction(_number(l1_reg), "l1_reg")
         batch, tokens = x.shape[:2]
         device = x.device if self.device is None else self.device
         sample = torch.arange(batch, device=device).unsqueeze(1)  # (B, 1)
-        score = noise.bits(self.seed, self.calls, sample, torch.arange(tokens, device=device))  # (B, S)
-        self.calls += 1
+        score = noise.bits(
+            self.seed, untransformed(self.calls.clone), sample, torch.arange(tokens, device=device)
+        )  # (B, S)
+        untransformed(self.calls.add_, 1)
         if importance:
             rank = l1_rank(x).to(device)
             score = mixed_score(score, tokens - 1 - rank if inverse else rank, importance)

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from torch.utils.checkpoint import _CachingTorchDispatchMode
 
 from tread.errors import ConfigError
-from tread.routing.ops import gather, restore
+from tread.routing.ops import gather, restore, untransformed
 from tread.routing.route import Route
 
 Select = Callable[[int, Tensor], Tensor]
@@ -68,6 +68,8 @@ class State:
         """One log per checkpointed function now running: whether each call of `once` was a hit."""
         self.script: Iterator[bool] | None = None
         """The log that a recomputation follows, so that it hits and misses as its forward did with other objects."""
+        self._forked = False
+        """Whether this is the state of a recomputation."""
         self._open: int | None = None
         """Index of the route whose window is open."""
         self._memo: dict[Hashable, tuple[object, Any]] = {}
@@ -76,7 +78,7 @@ class State:
     def fork(self) -> "State":
         """An independent copy with the same selections."""
         fork = copy.copy(self)
-        fork.logs, fork.script, fork._memo = [], None, dict(self._memo)
+        fork.logs, fork.script, fork._memo, fork._forked = [], None, dict(self._memo), True
         return fork
 
     def hush(self) -> Callable[[], None]:
@@ -120,6 +122,7 @@ class State:
 
     def enter(self, layer: int, x: Tensor, image: End = "last") -> Tensor:
         """The input stream of layer `layer`: x (B, L, D), or its kept rows inside a window."""
+        self._check_first_pass("enter")
         self.layer = layer
         if self._open is not None and layer > self._routes[self._open].end_layer_idx:
             x = self._close(x, image)  # the model skipped the layer that ends the window
@@ -133,7 +136,8 @@ class State:
                 self.tokens = x.shape[1]
             if index not in self.selections:  # a recomputation has its forward's
                 with unrecorded():
-                    self.selections[index] = self._select(index, self._image_of(x, image, self.tokens))  # (B, K)
+                    tokens = self._image_of(x, image, self.tokens)  # (B, S, D)
+                    self.selections[index] = untransformed(self._select, index, tokens)  # (B, K)
         elif not self.per_block:
             return x
         self.bypass = x
@@ -141,6 +145,7 @@ class State:
 
     def exit(self, layer: int, x: Tensor, image: End = "last") -> Tensor:
         """The output stream of layer `layer`: at the end of a window the full sequence is restored."""
+        self._check_first_pass("exit")
         if self._open is None:
             return x
         if layer >= self._routes[self._open].end_layer_idx:
@@ -165,6 +170,7 @@ class State:
         (B, K, ...); else the first axis is the batch (or 1). `image` may be the number of others before the image
         tokens. Outside a window, or for None, it is returned unchanged.
         """
+        self._check_first_pass("side")
         if tensor is None or self._open is None:
             return tensor
         if tensor.shape[dim] < (self.tokens or 0):
@@ -181,6 +187,15 @@ class State:
         first = self.dropped if image == "first" else 0
         return self.once(
             (name, dim, image), tensor, lambda: tensor.narrow(dim, first, tensor.shape[dim] - self.dropped)
+        )
+
+    def _check_first_pass(self, method: str) -> None:
+        """Refuse a state in backward that is not a fork: it is where its forward ended, so it would not do the same."""
+        if torch.compiler.is_compiling() or self._forked or not self.routed or not in_backward():
+            return
+        raise ConfigError(
+            f"state.{method} runs again in backward, inside a checkpointed function. Checkpoint the block alone, "
+            "between state.enter and state.exit, or the call of the whole model."
         )
 
     def rows(self, length: int, image: End | int) -> Tensor:
@@ -256,6 +271,11 @@ def unrecorded() -> Iterator[None]:
     checkpoint, and these operations run in the first pass only."""
     with torch.no_grad(), _disable_current_modes() if _is_selective() else nullcontext():
         yield
+
+
+def in_backward() -> bool:
+    """Whether this is called from an autograd backward."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _is_selective() -> bool:

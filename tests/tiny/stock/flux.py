@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
-from tests.tiny.case import Blocks, Case, grid, random, tiny, usual
+from tests.tiny.case import Blocks, Case, any_mask, grid, random, tiny, usual
 
 TEXT = 5
 SIZES = {"in_channels": 8, "num_layers": 2, "num_single_layers": 3, "pooled_projection_dim": 16}
@@ -33,10 +33,15 @@ def controlled(batch: int) -> dict:
     }
 
 
+def masked(batch: int) -> dict:
+    return inputs(batch) | {"joint_attention_kwargs": {"attention_mask": any_mask(8, batch, TEXT + 16)}}
+
+
 BLOCKS = (Blocks(name="transformer_blocks", returns=1), Blocks(name="single_transformer_blocks", returns=1))
 case = partial(Case, build=build, blocks=BLOCKS, tokens=16)
 CASES = [
     case(name="flux", inputs=inputs),
     case(name="flux-kontext", inputs=kontext, tokens=24, references=8),
     case(name="flux-controlnet", inputs=controlled),
+    case(name="flux-masked", inputs=masked),
 ]

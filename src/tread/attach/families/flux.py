@@ -2,10 +2,8 @@
 
 from torch import Tensor, nn
 
-from tread.attach.family import Arguments, Family, Rotary, Side, Stack, length
-
-# the table covers text and image tokens, text first, in both stacks
-_ROPE = Side(name="image_rotary_emb", dim=0)
+from tread.attach.families.flux2 import SIDES
+from tread.attach.family import Arguments, Family, Rotary, Stack, length
 
 
 def kontext_references(model: nn.Module, arguments: Arguments) -> int | Tensor:
@@ -20,8 +18,8 @@ def kontext_references(model: nn.Module, arguments: Arguments) -> int | Tensor:
 FLUX = Family(
     models=("FluxTransformer2DModel",),
     stacks=(
-        Stack(name="transformer_blocks", returns=1, sides=(_ROPE,)),
-        Stack(name="single_transformer_blocks", returns=1, sides=(_ROPE,)),
+        Stack(name="transformer_blocks", returns=1, sides=SIDES),
+        Stack(name="single_transformer_blocks", returns=1, sides=SIDES),
     ),
     tokens=length("hidden_states"),
     references=kontext_references,
