@@ -155,14 +155,14 @@ def _listed(names: list[str], most: int = 300) -> str:
 
 
 def check_int(value: object, name: str, low: int | None = None, fix: str = "") -> int:
-    """A whole number, numpy's too, but not a bool, not below `low`."""
+    """A whole number, numpy's too, but not a bool, not below `low`; `fix` says how to make one of another type."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name} is {shown(value)}; it must be a whole number. {fix}".strip())
     value = int(value)
     if low is not None and value < low:
-        raise ConfigError(f"{name} is {shown(value)}; it must be at least {low}. {fix}".strip())
+        raise ConfigError(f"{name} is {shown(value)}; it must be at least {low}.")
     if abs(value) >= 2**63:
-        raise ConfigError(f"{name} is {shown(value)}; it must be below 2^63. {fix}".strip())
+        raise ConfigError(f"{name} is {shown(value)}; it must be below 2^63.")
     return value
 
 
