@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     captions.add_argument("path", type=Path)
     run = commands.add_parser("run", help="train what is not done yet")
     run.add_argument("--work", type=Path, default=WORK, help="where `benchmarks.quality prepare` put the images")
-    run.add_argument("--out", type=Path, default=WORK / "results")
+    run.add_argument("--out", type=Path, help="the folder of results; `results` in that of --work")
     run.add_argument("--seeds", type=int, nargs="+", default=[0])
     run.add_argument("--base-seconds", type=float, default=540)
     run.add_argument("--seconds", type=float, default=90, help="training time of each arm")
@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.command == "run":
         from .run import run_all
 
+        given.out = given.out or given.work / "results"
         given.out.mkdir(parents=True, exist_ok=True)
         done = run_all(given)
         if not (given.plan or given.rehearse):

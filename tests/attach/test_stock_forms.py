@@ -110,7 +110,7 @@ def _forms() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("form", "name"), _forms())
+@pytest.mark.parametrize(("form", "name"), list(_forms()))
 def test_gradients_equal_the_oracle(form: str, name: str, device: str):
     case = BY_NAME[name]
     depth = case.depth

@@ -268,6 +268,7 @@ def test_the_tuner_chooses_a_window(law: Law, work: Path, tmp_path: Path) -> Non
     work_of = ["--work", str(tmp_path)]
     with pytest.raises(SystemExit, match=r"--arms chosen needs .*chosen/tread_config.json: run `choose` first"):
         main(["run", *work_of, "--plan", "--arms", "chosen", "--rates", "1e-3"])
+    assert (tmp_path / "results").is_dir()  # not in the current folder
     assert main(["choose", *work_of, "--target-speedup", "1.01", "--smoke"]) == 0
     (route,) = RoutePlan.from_config(str(tmp_path / "chosen" / "tread_config.json")).routes
     assert route.start_layer_idx >= 2
