@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import tempfile
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -105,13 +106,15 @@ def _struck(reference: Reference, folder: Path, fault: Fault, moment: int, amoun
     """Run the command with a fault at event `moment`; returns that event too, empty if there were not so many."""
     log, numbers = folder.with_suffix(".struck"), itertools.count(1)
     log.unlink(missing_ok=True)
+    lock = threading.RLock()  # else another thread's strike fills the disk before the event is written
 
     def tell(event: str) -> None:
-        number = next(numbers)
-        if number == moment:
-            log.write_text(event)
-        if number >= moment:
-            fault.strike(event, number == moment, amount)
+        with lock:
+            number = next(numbers)
+            if number == moment:
+                log.write_text(event)
+            if number >= moment:
+                fault.strike(event, number == moment, amount)
 
     ended = run(reference.command, folder, tell, fault.prepare)
     return ended, log.read_text() if log.exists() else ""
