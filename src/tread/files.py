@@ -1,7 +1,7 @@
 """Files that are whole or absent.
 
 - `atomic_write` gives a file its name only when it is complete and on the disk: a temporary name beside it, fsync,
-  rename. Several processes may write the same file at once; the last to finish wins.
+  rename. Several processes may write the same file at once; the last to finish wins. `write_text` is it for a string.
 - `sweep` removes the temporary files of killed processes.
 - `exclusive` lets one process of a machine at a time do a thing; the system gives the lock back where one is killed.
 - `writing` turns the failure of a write, which names no file where the disk is full, into a sentence that does.
@@ -43,6 +43,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise
     if os.name == "posix":  # the rename itself lives in the folder
         fsync(path.parent)
+
+
+def write_text(path: Path, text: str, *, errors: str = "strict") -> None:
+    """Write a text file by `atomic_write`, in UTF-8; `errors` as in `str.encode`."""
+    with atomic_write(path) as file:
+        file.write(text.encode(errors=errors))
 
 
 def sweep(folder: Path) -> None:

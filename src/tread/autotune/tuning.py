@@ -32,7 +32,7 @@ from tread.autotune.store import FILE, Store
 from tread.autotune.subject import LEVELS, Subject
 from tread.autotune.verify import DENSE, Arm, check_validation, standing, unplanned, verify
 from tread.errors import ConfigError
-from tread.files import atomic_write
+from tread.files import write_text
 from tread.routing.route import Route
 from tread.training.record import origin
 
@@ -312,8 +312,7 @@ class Tuning:
             )
         result |= {"chosen": chosen["plan"], "tread_config": self._tread_config(chosen["plan"])}
         path = self.folder / CONFIG_FILE
-        with atomic_write(path) as file:
-            file.write((json.dumps({"tread_config": result["tread_config"]}, indent=1) + "\n").encode())
+        write_text(path, json.dumps({"tread_config": result["tread_config"]}, indent=1) + "\n")
         result["command"] = self.job.command(self.options.config, self.options.settings, path)
         self._write(result | {"notes": self.notes})
         print(text.summary(result | {"notes": self.notes}))

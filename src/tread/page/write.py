@@ -7,7 +7,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from tread.errors import ConfigError, shortened
-from tread.files import atomic_write
+from tread.files import write_text
 from tread.page.document import document
 from tread.page.html import Html, tag
 from tread.page.read import Run, read_runs
@@ -27,8 +27,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
         raise ConfigError(f"--out is {str(out)!r}, which is a folder; name a file, such as {out / FILE}.")
     command = shlex.join(["tread", "report", *map(str, paths), *(["--out", str(out)] if len(paths) > 1 else [])])
     content = page(runs, command)
-    with atomic_write(out) as file:
-        file.write(content.encode(errors="backslashreplace"))
+    write_text(out, content, errors="backslashreplace")
     return out
 
 

@@ -22,7 +22,7 @@ from torch import distributed
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, shown
-from tread.files import atomic_write, is_file, sweep, writing
+from tread.files import is_file, sweep, write_text, writing
 from tread.kernels.attention import check_attention
 from tread.training.checkpoint import CHECKPOINTS, checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import fit
@@ -233,5 +233,4 @@ def _write_config(folder: Path, before: dict[str, Any], settings: dict[str, Any]
     for change in changes(before, settings) if before else ():
         if not change.startswith(("resume", "output_dir")):
             accelerator.print(f"changed since the run was started: {change}")
-    with atomic_write(folder / CONFIG_FILE) as file:
-        file.write(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120).encode())
+    write_text(folder / CONFIG_FILE, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120))

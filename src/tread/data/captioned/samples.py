@@ -28,7 +28,7 @@ from tread.data.captioned.masks import MaskKind
 from tread.data.captioned.pixels import count_frames, is_clip, is_image, probe
 from tread.data.captioned.tables import Place
 from tread.errors import ConfigError, DataError, nearest
-from tread.files import atomic_write
+from tread.files import write_text
 from tread.words import counted
 
 Pairs = dict[ConditioningType, list[dict[str, Path]]]
@@ -111,8 +111,7 @@ def tell_skipped(skipped: Sequence[Skipped], file: Path, say: Callable[[str], No
     if not skipped:
         file.unlink(missing_ok=True)
         return
-    with atomic_write(file) as out:
-        out.write("".join(f"{name}\t{reason}\n" for name, reason in skipped).encode())
+    write_text(file, "".join(f"{name}\t{reason}\n" for name, reason in skipped))
     say(f"{counted(len(skipped), 'file')} left out, all listed in {file}:")
     for name, reason in islice(skipped, 5):
         say(f"  {name}: {reason}")
