@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tread.errors import OutputError
+from tread.errors import OutputError, reason_of
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
 """Names of the temporary files of `atomic_write`."""
@@ -104,7 +104,7 @@ def writing(path: Path) -> Iterator[None]:
 
         if not isinstance(error, OSError | SafetensorError):
             raise
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = reason_of(error)
         raise OutputError(
             f"cannot write {path} ({reason}): free space, make it writable, or name another folder.", reason
         ) from error

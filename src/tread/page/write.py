@@ -6,7 +6,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from tread.errors import ConfigError, shortened
+from tread.errors import ConfigError, one_line, shortened
 from tread.files import write_text
 from tread.page.document import document
 from tread.page.html import Html, tag
@@ -39,7 +39,7 @@ def write_at_end(folder: Path, accelerator: Accelerator) -> None:
         if not _is_new(folder):
             accelerator.print(f"report: {write_report([folder])}")
     except Exception as error:  # a failed report must not fail the run
-        reason = shortened(" ".join(str(error).split()) or type(error).__name__, 300)
+        reason = shortened(one_line(error), 300)
         accelerator.print(f"warning: the run is complete, but its report could not be written: {reason}")
 
 
