@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
+from tread.around import module_of
 from tread.errors import ConfigError
 from tread.kernels.offload.host import HostLayer
 from tread.kernels.offload.recomputed import HiddenInputs, Parts, leaves_of
@@ -78,8 +79,7 @@ def unless_offloaded(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     """A checkpoint function `(layer, *args)` that calls layers which recompute themselves without checkpointing."""
 
     def call(block: Any, *args: Any, **kwargs: Any) -> Any:
-        layer = getattr(block, "__self__", block)  # some models pass `block.__call__`
-        return block(*args, **kwargs) if recomputes(layer) else checkpoint(block, *args, **kwargs)
+        return block(*args, **kwargs) if recomputes(module_of(block)) else checkpoint(block, *args, **kwargs)
 
     return call
 
