@@ -90,14 +90,15 @@ def probes(stacks: Sequence[Stack], ratios: Sequence[float], *, first: int, last
         start, end = max(stack.first, first), min(stack.last, last)
         if start > end:
             continue
-        plans += [_window(ratio, start, end) for ratio in sorted({low, high})]
+        plans += [one_window(ratio, start, end) for ratio in sorted({low, high})]
         half = start + (end - start + 1) // 2
         if half > start:
-            plans += [_window(high, start, half - 1), _window(high, half, end)]
+            plans += [one_window(high, start, half - 1), one_window(high, half, end)]
     return plans
 
 
-def _window(ratio: float, first: int, last: int) -> Routes:
+def one_window(ratio: float, first: int, last: int) -> Routes:
+    """The plan of a single window, of the layers `first`..`last`."""
     return (Route(selection_ratio=ratio, start_layer_idx=first, end_layer_idx=last),)
 
 
