@@ -182,10 +182,8 @@ def check_resumed(config: FinetuneConfig) -> None:
 
 def resumed_folder(config: FinetuneConfig) -> Path | None:
     """The folder of the run that a config resumes, or None."""
-    if config.resume_from_checkpoint is None:
-        return None
-    latest = config.resume_from_checkpoint == "latest"
-    return Path(config.output_dir if latest else config.resume_from_checkpoint)
+    source = config.resume_from_checkpoint
+    return None if source is None else Path(config.output_dir if source == "latest" else source)
 
 
 def resumed_checkpoints(config: FinetuneConfig) -> list[Path]:

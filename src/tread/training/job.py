@@ -209,12 +209,8 @@ def locked(path: Path) -> Iterator[bool]:
 
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
-    """The folder of the run to resume; None for a new run."""
-    if restarts() and list_checkpoints(folder / CHECKPOINTS):  # torchrun gave the same command again
-        return folder
-    if config.resume is None:
-        return None
-    return folder if config.resume == "latest" else Path(config.resume)
+    """`config.resumed`, or the run's own folder where torchrun gave the same command again."""
+    return folder if restarts() and list_checkpoints(folder / CHECKPOINTS) else config.resumed
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:

@@ -47,13 +47,7 @@ class PretrainTuning:
         """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
         settings["model"] = {**settings["model"], "tread_config": self.routing, "name": None}
-        return {"job": "train", **settings, **newest_checkpoint(self.resumed)}
-
-    @property
-    def resumed(self) -> Path | None:
-        """The run whose weights are measured; None: new ones, or those of model.weights."""
-        source = self.config.resume
-        return None if source is None else Path(self.config.output_dir if source == "latest" else source)
+        return {"job": "train", **settings, **newest_checkpoint(self.config.resumed)}
 
     def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
         """See `Job.schedule`."""
@@ -102,8 +96,8 @@ class PretrainTuning:
         size = config.train.batch_size // config.train.micro_steps
         count = min(batches_of(size), check_samples(len(task.train_set), size, "train.batch_size"))
         session = Session(task, task.config, accelerator)
-        if self.resumed is not None:
-            session.load(self.resumed / CHECKPOINTS)
+        if (resumed := self.config.resumed) is not None:  # else the weights that a run begins with are measured
+            session.load(resumed / CHECKPOINTS)
         loop = TrainerLoop(task, session)
         return Opened(
             loop=loop,
