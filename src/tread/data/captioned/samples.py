@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from tread.config.schema import several
 from tread.data.captioned.buckets import Size, measure
 from tread.data.captioned.captions import TRIGGER
 from tread.data.captioned.entries import ConditioningType, DataConfig
@@ -121,8 +122,7 @@ def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
     """This entry's masks and references, by conditioning type."""
     known = {other.name: other for other in configs if other.dataset_type == "conditioning"}
     pairs: Pairs = {}
-    names = (config.conditioning_data,) if isinstance(config.conditioning_data, str) else config.conditioning_data
-    for name in names or ():
+    for name in several(config.conditioning_data):
         if name not in known:
             listed = ", ".join(known) or "none"
             raise ConfigError(
@@ -131,8 +131,7 @@ def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
             )
         entry = known[name]
         pairs.setdefault(entry.conditioning_type or "mask", []).append(_by_name(root_of(entry), "instance_data_dir"))
-    folders = config.conditioning_data_dir or ()
-    for folder in (folders,) if isinstance(folders, str) else folders:
+    for folder in several(config.conditioning_data_dir or None):
         kind = config.conditioning_type or "mask"
         pairs.setdefault(kind, []).append(_by_name(Path(folder), "conditioning_data_dir"))
     return pairs

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tread.config.schema import several
 from tread.data.captioned.entries import DataConfig
 from tread.errors import ConfigError, DataError, needs, one_line
 from tread.files import is_file, regular
@@ -62,8 +63,7 @@ def opened(place: Place) -> Path | io.BytesIO:
 
 def choose_columns(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> tuple[str, ...]:
     """The columns that a setting of the entry names, else the first of COLUMNS present; empty if none is."""
-    asked = getattr(config, setting)
-    named: tuple[str, ...] = (asked,) if isinstance(asked, str) else asked or ()
+    named = several(getattr(config, setting))
     for name in named:
         if name not in columns:
             raise ConfigError(
