@@ -13,11 +13,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from tread.config.schema import parse, plain
-from tread.data.captioned.entries import DataConfig
+from tread.config.schema import plain
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, masked, shown
-from tread.finetune.data.prepare import DTYPES, check_flips, check_references, check_sizes, check_sound
+from tread.finetune.data.prepare import DTYPES, data_checks
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model import scratch
@@ -241,11 +240,8 @@ def _check_transformer(config: FinetuneConfig, family: TuneFamily, part: str, *,
 
 def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
     """Check the data of a config by the headers of its files."""
-    configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
+    configs = config.entries()
     video = any(one.dataset_type == "video" for one in configs) if family is None else family.video
     collected = collect(configs, video=video, say=lambda _: None)
-    check_flips(collected.samples, configs)
-    if family is not None:
-        check_references(family, collected.samples)
-        check_sizes(family, collected.samples, configs)
-        check_sound(family, collected.samples, configs)
+    for check in data_checks(family, collected.samples, configs):
+        check()
