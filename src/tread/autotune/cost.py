@@ -148,7 +148,7 @@ def terms(routes: Sequence[Route], stacks: Sequence[Stack], tokens: Tokens) -> n
     kept: dict[int, float] = {}
     for route in routes:
         share = tokens.kept(route.selection_ratio) / tokens.count
-        kept |= dict.fromkeys(range(route.start_layer_idx, route.end_layer_idx + 1), share)
+        kept |= dict.fromkeys(route.layers, share)
     shares = [[kept.get(layer, 1.0) for layer in range(stack.first, stack.last + 1)] for stack in stacks]
     sums = [sum(stack_shares) for stack_shares in shares], [sum(k * k for k in stack_shares) for stack_shares in shares]
     return np.array([1.0, len(routes), *sums[0], *sums[1]])

@@ -66,8 +66,8 @@ def _choice(result: Mapping[str, Any]) -> Html:
         depth = result["rules"]["depth"]
         shares = [1.0] * depth
         for route in routes_of(result["chosen"]):
-            span = range(route.start_layer_idx, route.end_layer_idx + 1)
-            shares = [1 - route.selection_ratio if layer in span else share for layer, share in enumerate(shares)]
+            for layer in route.layers:
+                shares[layer] = 1 - route.selection_ratio
         words = "The share of tokens that each layer sees."
         parts.append(tag("figure", layers(shares), tag("figcaption", words), class_="stack"))
         parts.append(tag("pre", tag("code", json.dumps({"tread_config": result["tread_config"]}, indent=1))))
