@@ -19,6 +19,7 @@ from tread.models import model_size
 from tread.pretrain.run import pretrain
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
+from tread.pretrain.trial import steps_alone
 from tread.routing.plan import RoutePlan
 from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
@@ -81,14 +82,9 @@ class PretrainTuning:
         check_depth(depth, ratios)
         beside = {name: value for name, value in self.routing.items() if name != "schedule"}
         config = replace(
-            self.config,
-            output_dir=str(folder),
+            steps_alone(self.config, folder),
             model=replace(self.config.model, tread_config={**beside, "routes": wide_routes(ratios)}),
-            train=replace(self.config.train, workers=0, parallel="ddp", shard_size=None, cpu_offload=False),
             validation=replace(self.config.validation, every=0, samples=0),
-            sample=replace(self.config.sample, vae=None),  # nothing is drawn
-            evaluate=replace(self.config.evaluate, every=0),
-            log=replace(self.config.log, trackers="none"),
         )
         accelerator = make_accelerator(config)
         check_alone(accelerator)
