@@ -27,7 +27,7 @@ from tread.finetune.model.source import Source
 from tread.finetune.previews import check_frames, check_image
 from tread.finetune.result.hub import check_hub
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.target import Target
+from tread.finetune.target import Adjustments, Target
 from tread.routing.risks import warn_once
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
@@ -122,12 +122,13 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
 
 def target_of(config: FinetuneConfig, family: TuneFamily) -> Target:
     """The training target of a config's model; refuses loss settings that it does not support."""
-    return family.target(shift=config.flow_schedule_shift, distance=config.loss_type).adjusted(
+    adjustments = Adjustments(
         density=config.density(),
         tokens=config.flow_shift_tokens,
         weighting=config.loss_weighting,
         snr_gamma=config.snr_gamma,
     )
+    return family.target(shift=config.flow_schedule_shift, distance=config.loss_type).adjusted(adjustments)
 
 
 def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
