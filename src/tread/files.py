@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from tread.errors import OutputError, reason_of
 
@@ -67,29 +67,41 @@ LOCKS = 256
 def exclusive(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of `name` in `folder`, alone among threads and processes; False, without `wait`: another has it.
 
-    Two names may share a lock, so nobody holds one while it asks for another and waits. Where the system or the file
-    system has no locks, everybody gets it.
+    Two names may share a lock, so nobody holds one while it asks for another and waits.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield True
-        return
     folder.mkdir(parents=True, exist_ok=True)
     slot = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:4]) % LOCKS
     with (folder / f".lock-{slot:02x}").open("a") as file:
+        held = lock(file, wait=wait)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # a file system without locks
-            yield True
-            return
-        try:
-            yield True
+            yield held
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file too
+            if held:
+                _unlock(file)
+
+
+def lock(file: IO[str], *, wait: bool) -> bool:
+    """Lock an open file until it is closed, by every process that has it; False, without `wait`: another has the lock.
+
+    True where the system or the file system has no locks.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows; a file system without locks
+        pass
+    return True
+
+
+def _unlock(file: IO[str]) -> None:
+    """Give a lock back at once: a process that was forked meanwhile has the file open too."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager
