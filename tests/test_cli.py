@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from accelerate.state import AcceleratorState, GradientState
 from webdataset.writer import TarWriter
 
 from tests.programs import ROOT
+from tests.tiny.runs import forget
 from tread import __version__
 from tread.cli import COMMANDS, main
 
@@ -37,11 +37,6 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
     forget()
-
-
-def forget() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 @pytest.fixture

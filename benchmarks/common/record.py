@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.common.timing import GIB, ceilings
-from tread.files import atomic_write
+from tread.files import write_text
 
 RESULTS = Path("benchmarks/results")
 LIBRARIES = ("torch", "triton", "diffusers", "transformers", "peft", "torchao", "accelerate")
@@ -174,5 +174,4 @@ def device_slug() -> str:
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically: a benchmark may be killed at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())
+    write_text(path, json.dumps(content, indent=1) + "\n")

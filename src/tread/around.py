@@ -72,6 +72,11 @@ def around(module: nn.Module) -> Around | None:
     return module.__dict__.get(_KEY)
 
 
+def module_of(call: Any) -> Any:
+    """The module that a call runs: some models checkpoint `block.__call__` instead of `block`."""
+    return getattr(call, "__self__", call)
+
+
 def _patched(cls: type) -> "_Forward":
     patch = cls.__dict__.get("forward")
     if not isinstance(patch, _Forward):

@@ -102,6 +102,16 @@ def shortened(text: str, longest: int) -> str:
     return f"{text[: longest - 5 - tail]} ... {text[-tail:]}"
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line; the name of its class if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """The system's reason for an error, such as "No space left on device"; what it says if it has none."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def masked(value: Any, name: object = "") -> Any:
     """A value, or a document, with every secret in it hidden; `name` is that of its setting.
 

@@ -1,7 +1,7 @@
 """Files that are whole or absent.
 
 - `atomic_write` gives a file its name only when it is complete and on the disk: a temporary name beside it, fsync,
-  rename. Several processes may write the same file at once; the last to finish wins.
+  rename. Several processes may write the same file at once; the last to finish wins. `write_text` is it for a string.
 - `sweep` removes the temporary files of killed processes.
 - `exclusive` lets one process of a machine at a time do a thing; the system gives the lock back where one is killed.
 - `writing` turns the failure of a write, which names no file where the disk is full, into a sentence that does.
@@ -18,9 +18,9 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from tread.errors import OutputError
+from tread.errors import OutputError, reason_of
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
 """Names of the temporary files of `atomic_write`."""
@@ -45,6 +45,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         fsync(path.parent)
 
 
+def write_text(path: Path, text: str, *, errors: str = "strict") -> None:
+    """Write a text file by `atomic_write`, in UTF-8; `errors` as in `str.encode`."""
+    with atomic_write(path) as file:
+        file.write(text.encode(errors=errors))
+
+
 def sweep(folder: Path) -> None:
     """Remove what `atomic_write` left in a folder when its process was killed; only for whoever holds its lock."""
     for path in folder.glob(".*.tmp"):
@@ -61,29 +67,41 @@ LOCKS = 256
 def exclusive(folder: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock of `name` in `folder`, alone among threads and processes; False, without `wait`: another has it.
 
-    Two names may share a lock, so nobody holds one while it asks for another and waits. Where the system or the file
-    system has no locks, everybody gets it.
+    Two names may share a lock, so nobody holds one while it asks for another and waits.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield True
-        return
     folder.mkdir(parents=True, exist_ok=True)
     slot = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:4]) % LOCKS
     with (folder / f".lock-{slot:02x}").open("a") as file:
+        held = lock(file, wait=wait)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # a file system without locks
-            yield True
-            return
-        try:
-            yield True
+            yield held
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file too
+            if held:
+                _unlock(file)
+
+
+def lock(file: IO[str], *, wait: bool) -> bool:
+    """Lock an open file until it is closed, by every process that has it; False, without `wait`: another has the lock.
+
+    True where the system or the file system has no locks.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows; a file system without locks
+        pass
+    return True
+
+
+def _unlock(file: IO[str]) -> None:
+    """Give a lock back at once: a process that was forked meanwhile has the file open too."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -98,7 +116,7 @@ def writing(path: Path) -> Iterator[None]:
 
         if not isinstance(error, OSError | SafetensorError):
             raise
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = reason_of(error)
         raise OutputError(
             f"cannot write {path} ({reason}): free space, make it writable, or name another folder.", reason
         ) from error

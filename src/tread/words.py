@@ -1,4 +1,4 @@
-"""Words of messages: numbers with their nouns."""
+"""Words of messages: numbers with their nouns, times."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -9,3 +9,12 @@ def counted(number: int, noun: str) -> str:
     """
     ending = "" if number == 1 else "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
     return f"{number} {noun}{ending}"
+
+
+def timed(seconds: float) -> str:
+    """The time of a step.
+
+    >>> timed(1.5), timed(0.0123)
+    ('1.50 s', '12.3 ms')
+    """
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
 import tread
 from tests.attach.attached import FLUX, ROUTES, Attach, routed
+from tests.tiny.runs import forget
 
 FILES = ("contract", "compile", "adapters", "quantized")
 PACKAGES = ("torch", "diffusers", "peft", "torchao", "bitsandbytes", "optimum-quanto")
@@ -34,11 +34,6 @@ def attach() -> Iterator[Attach]:
 @pytest.fixture
 def accelerates_state() -> Iterator[None]:
     """Accelerate remembers its first use in a process, such as its precision."""
-
-    def forget() -> None:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
     forget()
     yield
     forget()

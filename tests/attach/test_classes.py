@@ -6,7 +6,6 @@ reading what changed in the classes that this test names.
 
 import inspect
 import json
-import operator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def signatures() -> dict[str, Any]:
         entry = found.setdefault(name, {"forward": arguments(model)})
         for stack in ROUTED[name].stacks:
             layers = entry.setdefault(stack.name, {})
-            for layer in operator.attrgetter(stack.name)(model):
+            for layer in stack.layers(model):
                 layers[type(layer).__name__] = arguments(layer)
     return dict(sorted(found.items()))
 

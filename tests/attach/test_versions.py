@@ -61,7 +61,7 @@ def refusal(model: nn.Module) -> str:
 def test_each_declared_argument_of_a_layer_is_missed_by_name(name: str, monkeypatch: pytest.MonkeyPatch):
     model = EVERY_CLASS[name].build()
     for stack in family_of(model).stacks:
-        layers = {type(layer) for layer in operator.attrgetter(stack.name)(model)}
+        layers = {type(layer) for layer in stack.layers(model)}
         for argument in sorted(set(declared(stack))):
             with monkeypatch.context() as patch:
                 for layer in layers:

@@ -12,7 +12,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.testing import assert_close
 
 from tread.errors import ConfigError
-from tread.finetune.target import EpsilonTarget, FlowTarget, Target, VelocityTarget
+from tread.finetune.target import Adjustments, EpsilonTarget, FlowTarget, Target, VelocityTarget
 from tread.objectives.density import Density
 
 diffusers = pytest.importorskip("diffusers")
@@ -70,7 +70,7 @@ def velocity() -> VelocityTarget:
 @pytest.mark.parametrize("name", ["uniform", "mode", "beta"])
 def test_another_density_is_shifted_and_inverted_too(name: Any) -> None:
     density = Density(name=name)
-    target = FlowTarget(shift=3.0).adjusted(density=density)
+    target = FlowTarget(shift=3.0).adjusted(Adjustments(density=density))
     u = torch.tensor([0.02, 0.3, 0.5, 0.9], dtype=torch.float64)
     t = density.quantile(u)
     assert_close(target.times(u, 64), 3 * t / (1 + 2 * t))
@@ -78,14 +78,14 @@ def test_another_density_is_shifted_and_inverted_too(name: Any) -> None:
 
 
 def test_discrete_times_follow_a_density_too() -> None:
-    target = epsilon().adjusted(density=Density(name="mode"))
+    target = epsilon().adjusted(Adjustments(density=Density(name="mode")))
     u = (torch.arange(4000) + 0.5) / 4000
     assert torch.equal(target.times(u, 64), (Density(name="mode").quantile(u) * 1000).long())
 
 
 def test_the_shift_grows_with_the_root_of_the_tokens() -> None:
     """Esser et al. Eq. 23: at four times the tokens, a state is as noisy as at twice the shift."""
-    target = FlowTarget(shift=3.0).adjusted(tokens=1024)
+    target = FlowTarget(shift=3.0).adjusted(Adjustments(tokens=1024))
     u = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     assert_close(target.times(u, 1024), FlowTarget(shift=3.0).times(u, 1024))
     assert_close(target.times(u, 4096), FlowTarget(shift=6.0).times(u, 1024))
@@ -100,7 +100,7 @@ def test_weights_of_flow_times(weighting: Any, weights: list[float]) -> None:
     """1 / t^2, and 2 / (pi (1 - 2t + 2t^2)), at 0.1, 0.5 and 0.9."""
     x, noise = torch.zeros(3, 1, 1, 2), torch.ones(3, 1, 1, 2)
     time, prediction = torch.tensor([0.1, 0.5, 0.9]), torch.full((3, 1, 1, 2), 3.0)
-    target = FlowTarget().adjusted(weighting=weighting)
+    target = FlowTarget().adjusted(Adjustments(weighting=weighting))
     expected = 4 * torch.tensor(weights)
     assert_close(target.error(prediction, x, noise, time)[:, 0, 0, 1], expected)
     assert_close(target.unweighted().error(prediction, x, noise, time)[:, 0, 0, 1], torch.full((3,), 4.0))
@@ -114,7 +114,7 @@ def test_min_snr(make: Callable[[], Any], gamma: float) -> None:
     target = make()
     kept = target.kept if isinstance(target, VelocityTarget) else (1 - target.betas).cumprod(0)
     x, noise = drawn(1).float(), drawn(2).float()
-    weighted = target.adjusted(snr_gamma=gamma)
+    weighted = target.adjusted(Adjustments(snr_gamma=gamma))
     found = weighted.error(drawn(3).float(), x, noise, TIMES) / target.error(drawn(3).float(), x, noise, TIMES)
     for i, t in enumerate(TIMES.tolist()):
         snr = float(kept[t] / (1 - kept[t]))
@@ -126,7 +126,7 @@ def test_min_snr(make: Callable[[], Any], gamma: float) -> None:
 def test_min_snr_leaves_the_bound_of_the_variance() -> None:
     x, noise = drawn(1).float(), drawn(2).float()
     variance = drawn(4).float()
-    weighted = epsilon().adjusted(snr_gamma=0.5)
+    weighted = epsilon().adjusted(Adjustments(snr_gamma=0.5))
     exact = torch.cat([noise, variance], dim=1)  # without an error of the noise the bound is left
     assert_close(weighted.error(exact, x, noise, TIMES), epsilon().error(exact, x, noise, TIMES))
 
@@ -142,7 +142,7 @@ def test_min_snr_leaves_the_bound_of_the_variance() -> None:
 )
 def test_settings_of_other_models_are_refused(target: Target, given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        target.adjusted(**given)
+        target.adjusted(Adjustments(**given))
 
 
 def test_huber_grows_slower_far_away() -> None:

@@ -2,17 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.report.conftest import alone
 from tests.tiny.pictures import write_shapes
 from tests.tiny.pipelines import PipelineFolder
-from tests.tiny.runs import forget, train
+from tests.tiny.runs import train
 from tests.training.conftest import use_cpu
+
+__all__ = ["alone"]
 
 SCHEDULE = {"warmup_steps": 4, "cooldown_fraction": 0.25, "levels": 2}
 ROUTES = [
@@ -21,17 +23,6 @@ ROUTES = [
 ]
 DRAWN = ["sample.every=4", "sample.steps=1", "sample.per_class=2", "sample.classes=4", "validation.every=4"]
 SIXTEEN = ["train.steps=16", "log.every=2", *DRAWN]
-
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    use_cpu(monkeypatch)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home-cache"))
-    monkeypatch.delenv("TREAD_DEBUG", raising=False)
-    monkeypatch.chdir(tmp_path)
-    forget()
-    yield
-    forget()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tread.around import module_of
 from tread.attach.layer import Layer
 from tread.attach.wrappers import wrapped_in
 from tread.kernels.checkpointing import recomputing
@@ -81,7 +82,7 @@ class CheckpointCall:
         self._stock = getattr(inner, "__module__", "").startswith("diffusers.")
 
     def __call__(self, block: Any, *args: Any, **kwargs: Any) -> Any:
-        module = getattr(block, "__self__", block)  # some models pass `block.__call__`
+        module = module_of(block)
         if (layer := self.layers.get(module)) is None:
             return self.inner(block, *args, **kwargs)
         if recomputes(module):

@@ -6,6 +6,7 @@
   variant) too. `checks.py` checks it against the model when it is attached.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,10 @@ class Stack:
     """The side inputs of its layers."""
     counts: tuple[str, ...] = ()
     """Arguments that count tokens, the image tokens among them; the number of dropped tokens is subtracted."""
+
+    def layers(self, model: nn.Module) -> Any:
+        """The list of layers as it is now, wrappers included."""
+        return operator.attrgetter(self.name)(model)
 
 
 @dataclass(frozen=True, kw_only=True)

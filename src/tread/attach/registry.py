@@ -6,7 +6,6 @@
   release of diffusers, so the error names the supported releases and the installed one.
 """
 
-import operator
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -86,4 +85,4 @@ def _check_stock(model: nn.Module, name: str, family: Family) -> None:
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """A model's layers in execution order, as routes count them."""
-    return [layer for stack in family_of(model).stacks for layer in operator.attrgetter(stack.name)(model)]
+    return [layer for stack in family_of(model).stacks for layer in stack.layers(model)]

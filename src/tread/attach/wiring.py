@@ -4,7 +4,6 @@ They are put on and taken off together, and follow what a user changes on the mo
 compiled, checkpointing that is switched on again.
 """
 
-import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -27,7 +26,7 @@ _CHECKPOINT = "_gradient_checkpointing_func"
 
 def layer_modules(model: nn.Module, family: Family) -> list[tuple[Stack, nn.Module]]:
     """The items of a model's lists of layers as they are now, wrappers included, each with its stack."""
-    return [(stack, module) for stack in family.stacks for module in operator.attrgetter(stack.name)(model)]
+    return [(stack, module) for stack in family.stacks for module in stack.layers(model)]
 
 
 class Wiring:

@@ -90,14 +90,15 @@ def probes(stacks: Sequence[Stack], ratios: Sequence[float], *, first: int, last
         start, end = max(stack.first, first), min(stack.last, last)
         if start > end:
             continue
-        plans += [_window(ratio, start, end) for ratio in sorted({low, high})]
+        plans += [one_window(ratio, start, end) for ratio in sorted({low, high})]
         half = start + (end - start + 1) // 2
         if half > start:
-            plans += [_window(high, start, half - 1), _window(high, half, end)]
+            plans += [one_window(high, start, half - 1), one_window(high, half, end)]
     return plans
 
 
-def _window(ratio: float, first: int, last: int) -> Routes:
+def one_window(ratio: float, first: int, last: int) -> Routes:
+    """The plan of a single window, of the layers `first`..`last`."""
     return (Route(selection_ratio=ratio, start_layer_idx=first, end_layer_idx=last),)
 
 
@@ -147,7 +148,7 @@ def terms(routes: Sequence[Route], stacks: Sequence[Stack], tokens: Tokens) -> n
     kept: dict[int, float] = {}
     for route in routes:
         share = tokens.kept(route.selection_ratio) / tokens.count
-        kept |= dict.fromkeys(range(route.start_layer_idx, route.end_layer_idx + 1), share)
+        kept |= dict.fromkeys(route.layers, share)
     shares = [[kept.get(layer, 1.0) for layer in range(stack.first, stack.last + 1)] for stack in stacks]
     sums = [sum(stack_shares) for stack_shares in shares], [sum(k * k for k in stack_shares) for stack_shares in shares]
     return np.array([1.0, len(routes), *sums[0], *sums[1]])

@@ -37,7 +37,7 @@ class Plan:
     @property
     def layers(self) -> int:
         """Number of layers in all its windows."""
-        return sum(route.end_layer_idx - route.start_layer_idx + 1 for route in self.routes)
+        return sum(len(route.layers) for route in self.routes)
 
 
 DENSE = Plan(routes=(), saving=0.0, gap=0.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tread.config.layers import changes
 from tread.errors import ConfigError, shortened
-from tread.files import atomic_write, sweep
+from tread.files import sweep, write_text
 from tread.training.job import LOCK_FILE, locked
 
 FILE = "measurements.json"
@@ -80,8 +80,7 @@ class Store:
 
     def write(self) -> None:
         """Write the file atomically."""
-        with atomic_write(self.path) as file:
-            file.write((json.dumps(self.facts, indent=1) + "\n").encode())
+        write_text(self.path, json.dumps(self.facts, indent=1) + "\n")
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from tread.autotune.cost import Routes, Stack, Tokens, probes
+from tread.autotune.cost import Routes, Stack, Tokens, one_window, probes
 from tread.autotune.rules import Rules
 from tread.errors import ConfigError
 from tread.kernels.fast import Fast
 from tread.routing.handle import Handle
-from tread.routing.plan import RoutePlan
+from tread.training.parts import parameter_counts
 from tread.training.trial import turned
 from tread.words import counted
 
@@ -103,9 +103,8 @@ class Subject:
 
     def summary(self) -> str:
         """One line: the model, its trained part, and the samples it is measured on."""
-        parameters = list(self.loop.model.parameters())
-        size, trained = (sum(p.numel() for p in parameters if p.requires_grad or every) for every in (True, False))
-        batches, device = counted(len(self.opened.batches), "batch"), parameters[0].device
+        size, trained = parameter_counts(self.loop.model)
+        batches, device = counted(len(self.opened.batches), "batch"), next(self.loop.model.parameters()).device
         return (
             f"{type(self.loop.model).__name__} of {self.rules.depth} layers, {trained / 1e6:.1f} of {size / 1e6:.1f} M "
             f"weights train, {self.rules.tokens:,} tokens, {batches}, on {device}"
@@ -166,7 +165,7 @@ class Subject:
 
     def kept(self, ratio: float) -> int:
         """The number of tokens that a route of this ratio keeps in a forward of the first batch."""
-        with self.evaluating(), self.routed(_first_layer(ratio)), turned(self.handles, "routed"):
+        with self.evaluating(), self.routed(one_window(ratio, 0, 0)), turned(self.handles, "routed"):
             self.loop.losses_at(self.opened.batches[0], 0.5)
         return self.handles[0].selections[0].shape[1]
 
@@ -207,12 +206,6 @@ class Subject:
         """Release the memory of CUDA graphs: those of one plan cannot be replayed for the next."""
         for fast in self.loop.fast:
             fast.release()
-
-
-def _first_layer(ratio: float) -> Routes:
-    return RoutePlan.from_config(
-        {"routes": [{"selection_ratio": ratio, "start_layer_idx": 0, "end_layer_idx": 0}]}
-    ).routes
 
 
 def wide_routes(ratios: Sequence[float]) -> list[dict[str, Any]]:

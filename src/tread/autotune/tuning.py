@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from tqdm import tqdm
 
-from tread.autotune.cost import Cost, Routes, fit, key_of, ratios_of, routes_of
+from tread.autotune.cost import Cost, Routes, fit, key_of, one_window, ratios_of, routes_of
 from tread.autotune.finalists import find_finalists, measured_gap, measured_speedup, time_beside_dense
 from tread.autotune.goal import Options
 from tread.autotune.jobs.job import Job, TrainedJob
@@ -32,8 +32,7 @@ from tread.autotune.store import FILE, Store
 from tread.autotune.subject import LEVELS, Subject
 from tread.autotune.verify import DENSE, Arm, check_validation, standing, unplanned, verify
 from tread.errors import ConfigError
-from tread.files import atomic_write
-from tread.routing.route import Route
+from tread.files import write_text
 from tread.training.record import origin
 
 FAR_OFF = 0.1
@@ -149,11 +148,8 @@ class Tuning:
         return cost
 
     def _losses(self, subject: Subject, ratios: Sequence[float], cost: Cost, budget: Budget) -> dict[str, Any]:
-        plans: list[Routes] = [
-            (Route(selection_ratio=ratio, start_layer_idx=start, end_layer_idx=end),)
-            for start, end in subject.rules.windows(self.options.edges)
-            for ratio in ratios
-        ]
+        windows = subject.rules.windows(self.options.edges)
+        plans = [one_window(ratio, start, end) for start, end in windows for ratio in ratios]
         plans = [routes for routes in plans if not subject.rules.broken(routes)]
         starts = subject.opened.start is not None
         if starts:
@@ -312,8 +308,7 @@ class Tuning:
             )
         result |= {"chosen": chosen["plan"], "tread_config": self._tread_config(chosen["plan"])}
         path = self.folder / CONFIG_FILE
-        with atomic_write(path) as file:
-            file.write((json.dumps({"tread_config": result["tread_config"]}, indent=1) + "\n").encode())
+        write_text(path, json.dumps({"tread_config": result["tread_config"]}, indent=1) + "\n")
         result["command"] = self.job.command(self.options.config, self.options.settings, path)
         self._write(result | {"notes": self.notes})
         print(text.summary(result | {"notes": self.notes}))

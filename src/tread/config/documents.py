@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tread.errors import ConfigError, shown
+from tread.errors import ConfigError, one_line, shown
 from tread.files import is_file
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -184,7 +184,7 @@ def parse_yaml(text: str, what: str = "the text") -> object:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         position = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        problem = getattr(error, "problem", None) or one_line(error)
         raise ConfigError(f"{what} is not valid YAML{position}: {problem}.") from None
 
 

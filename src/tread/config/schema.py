@@ -144,6 +144,11 @@ def plain(config: Any) -> Any:
     return [plain(item) for item in config] if isinstance(config, list | tuple) else config
 
 
+def several(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The texts of a setting that may be one or several."""
+    return () if value is None else (value,) if isinstance(value, str) else value
+
+
 def at_least(config: object, section: str, **bounds: float) -> None:
     """Check lower bounds of a section's fields: `at_least(self, "train", steps=1)`; "" is no section."""
     for name, bound in bounds.items():

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from tread.data.dataset import Dataset, to_uint8
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, one_line
 from tread.files import regular
 from tread.routing import noise
 from tread.words import counted
@@ -117,8 +117,7 @@ def reading(what: object) -> Iterator[None]:
     except (ImportError, DataError):
         raise
     except Exception as error:  # OSError, SyntaxError, struct.error, FFmpeg's own, ...
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"cannot read {what} ({reason}): remove it or save it again") from error
+        raise DataError(f"cannot read {what} ({one_line(error)}): remove it or save it again") from error
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

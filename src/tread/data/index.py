@@ -35,7 +35,7 @@ from tqdm import tqdm
 
 from tread.data.cache import RemoteShard, ShardCache
 from tread.data.remote import describe, is_remote, list_remote
-from tread.errors import ConfigError, DataError, TreadWarning
+from tread.errors import ConfigError, DataError, TreadWarning, reason_of
 from tread.files import atomic_write, cache_folder, exclusive, is_file, is_folder, regular
 from tread.words import counted
 
@@ -200,7 +200,7 @@ def _cached(shard: Shard) -> Columns:
     except (OSError, RuntimeError) as error:
         # the same text for every shard, so that Python shows it once
         warnings.warn(
-            f"the index of the shards could not be kept ({getattr(error, 'strerror', None) or error}), so the next "
+            f"the index of the shards could not be kept ({reason_of(error)}), so the next "
             "run indexes them again: point XDG_CACHE_HOME to a writable folder",
             TreadWarning,
             stacklevel=2,

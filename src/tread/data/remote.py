@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from tread.errors import ConfigError, OutputError, RemoteError
+from tread.errors import ConfigError, OutputError, RemoteError, one_line
 from tread.files import writing
 
 TRIES = 5
@@ -108,8 +108,10 @@ def _attempt(what: str, do: Callable[[], Result]) -> Result:
             raise
         except Exception as error:  # each file system raises its own types
             reason = error
-    text = " ".join(str(reason).split()) or type(reason).__name__
-    raise RemoteError(f"{what} ({text}), tried {TRIES} times: look whether it answers, then start again") from reason
+    assert reason is not None
+    raise RemoteError(
+        f"{what} ({one_line(reason)}), tried {TRIES} times: look whether it answers, then start again"
+    ) from reason
 
 
 def _watched(source: Callable[[], Iterator[Result]]) -> Iterator[Result]:

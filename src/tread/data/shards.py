@@ -34,7 +34,7 @@ from tread.data.latents import StoredKind, sample_moments
 from tread.data.readable import SKIPPED_FILE
 from tread.data.vae import Autoencoder, Dtype, load_vae
 from tread.errors import ConfigError, DataError
-from tread.files import atomic_write, exclusive
+from tread.files import atomic_write, exclusive, write_text
 from tread.routing import noise
 from tread.words import counted
 
@@ -202,9 +202,9 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
         for left_over in out.glob(".*.tmp"):
             if names is None or left_over.name[1:].rsplit(".", 2)[0] in names:
                 left_over.unlink(missing_ok=True)
-        _write_text(out / "files.txt", "".join(f"{file}\n" for file in files))
-        _write_text(out / "classes.json", json.dumps(classes, indent=2, ensure_ascii=False) + "\n")
-        _write_text(path, json.dumps(manifest, indent=2) + "\n")
+        write_text(out / "files.txt", "".join(f"{file}\n" for file in files))
+        write_text(out / "classes.json", json.dumps(classes, indent=2, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another folder") from error
     except json.JSONDecodeError as error:
@@ -249,11 +249,6 @@ def _write_skipped(out: Path, span: set[str], skipped: dict[str, str]) -> None:
         if now == before:
             return
         if now:
-            _write_text(out / SKIPPED_FILE, "".join(f"{file}\t{now[file]}\n" for file in sorted(now)))
+            write_text(out / SKIPPED_FILE, "".join(f"{file}\t{now[file]}\n" for file in sorted(now)))
         else:
             (out / SKIPPED_FILE).unlink(missing_ok=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    with atomic_write(path) as file:
-        file.write(text.encode())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tread.data.latents import VAES
 from tread.data.stock import check_loaded
-from tread.errors import ConfigError, needs
+from tread.errors import ConfigError, needs, one_line
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -61,7 +61,7 @@ def load_vae(vae: str | Path, *, dtype: Dtype = "float32", device: str | torch.d
     try:
         model, info = classes[name].from_pretrained(str(vae), **options)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise ConfigError(f"the weights of {vae} do not load ({reason}): get or save the VAE again") from error
     folder = Path(vae, subfolder or "")
     check_loaded(model, info, f"the VAE {vae}", folder if folder.is_dir() else None)

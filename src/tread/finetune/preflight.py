@@ -13,11 +13,10 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from tread.config.schema import parse, plain
-from tread.data.captioned.entries import DataConfig
+from tread.config.schema import plain
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, masked, shown
-from tread.finetune.data.prepare import DTYPES, check_flips, check_references, check_sizes, check_sound
+from tread.finetune.data.prepare import DTYPES, data_checks
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model import scratch
@@ -28,7 +27,7 @@ from tread.finetune.model.source import Source
 from tread.finetune.previews import check_frames, check_image
 from tread.finetune.result.hub import check_hub
 from tread.finetune.settings import FinetuneConfig
-from tread.finetune.target import Target
+from tread.finetune.target import Adjustments, Target
 from tread.routing.risks import warn_once
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
@@ -123,12 +122,13 @@ def trained_experts(config: FinetuneConfig, family: TuneFamily) -> tuple[tuple[s
 
 def target_of(config: FinetuneConfig, family: TuneFamily) -> Target:
     """The training target of a config's model; refuses loss settings that it does not support."""
-    return family.target(shift=config.flow_schedule_shift, distance=config.loss_type).adjusted(
+    adjustments = Adjustments(
         density=config.density(),
         tokens=config.flow_shift_tokens,
         weighting=config.loss_weighting,
         snr_gamma=config.snr_gamma,
     )
+    return family.target(shift=config.flow_schedule_shift, distance=config.loss_type).adjusted(adjustments)
 
 
 def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
@@ -182,10 +182,8 @@ def check_resumed(config: FinetuneConfig) -> None:
 
 def resumed_folder(config: FinetuneConfig) -> Path | None:
     """The folder of the run that a config resumes, or None."""
-    if config.resume_from_checkpoint is None:
-        return None
-    latest = config.resume_from_checkpoint == "latest"
-    return Path(config.output_dir if latest else config.resume_from_checkpoint)
+    source = config.resume_from_checkpoint
+    return None if source is None else Path(config.output_dir if source == "latest" else source)
 
 
 def resumed_checkpoints(config: FinetuneConfig) -> list[Path]:
@@ -243,11 +241,8 @@ def _check_transformer(config: FinetuneConfig, family: TuneFamily, part: str, *,
 
 def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
     """Check the data of a config by the headers of its files."""
-    configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
+    configs = config.entries()
     video = any(one.dataset_type == "video" for one in configs) if family is None else family.video
     collected = collect(configs, video=video, say=lambda _: None)
-    check_flips(collected.samples, configs)
-    if family is not None:
-        check_references(family, collected.samples)
-        check_sizes(family, collected.samples, configs)
-        check_sound(family, collected.samples, configs)
+    for check in data_checks(family, collected.samples, configs):
+        check()

@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from tread.config.schema import parse, several
 from tread.data.captioned.captions import triggered
-from tread.data.captioned.entries import data_configs
+from tread.data.captioned.entries import DataConfig, data_configs
 from tread.errors import ConfigError
 from tread.finetune.consistency import check_settings
 from tread.finetune.target import Weighting
@@ -336,15 +337,12 @@ mapping in .json or .yaml."""
     @property
     def prompts(self) -> tuple[str, ...]:
         """The validation prompts, with [trigger] replaced by the trigger word."""
-        given = self.validation_prompt or ()
-        prompts = (given,) if isinstance(given, str) else given
-        return tuple(triggered(prompt, self.trigger_word) for prompt in prompts)
+        return tuple(triggered(prompt, self.trigger_word) for prompt in several(self.validation_prompt or None))
 
     @property
     def validation_images(self) -> tuple[str, ...]:
         """The images that previews start from."""
-        images = self.validation_image or ()
-        return (images,) if isinstance(images, str) else images
+        return several(self.validation_image or None)
 
     @property
     def validation_size(self) -> tuple[int, int] | None:
@@ -398,3 +396,7 @@ mapping in .json or .yaml."""
         """The data as a list of mappings, each completed by the ENTRY_DEFAULTS of the config."""
         defaults = {name: getattr(self, name) for name in ENTRY_DEFAULTS if getattr(self, name) is not None}
         return [{**defaults, **entry} for entry in data_configs(self.data)]
+
+    def entries(self) -> list[DataConfig]:
+        """The data entries, parsed."""
+        return [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(self.data_entries())]

@@ -12,7 +12,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +30,20 @@ LEAST_SIGMA = 1e-3
 """Times are clamped to this in sigma_sqrt: the lowest noise level of the stock schedulers."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adjustments:
+    """What a config changes about a model's target."""
+
+    density: Density | None = None
+    """The density of times; None: the target's own."""
+    tokens: int | None = None
+    """Tokens at which the shift of a flow model holds; None: it has one shift for all sizes, or its own rule."""
+    weighting: Weighting = "none"
+    """Weight of a flow model's loss by time."""
+    snr_gamma: float | None = None
+    """Min-SNR weights, of models that predict noise or v."""
+
+
 class Target(Protocol):
     """The training objective of a model."""
 
@@ -45,18 +59,8 @@ class Target(Protocol):
         """The loss of every element, (B, C, ...) float32."""
         ...
 
-    def adjusted(
-        self,
-        *,
-        density: Density | None = None,
-        tokens: int | None = None,
-        weighting: Weighting = "none",
-        snr_gamma: float | None = None,
-    ) -> Self:
-        """The target with a density of times (None: its own), a token-dependent shift, and time-dependent loss weights.
-
-        Raises a ConfigError for settings that the target does not support.
-        """
+    def adjusted(self, by: Adjustments) -> Self:
+        """The target with these adjustments; raises a ConfigError for those that it does not support."""
         ...
 
     def unweighted(self) -> Self:
@@ -98,25 +102,18 @@ class FlowTarget:
             return cls(dynamic=(base, top, base_len, max_len), distance=distance)
         return cls(shift=config.get("shift") or config.get("flow_shift") or 1.0, distance=distance)
 
-    def adjusted(
-        self,
-        *,
-        density: Density | None = None,
-        tokens: int | None = None,
-        weighting: Weighting = "none",
-        snr_gamma: float | None = None,
-    ) -> Self:
-        if snr_gamma is not None:
+    def adjusted(self, by: Adjustments) -> Self:
+        if by.snr_gamma is not None:
             raise ConfigError(
-                f"snr_gamma is {snr_gamma}, but the model is a flow model, and min-SNR is for models that predict "
+                f"snr_gamma is {by.snr_gamma}, but the model is a flow model, and min-SNR is for models that predict "
                 "noise or v: leave it out, or set loss_weighting."
             )
-        if tokens is not None and (self.dynamic is not None or type(self) is not FlowTarget):
+        if by.tokens is not None and (self.dynamic is not None or type(self) is not FlowTarget):
             raise ConfigError(
-                f"flow_shift_tokens is {tokens}, but the model's own sampler already shifts by the number of tokens: "
-                "leave it out, or set flow_schedule_shift to the shift at that number."
+                f"flow_shift_tokens is {by.tokens}, but the model's own sampler already shifts by the number of "
+                "tokens: leave it out, or set flow_schedule_shift to the shift at that number."
             )
-        return replace(self, density=density or self.density, tokens=tokens, weighting=weighting)
+        return replace(self, density=by.density or self.density, tokens=by.tokens, weighting=by.weighting)
 
     def unweighted(self) -> Self:
         return replace(self, weighting="none")
@@ -157,26 +154,47 @@ class FlowTarget:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DiscreteTarget:
-    """Base class of discrete-diffusion targets: a density of times 0..T-1, and min-SNR weights."""
+    """Base class of discrete-diffusion targets: noise levels and a density of times 0..T-1, and min-SNR weights."""
 
+    kept: Tensor
+    """alphas_cumprod, (T,) float64: the squared coefficient of x in the noisy state."""
     density: Density = UNIFORM
     snr_gamma: float | None = None
     """The SNR is clipped to this in the loss weights (min-SNR, Hang et al. 2023); None: unweighted."""
     distance: Distance = "l2"
+    _on_device: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict, init=False, repr=False)
+    """Tables in float32 by name and device: a copy in each step would synchronise."""
 
-    def adjusted(
-        self,
-        *,
-        density: Density | None = None,
-        tokens: int | None = None,
-        weighting: Weighting = "none",
-        snr_gamma: float | None = None,
-    ) -> Self:
-        _refuse_flow_settings(tokens, weighting)
-        return replace(self, density=density or self.density, snr_gamma=snr_gamma)
+    def adjusted(self, by: Adjustments) -> Self:
+        for name, value, off in (("flow_shift_tokens", by.tokens, None), ("loss_weighting", by.weighting, "none")):
+            if value != off:
+                raise ConfigError(
+                    f"{name} is {value!r}, but the model is no flow model: leave it out, or set snr_gamma, which "
+                    "weighs the times of models that predict noise or v."
+                )
+        return replace(self, density=by.density or self.density, snr_gamma=by.snr_gamma)
 
     def unweighted(self) -> Self:
         return replace(self, snr_gamma=None)
+
+    def times(self, u: Tensor, tokens: int) -> Tensor:
+        steps = len(self.kept)
+        return (self.density.quantile(u) * steps).long().clamp(max=steps - 1)  # equal intervals of the quantile
+
+    # Ho et al. Eq. 4
+    def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+        return self._at("signal", time, x) * x + self._at("noise", time, x) * noise
+
+    def _tables(self) -> dict[str, Tensor]:
+        """Coefficients by time, (T,) float64 each: those of x and of the noise in the noisy state."""
+        return {"signal": self.kept.sqrt(), "noise": (1 - self.kept).sqrt()}
+
+    def _at(self, table: str, time: Tensor, like: Tensor) -> Tensor:
+        """A coefficient at the times (B,), in a shape that broadcasts against `like`."""
+        key = table, time.device
+        if key not in self._on_device:
+            self._on_device[key] = self._tables()[table].float().to(time.device)
+        return per_sample(self._on_device[key][time], like.float())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -185,11 +203,6 @@ class VelocityTarget(DiscreteTarget):
 
     Its squared error is the squared error of x divided by the noise's variance, the loss CogVideoX was trained with.
     """
-
-    kept: Tensor
-    """alphas_cumprod, (T,) float64: the squared coefficient of x in the noisy state."""
-    _factors: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
-    """Coefficients of x and of the noise, (T,) float32, per device: a copy in each step would synchronise."""
 
     @classmethod
     def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "VelocityTarget":
@@ -202,42 +215,13 @@ class VelocityTarget(DiscreteTarget):
         scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
         return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
 
-    def times(self, u: Tensor, tokens: int) -> Tensor:
-        return _evenly(self.density.quantile(u), len(self.kept))
-
-    def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        of_x, of_noise = self._at(time, x)
-        return of_x * x + of_noise * noise
-
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        of_x, of_noise = self._at(time, x)
+        of_x, of_noise = self._at("signal", time, x), self._at("noise", time, x)
         error = distance(prediction, of_x * noise - of_noise * x, self.distance)
         if self.snr_gamma is None:
             return error
         # min(SNR, gamma) / (SNR + 1), with SNR = of_x^2 / of_noise^2 and of_x^2 + of_noise^2 = 1
         return error * torch.minimum(of_x.square(), self.snr_gamma * of_noise.square())
-
-    def _at(self, time: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        if time.device not in self._factors:
-            of_x, of_noise = (square.sqrt().float().to(time.device) for square in (self.kept, 1 - self.kept))
-            self._factors[time.device] = of_x, of_noise
-        of_x, of_noise = self._factors[time.device]
-        return _at(of_x, time, like), _at(of_noise, time, like)
-
-
-class Tables(NamedTuple):
-    """Coefficients of a discrete diffusion, indexed by time, each (T,) float32."""
-
-    signal: Tensor
-    """Coefficient of x in the noisy state."""
-    noise: Tensor
-    """Coefficient of the noise in the noisy state."""
-    low: Tensor
-    """Lower bound of the log-variance that the model predicts: that of the posterior."""
-    high: Tensor
-    """Upper bound of the log-variance that the model predicts: log beta."""
-    apart: Tensor
-    """Factor that turns an error of the predicted noise into one of the posterior mean."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -253,8 +237,6 @@ class EpsilonTarget(DiscreteTarget):
 
     betas: Tensor
     """(T,) float64: the variances of the forward process."""
-    _tables: dict[torch.device, Tables] = field(default_factory=dict, init=False, repr=False)
-    """Tables per device: a copy in each step would synchronise."""
 
     @classmethod
     def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "EpsilonTarget":
@@ -262,23 +244,15 @@ class EpsilonTarget(DiscreteTarget):
         import diffusers
 
         scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
-        return cls(betas=scheduler.betas.double(), distance=distance)
-
-    def times(self, u: Tensor, tokens: int) -> Tensor:
-        return _evenly(self.density.quantile(u), len(self.betas))
-
-    # Ho et al. Eq. 4
-    def mix(self, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-        tables = self._tables_on(time.device)
-        return _at(tables.signal, time, x) * x + _at(tables.noise, time, x) * noise
+        betas = scheduler.betas.double()
+        return cls(kept=(1 - betas).cumprod(0), betas=betas, distance=distance)
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         channels = x.shape[1]
         epsilon = prediction[:, :channels]  # (B, C, ...)
         error = distance(epsilon, noise, self.distance)
         if self.snr_gamma is not None:  # Hang et al. 2023 (arXiv 2303.09556): min(SNR, gamma) / SNR
-            tables = self._tables_on(time.device)
-            ratio = _at(tables.noise, time, x).square() / _at(tables.signal, time, x).square()  # 1 / SNR
+            ratio = self._at("noise", time, x).square() / self._at("signal", time, x).square()  # 1 / SNR
             error = error * (self.snr_gamma * ratio).clamp(max=1)
         if prediction.shape[1] == channels:
             return error
@@ -290,44 +264,21 @@ class EpsilonTarget(DiscreteTarget):
 
         Equations are those of Nichol and Dhariwal.
         """
-        tables = self._tables_on(time.device)
-        low, high = _at(tables.low, time, off), _at(tables.high, time, off)
+        low, high = self._at("low", time, off), self._at("high", time, off)
         v = (variance + 1) / 2
         log_variance = v * high + (1 - v) * low  # Eq. 15
-        mean_error = _at(tables.apart, time, off) * off
+        mean_error = self._at("apart", time, off) * off
         square = mean_error.square() * torch.exp(-log_variance)
         divergence = 0.5 * (log_variance - low + torch.exp(low - log_variance) - 1 + square)  # Eq. 6
         likelihood = 0.5 * (math.log(2 * math.pi) + log_variance + square)  # Eq. 5, negative log
         return torch.where(per_sample(time, off) == 0, likelihood, divergence) / math.log(2)
 
-    def _tables_on(self, device: torch.device) -> Tables:
-        if device not in self._tables:
-            alphas = 1 - self.betas
-            alphas_cumprod = alphas.cumprod(0)
-            previous = torch.cat([alphas_cumprod.new_ones(1), alphas_cumprod[:-1]])
-            # Nichol and Dhariwal Eq. 10; it is 0 at time 0, so its logarithm there is taken from time 1
-            posterior = self.betas * (1 - previous) / (1 - alphas_cumprod)
-            low = torch.cat([posterior[1:2], posterior[1:]]).log()
-            # Eq. 11 with x replaced by the noise; at time 0 it is the distance of the mean from x
-            apart = self.betas / ((1 - alphas_cumprod) * alphas).sqrt()
-            tables = alphas_cumprod.sqrt(), (1 - alphas_cumprod).sqrt(), low, self.betas.log(), apart
-            self._tables[device] = Tables(*(table.float().to(device) for table in tables))
-        return self._tables[device]
-
-
-def _refuse_flow_settings(tokens: int | None, weighting: Weighting) -> None:
-    for name, value, off in (("flow_shift_tokens", tokens, None), ("loss_weighting", weighting, "none")):
-        if value != off:
-            raise ConfigError(
-                f"{name} is {value!r}, but the model is no flow model: leave it out, or set snr_gamma, which weighs "
-                "the times of models that predict noise or v."
-            )
-
-
-def _evenly(u: Tensor, count: int) -> Tensor:
-    """u in (0, 1) -> integers 0..count-1, in equal intervals of u."""
-    return (u * count).long().clamp(max=count - 1)
-
-
-def _at(table: Tensor, time: Tensor, like: Tensor) -> Tensor:
-    return per_sample(table[time], like.float())
+    def _tables(self) -> dict[str, Tensor]:
+        """Adds the bounds of the log-variance, and the factor from an error of the noise to one of the mean."""
+        alphas, previous = 1 - self.betas, torch.cat([self.kept.new_ones(1), self.kept[:-1]])
+        # Nichol and Dhariwal Eq. 10; it is 0 at time 0, so its logarithm there is taken from time 1
+        posterior = self.betas * (1 - previous) / (1 - self.kept)
+        low = torch.cat([posterior[1:2], posterior[1:]]).log()
+        # Eq. 11 with x replaced by the noise; at time 0 it is the distance of the mean from x
+        apart = self.betas / ((1 - self.kept) * alphas).sqrt()
+        return super()._tables() | {"low": low, "high": self.betas.log(), "apart": apart}

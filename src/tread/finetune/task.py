@@ -40,6 +40,7 @@ from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.checkpoint import read_manifest
+from tread.training.parts import parameter_counts
 from tread.training.task import Review, is_due
 from tread.words import counted
 
@@ -112,8 +113,7 @@ class Finetuning:
 
     def summary(self) -> str:
         """One line with the model, the trained parameters, the routes and the data."""
-        size = sum(p.numel() for p in self.model.parameters())
-        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        size, trained = parameter_counts(self.model)
         handle = next(iter(self.handles.values()))
         routes = "dense" if handle is None else ", ".join(str(route) for route in handle.plan.routes)
         config, accelerator = self.config, self.accelerator

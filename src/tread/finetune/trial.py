@@ -40,27 +40,31 @@ MICRO_STEPS = 10_000
 def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]]:
     """The task's summary line, and the trial of each transformer; files go to `folder`, not to the run's folder."""
     cache = Path(config.cache_dir)
-    config = replace(
-        config,
-        output_dir=str(folder),
-        cache_dir=str(cache if cache.is_dir() else folder / "cache"),
-        resume_from_checkpoint=None,
-        validation_prompt=None,
-        num_eval_images=0,
-        max_train_steps=config.max_train_steps if config.num_train_epochs == 0 else STEPS,
-        num_train_epochs=0,
-        dataloader_num_workers=0,
-        parallel="ddp",  # the trial is one process
-        shard_size=None,
-        cpu_offload=False,
-        report_to="none",
-    )
+    cache = cache if cache.is_dir() else folder / "cache"
+    config = replace(steps_alone(config, folder), cache_dir=str(cache), resume_from_checkpoint=None)
     config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
     with out_of_memory(job.memory_advice), attention.explained(config.attention):
         check_model(config, family, accelerator.device)
         data = prepare(config, family, accelerator, folder, batches=1)
         return _Trials(config, accelerator, folder, family, data).run(job)
+
+
+def steps_alone(config: FinetuneConfig, folder: Path) -> FinetuneConfig:
+    """The config of a few steps in one process, without what a run has beside them; files go to `folder`."""
+    return replace(
+        config,
+        output_dir=str(folder),
+        validation_prompt=None,
+        num_eval_images=0,
+        max_train_steps=config.max_train_steps if config.num_train_epochs == 0 else STEPS,
+        num_train_epochs=0,
+        dataloader_num_workers=0,
+        parallel="ddp",
+        shard_size=None,
+        cpu_offload=False,
+        report_to="none",
+    )
 
 
 class _Trials:

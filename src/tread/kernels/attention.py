@@ -29,6 +29,14 @@ KERNELS = {
 }
 SAFE = ("flash", "efficient", "math")
 """Torch's backends in its order of preference, without its cuDNN backend (see `tread.kernels.cudnn`)."""
+_CUDA = torch.backends.cuda
+_SWITCHES = {
+    "flash": (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
+    "cudnn": (_CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
+    "efficient": (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    "math": (_CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
+}
+"""Backend of torch -> whether it is enabled, and the function that enables or disables it."""
 AMPERE, HOPPER = (8, 0), (9, 0)
 _TORCH = F.scaled_dot_product_attention
 """Torch's own function, which `use_attention` may replace."""
@@ -60,27 +68,17 @@ def use_attention(name: Attention, device: torch.device) -> None:
     name = resolved(name, device)
     chosen = {"auto": SAFE, "cudnn": SAFE, "default": tuple(KERNELS)}.get(name, (name,))
     F.scaled_dot_product_attention = _by_cudnn if name == "cudnn" else _TORCH
-    cuda = torch.backends.cuda
-    cuda.enable_flash_sdp("flash" in chosen)
-    cuda.enable_cudnn_sdp("cudnn" in chosen)
-    cuda.enable_mem_efficient_sdp("efficient" in chosen)
-    cuda.enable_math_sdp("math" in chosen)
+    for kernel, (_, enable) in _SWITCHES.items():
+        enable(kernel in chosen)
 
 
 def remember_attention() -> Callable[[], None]:
     """A function that restores the kernels enabled now."""
-    function, cuda = F.scaled_dot_product_attention, torch.backends.cuda
-    flags = (
-        cuda.flash_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-    )
+    function, before = F.scaled_dot_product_attention, [(enable, is_on()) for is_on, enable in _SWITCHES.values()]
 
     def restore() -> None:
         F.scaled_dot_product_attention = function
-        setters = cuda.enable_flash_sdp, cuda.enable_cudnn_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp
-        for enable, flag in zip(setters, flags, strict=True):
+        for enable, flag in before:
             enable(flag)
 
     return restore

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
+from tread.kernels.nests import taken_apart
+
 SPOILED: set[Any] = set()
 """Memory pools in which a capture failed; torch captures into none of them again."""
 VALUES = (bool, int, float, str, torch.dtype, torch.device, type(None))
 """Types of arguments and outputs other than tensors; a replay has their values at capture."""
-TENSOR = object()
-"""Placeholder for a tensor among the outputs of a network."""
 
 
 class Capture:
@@ -51,17 +51,17 @@ class Capture:
         forget_accumulators(trained)
         with _put_back():
             with _numbers_by_kernels(), self._capturing(self._forward):
-                returned, self._tree = pytree.tree_flatten(network(*args, **kwargs))
-            if unknown := [type(one).__name__ for one in returned if not isinstance(one, (Tensor, *VALUES))]:
+                returned = network(*args, **kwargs)
+            plain = (one for one in pytree.tree_leaves(returned) if not isinstance(one, Tensor))
+            if unknown := [type(one).__name__ for one in plain if not isinstance(one, VALUES)]:
                 raise RuntimeError(f"the network returns more than tensors and plain values: {unknown[0]}")
-            outputs = [one for one in returned if isinstance(one, Tensor)]
+            outputs, self._output = taken_apart(returned)
             ends = [out for out in outputs if out.requires_grad]
             self._given = [torch.empty_like(out) for out in ends]
             # backward runs outside autocast
             with self._capturing(self._backward), torch.autocast("cuda", enabled=False):
                 gradients = torch.autograd.grad(ends, self.trained, self._given, allow_unused=True)
                 self.gradients = gradients if shared is None else _moved(gradients, shared.gradients)
-        self._returned = [TENSOR if isinstance(one, Tensor) else one for one in returned]
         self._differentiable = [out.requires_grad for out in outputs]
         self._outputs = [out.detach() for out in outputs]  # free the autograd graph of the capture stream
         self._call: weakref.ref[_Call] | None = None
@@ -83,7 +83,7 @@ class Capture:
     def __call__(self, tensors: list[Tensor]) -> Any:
         for mine, given in zip(self._inputs, tensors, strict=True):
             mine.copy_(given)
-        return pytree.tree_unflatten(beside_values(self._returned, _Replay.apply(self, *self.trained)), self._tree)
+        return self._output(_Replay.apply(self, *self.trained))  # pyright: ignore[reportArgumentType]
 
     def replay_forward(self, call: "_Call") -> tuple[list[Tensor], list[Tensor]]:
         """Copies of the outputs, and those among them that are not differentiable."""
@@ -122,12 +122,6 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.capture.replay_backward(ctx.call, gradients)
         return None, *ctx.capture.gradients  # torch copies them, as they have other references
-
-
-def beside_values(returned: Sequence[Any], tensors: Sequence[Tensor]) -> list[Any]:
-    """The outputs of a network: `returned`, each `TENSOR` in it replaced by the next of `tensors`."""
-    rest = iter(tensors)
-    return [next(rest) if one is TENSOR else one for one in returned]
 
 
 def _moved(gradients: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

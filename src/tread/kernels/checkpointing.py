@@ -23,7 +23,7 @@ from torch import nn
 from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from tread.around import around
+from tread.around import around, module_of
 from tread.kernels.offload.call import unless_offloaded
 from tread.routing.handle import Handle
 
@@ -77,7 +77,7 @@ def checkpoint_layers(layers: Iterable[nn.Module], how: Checkpointing) -> None:
 
 
 def _recompute_unless_routed(call: Any, *args: Any, **kwargs: Any) -> Any:
-    attached = around(getattr(call, "__self__", call))  # some models pass `block.__call__`
+    attached = around(module_of(call))
     handle: Handle | None = getattr(attached, "handle", None)
     if recomputed_now("dense", [] if handle is None else [handle]):
         return checkpoint(call, *args, use_reentrant=False, **kwargs)

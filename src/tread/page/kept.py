@@ -75,7 +75,7 @@ def layer_shares(run: Run) -> list[float]:
         return []
     tokens, shares = math.prod(grid), [1.0] * plan.depth
     for route in plan.routes:
-        for layer in range(route.start_layer_idx, route.end_layer_idx + 1):
+        for layer in route.layers:
             shares[layer] = kept_count(tokens, route.selection_ratio) / tokens
     return shares
 
@@ -149,7 +149,7 @@ def _caveats(run: Run, plan: RoutePlan, step: int, tokens: int) -> list[str]:
             f"The selector is l1 with importance {plan.importance:g}: the size of the tokens in training takes part in "
             "it, and a run does not store that. Shown is its random part alone."
         )
-    layers = [route.end_layer_idx - route.start_layer_idx + 1 for route in plan.routes]
+    layers = [len(route.layers) for route in plan.routes]
     expected = sum(
         layer * kept_count(tokens, route.selection_ratio * _scale(plan, step))
         for layer, route in zip(layers, plan.routes, strict=True)

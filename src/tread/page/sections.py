@@ -18,13 +18,13 @@ from tread.page.svg import draw, layers, style
 from tread.words import counted
 
 HEAT = "How often each token of the grid was kept."
-MASKS = (
-    "The first samples of the batch at some steps, computed again from seed and step: dropped tokens are amber. The "
-    "pictures below the masks are the run's newest samples; a run does not store the images it trained on."
-)
 SIDEWAYS = tag("noscript", tag("p", "Scroll sideways through the steps."))
 MASKS_ALONE = (
     "The first samples of the batch at some steps, computed again from seed and step: dropped tokens are amber."
+)
+MASKS = (
+    f"{MASKS_ALONE} The pictures below the masks are the run's newest samples; a run does not store the images it "
+    "trained on."
 )
 
 

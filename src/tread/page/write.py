@@ -6,8 +6,8 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from tread.errors import ConfigError, shortened
-from tread.files import atomic_write
+from tread.errors import ConfigError, one_line, shortened
+from tread.files import write_text
 from tread.page.document import document
 from tread.page.html import Html, tag
 from tread.page.read import Run, read_runs
@@ -27,8 +27,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None) -> Path:
         raise ConfigError(f"--out is {str(out)!r}, which is a folder; name a file, such as {out / FILE}.")
     command = shlex.join(["tread", "report", *map(str, paths), *(["--out", str(out)] if len(paths) > 1 else [])])
     content = page(runs, command)
-    with atomic_write(out) as file:
-        file.write(content.encode(errors="backslashreplace"))
+    write_text(out, content, errors="backslashreplace")
     return out
 
 
@@ -40,7 +39,7 @@ def write_at_end(folder: Path, accelerator: Accelerator) -> None:
         if not _is_new(folder):
             accelerator.print(f"report: {write_report([folder])}")
     except Exception as error:  # a failed report must not fail the run
-        reason = shortened(" ".join(str(error).split()) or type(error).__name__, 300)
+        reason = shortened(one_line(error), 300)
         accelerator.print(f"warning: the run is complete, but its report could not be written: {reason}")
 
 

@@ -31,7 +31,7 @@ from tread.evaluate.compare import Options, compare, measure, measure_place
 from tread.evaluate.features import load_extractor
 from tread.evaluate.images import ArrayImages, ImageSource
 from tread.evaluate.statistics import Statistics
-from tread.files import atomic_write
+from tread.files import write_text
 from tread.kernels.compiling import compiles
 from tread.objectives import Objective
 from tread.objectives.objective import Net
@@ -182,8 +182,7 @@ class Evaluation:
             record = {"step": step, **asdict(report), "sampling": self._sampling(images.guidance)}
             self.folder.mkdir(parents=True, exist_ok=True)  # missing if the reference was a file of statistics
             suffix = f"-{scale.replace(' ', '-')}" if several else ""
-            with atomic_write(self.folder / f"step-{step:08d}{suffix}.json") as file:
-                file.write((json.dumps(record, indent=2) + "\n").encode())
+            write_text(self.folder / f"step-{step:08d}{suffix}.json", json.dumps(record, indent=2) + "\n")
         self.accelerator.wait_for_everyone()
         return figures
 

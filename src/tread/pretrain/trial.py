@@ -19,15 +19,7 @@ from tread.training.trial import Comparison, Trial, compare_routed, flop_ratio, 
 
 def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]]:
     """One line about the task, and the outcome for its network; files go to `folder`, not to the run's."""
-    config = replace(
-        config,
-        output_dir=str(folder),
-        resume=None,
-        train=replace(config.train, workers=0, parallel="ddp", shard_size=None, cpu_offload=False),  # one process
-        sample=replace(config.sample, vae=None),  # nothing is drawn
-        evaluate=replace(config.evaluate, every=0),
-        log=replace(config.log, trackers="none"),
-    )
+    config = replace(steps_alone(config, folder), resume=None)
     accelerator = make_accelerator(config)
     with out_of_memory(config.memory_advice), attention.explained(config.train.attention, "train.attention"):
         task = Pretraining(config, accelerator, folder)
@@ -46,6 +38,18 @@ def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]
         flops = flop_ratio(task, accelerator, batch) if task.routing else None
         session = Session(task, task.config, accelerator)
         return summary, [try_steps(session, batch, "model", comparisons, eager_loss, flops)]
+
+
+def steps_alone(config: PretrainConfig, folder: Path) -> PretrainConfig:
+    """The config of a few steps in one process, without what a run has beside them; files go to `folder`."""
+    return replace(
+        config,
+        output_dir=str(folder),
+        train=replace(config.train, workers=0, parallel="ddp", shard_size=None, cpu_offload=False),
+        sample=replace(config.sample, vae=None),  # nothing is drawn
+        evaluate=replace(config.evaluate, every=0),
+        log=replace(config.log, trackers="none"),
+    )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tread.config.documents import ENV_SUFFIX, find_recipe, read_document
 from tread.errors import USER_ERRORS, ConfigError
 from tread.report.machine import GIB, examine
+from tread.words import timed
 
 if TYPE_CHECKING:
     from tread.training.trial import Comparison, Measured, Trial
@@ -142,11 +143,7 @@ def _difference(one: "Comparison") -> str:
 
 def _step(step: "Measured") -> str:
     finite = "finite" if step.finite else "NOT FINITE"
-    return f"{finite}: loss {step.loss:.4g}, gradient norm {step.gradient_norm:.3g}; {_time(step.seconds)}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+    return f"{finite}: loss {step.loss:.4g}, gradient norm {step.gradient_norm:.3g}; {timed(step.seconds)}"
 
 
 def _verdict(problems: Sequence[str]) -> str:

@@ -3,7 +3,6 @@
 Layers are those of the class's default config, counted on the meta device, which allocates no weights.
 """
 
-import operator
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +56,7 @@ def default_layers(name: str, family: Family) -> str:
             model = getattr(transformers, name)()
     except (ImportError, TypeError, ValueError):  # no diffusers, or a constructor with required arguments
         return ""
-    return " + ".join(str(len(operator.attrgetter(stack.name)(model))) for stack in family.stacks)
+    return " + ".join(str(len(stack.layers(model))) for stack in family.stacks)
 
 
 def describe_families(word: str = "") -> str:

@@ -11,7 +11,7 @@ import torch
 from tread.errors import ConfigError
 from tread.evaluate.compare import evaluate
 from tread.evaluate.features import load_extractor
-from tread.files import atomic_write
+from tread.files import write_text
 from tread.page.read import FIGURES
 from tread.training.record import origin
 
@@ -44,8 +44,7 @@ def run_evaluation(
     if report is not None and rank == 0:
         if (work := options.get("work")) is not None:
             known = asdict(report) | {"paths": {"samples": str(samples), "ref": str(ref)}, "start": origin(chosen)}
-            with atomic_write(work / FIGURES) as file:
-                file.write((dumps(known, indent=2) + "\n").encode())
+            write_text(work / FIGURES, dumps(known, indent=2) + "\n")
         print(dumps(asdict(report), indent=2) if json else report.table())
 
 

@@ -83,7 +83,7 @@ def plan_cost(plan: RoutePlan, shape: LayerShape, *, tokens: int, forced: int | 
         raise ConfigError("the plan has no depth yet: call plan.resolve(depth) first.")
     counts = [tokens] * plan.depth
     for route in plan.routes:
-        for layer in range(route.start_layer_idx, route.end_layer_idx + 1):
+        for layer in route.layers:
             counts[layer] = kept_count(tokens, route.selection_ratio, forced)
     return Cost(
         dense_flops=plan.depth * shape.flops(tokens),

@@ -199,7 +199,7 @@ class Handle:
         """The share of tokens kept in the routed layers of the last forward; 1 if it ran dense."""
         if not self._selections:
             return 1.0
-        layers = [route.end_layer_idx - route.start_layer_idx + 1 for route in self.plan.routes]
+        layers = [len(route.layers) for route in self.plan.routes]
         kept = sum(layers[route] * ids.shape[1] for route, ids in self._selections.items())
         return kept / (sum(layers) * self._tokens)
 

@@ -49,7 +49,7 @@ def _passage_risks(plan: RoutePlan, depth: int) -> list[str]:
 
     A token may be dropped in every window, so their lengths add up.
     """
-    left = depth - sum(route.end_layer_idx - route.start_layer_idx + 1 for route in plan.routes)
+    left = depth - sum(len(route.layers) for route in plan.routes)
     if left >= FEWEST_LAYERS:
         return []
     routes = " and ".join(str(route) for route in plan.routes)

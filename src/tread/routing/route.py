@@ -36,6 +36,11 @@ class Route:
                 "Both are inclusive; swap them."
             )
 
+    @property
+    def layers(self) -> range:
+        """The layers of the window, if the route is resolved."""
+        return range(self.start_layer_idx, self.end_layer_idx + 1)
+
     def __str__(self) -> str:
         start, end, ratio = (
             shown(value, 40) for value in (self.start_layer_idx, self.end_layer_idx, self.selection_ratio)

@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tread.errors import CheckpointError
+from tread.errors import CheckpointError, reason_of
 from tread.files import fsync, is_safetensors
 
 CHECKPOINTS = "checkpoints"
@@ -134,7 +134,7 @@ def _explained(folder: Path, step: int) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         give_up(folder, step)
-        raise unwritten(folder, step, getattr(error, "strerror", None) or str(error)) from error
+        raise unwritten(folder, step, reason_of(error)) from error
 
 
 def give_up(folder: Path, step: int) -> None:

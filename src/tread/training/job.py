@@ -22,7 +22,7 @@ from torch import distributed
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, shown
-from tread.files import atomic_write, is_file, sweep, writing
+from tread.files import is_file, lock, sweep, write_text, writing
 from tread.kernels.attention import check_attention
 from tread.training.checkpoint import CHECKPOINTS, checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import fit
@@ -191,30 +191,15 @@ def end(accelerator: Accelerator, stopped: int = 0) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
     """Hold a lock file; yields False if another process holds it. The system frees it when this process ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield True
-        return
     with path.open("a") as file:
-        os.register_at_fork(after_in_child=file.close)  # else data-loading processes would hold it too
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError:  # a file system without locks
-            pass
-        yield True
+        if hasattr(os, "register_at_fork"):  # else data-loading processes would hold it too
+            os.register_at_fork(after_in_child=file.close)
+        yield lock(file, wait=False)
 
 
 def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
-    """The folder of the run to resume; None for a new run."""
-    if restarts() and list_checkpoints(folder / CHECKPOINTS):  # torchrun gave the same command again
-        return folder
-    if config.resume is None:
-        return None
-    return folder if config.resume == "latest" else Path(config.resume)
+    """`config.resumed`, or the run's own folder where torchrun gave the same command again."""
+    return folder if restarts() and list_checkpoints(folder / CHECKPOINTS) else config.resumed
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:
@@ -233,5 +218,4 @@ def _write_config(folder: Path, before: dict[str, Any], settings: dict[str, Any]
     for change in changes(before, settings) if before else ():
         if not change.startswith(("resume", "output_dir")):
             accelerator.print(f"changed since the run was started: {change}")
-    with atomic_write(folder / CONFIG_FILE) as file:
-        file.write(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120).encode())
+    write_text(folder / CONFIG_FILE, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120))

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from tread.errors import ConfigError, TrainingDiverged
-from tread.files import atomic_write, writing
+from tread.files import write_text, writing
 from tread.training.settings import JobConfig
 
 FILE = "metrics.jsonl"
@@ -98,8 +98,7 @@ class Metrics:
 def cut_back(path: Path, step: int) -> None:
     """Remove the lines after `step` from a file of metrics, and those that a kill or a disk damaged."""
     kept = [line for line in _lines(path) if _step_of(line) <= step]
-    with atomic_write(path) as file:  # a kill right here must not cost the whole history
-        file.write("".join(f"{line}\n" for line in kept).encode())
+    write_text(path, "".join(f"{line}\n" for line in kept))  # a kill right here must not cost the whole history
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -51,6 +51,11 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+def parameter_counts(model: nn.Module) -> tuple[int, int]:
+    """The number of a model's parameters, and of those that train."""
+    return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
 def load_into(own: Mapping[str, Tensor], path: Path, part: str) -> None:
     """Read one part of a checkpoint into tensors, of which this process may hold shards; refused if names or shapes
     differ. Only what this process holds is read, whatever layout wrote the checkpoint."""

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 
 from tread.errors import masked
-from tread.files import atomic_write, writing
+from tread.files import write_text
 from tread.training.fingerprint import KINDS
 from tread.training.task import Task
 
@@ -40,8 +40,7 @@ def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -
             {"step": step, **origin(accelerator.device, accelerator.num_processes)},
         ],
     }
-    with writing(folder / FILE), atomic_write(folder / FILE) as file:
-        file.write((json.dumps(record, indent=2) + "\n").encode())
+    write_text(folder / FILE, json.dumps(record, indent=2) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any]:

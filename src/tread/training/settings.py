@@ -235,6 +235,11 @@ class JobConfig(ABC):
     checkpoint: CheckpointConfig
     log: LogConfig
 
+    @property
+    def resumed(self) -> Path | None:
+        """The folder of the run to resume; None for a new run."""
+        return None if self.resume is None else Path(self.output_dir if self.resume == "latest" else self.resume)
+
     def called(self, setting: str) -> str:
         """The name under which the user of this job knows a setting of the loop, such as `train.steps`."""
         return setting

@@ -118,6 +118,12 @@ def test_what_a_run_refuses_is_a_note(pipeline_folder: PipelineFolder, tmp_path:
     )
 
 
+def test_missing_sound_is_a_note(pipeline_folder: PipelineFolder, tmp_path: Path, capsys: Capture) -> None:
+    entry = {"instance_data_dir": str(write_clips(tmp_path / "mute")), "resolution": 64, "video": {"num_frames": 9}}
+    main(["data", str(write_config(tmp_path, str(pipeline_folder("ltxvideo2")), entry, "ltxvideo2", sound="train"))])
+    assert "A run refuses this: sound is 'train', but 2 of 2 samples" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -20,11 +20,11 @@ from tread.config.schema import plain
 from tread.errors import ConfigError
 from tread.finetune.data.prepare import prepare
 from tread.finetune.job import FinetuneJob
-from tread.finetune.preflight import check_model
+from tread.finetune.preflight import check_model, resumed_folder
 from tread.finetune.run import attach_routes, finetune, load_models, open_job
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning, TuneBatch
-from tread.finetune.trial import STEPS
+from tread.finetune.trial import steps_alone
 from tread.kernels import attention
 from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
@@ -55,13 +55,8 @@ class FinetuneTuning:
     def identity(self) -> dict[str, Any]:
         """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
-        return {"job": "finetune", **settings, "tread_config": self.routing, **newest_checkpoint(self.resumed)}
-
-    @property
-    def resumed(self) -> Path | None:
-        """The run whose weights are measured; None: those that a fine-tune begins with."""
-        source = self.config.resume_from_checkpoint
-        return None if source is None else Path(self.config.output_dir if source == "latest" else source)
+        checkpoint = newest_checkpoint(resumed_folder(self.config))
+        return {"job": "finetune", **settings, "tread_config": self.routing, **checkpoint}
 
     def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
         """See `Job.schedule`."""
@@ -93,20 +88,7 @@ class FinetuneTuning:
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
         """See `Job.open`."""
         beside = {name: value for name, value in self.routing.items() if name != "schedule"}
-        config = replace(
-            self.config,
-            output_dir=str(folder),
-            tread_config=None,
-            validation_prompt=None,
-            num_eval_images=0,
-            max_train_steps=self.config.max_train_steps if self.config.num_train_epochs == 0 else STEPS,
-            num_train_epochs=0,
-            dataloader_num_workers=0,
-            parallel="ddp",
-            shard_size=None,
-            cpu_offload=False,
-            report_to="none",
-        )
+        config = replace(steps_alone(self.config, folder), tread_config=None)
         config, family, accelerator = open_job(config)
         device = check_alone(accelerator)
         check_model(config, family, device)
@@ -119,8 +101,8 @@ class FinetuneTuning:
         handles = {part: attach_routes(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         session = Session(task, FinetuneJob.of(config), accelerator)
-        if self.resumed is not None:
-            session.load(self.resumed / CHECKPOINTS)
+        if (resumed := resumed_folder(self.config)) is not None:  # else the weights that a run begins with are measured
+            session.load(resumed / CHECKPOINTS)
         batches = list(islice(task.batches(0), count))
         first, handle = batches[0], task.routing[0]
         references = family.reference_tokens(first.tensors) if handle.plan.reference_tokens == "keep" else 0

@@ -1,6 +1,5 @@
 """A job as the tuner sees it, and the helpers that both jobs share."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -90,7 +89,7 @@ def stacks_of(model: nn.Module, family: Family) -> tuple[Stack, ...]:
     """The stacks of a stock model with their layers, as routes count them."""
     stacks, first = [], 0
     for stack in family.stacks:
-        count = len(operator.attrgetter(stack.name)(model))
+        count = len(stack.layers(model))
         if count:
             stacks.append(Stack(name=stack.name, first=first, last=first + count - 1))
         first += count

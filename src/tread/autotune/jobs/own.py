@@ -19,6 +19,7 @@ from tread.kernels.fast import Fast
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.routing.schedule import Schedule
+from tread.training.parts import parameter_counts
 from tread.training.trial import turned
 
 Step = Callable[[Any], Any]
@@ -124,13 +125,13 @@ class OwnTuning:
     def identity(self) -> dict[str, Any]:
         """See `Job.identity`."""
         model, leaves = self.loop.model, pytree.tree_leaves(self.batches[0])
-        counts = [sum(p.numel() for p in model.parameters() if p.requires_grad or every) for every in (True, False)]
+        weights, trained = parameter_counts(model)
         return {
             "job": "loop",
             "model": type(model).__name__,
             "layers": self.plan.depth,
-            "weights": counts[0],
-            "trained": counts[1],
+            "weights": weights,
+            "trained": trained,
             "norm": _trained_norm(model),
             "compiled": bool(self.loop.fast),
             "batches": len(self.batches),

@@ -19,6 +19,7 @@ from tread.models import model_size
 from tread.pretrain.run import pretrain
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
+from tread.pretrain.trial import steps_alone
 from tread.routing.plan import RoutePlan
 from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
@@ -47,13 +48,7 @@ class PretrainTuning:
         """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
         settings["model"] = {**settings["model"], "tread_config": self.routing, "name": None}
-        return {"job": "train", **settings, **newest_checkpoint(self.resumed)}
-
-    @property
-    def resumed(self) -> Path | None:
-        """The run whose weights are measured; None: new ones, or those of model.weights."""
-        source = self.config.resume
-        return None if source is None else Path(self.config.output_dir if source == "latest" else source)
+        return {"job": "train", **settings, **newest_checkpoint(self.config.resumed)}
 
     def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
         """See `Job.schedule`."""
@@ -87,14 +82,9 @@ class PretrainTuning:
         check_depth(depth, ratios)
         beside = {name: value for name, value in self.routing.items() if name != "schedule"}
         config = replace(
-            self.config,
-            output_dir=str(folder),
+            steps_alone(self.config, folder),
             model=replace(self.config.model, tread_config={**beside, "routes": wide_routes(ratios)}),
-            train=replace(self.config.train, workers=0, parallel="ddp", shard_size=None, cpu_offload=False),
             validation=replace(self.config.validation, every=0, samples=0),
-            sample=replace(self.config.sample, vae=None),  # nothing is drawn
-            evaluate=replace(self.config.evaluate, every=0),
-            log=replace(self.config.log, trackers="none"),
         )
         accelerator = make_accelerator(config)
         check_alone(accelerator)
@@ -102,8 +92,8 @@ class PretrainTuning:
         size = config.train.batch_size // config.train.micro_steps
         count = min(batches_of(size), check_samples(len(task.train_set), size, "train.batch_size"))
         session = Session(task, task.config, accelerator)
-        if self.resumed is not None:
-            session.load(self.resumed / CHECKPOINTS)
+        if (resumed := self.config.resumed) is not None:  # else the weights that a run begins with are measured
+            session.load(resumed / CHECKPOINTS)
         loop = TrainerLoop(task, session)
         return Opened(
             loop=loop,

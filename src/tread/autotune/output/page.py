@@ -11,7 +11,7 @@ from typing import Any
 from tread.autotune.cost import routes_of
 from tread.autotune.output.text import named
 from tread.autotune.sensitivity import HeatMap, gaps_by_level, heat_maps
-from tread.files import atomic_write
+from tread.files import write_text
 from tread.page.document import Section, document
 from tread.page.figure import Curves, Line
 from tread.page.html import Html, joined, tag
@@ -35,8 +35,7 @@ def write_page(folder: Path, facts: Mapping[str, Any]) -> Path:
         notes=[note[:1].upper() + note[1:] for note in result["notes"]],  # some are also the end of a sentence
         command=facts["starts"][-1].get("command", ""),
     )
-    with atomic_write(path) as file:
-        file.write(content.encode(errors="backslashreplace"))
+    write_text(path, content, errors="backslashreplace")
     return path
 
 
@@ -67,8 +66,8 @@ def _choice(result: Mapping[str, Any]) -> Html:
         depth = result["rules"]["depth"]
         shares = [1.0] * depth
         for route in routes_of(result["chosen"]):
-            span = range(route.start_layer_idx, route.end_layer_idx + 1)
-            shares = [1 - route.selection_ratio if layer in span else share for layer, share in enumerate(shares)]
+            for layer in route.layers:
+                shares[layer] = 1 - route.selection_ratio
         words = "The share of tokens that each layer sees."
         parts.append(tag("figure", layers(shares), tag("figcaption", words), class_="stack"))
         parts.append(tag("pre", tag("code", json.dumps({"tread_config": result["tread_config"]}, indent=1))))

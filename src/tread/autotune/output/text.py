@@ -7,7 +7,7 @@ from typing import Any
 from tread.autotune.cost import routes_of
 from tread.autotune.measure import ROUNDS
 from tread.autotune.verify import FALLS_APART
-from tread.words import counted
+from tread.words import counted, timed
 
 ON_A_CPU = (
     "There is no GPU here: times and speed-ups are those of this CPU, and a GPU's will differ, most for small models. "
@@ -99,7 +99,7 @@ def summary(result: Mapping[str, Any]) -> str:
     """What came out, for the terminal."""
     cost = result["cost"]
     lines = [
-        f"dense step {_time(result['dense_seconds'])}; the fit is within {cost['error']:.1%} of every timed plan",
+        f"dense step {timed(result['dense_seconds'])}; the fit is within {cost['error']:.1%} of every timed plan",
         f"{counted(result['measured'], 'window')} measured at {counted(result['levels'], 'noise level')}, "
         f"{counted(len(result['front']), 'plan')} that no other beats",
         "",
@@ -115,10 +115,6 @@ def summary(result: Mapping[str, Any]) -> str:
         lines.append(f"verified {named(name)}: {one['steps']:,} steps, {_outcome(one, name)}")
     notes = [f"note: {note}" for note in result["notes"] if note != ON_A_CPU]  # already printed at the start
     return "\n".join([*lines, "", *notes])
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
 def _times(value: float | None) -> str:

@@ -2,11 +2,11 @@
 
 - A clip is read from its start, at its own frame rate or at another one (`resampled`).
 - Frames are rotated by the container's rotation tag, as phones write it.
-- The number of frames is the container's, or counted if it has none.
 """
 
 import math
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,31 @@ _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: I
 
 def probe_clip(path: Path) -> tuple[int, int, int]:
     """Width and height as shown, and the number of frames."""
-    first = next(read_clip(path), None)
+    first = next(timed_clip(path), None)
     if first is None:
         raise ValueError("it has no frames")
     with open_clip(path) as container:
-        stream = container.streams.video[0]
-        frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
-    return *first.size, frames
+        return *first[0].size, _frames(container)
 
 
 def clip_seconds(path: Path) -> float:
     """The duration of a clip: its frames at its average rate."""
     with open_clip(path) as container:
-        stream = container.streams.video[0]
-        frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
-        if not stream.average_rate:
-            raise ValueError("it has no frame rate")
-        return float(frames / stream.average_rate)
+        return float(_frames(container) / rate_of(container))
 
 
-def read_clip(path: Path) -> Iterator[Image.Image]:
-    """The frames of a clip, RGB and upright, decoded lazily."""
-    for image, _, _ in timed_clip(path):
-        yield image
+def _frames(container: Any) -> int:
+    """The number of frames: the container's, or counted if it has none."""
+    stream = container.streams.video[0]
+    return stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
+
+
+def rate_of(container: Any) -> Fraction:
+    """Frames per second of a clip, on average."""
+    rate = container.streams.video[0].average_rate
+    if not rate:
+        raise ValueError("it has no frame rate")
+    return rate
 
 
 Timed = tuple[Image.Image, float | None, float | None]
@@ -54,7 +56,7 @@ Timed = tuple[Image.Image, float | None, float | None]
 
 
 def timed_clip(path: Path) -> Iterator[Timed]:
-    """The frames of a clip with their times."""
+    """The frames of a clip, RGB and upright, decoded lazily, with their times."""
     with open_clip(path) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")

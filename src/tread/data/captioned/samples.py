@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from tread.config.schema import several
 from tread.data.captioned.buckets import Size, measure
 from tread.data.captioned.captions import TRIGGER
 from tread.data.captioned.entries import ConditioningType, DataConfig
@@ -28,7 +29,7 @@ from tread.data.captioned.masks import MaskKind
 from tread.data.captioned.pixels import count_frames, is_clip, is_image, probe
 from tread.data.captioned.tables import Place
 from tread.errors import ConfigError, DataError, nearest
-from tread.files import atomic_write
+from tread.files import write_text
 from tread.words import counted
 
 Pairs = dict[ConditioningType, list[dict[str, Path]]]
@@ -111,8 +112,7 @@ def tell_skipped(skipped: Sequence[Skipped], file: Path, say: Callable[[str], No
     if not skipped:
         file.unlink(missing_ok=True)
         return
-    with atomic_write(file) as out:
-        out.write("".join(f"{name}\t{reason}\n" for name, reason in skipped).encode())
+    write_text(file, "".join(f"{name}\t{reason}\n" for name, reason in skipped))
     say(f"{counted(len(skipped), 'file')} left out, all listed in {file}:")
     for name, reason in islice(skipped, 5):
         say(f"  {name}: {reason}")
@@ -122,8 +122,7 @@ def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
     """This entry's masks and references, by conditioning type."""
     known = {other.name: other for other in configs if other.dataset_type == "conditioning"}
     pairs: Pairs = {}
-    names = (config.conditioning_data,) if isinstance(config.conditioning_data, str) else config.conditioning_data
-    for name in names or ():
+    for name in several(config.conditioning_data):
         if name not in known:
             listed = ", ".join(known) or "none"
             raise ConfigError(
@@ -132,8 +131,7 @@ def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
             )
         entry = known[name]
         pairs.setdefault(entry.conditioning_type or "mask", []).append(_by_name(root_of(entry), "instance_data_dir"))
-    folders = config.conditioning_data_dir or ()
-    for folder in (folders,) if isinstance(folders, str) else folders:
+    for folder in several(config.conditioning_data_dir or None):
         kind = config.conditioning_type or "mask"
         pairs.setdefault(kind, []).append(_by_name(Path(folder), "conditioning_data_dir"))
     return pairs

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tread.data.captioned.clips import open_clip
+from tread.data.captioned.clips import open_clip, rate_of
 from tread.data.captioned.pixels import is_clip
 from tread.data.captioned.tables import Place
 from tread.data.images import reading
@@ -28,10 +28,7 @@ def has_sound(place: Place) -> bool:
 def clip_rate(place: Path) -> float:
     """Frames per second of a clip, on average."""
     with reading(place), open_clip(place) as container:
-        rate = container.streams.video[0].average_rate
-        if not rate:
-            raise ValueError("it has no frame rate")
-        return float(rate)
+        return float(rate_of(container))
 
 
 def read_sound(place: Place, seconds: float, rate: int) -> Tensor:

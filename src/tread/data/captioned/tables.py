@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tread.config.schema import several
 from tread.data.captioned.entries import DataConfig
-from tread.errors import ConfigError, DataError, needs
+from tread.errors import ConfigError, DataError, needs, one_line
 from tread.files import is_file, regular
 
 COLUMNS = {
@@ -62,8 +63,7 @@ def opened(place: Place) -> Path | io.BytesIO:
 
 def choose_columns(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> tuple[str, ...]:
     """The columns that a setting of the entry names, else the first of COLUMNS present; empty if none is."""
-    asked = getattr(config, setting)
-    named: tuple[str, ...] = (asked,) if isinstance(asked, str) else asked or ()
+    named = several(getattr(config, setting))
     for name in named:
         if name not in columns:
             raise ConfigError(
@@ -121,7 +121,7 @@ def load_dataset(config: DataConfig) -> Any:
         saved = any((Path(place) / name).is_file() for name in ("state.json", "dataset_dict.json"))
         found: Any = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
     except Exception as error:  # builders raise whatever the files make them raise
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = one_line(error)[:300]
         raise DataError(
             f"dataset_name {place!r} cannot be loaded ({reason}): give a folder or the id of a dataset in reach"
         ) from error

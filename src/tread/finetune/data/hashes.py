@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from tread.data.captioned.finding import files_below
 from tread.data.captioned.tables import Place
-from tread.files import atomic_write, regular
+from tread.files import regular, write_text
 from tread.finetune.model.source import Source
 
 _PIECE, _PIECES, _DIGEST = 65536, 8, 20
@@ -86,8 +86,7 @@ class ContentHashes:
     def _remember(self, found: dict[tuple[str, int, int], str]) -> None:
         file = self.folder / f"hashes-{self.ranks.process_index}.json"
         entries = _read(file) | {path: [size, time, value] for (path, size, time), value in found.items()}
-        with atomic_write(file) as out:
-            out.write(json.dumps(entries).encode())
+        write_text(file, json.dumps(entries))
 
 
 def identity(source: Source, parts: Sequence[str], *words: object) -> str:

@@ -18,7 +18,7 @@ from tread.data.captioned.pixels import read_pixels
 from tread.data.captioned.tables import Place, opened
 from tread.data.images import reading, upright_rgb
 from tread.errors import DataError, OutputError, shortened
-from tread.files import atomic_write
+from tread.files import write_text
 from tread.finetune.data.survey import Seen, Survey, facts, visits
 from tread.page.document import Section, asset, document
 from tread.page.html import Html, tag
@@ -63,8 +63,7 @@ def write_page(path: Path, found: Survey, *, heading: str, command: str, most: i
         style=asset("data.css"),
     )
     try:
-        with atomic_write(path) as file:
-            file.write(text.encode(errors="backslashreplace"))
+        write_text(path, text, errors="backslashreplace")
     except OSError as error:
         raise OutputError(
             f"the page cannot be written to {path}: {error.strerror}. Give --html a file in a folder that exists and "

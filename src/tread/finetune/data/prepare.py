@@ -7,16 +7,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache as once
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 
-from tread.config.schema import parse
 from tread.data.captioned.buckets import Bucket, Crop, Size, bucket_of
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.masks import looks_like_text, read_mask
@@ -38,6 +37,7 @@ LOOKED_AT = 64
 """Masks of a data entry that are tested for text."""
 DRIFT = 5e-3
 """The largest relative difference of frame rates, such as 24 from 23.976, that keeps sound with its picture."""
+T = TypeVar("T")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -78,12 +78,10 @@ def prepare(
     With `batches`, only the samples of that many batches are encoded, from the most frequent bucket.
     """
     say, show = accelerator.print, accelerator.is_main_process
-    configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
+    configs = config.entries()
     collected = collect(configs, video=family.video, say=say, progress=show)
-    check_references(family, collected.samples)
-    check_sizes(family, collected.samples, configs)
-    check_sound(family, collected.samples, configs)
-    check_flips(collected.samples, configs)
+    for check in data_checks(family, collected.samples, configs):
+        check()
     samples = collected.samples
     if batches is not None:
         samples = _batch_of(samples, configs, family)[: batches * config.train_batch_size * accelerator.num_processes]
@@ -180,15 +178,34 @@ def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int, see
     held_out = [entry for entry in entries if entry.sample.held_out] or train
     if not train:
         raise ConfigError("data has only entries of dataset_type eval; add one to train on.")
-    spread = torch.linspace(0, len(held_out) - 1, min(count, len(held_out))).round().int().tolist()
-    chosen = [held_out[i] for i in spread]
     return Prepared(
         train=CachedSamples(cache, train, texts),
-        held_out=CachedSamples(cache, chosen, texts),
+        held_out=CachedSamples(cache, _evenly(held_out, count), texts),
         texts=texts,
         previews_see=seen,
         samples=[entry.sample for entry in entries],
     )
+
+
+def _evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` of the items, evenly spaced."""
+    indices = torch.linspace(0, len(items) - 1, min(most, len(items))).round().int().tolist()
+    return [items[i] for i in indices]
+
+
+def data_checks(
+    family: TuneFamily | None, samples: Sequence[Sample], configs: Sequence[DataConfig]
+) -> list[Callable[[], None]]:
+    """The checks of samples by which a run refuses its data; without a family, those that need none."""
+    checks = [lambda: check_flips(samples, configs)]
+    if family is None:
+        return checks
+    return [
+        lambda: check_references(family, samples),
+        lambda: check_sizes(family, samples, configs),
+        lambda: check_sound(family, samples, configs),
+        *checks,
+    ]
 
 
 def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
@@ -260,8 +277,8 @@ def check_flips(samples: Sequence[Sample], configs: Sequence[DataConfig]) -> Non
         if config.horizontal_flip is not True:
             continue
         masked = [sample for sample in samples if sample.dataset == index and sample.mask is not None]
-        for i in torch.linspace(0, len(masked) - 1, min(LOOKED_AT, len(masked))).round().int().tolist():
-            mask, kind = masked[i].mask, masked[i].mask_kind
+        for sample in _evenly(masked, LOOKED_AT):
+            mask, kind = sample.mask, sample.mask_kind
             try:
                 weights = read_mask(mask, Crop(Bucket(256, 256), 0.0, 0.0, 1.0, 1.0), kind)  # pyright: ignore[reportArgumentType]
             except DataError:  # the sample is skipped, and listed, when it is encoded

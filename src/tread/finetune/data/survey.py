@@ -1,23 +1,22 @@
 """`tread data CONFIG`: the data as a fine-tune would see it, before anything is encoded.
 
 - Only headers are read, as at the start of a run: which samples there are, in which buckets, what is left out and why.
-- Errors that would stop a run (sizes, references, mirrored text) become notes, so that one report shows all of them.
+- Errors that would stop a run (references, sizes, sound, mirrored text) become notes: one report shows them all.
 - A model that is not on this disk is not downloaded: buckets then have sides that are multiples of 16.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tread.config.schema import parse
 from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.finding import Skipped
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.hashes import content_hash
-from tread.finetune.data.prepare import check_flips, check_references, check_sizes
+from tread.finetune.data.prepare import data_checks
 from tread.finetune.families import family_class
 from tread.finetune.preflight import is_here, open_model
 from tread.finetune.settings import FinetuneConfig
@@ -92,13 +91,9 @@ def survey(config: FinetuneConfig) -> Survey:
     multiple, factor = MULTIPLE, FRAME_FACTOR if video else 1
     if family is not None:
         multiple, factor = family.multiple, family.frame_factor
-    configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
+    configs = config.entries()
     collected = collect(configs, video=video, say=notes.append)
-    checks: list[Callable[[], None]] = [lambda: check_flips(collected.samples, configs)]
-    if family is not None:
-        checks.append(lambda: check_references(family, collected.samples))
-        checks.append(lambda: check_sizes(family, collected.samples, configs))
-    for check in checks:
+    for check in data_checks(family, collected.samples, configs):
         try:
             check()
         except (ConfigError, DataError) as error:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tread.attach.registry import layers_of
-from tread.errors import ConfigError, nearest, shown
+from tread.errors import ConfigError, nearest, one_line, shown
 from tread.finetune.model.source import Source
 from tread.training.memory import give_back, is_out_of_memory
 from tread.training.sharding.files import keep
@@ -96,7 +96,7 @@ def fitting(source: Source, part: str) -> Iterator[None]:
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise ConfigError(
             f"a {source.class_of(part).__name__} with transformer {shown(source.changes)} cannot compute a batch "
             f"({reason}): sizes that depend on each other must be changed together."
@@ -108,7 +108,7 @@ def _made(source: Source, part: str) -> nn.Module:
     try:
         return cls.from_config(source.config(part))
     except Exception as error:  # stock classes raise all kinds of errors for bad sizes
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error)[:200]
         raise ConfigError(
             f"a {cls.__name__} cannot be made with transformer {shown(source.changes)}: {reason}"
         ) from error

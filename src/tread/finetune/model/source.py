@@ -23,7 +23,7 @@ from safetensors import safe_open
 from torch import nn
 
 from tread.data.stock import check_tokenizer, check_weights
-from tread.errors import ConfigError, check_int, needs, shown
+from tread.errors import ConfigError, check_int, needs, one_line, shown
 from tread.finetune.model.weights import Weights, make_empty
 from tread.training.memory import is_out_of_memory
 
@@ -228,8 +228,7 @@ class Source:
         except Exception as error:  # loaders raise all kinds of errors for damaged files
             if is_out_of_memory(error):
                 raise
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ConfigError(f"cannot load {what} of {self.place}: {reason}") from error
+            raise ConfigError(f"cannot load {what} of {self.place}: {one_line(error)[:300]}") from error
 
     def class_of(self, part: str) -> Any:
         """The class of a part; None if it is not from diffusers or transformers.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tread.errors import ConfigError, shortened
+from tread.errors import ConfigError, one_line, shortened
 from tread.finetune.result.write import CARD, RECORD
 from tread.finetune.settings import FinetuneConfig
 from tread.training.checkpoint import CHECKPOINTS, newest
@@ -58,7 +58,7 @@ def push(folder: Path, config: FinetuneConfig, say: Callable[[str], object]) -> 
         )
         say(f"uploaded: {done.commit_url}")
     except Exception as error:  # any error of the network or the hub: the result is on the disk
-        reason = shortened(" ".join(str(error).split()).rstrip(".") or type(error).__name__, 300)
+        reason = shortened(one_line(error).rstrip("."), 300)
         say(
             f"warning: the run is complete, but its result could not be uploaded: {reason}. "
             f"`hf upload {name} {folder} --exclude 'checkpoints/*'` does it."

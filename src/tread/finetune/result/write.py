@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import tread
-from tread.files import atomic_write, fsync, is_safetensors, writing
+from tread.files import fsync, is_safetensors, write_text, writing
 from tread.finetune.family import TuneFamily
 from tread.finetune.model.adapters import adapter_metadata, adapter_state
 from tread.finetune.model.lora_files import save_lora
@@ -73,11 +73,9 @@ def _write(
             fsync(path)
         (folder / RECORD).unlink(missing_ok=True)  # while files of two checkpoints are mixed, there is no record
         paths = [_replace(path, folder / path.name) for path in sorted(temporary.iterdir())]
-    with atomic_write(folder / CARD) as file:
-        file.write(card(family, list(models), config, facts).encode())
-    with atomic_write(folder / RECORD) as file:
-        known = {"step": facts.get("step"), "checkpoint": facts.get("id"), "files": sizes}
-        file.write((json.dumps(known, indent=2) + "\n").encode())
+    write_text(folder / CARD, card(family, list(models), config, facts))
+    known = {"step": facts.get("step"), "checkpoint": facts.get("id"), "files": sizes}
+    write_text(folder / RECORD, json.dumps(known, indent=2) + "\n")
     return [*paths, folder / CARD, folder / RECORD]
 
 

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
+from tread.around import module_of
 from tread.errors import ConfigError
+from tread.kernels.nests import Whole, taken_apart
 from tread.kernels.offload.host import HostLayer
-from tread.kernels.offload.recomputed import HiddenInputs, Parts, leaves_of
+from tread.kernels.offload.recomputed import HiddenInputs, leaves_of
 from tread.kernels.offload.ring import Pass, Ring
 from tread.routing.recompute import Region
 
@@ -78,8 +80,7 @@ def unless_offloaded(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     """A checkpoint function `(layer, *args)` that calls layers which recompute themselves without checkpointing."""
 
     def call(block: Any, *args: Any, **kwargs: Any) -> Any:
-        layer = getattr(block, "__self__", block)  # some models pass `block.__call__`
-        return block(*args, **kwargs) if recomputes(layer) else checkpoint(block, *args, **kwargs)
+        return block(*args, **kwargs) if recomputes(module_of(block)) else checkpoint(block, *args, **kwargs)
 
     return call
 
@@ -115,10 +116,10 @@ class OffloadedCall:
                 "weights of an offloaded layer were unfrozen, and only frozen ones can be offloaded: freeze them, or "
                 "offload after unfreezing."
             )
-        given = Parts((args, kwargs))
-        passes = _Passes(self, trained, given)
-        made = _Function.apply(passes, *trained, *given.tensors)
-        return passes.output.whole(made)  # pyright: ignore[reportArgumentType]
+        given, arguments = taken_apart((args, kwargs))
+        passes = _Passes(self, trained, given, arguments)
+        made = _Function.apply(passes, *trained, *given)
+        return passes.output(made)  # pyright: ignore[reportArgumentType]
 
     def visit(self, how: Pass) -> AbstractContextManager[None]:
         """Inside, the layer has its weights on the device."""
@@ -147,25 +148,25 @@ class OffloadedCall:
 class _Passes:
     """The two passes of one call of an offloaded layer: its forward, and its recomputation in backward."""
 
-    def __init__(self, call: OffloadedCall, trained: Sequence[Tensor], given: Parts) -> None:
-        self._call, self._trained, self._given = call, list(trained), given
+    def __init__(
+        self, call: OffloadedCall, trained: Sequence[Tensor], given: Sequence[Tensor], arguments: Whole
+    ) -> None:
+        self._call, self._trained, self._arguments = call, list(trained), arguments
         self.count = len(trained)
         """The number of trained parameters, which come first among the tensors."""
-        self._region, self._hidden = Region(reentrant=False), HiddenInputs(given.tensors)
-        self.output = given
-        """The layer's output; set by `forward`."""
+        self._region, self._hidden = Region(reentrant=False), HiddenInputs(given)
+        self.output = arguments
+        """Makes the layer's output from its tensors; set by `forward`."""
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The tensors of the layer's output, without an autograd graph."""
-        self._given.tensors = []  # autograd saves them
         enabled = self._call.code is not None
         self._region.begin()
         try:
             with torch.set_grad_enabled(enabled), self._call.visit("forward"):
-                self.output = Parts(self._run(_detached(tensors[self.count :])))
+                made, self.output = taken_apart(self._run(_detached(tensors[self.count :])))
         finally:
             self._region.end()
-        made, self.output.tensors = self.output.tensors, []
         return tuple(x.detach() for x in made)
 
     def backward(self, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -176,7 +177,7 @@ class _Passes:
         inputs = [*self._trained, *given]
         wanted = [x for x in inputs if x.requires_grad]
         with torch.enable_grad(), self._hidden.restored(), self._call.visit("backward"):
-            made = Parts(self._run(given)).tensors
+            made = taken_apart(self._run(given))[0]
             pairs = [(x, g) for x, g in zip(made, gradients, strict=True) if g is not None and x.requires_grad]
             if not pairs:
                 return [None] * len(inputs)
@@ -186,7 +187,7 @@ class _Passes:
             return [next(computed) if x.requires_grad else None for x in inputs]
 
     def _run(self, tensors: Sequence[Tensor]) -> Any:
-        args, kwargs = self._given.whole(tensors)
+        args, kwargs = self._arguments(tensors)
         return self._call.run(args, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""The inputs that a layer's recomputation needs again: its arguments, RNG states and autocast settings."""
+"""What a layer's recomputation needs beside its arguments: RNG states and autocast settings."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -6,24 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import get_device_states, set_device_states
-
-_TENSOR = object()
-
-
-class Parts:
-    """A nest of tuples, lists and dicts taken apart: its `tensors`, and everything else, to build it again."""
-
-    def __init__(self, value: Any) -> None:
-        flat, self._spec = tree_flatten(value)
-        self.tensors: list[Tensor] = [x for x in flat if isinstance(x, Tensor)]
-        self._flat = [_TENSOR if isinstance(x, Tensor) else x for x in flat]
-
-    def whole(self, tensors: Sequence[Tensor]) -> Any:
-        """The nest with these tensors in it."""
-        given = iter(tensors)
-        return tree_unflatten([next(given) if x is _TENSOR else x for x in self._flat], self._spec)
 
 
 class HiddenInputs:

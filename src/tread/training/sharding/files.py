@@ -50,24 +50,23 @@ def own_files(folder: Path, rank: int) -> list[Path]:
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
     """The whole tensors of one part, such as `model`, by name; read by this process alone."""
-    reader = HuggingFaceStorageReader(str(folder))
-    prefix = f"{part}."
-    tensors = {
-        name: torch.empty(stored.size, dtype=stored.properties.dtype)
-        for name, stored in reader.read_metadata().state_dict_metadata.items()
-        if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
-    }
-    with _alone():
-        load(tensors, storage_reader=reader, no_dist=True)  # pyright: ignore[reportArgumentType]
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    stored = _stored(folder, part)
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in stored.items()}
+    read_shards(folder, part, tensors)
+    return tensors
 
 
 def shapes_of(folder: Path, part: str) -> dict[str, torch.Size]:
     """The shapes of one part's whole tensors, by name."""
+    return {name: entry.size for name, entry in _stored(folder, part).items()}
+
+
+def _stored(folder: Path, part: str) -> dict[str, TensorStorageMetadata]:
+    """The size and dtype of one part's whole tensors, by name."""
     stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     prefix = f"{part}."
     return {
-        name.removeprefix(prefix): entry.size
+        name.removeprefix(prefix): entry
         for name, entry in stored.items()
         if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }

@@ -21,6 +21,7 @@ from torch import Tensor, distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
+from tread.errors import reason_of
 from tread.training import checkpoint
 from tread.training.sharding import files
 
@@ -152,7 +153,7 @@ class Saver:
         return [one for one, _ in outcomes]
 
     def _reason(self, error: BaseException, rank: int) -> str:
-        said = getattr(error, "strerror", None) or str(error)
+        said = reason_of(error)
         return said if self._world == 1 else f"{said} (on rank {rank})"
 
 
