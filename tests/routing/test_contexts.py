@@ -37,7 +37,7 @@ def test_all_forced_runs_the_machinery_with_every_token():
 
 
 def test_given_selections_are_used_as_they_are():
-    handle, ids = Handle(PLAN, depth=12), torch.tensor([[1, 5, 9]] * 4)
+    handle, ids = Handle(PLAN, depth=12), torch.tensor([[0, 5, 63]] * 4)
     with handle.routed(selections=[ids]):
         assert run(handle)[0].equal(ids)
     with pytest.raises(ConfigError, match="2 selections for 1 routes"), handle.routed(selections=[ids, ids]):

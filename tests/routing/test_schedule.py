@@ -2,7 +2,7 @@
 
 import pytest
 
-from tread import ConfigError, Schedule
+from tread import ConfigError, RoutePlan, Schedule
 
 
 def test_warm_up_climbs_in_levels_and_cool_down_is_dense():
@@ -23,3 +23,11 @@ def test_without_settings_the_ratio_is_constant():
 def test_cool_down_needs_the_number_of_steps():
     with pytest.raises(ConfigError, match="total_steps"):
         Schedule(cooldown_fraction=0.1).scale(0)
+
+
+def test_the_number_of_steps_is_filled_in_where_it_is_missing():
+    constant = RoutePlan.from_config("paper")
+    assert constant.with_total_steps(100) is constant
+    for written, filled in ((None, 100), (40, 40)):
+        plan = RoutePlan.from_config({"preset": "paper", "schedule": {"warmup_steps": 5, "total_steps": written}})
+        assert plan.with_total_steps(100).schedule == Schedule(warmup_steps=5, total_steps=filled)
