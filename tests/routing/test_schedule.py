@@ -1,5 +1,7 @@
 """The ratio's course over training."""
 
+from typing import Any
+
 import pytest
 
 from tread import ConfigError, RoutePlan, Schedule
@@ -18,6 +20,22 @@ def test_few_distinct_values_whatever_the_length():
 
 def test_without_settings_the_ratio_is_constant():
     assert {Schedule().scale(step) for step in range(100)} == {1.0}
+
+
+def test_a_cool_down_is_rounded_to_whole_steps():
+    for fraction, dense in ((0.24, 2), (0.26, 3)):
+        schedule = Schedule(cooldown_fraction=fraction, total_steps=10)
+        assert [schedule.scale(step) for step in range(10)].count(0.0) == dense
+
+
+@pytest.mark.parametrize(
+    ("setting", "least"), [("warmup_steps", 0), ("cooldown_fraction", 0.0), ("levels", 1), ("total_steps", 1)]
+)
+def test_the_least_of_each_setting_runs_and_less_is_refused(setting: str, least: float):
+    settings: dict[str, Any] = {"warmup_steps": 2, "total_steps": 4, setting: least}
+    assert Schedule(**settings).scale(2) in (0.0, 1.0)
+    with pytest.raises(ConfigError, match=rf"^schedule\.{setting} is {least - 1}; "):
+        Schedule(**(settings | {setting: least - 1}))
 
 
 def test_cool_down_needs_the_number_of_steps():
