@@ -31,7 +31,7 @@ def test_a_cool_down_is_rounded_to_whole_steps():
 @pytest.mark.parametrize(
     ("setting", "least"), [("warmup_steps", 0), ("cooldown_fraction", 0.0), ("levels", 1), ("total_steps", 1)]
 )
-def test_the_least_of_each_setting_runs_and_less_is_refused(setting: str, least: float):
+def test_the_least_of_each_setting_runs_and_less_is_refused(setting: str, least: Any):
     settings: dict[str, Any] = {"warmup_steps": 2, "total_steps": 4, setting: least}
     assert Schedule(**settings).scale(2) in (0.0, 1.0)
     with pytest.raises(ConfigError, match=rf"^schedule\.{setting} is {least - 1}; "):
