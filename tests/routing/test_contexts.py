@@ -1,6 +1,7 @@
 """What the contexts of a handle set: forced tokens, given selections, another ratio, step and places in the batch."""
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.routing.identity import PLAN, TWO, X, run
 from tread import ConfigError, Handle, RiskWarning
+from tread.routing.mode import Forced
 
 
 def test_forced_tokens_stay_and_the_mask_is_checked():
@@ -37,7 +39,7 @@ def test_all_forced_runs_the_machinery_with_every_token():
 
 
 def test_given_selections_are_used_as_they_are():
-    handle, ids = Handle(PLAN, depth=12), torch.tensor([[1, 5, 9]] * 4)
+    handle, ids = Handle(PLAN, depth=12), torch.tensor([[0, 5, 63]] * 4)
     with handle.routed(selections=[ids]):
         assert run(handle)[0].equal(ids)
     with pytest.raises(ConfigError, match="2 selections for 1 routes"), handle.routed(selections=[ids, ids]):
@@ -133,7 +135,7 @@ def test_a_step_may_be_a_tensor_one_for_all_or_one_for_each():
         run(handle)
 
 
-def test_samples_on_the_host_do_not_make_it_wait():
+def test_samples_and_masks_on_the_host_do_not_make_it_wait():
     """The meta device stands for a GPU, to which a copy waits unless it is told not to."""
     copies: list[bool] = []
 
@@ -146,7 +148,9 @@ def test_samples_on_the_host_do_not_make_it_wait():
     handle, x = Handle(PLAN, depth=12), X.to("meta")
     with handle.routed(step=5, samples=torch.zeros(1, dtype=torch.int64)), Copies():
         run(handle, x)
-    assert copies == [True]
+    with handle.force_keep(torch.zeros(4, 64, dtype=torch.bool)), Copies():
+        run(handle, x)
+    assert copies == [True, True]
 
 
 def test_a_step_of_its_own_does_not_look_where_the_handle_keeps_its():
@@ -156,6 +160,50 @@ def test_a_step_of_its_own_does_not_look_where_the_handle_keeps_its():
     with here.routed(step=5), elsewhere.routed(step=5):
         for one, other in zip(run(here), run(elsewhere), strict=True):
             assert one.equal(other)
+
+
+def test_permuted_tokens_are_all_kept_in_an_order_for_each_sample():
+    handle = Handle(PLAN, depth=12)
+    with handle.permuted():
+        handle.begin(training=False, forced=Forced(pinned=8)).enter(2, X)
+    (order,) = handle.selections
+    assert order.sort(dim=1).values.equal(torch.arange(64).expand(4, -1))
+    assert order[:, :8].equal(torch.arange(8).expand(4, -1)), "layers address them by index"
+    assert len({tuple(row) for row in order.tolist()}) == 4
+    assert (order[:, 8:].diff(dim=1) < 0).any(dim=1).all()
+
+
+def test_the_share_of_kept_tokens_weighs_each_route_by_its_layers():
+    handle = Handle(TWO, depth=8)
+    assert handle.kept_share == 1
+    run(handle, depth=8)
+    assert handle.kept_share == (3 * 32 + 2 * 48) / (5 * 64)
+    with handle.dense():
+        run(handle, depth=8)
+    assert handle.kept_share == 1
+
+
+def test_a_forward_is_repeatable_where_its_signature_says_everything():
+    handle, mask = Handle(PLAN, depth=12), torch.zeros(4, 64, dtype=torch.bool)
+    for context in (nullcontext(), handle.dense(), handle.routed(), handle.routed(0.75)):
+        with context:
+            assert handle.repeatable
+    given: list[dict[str, Any]] = [{"step": 3}, {"samples": torch.arange(4)}, {"selections": [torch.tensor([[0]] * 4)]}]
+    for context in (handle.force_keep(mask), *(handle.routed(**one) for one in given)):
+        with context:
+            assert not handle.repeatable
+
+
+def test_the_record_of_an_earlier_forward_comes_back():
+    handle = Handle(PLAN, depth=12)
+    run(handle)
+    seen, kept, share = handle.seen, handle.kept, handle.kept_share
+    assert kept is not None
+    handle.begin(training=True).enter(2, X[:2, :40])
+    handle.recall(seen)
+    assert handle.kept is not None
+    assert handle.kept.equal(kept)
+    assert handle.kept_share == share == 0.5
 
 
 def test_ratios_say_what_a_forward_would_drop():

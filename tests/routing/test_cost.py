@@ -74,6 +74,13 @@ def test_activation_bytes_are_what_autograd_keeps(routed):
     assert sum(kept.values()) == pytest.approx(expected, rel=0.08), "embedding and head come on top"
 
 
+def test_sizes_that_are_none_are_refused():
+    with pytest.raises(ConfigError, match=r"^width is 0; it must be at least 1\.$"):
+        LayerShape(width=0)
+    with pytest.raises(ConfigError, match=r"^context is -1; it must be at least 0\.$"):
+        LayerShape(width=8, context=-1)
+
+
 def test_an_unresolved_plan_has_no_cost():
     with pytest.raises(ConfigError, match="resolve"):
         plan_cost(RoutePlan.from_config({"preset": "paper"}), LayerShape(width=8), tokens=4)

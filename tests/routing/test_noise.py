@@ -95,6 +95,25 @@ def test_two_uniforms_are_two_uniforms():
     assert noise.normal(3, INDEX).equal(radius * torch.cos(2 * torch.pi * noise.uniform(3, INDEX, 1)))
 
 
+def test_a_permutation_sorts_the_hashes():
+    order = noise.permutation(1000, 3, 5)
+    assert order.tolist() == sorted(range(1000), key=lambda index: reference_bits(3, 5, index))
+    assert sorted(order.tolist()) == list(range(1000))
+
+
+def test_noise_of_a_sample_depends_on_its_own_words_alone():
+    index = torch.tensor([7, 2, 7])
+    alike = noise.per_sample_normal(3, index, (2, 4), 11)
+    assert alike.shape == (3, 2, 4)
+    for sample, row in zip(index.tolist(), alike, strict=True):
+        assert row.equal(noise.normal(3, sample, 11, torch.arange(8)).view(2, 4))
+    seeds = torch.tensor([3, 3, 4])
+    each = noise.per_sample_normal(seeds, index, (2, 4), 11)
+    assert each[:2].equal(alike[:2])
+    assert each[2].equal(noise.normal(4, 7, 11, torch.arange(8)).view(2, 4))
+    assert noise.per_sample_normal(3, index.to("meta"), (2, 4)).device.type == "meta"
+
+
 def test_global_rng_is_left_alone():
     before = torch.get_rng_state()
     noise.normal(1, INDEX)

@@ -1,7 +1,10 @@
 """Gather and restore: values, gradients, and how little they keep."""
 
+import pytest
 import torch
+from torch.autograd import forward_ad, functional
 
+from tread import TREADRouter
 from tread.routing.ops import gather, restore
 
 
@@ -27,6 +30,15 @@ def test_restore_leaves_the_bypass_alone():
     assert bypass.equal(torch.zeros(1, 4, 2))
 
 
+def test_restore_keeps_the_strides_of_the_bypass():
+    ids = torch.tensor([[1, 3]])
+    bypass = torch.zeros(1, 2, 4).transpose(1, 2)
+    out = restore(torch.ones(1, 2, 2), ids, bypass)
+    assert out.stride() == bypass.stride()
+    assert out[0, :, 0].tolist() == [0, 1, 0, 1]
+    assert bypass.equal(torch.zeros(1, 4, 2))
+
+
 def test_gradcheck_in_float64():
     ids = ids_of(2, 5, 3)
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
@@ -37,6 +49,36 @@ def test_gradcheck_in_float64():
 
     assert torch.autograd.gradcheck(window, (x, bypass))
     assert torch.autograd.gradgradcheck(window, (x, bypass))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # in torch's own rules of forward mode
+def test_forward_mode_and_torch_func_have_the_gradient_of_backward():
+    ids = ids_of(2, 4, 2)
+    x, tangent = torch.randn(2, 2, 4, 3, dtype=torch.float64)
+
+    def window(x):
+        return restore(torch.tanh(gather(x, ids)) * 2, ids, x)
+
+    jacobian = functional.jacobian(window, x)
+    torch.testing.assert_close(torch.func.jacrev(window)(x), jacobian)
+    torch.testing.assert_close(torch.func.jacfwd(window)(x), jacobian)
+    with forward_ad.dual_level():
+        moved = forward_ad.unpack_dual(window(forward_ad.make_dual(x, tangent))).tangent
+    torch.testing.assert_close(moved, torch.einsum("bsdcte,cte->bsd", jacobian, tangent))
+
+
+def test_draws_inside_torch_func_are_counted():
+    """The counter is changed in place, and its value must outlive the transform."""
+    router, plain, x = TREADRouter(), TREADRouter(), torch.randn(2, 16, 3)
+
+    def window(x):
+        info = router.get_mask(x, 0.5, l1_reg=0.5)
+        return router.end_route(router.start_route(x, info) * 2, info, x).sum()
+
+    for _ in range(2):
+        gradient = torch.func.grad(window)(x)
+        assert gradient[..., 0].equal(2.0 - plain.get_mask(x, 0.5, l1_reg=0.5).mask.float())
+    assert router.calls.tolist() == 2
 
 
 def test_every_token_has_a_gradient_path():

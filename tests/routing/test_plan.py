@@ -1,6 +1,7 @@
 """Every config is either accepted as written or refused with the offending value named."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -110,6 +111,19 @@ def with_route(**changes):
 def test_mistakes_are_refused_by_name(config, message):
     with pytest.raises(ConfigError, match=message):
         RoutePlan.from_config(config)
+
+
+def test_a_plan_made_by_hand_is_checked_like_a_config():
+    mistakes = (
+        ({"selector": "l2"}, r"^selector is 'l2'\. Choose one of: random, l1\.$"),
+        ({"importance": 0.5}, r"^importance is 0\.5, but the selector is 'random'"),
+        ({"seed": -1}, r"^seed is -1"),
+        ({"reference_tokens": "drop"}, r"^reference_tokens is 'drop'\. Choose one of: keep, route\.$"),
+        ({"routes": ()}, r"^TREAD training requires you to configure the routes"),
+    )
+    for changes, message in mistakes:
+        with pytest.raises(ConfigError, match=message):
+            replace(PLAN, **changes)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Ratios that cost an adapter quality, and windows that leave a token too few layers, are warned of; no others."""
 
+import re
+
 import pytest
 
 from tread import RoutePlan
 from tread.routing.plan import PRESETS
-from tread.routing.risks import adapter_risks, layer_risks
+from tread.routing.risks import adapter_risks, layer_risks, mask_risks, token_risks
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5])
@@ -44,6 +46,35 @@ def test_a_shallow_model_is_advised_to_train_dense() -> None:
     advised = [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -3}]
     for depth in (5, 12, 57):
         assert layer_risks(RoutePlan.from_config({"routes": advised}).resolve(depth)) == []
+
+
+def test_the_advice_is_no_risk_itself() -> None:
+    """The window that it names, by the words of the warnings."""
+    for depth in (6, 12, 57):
+        long = [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -1}]
+        first, last, few = layer_risks(RoutePlan.from_config({"routes": long}).resolve(depth))
+        start = re.search(r"Set start_layer_idx to (\d+), or", first)
+        latest = re.search(r"Set end_layer_idx to -4 \(the paper\) or at most (-\d+)\.$", last)
+        window = re.search(r"Leave 4, for example with start_layer_idx (\d+) and end_layer_idx (-\d+)\.$", few)
+        assert start
+        assert latest
+        assert window
+        assert window.groups() == (start[1], latest[1])
+        for end, risks in ((int(window[2]), 0), (int(window[2]) + 1, 1)):
+            route = {"selection_ratio": 0.5, "start_layer_idx": int(window[1]), "end_layer_idx": end}
+            assert len(layer_risks(RoutePlan.from_config({"routes": [route]}).resolve(depth))) == risks
+
+
+def test_a_mask_of_three_quarters_is_told() -> None:
+    assert mask_risks(64, 47) == []
+    (risk,) = mask_risks(64, 48)
+    assert risk.startswith("a sample forces 48 of 64 tokens, so at most 16 can be dropped in its batch")
+
+
+def test_a_high_ratio_on_few_tokens_is_told() -> None:
+    assert token_risks(_plan(0.5), 256) == token_risks(_plan(0.6), 257) == []
+    (risk,) = token_risks(_plan(0.6), 256)
+    assert risk.startswith("route 3..-4 at 0.6 keeps 103 of 256 tokens: at 256 tokens the paper lost quality above")
 
 
 def _plan(ratio: float) -> RoutePlan:

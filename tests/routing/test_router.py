@@ -97,10 +97,24 @@ def test_importance_inverse_and_force_keep():
     assert kept == list(range(8)) + list(range(36, 64)), "36 of 64: the mask's 8 and the 28 most important"
 
 
+def test_a_mask_is_made_on_the_device_that_was_asked_for():
+    """The meta device stands for a GPU: no operation may mix it with another."""
+    x, force = X.to("meta"), torch.zeros(4, 64, dtype=torch.bool)
+    info = TREADRouter(device="meta").get_mask(X, 0.5, l1_reg=0.5)
+    assert {field.device.type for field in vars(info).values()} == {"meta"}
+    router = TREADRouter(device="cpu")
+    info = router.get_mask(x, 0.5, force_keep=force)
+    assert {field.device.type for field in vars(info).values()} == {"cpu"}
+    kept = router.start_route(x, info)
+    assert kept.device.type == router.end_route(kept, info, x).device.type == "meta"
+
+
 def test_ratios_outside_the_range_are_refused():
     for ratio in (1.0, -0.1):
         with pytest.raises(ConfigError, match="mask_ratio"):
             TREADRouter().get_mask(X, ratio)
+    with pytest.raises(ConfigError, match=r"^seed is -1; .*at least 0"):
+        TREADRouter(seed=-1)
 
 
 def test_a_force_mask_that_does_not_fit_is_refused():
