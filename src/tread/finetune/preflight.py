@@ -17,7 +17,7 @@ from tread.config.schema import parse, plain
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, masked, shown
-from tread.finetune.data.prepare import DTYPES, check_flips, check_references, check_sizes, check_sound
+from tread.finetune.data.prepare import DTYPES, check_flips, check_references, check_sizes, check_sound, check_trained
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
 from tread.finetune.model import scratch
@@ -246,6 +246,7 @@ def _check_data(config: FinetuneConfig, family: TuneFamily | None) -> None:
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     video = any(one.dataset_type == "video" for one in configs) if family is None else family.video
     collected = collect(configs, video=video, say=lambda _: None)
+    check_trained(collected.samples)
     check_flips(collected.samples, configs)
     if family is not None:
         check_references(family, collected.samples)

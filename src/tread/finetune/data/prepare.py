@@ -80,6 +80,7 @@ def prepare(
     say, show = accelerator.print, accelerator.is_main_process
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=family.video, say=say, progress=show)
+    check_trained(collected.samples)
     check_references(family, collected.samples)
     check_sizes(family, collected.samples, configs)
     check_sound(family, collected.samples, configs)
@@ -179,7 +180,7 @@ def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int, see
     train = [entry for entry in entries if not entry.sample.held_out]
     held_out = [entry for entry in entries if entry.sample.held_out] or train
     if not train:
-        raise ConfigError("data has only entries of dataset_type eval; add one to train on.")
+        raise DataError(f"no sample to train on could be encoded; {SKIPPED_FILE} in the run's folder lists the reasons")
     spread = torch.linspace(0, len(held_out) - 1, min(count, len(held_out))).round().int().tolist()
     chosen = [held_out[i] for i in spread]
     return Prepared(
@@ -189,6 +190,12 @@ def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int, see
         previews_see=seen,
         samples=[entry.sample for entry in entries],
     )
+
+
+def check_trained(samples: Sequence[Sample]) -> None:
+    """Refuse data of eval entries alone."""
+    if all(sample.held_out for sample in samples):
+        raise ConfigError("data has only entries of dataset_type eval; add one to train on.")
 
 
 def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:

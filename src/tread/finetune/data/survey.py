@@ -17,7 +17,7 @@ from tread.data.captioned.finding import Skipped
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.hashes import content_hash
-from tread.finetune.data.prepare import check_flips, check_references, check_sizes
+from tread.finetune.data.prepare import check_flips, check_references, check_sizes, check_trained
 from tread.finetune.families import family_class
 from tread.finetune.preflight import is_here, open_model
 from tread.finetune.settings import FinetuneConfig
@@ -94,7 +94,10 @@ def survey(config: FinetuneConfig) -> Survey:
         multiple, factor = family.multiple, family.frame_factor
     configs = [parse(DataConfig, entry, f"data[{i}]") for i, entry in enumerate(config.data_entries())]
     collected = collect(configs, video=video, say=notes.append)
-    checks: list[Callable[[], None]] = [lambda: check_flips(collected.samples, configs)]
+    checks: list[Callable[[], None]] = [
+        lambda: check_trained(collected.samples),
+        lambda: check_flips(collected.samples, configs),
+    ]
     if family is not None:
         checks.append(lambda: check_references(family, collected.samples))
         checks.append(lambda: check_sizes(family, collected.samples, configs))
