@@ -122,6 +122,10 @@ def test_other_shapes_on_resume(pipeline_folder: Folder, tmp_path: Path, capsys:
     again = config | {"resume_from_checkpoint": "latest", "max_train_steps": 2}
     (problem,) = refused(tmp_path, again | {"lora_rank": 8}, capsys)
     assert problem.startswith(f"lora_rank is 8, but the run in {tmp_path / 'run'} trains with 4: set it back")
+    (problem,) = refused(tmp_path, again | {"optimizer": "lion"}, capsys)
+    assert problem.startswith(
+        f"optimizer is 'lion', but the run in {tmp_path / 'run'} trains with 'adamw': set it back"
+    )
     assert check(written(tmp_path, again)) == 0
 
 
