@@ -159,6 +159,56 @@ def test_masks_of_a_folder_and_of_another_entry(tmp_path: Path) -> None:
         gather(other)
 
 
+def test_a_subfolder_that_data_names_holds_no_samples_of_the_folder_around_it(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", caption="a")
+    picture(tmp_path / "other" / "b.png", caption="b")
+    mask = picture(tmp_path / "masks" / "a.png")
+    picture(tmp_path / "held" / "c.png", caption="c")
+    one = at(tmp_path, conditioning_data_dir=str(tmp_path / "masks"), instance_prompt="any")
+    found, _ = gather(one, at(tmp_path / "other" / ".." / "held", dataset_type="eval"))
+    assert [
+        (sample.place.name, sample.mask, sample.held_out) for sample in found.samples if isinstance(sample.place, Path)
+    ] == [
+        ("a.png", mask, False),
+        ("b.png", None, False),
+        ("c.png", None, True),
+    ]
+    assert found.skipped == []
+    twice, _ = gather(at(tmp_path / "held", id="1"), at(tmp_path / "held", id="2", resolution=512))
+    assert names(twice.samples) == ["c.png", "c.png"]
+
+
+def test_masks_that_fit_no_sample_are_refused(tmp_path: Path) -> None:
+    picture(tmp_path / "images" / "a.png", caption="a")
+    picture(tmp_path / "masks" / "mask_a.png")
+    message = (
+        r"^none of the 1 samples of data entry .images. has a mask in .* is \S+/a\.png, the first mask \S+/mask_a\.png"
+    )
+    with pytest.raises(DataError, match=message):
+        gather(at(tmp_path / "images", conditioning_data_dir=str(tmp_path / "masks")))
+    table = tmp_path / "t.jsonl"
+    table.write_text(json.dumps({"file_name": "images/a.png", "text": "a", "mask": "gone.png"}))
+    with pytest.raises(DataError, match=r"a\.png: there is no file \S+/gone\.png$"):
+        gather(DataConfig(metadata_file=str(table)))
+
+
+def test_a_mask_of_another_shape_is_told(tmp_path: Path) -> None:
+    """A mask made of the pixels of a photo that its EXIF tag rotates lies across it."""
+    (tmp_path / "images").mkdir()
+    tag = Image.Exif()
+    tag[0x0112] = 6
+    Image.new("RGB", (90, 60)).save(tmp_path / "images" / "turned.jpg", exif=tag)
+    picture(tmp_path / "images" / "upright.jpg", (901, 601), "b")
+    (tmp_path / "images" / "turned.txt").write_text("a")
+    across = picture(tmp_path / "masks" / "turned.png", (90, 60))
+    picture(tmp_path / "masks" / "upright.png", (57, 38))  # a sixteenth, rounded
+    _, said = gather(at(tmp_path / "images", conditioning_data_dir=str(tmp_path / "masks")))
+    assert said[1:] == [
+        f"images: 1 mask of another shape than the image (the first is {across}, 90x60 for 60x90), stretched to it; "
+        "a mask of a rotated photo must be rotated too"
+    ]
+
+
 def test_pairs_need_both_images(tmp_path: Path) -> None:
     picture(tmp_path / "after" / "a.jpg", (8, 8), "make it red")
     picture(tmp_path / "after" / "b.jpg", (8, 8), "make it blue")

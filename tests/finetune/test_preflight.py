@@ -95,6 +95,15 @@ def test_a_refusal_is_known_before(
     assert message in problem
 
 
+def test_data_of_eval_entries_alone(
+    pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(tmp_path, pipeline_folder("flux"))
+    config["data"]["dataset_type"] = "eval"
+    (problem,) = refused(tmp_path, config, capsys)
+    assert problem == "data has only entries of dataset_type eval; add one to train on."
+
+
 @pytest.mark.parametrize("part", ["transformer", "text_encoder_2", "vae"])
 def test_a_part_that_is_cut_off(
     part: str, pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -113,6 +122,10 @@ def test_other_shapes_on_resume(pipeline_folder: Folder, tmp_path: Path, capsys:
     again = config | {"resume_from_checkpoint": "latest", "max_train_steps": 2}
     (problem,) = refused(tmp_path, again | {"lora_rank": 8}, capsys)
     assert problem.startswith(f"lora_rank is 8, but the run in {tmp_path / 'run'} trains with 4: set it back")
+    (problem,) = refused(tmp_path, again | {"optimizer": "lion"}, capsys)
+    assert problem.startswith(
+        f"optimizer is 'lion', but the run in {tmp_path / 'run'} trains with 'adamw': set it back"
+    )
     assert check(written(tmp_path, again)) == 0
 
 

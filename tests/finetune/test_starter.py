@@ -127,6 +127,11 @@ def test_masks_beside_the_data_are_used(photos: Path, tmp_path: Path) -> None:
         config = read_back(starter_config("sd3", str(tmp_path / "none"), str(photos)), tmp_path)
     (entry,) = config.data_entries()
     assert (entry["conditioning_data_dir"], entry["conditioning_type"]) == (str(masks), "mask")
+    for path in [*masks.iterdir()]:
+        path.rename(path.with_stem(f"of-another-folder-{path.stem}"))
+    with pytest.warns(UserWarning, match="no model at"):
+        config = read_back(starter_config("sd3", str(tmp_path / "none"), str(photos)), tmp_path)
+    assert "conditioning_data_dir" not in config.data_entries()[0]
 
 
 def test_a_model_of_another_family_is_told(

@@ -65,6 +65,22 @@ def test_the_best_is_kept_too_if_asked(tmp_path: Path) -> None:
     assert put(7, 0.9, keep_best=False) == ["7"]
 
 
+def test_a_loss_on_other_samples_is_no_best_one(tmp_path: Path) -> None:
+    """A resume with data_changed=accept validates on other samples; new training data beside held-out data does not."""
+
+    def put(step: int, loss: float, **data: Any) -> str:
+        save(tmp_path, step, parts(step), {checkpoint.VALIDATED: loss} | data, keep=9, keep_best=True)
+        found = checkpoint.best(tmp_path)
+        assert found is not None
+        return found[0].name[-1]
+
+    assert put(1, 0.2, contents={"a": [7, "x"]}) == "1"
+    assert put(2, 0.5, contents={"a": [8, "y"]}) == "2"
+    assert put(3, 0.4, contents={"a": [8, "y"]}) == "3"
+    assert put(4, 0.6, contents={"a": [8, "y"]}, held_out={"b": [1, "z"]}) == "4"
+    assert put(5, 0.7, contents={"a": [9, "w"]}, held_out={"b": [1, "z"]}) == "4"
+
+
 def fail_to_rename(*_: object) -> None:
     raise OSError(28, "No space left on device")
 

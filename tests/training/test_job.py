@@ -193,6 +193,7 @@ def test_a_run_can_be_continued_in_a_new_folder(
         ("model.width=32", "is of another model: patch_embed.weight is (16, 1) there and (32, 1) here."),
         ("train.micro_steps=3", "train.batch_size is 8; it must be a multiple of 3"),
         ("data=images", "no image folder at nowhere"),
+        ("optimizer.name=muon", "has the state of 'adamw': set it back, or begin a run in another output_dir."),
     ],
 )
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(tmp_path: Path, change: str, message: str) -> None:

@@ -44,8 +44,9 @@ SHAPES = (
     "use_dora",
     "experts",
     "sound",
+    "optimizer",
 )
-"""Settings that decide which weights are trained, and so cannot change on resume."""
+"""Settings that decide which weights are trained and what the optimizer keeps of them; they cannot change on resume."""
 
 T = TypeVar("T")
 

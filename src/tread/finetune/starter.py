@@ -19,6 +19,8 @@ from tread.config.fields import fields_of
 from tread.config.reference import scalar
 from tread.config.schema import parse
 from tread.data.captioned.entries import DataConfig, data_configs
+from tread.data.captioned.finding import files_below
+from tread.data.captioned.pixels import is_clip, is_image
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError, TreadWarning
 from tread.finetune.families import distilled_risks, family_class, open_family
@@ -200,9 +202,16 @@ def _look_at_data(place: str, *, video: bool, layered: bool, model: Model) -> tu
 
 
 def _beside(folder: Path, words: tuple[str, ...]) -> Path | None:
-    """The folder beside `folder` that is named like `photos_masks`, `photos-masks` or `masks`, if there is one."""
+    """The folder named like `photos_masks`, `photos-masks` or `masks` beside `folder` that shares names with it."""
     names = [f"{folder.name}{joint}{word}" for word in words for joint in ("_", "-")] + list(words)
-    return next((path for name in names if (path := folder.with_name(name)).is_dir()), None)
+    beside = (path for name in names if (path := folder.with_name(name)).is_dir())
+    return next((path for path in beside if not folder.is_dir() or _names(folder) & _names(path)), None)
+
+
+def _names(folder: Path) -> set[Path]:
+    """Names of a folder's images and clips without their endings, by which samples are paired."""
+    files = (path for path in files_below(folder) if is_image(path) or is_clip(path))
+    return {path.relative_to(folder).with_suffix("") for path in files}
 
 
 def _resolution(samples: list[Sample], most: int, multiple: int) -> int:

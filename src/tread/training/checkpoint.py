@@ -117,14 +117,20 @@ def _prune(folder: Path, *, keep: int, keep_best: bool) -> None:
 def best(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint of the lowest validation loss, and its manifest; of equal ones the oldest.
 
-    None if no checkpoint was validated at its own step.
+    None if no checkpoint was validated at its own step. Losses on other samples than the newest one's do not count.
     """
     readable: list[tuple[Path, dict[str, Any]]] = []
     for path in list_checkpoints(folder):
         with suppress(CheckpointError):
             readable.append((path, read_manifest(path)))
     validated = [(path, manifest) for path, manifest in readable if VALIDATED in manifest]
-    return min(validated, key=lambda one: one[1][VALIDATED], default=None)
+    comparable = [one for one in validated if _validated_on(one[1]) == _validated_on(validated[-1][1])]
+    return min(comparable, key=lambda one: one[1][VALIDATED], default=None)
+
+
+def _validated_on(manifest: Mapping[str, Any]) -> Any:
+    """The fingerprint of the data that a validation loss was computed on: held-out data, else the training data."""
+    return manifest.get("held_out") or manifest.get("contents")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from tread.errors import ConfigError
 from tread.kernels import attention
 from tread.routing import noise
 from tread.training import checkpoint
@@ -121,7 +122,7 @@ class Session:
         """
         if self.config.checkpoint.every == 0:
             return
-        facts = self.task.facts | ({"due": True} if self.due else {})
+        facts = self.task.facts | {"optimizer": self.config.optimizer.name} | ({"due": True} if self.due else {})
         if self.validated[0] == step and math.isfinite(self.validated[1]):  # else the loss is of other weights
             facts |= {checkpoint.VALIDATED: self.validated[1]}
         keep = {"keep": self.config.checkpoint.keep, "keep_best": self.config.checkpoint.keep_best}
@@ -163,6 +164,12 @@ class Session:
             return 0
         path, manifest = newest
         check_data(self.config, path, manifest, self.task.facts, self.accelerator.print)
+        name, before = self.config.optimizer.name, manifest.get("optimizer")
+        if before not in (None, name):  # earlier versions did not keep it
+            raise ConfigError(
+                f"{self.config.called('optimizer.name')} is {name!r}, but {path} has the state of {before!r}: set it "
+                "back, or begin a run in another output_dir."
+            )
         load_into(trained(self.task.model), path, "model")
         if self.ema is not None:
             # a run that had no average so far starts it from its weights

@@ -1,13 +1,14 @@
 """Finding samples and their captions in folders, tables and datasets.
 
-- A folder is searched with its subfolders, in sorted order; a table and a dataset are read row by row.
+- A folder is searched with its subfolders, in sorted order, but for those that hold another entry's files; a table and
+  a dataset are read row by row.
 - A sample has its captions, or the reason why it has none. Its file is not opened here.
 - `photo_mask.png` (or `.mask`, `-mask`) beside `photo.jpg` is its mask and no sample. Other pairings are by
   folder, in `samples.py`.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,8 +43,8 @@ class Found:
     references: tuple[Place, ...] = ()
 
 
-def find(config: DataConfig) -> Iterator[Found]:
-    """The candidate samples of an entry."""
+def find(config: DataConfig, apart: Collection[str] = ()) -> Iterator[Found]:
+    """The candidate samples of an entry; `apart` are absolute paths of subfolders that are not searched."""
     if config.type == "huggingface":
         yield from _in_dataset(config)
         return
@@ -53,7 +54,7 @@ def find(config: DataConfig) -> Iterator[Found]:
     table = Path(config.metadata_file) if config.metadata_file else None
     if table is None and config.caption_strategy is None:
         table = next((path for ending in TABLES if (path := folder / f"metadata{ending}").is_file()), None)
-    yield from _in_folder(config, folder) if table is None else _in_table(config, table, folder)
+    yield from _in_folder(config, folder, apart) if table is None else _in_table(config, table, folder)
 
 
 def root_of(config: DataConfig) -> Path:
@@ -61,8 +62,8 @@ def root_of(config: DataConfig) -> Path:
     return Path(config.instance_data_dir) if config.instance_data_dir else Path(config.place).parent
 
 
-def _in_folder(config: DataConfig, folder: Path) -> Iterator[Found]:
-    files = [path for path in files_below(folder) if is_image(path) or is_clip(path)]
+def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iterator[Found]:
+    files = [path for path in files_below(folder, apart) if is_image(path) or is_clip(path)]
     pictures = {path.with_suffix("") for path in files}
     masks: dict[Path, Path] = {}
     for path in files:
@@ -185,10 +186,11 @@ def _text(path: Path) -> str:
         return file.read(2 * LONGEST)
 
 
-def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and its subfolders, sorted, without hidden ones."""
+def files_below(folder: Path, apart: Collection[str] = ()) -> list[Path]:
+    """All files in a folder and its subfolders, sorted, without hidden ones and those of the subfolders in `apart`."""
     files: list[Path] = []
     for parent, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        shown = (name for name in subfolders if not name.startswith("."))
+        subfolders[:] = [name for name in shown if os.path.abspath(Path(parent, name)) not in apart]
         files += [Path(parent) / name for name in names if not name.startswith(".")]
     return sorted(files)

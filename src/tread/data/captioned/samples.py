@@ -5,6 +5,7 @@
   entry without usable files is an error.
 - The order is that of the entries, then of sorted paths or of a table's rows, so that an index refers to the same
   sample on every machine and in every process.
+- A subfolder that data names itself (masks, references, another entry) holds no samples of the folder around it.
 - Masks and references are matched by name: `photo.jpg` has the mask `photo_mask.png` beside it, or `photo.*` in a
   folder of masks. With several folders of references, a sample has one from each that has its name, in their order.
 """
@@ -48,6 +49,7 @@ class Sample:
     frames: int = 1
     mask: Place | None = None
     mask_kind: MaskKind = "mask"
+    mask_size: Size | None = None
     references: tuple[Place, ...] = ()
     reference_sizes: tuple[Size, ...] = ()
     dataset: int = 0
@@ -78,6 +80,7 @@ def collect(
             raise ConfigError(f"{count} data entries have the id {name!r}; give each its own.")
     samples: list[Sample] = []
     skipped: list[Skipped] = []
+    apart = _named_folders(configs)
     for index, config in enumerate(configs):
         if config.dataset_type == "conditioning":
             continue
@@ -86,7 +89,7 @@ def collect(
                 f"dataset_type of data entry {config.name!r} is 'video', but the model trains on images: choose a "
                 "video model, or entries of images."
             )
-        found, pairs = list(find(config)), _conditioning(config, configs)
+        found, pairs = list(find(config, apart)), _conditioning(config, configs)
         describe = partial(_describe, config=config, dataset=index, pairs=pairs, video=video)
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             done = pool.map(describe, found)
@@ -116,6 +119,16 @@ def tell_skipped(skipped: Sequence[Skipped], file: Path, say: Callable[[str], No
     say(f"{counted(len(skipped), 'file')} left out, all listed in {file}:")
     for name, reason in islice(skipped, 5):
         say(f"  {name}: {reason}")
+
+
+def _named_folders(configs: Sequence[DataConfig]) -> set[str]:
+    """Absolute paths of the folders that the entries name."""
+    named: set[str] = set()
+    for config in configs:
+        pairs = config.conditioning_data_dir or ()
+        named.update((pairs,) if isinstance(pairs, str) else pairs)
+        named.update((config.instance_data_dir,) if config.instance_data_dir else ())
+    return {os.path.abspath(folder) for folder in named}
 
 
 def _conditioning(config: DataConfig, configs: Sequence[DataConfig]) -> Pairs:
@@ -169,8 +182,12 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
                 mask, kind = by_name[shared], other
     if "reference" in pairs and not references:
         return Skipped(name, "it has no reference image of the same name")
+    for pair in (mask, *references):
+        if isinstance(pair, Path) and not pair.is_file():
+            return Skipped(name, f"there is no file {pair}")
     try:
         width, height, frames = probe(found.place)
+        mask_size = None if mask is None else probe(mask)[:2]
         reference_sizes = tuple(probe(reference)[:2] for reference in references)
     except DataError as error:
         return Skipped(name, str(error))
@@ -194,6 +211,7 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
         frames=frames,
         mask=mask,
         mask_kind=kind,
+        mask_size=mask_size,
         references=references,
         reference_sizes=reference_sizes,
         dataset=dataset,
@@ -217,8 +235,32 @@ def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
 
 
 def _say_masks(config: DataConfig, samples: list[Sample], pairs: Pairs, say: Callable[[str], None]) -> None:
-    masked = sum(sample.mask is not None for sample in samples)
-    if masked or "mask" in pairs or "segmentation" in pairs:
-        rest = len(samples) - masked
-        without = f"; in the other {rest} every pixel counts" if rest else ""
-        say(f"{config.name}: {masked} of {len(samples)} samples have a mask{without}")
+    """Tell how many samples have a mask, and which masks are stretched; refuse folders of masks that fit none."""
+    masked = [sample for sample in samples if sample.mask is not None]
+    folders = [by_name for kind in ("mask", "segmentation") for by_name in pairs.get(kind, ())]
+    if folders and not masked:
+        names = (str(path) for by_name in folders for path in sorted(by_name.values()))
+        raise DataError(
+            f"none of the {len(samples)} samples of data entry {config.name!r} has a mask in its folder of masks: the "
+            f"first sample is {samples[0].place}, the first mask {next(names, 'missing')}. Give masks the names of "
+            "their images, or leave out the folder"
+        )
+    if not masked:
+        return
+    rest = len(samples) - len(masked)
+    without = f"; in the other {rest} every pixel counts" if rest else ""
+    say(f"{config.name}: {len(masked)} of {len(samples)} samples have a mask{without}")
+    stretched = [sample for sample in masked if _is_stretched(sample)]
+    if stretched:
+        first, count = stretched[0], counted(len(stretched), "mask")
+        shapes = " for ".join("x".join(map(str, size or ())) for size in (first.mask_size, first.size))
+        say(
+            f"{config.name}: {count} of another shape than the image (the first is "
+            f"{first.mask}, {shapes}), stretched to it; a mask of a rotated photo must be rotated too"
+        )
+
+
+def _is_stretched(sample: Sample) -> bool:
+    """Whether a mask differs from its image's shape by more than the rounding of its sides."""
+    (width, height), (across, down) = sample.size, sample.mask_size or sample.size
+    return abs(across * height - width * down) > max(width, height)

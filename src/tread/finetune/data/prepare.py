@@ -177,7 +177,7 @@ def _split(cache: Cache, entries: Sequence[Entry], texts: Texts, count: int, see
     train = [entry for entry in entries if not entry.sample.held_out]
     held_out = [entry for entry in entries if entry.sample.held_out] or train
     if not train:
-        raise ConfigError("data has only entries of dataset_type eval; add one to train on.")
+        raise DataError(f"no sample to train on could be encoded; {SKIPPED_FILE} in the run's folder lists the reasons")
     return Prepared(
         train=CachedSamples(cache, train, texts),
         held_out=CachedSamples(cache, _evenly(held_out, count), texts),
@@ -197,15 +197,21 @@ def data_checks(
     family: TuneFamily | None, samples: Sequence[Sample], configs: Sequence[DataConfig]
 ) -> list[Callable[[], None]]:
     """The checks of samples by which a run refuses its data; without a family, those that need none."""
-    checks = [lambda: check_flips(samples, configs)]
+    checks = [lambda: check_trained(samples), lambda: check_flips(samples, configs)]
     if family is None:
         return checks
     return [
+        *checks,
         lambda: check_references(family, samples),
         lambda: check_sizes(family, samples, configs),
         lambda: check_sound(family, samples, configs),
-        *checks,
     ]
+
+
+def check_trained(samples: Sequence[Sample]) -> None:
+    """Refuse data of eval entries alone."""
+    if all(sample.held_out for sample in samples):
+        raise ConfigError("data has only entries of dataset_type eval; add one to train on.")
 
 
 def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
