@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from tread.data.captioned.finding import files_below
 from tread.data.captioned.tables import Place
-from tread.files import atomic_write, regular
+from tread.files import atomic_write, files_below, regular
 from tread.finetune.model.source import Source
 
 _PIECE, _PIECES, _DIGEST = 65536, 8, 20
