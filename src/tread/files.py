@@ -7,6 +7,7 @@
 - `writing` turns the failure of a write, which names no file where the disk is full, into a sentence that does.
 - `is_file` and `is_folder` answer for any text: no file has a name that the file system does not take. `regular` keeps
   readers from a pipe or a device, which may never end.
+- `visible` walks a folder as all readers of images do: through links to folders, past hidden names.
 - `is_safetensors` tells whether a file of tensors that came from elsewhere is as long as its header says.
 """
 
@@ -15,8 +16,9 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -155,6 +157,27 @@ def regular(path: Path) -> Path:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return path
+
+
+def visible(folder: Path, apart: Collection[str] = (), above: tuple[str, ...] = ()) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and each below it, with the names of its files, without what is hidden.
+
+    Links to folders are followed, but not into one of the folders that contain them, `above`. `apart` are the absolute
+    paths of subfolders that are left out.
+    """
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    for _, subfolders, names in islice(os.walk(folder), 1):
+        yield folder, [name for name in names if not name.startswith(".")]
+        for name in subfolders:
+            if not name.startswith(".") and os.path.abspath(folder / name) not in apart:
+                yield from visible(folder / name, apart, (*above, real))
+
+
+def files_below(folder: Path, apart: Collection[str] = ()) -> list[Path]:
+    """All files in a folder and its subfolders as `visible` walks them, sorted."""
+    return sorted(parent / name for parent, names in visible(folder, apart) for name in names)
 
 
 def is_safetensors(path: Path) -> bool:

@@ -26,6 +26,32 @@ def test_classes_are_the_sorted_subfolders_and_files_are_sorted(tmp_path: Path) 
     assert list_images(tmp_path) == (["a/9.webp", "b/2.PNG", "b/deep/1.jpg"], [0, 1, 1], ["a", "b"])
 
 
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    elsewhere = save(tmp_path / "disk" / "deep" / "1.png", Image.new("RGB", (4, 4))).parent
+    data = tmp_path / "data"
+    save(data / "a" / "0.png", Image.new("RGB", (4, 4)))
+    (data / "a" / "more").symlink_to(elsewhere)
+    (data / "b").symlink_to(elsewhere.parent)
+    (elsewhere / "loop").symlink_to(elsewhere.parent)  # contains the link itself
+    files, labels, _ = list_images(data)
+    assert (files, labels) == (["a/0.png", "a/more/1.png", "b/deep/1.png"], [0, 0, 1])
+
+
+def test_a_link_to_nothing_is_an_unreadable_file_and_no_class(tmp_path: Path) -> None:
+    for folder in (tmp_path / "classes" / "a", tmp_path / "flat"):
+        save(folder / "0.png", Image.new("RGB", (4, 4)))
+        (folder / "1.png").symlink_to(tmp_path / "gone.png")
+    for folder in ("classes", "flat"):
+        images = ImageFolder(tmp_path / folder, size=4)
+        assert len(images) == 2
+        assert [line.split()[-1] for line in next(iter(images.contents().values()))][1] == "unreadable"  # pyright: ignore
+        with pytest.raises(DataError, match=r"cannot read image .*1\.png"):
+            images[1]
+    (tmp_path / "classes" / "b").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=r"classes/b is a link to nothing: restore the folder"):
+        list_images(tmp_path / "classes")
+
+
 def test_a_folder_without_subfolders_is_one_class(tmp_path: Path) -> None:
     for name in ("b.png", "a.png"):
         save(tmp_path / "flowers" / name, Image.new("RGB", (4, 4)))

@@ -1,6 +1,7 @@
 """Every form holds the same images, and any range of them can be read."""
 
 import io
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -123,3 +124,16 @@ def test_images_without_pixels_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "flat.npz", arr_0=np.zeros((2, 0, 5, 3), np.uint8))
     with pytest.raises(DataError, match=r"arr_0 in .* is uint8 of shape \(2, 0, 5, 3\); it must hold images"):
         open_images(tmp_path / "flat.npz")
+
+
+def test_links_are_followed_and_names_may_be_no_text(tmp_path: Path) -> None:
+    disk = write_folder(tmp_path / "disk")
+    os.replace(disk / "class1" / "6.png", os.fsencode(disk) + b"/class1/6\xe9.png")
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "all").symlink_to(disk)
+    source = open_images(tmp_path / "samples")
+    assert (np.stack(source.read(0, 7)) == PIXELS).all()
+    assert source.identity() == open_images(tmp_path / "samples").identity()
+    (disk / "8.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(DataError, match=r"cannot read .*8\.png"):
+        open_images(tmp_path / "samples").identity()

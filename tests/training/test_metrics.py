@@ -92,6 +92,18 @@ def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
             )
 
 
+def test_a_tracker_that_cannot_start_names_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(
+        ConfigError,
+        match=r"log\.trackers is 'wandb', which cannot start: .*API key.* WANDB_MODE=offline.*log.trackers=none",
+    ):
+        train(tmp_path / "run", "train.steps=1", "log.trackers=wandb")
+
+
 def test_tensorboard_gets_what_the_file_gets(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

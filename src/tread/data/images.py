@@ -1,7 +1,7 @@
 """A folder of images for training on pixels: the subfolder is the class.
 
 - Classes are the subfolders in sorted order; a folder without subfolders is one class. Files are sorted
-  too, so that an index refers to the same image on every machine and in `tread encode`.
+  too, so that an index refers to the same image on every machine and in `tread encode`. Links to folders are followed.
 - An image is cropped to the largest centred square and resized with Pillow's antialiased bicubic filter, rotated
   by its EXIF tag, with transparency over white; 16-bit grey is scaled, not clipped.
 - A file that cannot be read raises an error that names it; `tread train` and `tread encode` list such files and go on.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tread.data.dataset import Dataset, to_uint8
 from tread.errors import ConfigError, DataError, one_line
-from tread.files import regular
+from tread.files import regular, visible
 from tread.routing import noise
 from tread.words import counted
 
@@ -65,7 +65,7 @@ class ImageFolder(Dataset):
     def contents(self) -> Mapping[str, Iterable[object]]:
         groups: dict[str, list[str]] = {name: [] for name in self.classes}
         for file, label in zip(self.files, self.labels, strict=True):
-            groups[self.classes[label]].append(f"{file} {(self.path / file).stat().st_size}")
+            groups[self.classes[label]].append(f"{file} {_size(self.path / file)}")
         return groups
 
     @staticmethod
@@ -82,7 +82,12 @@ def list_images(path: Path) -> tuple[list[str], list[int], list[str]]:
         raise ConfigError(f"no image folder at {path}: set the path to a folder of images or of class folders")
     entries = sorted(entry for entry in os.listdir(path) if not entry.startswith("."))
     classes = [entry for entry in entries if (path / entry).is_dir()]
-    loose = [entry for entry in entries if _is_image(entry) and (path / entry).is_file()]
+    loose = sorted({entry for entry in entries if _is_image(entry)} - set(classes))
+    for entry in entries:
+        if not _is_image(entry) and not (path / entry).exists():
+            raise DataError(
+                f"{path / entry} is a link to nothing: restore the folder that it names, or remove the link"
+            )
     if classes and loose:
         raise DataError(
             f"{path} has {counted(len(loose), 'image')} beside its class folders, the first is {loose[0]}: "
@@ -147,8 +152,15 @@ def _is_image(name: str) -> bool:
 
 def _images_below(root: Path, name: str) -> list[str]:
     files: list[str] = []
-    for folder, subfolders, names in os.walk(root / name):
-        subfolders[:] = [subfolder for subfolder in subfolders if not subfolder.startswith(".")]
-        below = Path(folder).relative_to(root)
-        files += [(below / n).as_posix() for n in names if _is_image(n) and not n.startswith(".")]
+    for folder, names in visible(root / name):
+        below = folder.relative_to(root)
+        files += [(below / n).as_posix() for n in names if _is_image(n)]
     return sorted(files)
+
+
+def _size(path: Path) -> int | str:
+    """The size of a file in bytes; a link to nothing is listed when it is read, like any file that cannot be."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return "unreadable"

@@ -24,7 +24,7 @@ from PIL import Image
 
 from tread.data.images import SUFFIXES, reading, upright_rgb
 from tread.errors import ConfigError, DataError, check_int
-from tread.files import atomic_write, regular
+from tread.files import atomic_write, files_below, regular
 from tread.words import counted
 
 GRID = "grid.png"
@@ -105,7 +105,7 @@ class FolderImages(FileImages):
     """Every image below a folder."""
 
     def __init__(self, path: Path) -> None:
-        files = sorted(file for file in path.rglob("*") if _is_sample(file.relative_to(path)))
+        files = [file for file in files_below(path) if _is_sample(file.relative_to(path))]
         if not files:
             raise DataError(f"no images ({' '.join(SUFFIXES)}) and no tars in {path}: name a folder that has some")
         super().__init__(files, files, _read_file)
@@ -236,6 +236,9 @@ def _read_member(member: tuple[Path, str, int, int]) -> np.ndarray:
 
 
 def _identity(paths: list[Path]) -> str:
-    facts = ((path.resolve(), path.stat()) for path in paths)
-    text = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in facts)
-    return hashlib.sha256(text.encode()).hexdigest()
+    facts: list[str] = []
+    for path in paths:
+        with reading(path):
+            stat = path.stat()
+        facts.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(facts).encode(errors="surrogateescape")).hexdigest()

@@ -19,10 +19,10 @@ from tread.config.fields import fields_of
 from tread.config.reference import scalar
 from tread.config.schema import parse
 from tread.data.captioned.entries import DataConfig, data_configs
-from tread.data.captioned.finding import files_below
 from tread.data.captioned.pixels import is_clip, is_image
 from tread.data.captioned.samples import Sample, collect
 from tread.errors import ConfigError, DataError, TreadWarning
+from tread.files import files_below
 from tread.finetune.families import distilled_risks, family_class, open_family
 from tread.finetune.model.scratch import depth_keys
 from tread.finetune.model.source import Source

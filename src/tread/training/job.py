@@ -149,11 +149,23 @@ def run(
         flat = {
             name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()
         }
-        names = {"wandb": {"name": config.log.run or folder.name}}
-        accelerator.init_trackers(config.log.project, config=flat, init_kwargs=names)
+        _start_tracker(config, accelerator, folder, flat)
     accelerator.print(task.summary())
     _advise(task, config, accelerator)
     return fit(session, folder, start=start)
+
+
+def _start_tracker(config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> None:
+    names = {"wandb": {"name": config.log.run or folder.name}}
+    try:
+        accelerator.init_trackers(config.log.project, config=settings, init_kwargs=names)
+    except Exception as error:  # wandb's own: no login, no network, a project that is another's
+        setting, name = config.called("log.trackers"), tracker_of(config)
+        reason = " ".join(str(error).split()).rstrip(".")
+        fix = " set WANDB_MODE=offline in the environment, or" * (name == "wandb")
+        raise ConfigError(
+            f"{setting} is {name!r}, which cannot start: {reason}. Mend that,{fix} go on without: {setting}=none."
+        ) from error
 
 
 def _advise(task: Task, config: JobConfig, accelerator: Accelerator) -> None:

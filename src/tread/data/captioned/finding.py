@@ -7,7 +7,6 @@
   folder, in `samples.py`.
 """
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from tread.data.captioned.entries import LONGEST, TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
 from tread.data.captioned.tables import COLUMNS, Place, cell_places, choose_columns, load_dataset, read_table
 from tread.errors import ConfigError
-from tread.files import is_file, is_folder
+from tread.files import files_below, is_file, is_folder
 
 MASK_ENDINGS = (".mask", "_mask", "-mask")
 """Ending of a mask's stem after its picture's stem."""
@@ -184,13 +183,3 @@ def _text(path: Path) -> str:
     """The first 2 * LONGEST characters of a file: enough to tell that a caption is too long."""
     with open(path, encoding="utf-8-sig") as file:
         return file.read(2 * LONGEST)
-
-
-def files_below(folder: Path, apart: Collection[str] = ()) -> list[Path]:
-    """All files in a folder and its subfolders, sorted, without hidden ones and those of the subfolders in `apart`."""
-    files: list[Path] = []
-    for parent, subfolders, names in os.walk(folder):
-        shown = (name for name in subfolders if not name.startswith("."))
-        subfolders[:] = [name for name in shown if os.path.abspath(Path(parent, name)) not in apart]
-        files += [Path(parent) / name for name in names if not name.startswith(".")]
-    return sorted(files)

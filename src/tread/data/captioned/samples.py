@@ -25,12 +25,12 @@ from tread.config.schema import several
 from tread.data.captioned.buckets import Size, measure
 from tread.data.captioned.captions import TRIGGER
 from tread.data.captioned.entries import ConditioningType, DataConfig
-from tread.data.captioned.finding import Found, Skipped, files_below, find, root_of
+from tread.data.captioned.finding import Found, Skipped, find, root_of
 from tread.data.captioned.masks import MaskKind
 from tread.data.captioned.pixels import count_frames, is_clip, is_image, probe
 from tread.data.captioned.tables import Place
 from tread.errors import ConfigError, DataError, nearest
-from tread.files import write_text
+from tread.files import files_below, write_text
 from tread.words import counted
 
 Pairs = dict[ConditioningType, list[dict[str, Path]]]

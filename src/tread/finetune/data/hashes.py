@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from tread.data.captioned.finding import files_below
 from tread.data.captioned.tables import Place
-from tread.files import regular, write_text
+from tread.files import files_below, regular, write_text
 from tread.finetune.model.source import Source
 
 _PIECE, _PIECES, _DIGEST = 65536, 8, 20
