@@ -7,14 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from webdataset.writer import TarWriter
 
 from tests.programs import ROOT
-from tests.tiny.runs import forget
+from tests.tiny.runs import forget, write_latents
 from tread import __version__
 from tread.cli import COMMANDS, main
 
@@ -54,18 +52,6 @@ def fail(capsys: pytest.CaptureFixture[str]) -> Fail:
         return lines[0]
 
     return run
-
-
-def write_shard(path: Path, **changes: Any) -> Path:
-    """A tar of 16 latents, the last of which is changed."""
-    path.parent.mkdir(exist_ok=True)
-    rng = np.random.default_rng(0)
-    with TarWriter(str(path)) as tar:
-        for i in range(16):
-            latent = rng.normal(size=(4, 4, 4)).astype(np.float32)
-            sample = {"__key__": f"{i:04d}", "latent.npy": latent, "cls": i % 3}
-            tar.write(sample | (changes if i == 15 else {}))
-    return path
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +117,7 @@ def test_a_config_typo(fail: Fail) -> None:
 
 
 def test_a_missing_shard(fail: Fail, tmp_path: Path) -> None:
-    write_shard(tmp_path / "shards" / "000.tar")
+    write_latents(tmp_path / "shards" / "000.tar", count=16)
     assert fail(*LATENTS, "data.path=nowhere").startswith("tread train: no shards at nowhere: set data.path to")
     assert fail(*LATENTS, "data.path=shards/{000..001}.tar").startswith(
         "tread train: shard shards/001.tar of data.path shards/{000..001}.tar is missing"
@@ -139,7 +125,7 @@ def test_a_missing_shard(fail: Fail, tmp_path: Path) -> None:
 
 
 def test_a_corrupt_shard(fail: Fail, tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "shards" / "000.tar")
+    shard = write_latents(tmp_path / "shards" / "000.tar", count=16)
     os.truncate(shard, shard.stat().st_size // 2)
     line = fail(*LATENTS, "data.path=shards")
     assert line.startswith("tread train: shard shards/000.tar is truncated or not a plain tar")
@@ -147,7 +133,7 @@ def test_a_corrupt_shard(fail: Fail, tmp_path: Path) -> None:
 
 
 def test_a_label_outside_the_classes(fail: Fail, tmp_path: Path) -> None:
-    write_shard(tmp_path / "shards" / "000.tar", cls=7)
+    write_latents(tmp_path / "shards" / "000.tar", count=16, last={"cls": 7})
     assert fail(*LATENTS, "data.path=shards").startswith(
         "tread train: sample 0015 in shards/000.tar has label 7, outside 0..2 (1 such sample"
     )
@@ -156,7 +142,9 @@ def test_a_label_outside_the_classes(fail: Fail, tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_latents_that_are_not_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     monkeypatch.chdir(tmp_path)
-    write_shard(tmp_path / "shards" / "000.tar", **{"latent.npy": np.full((4, 4, 4), np.nan, np.float32)})
+    write_latents(
+        tmp_path / "shards" / "000.tar", count=16, last={"latent.npy": np.full((4, 4, 4), np.nan, np.float32)}
+    )
     forget()
     main([*LATENTS, "data.path=shards", "train.steps=8", f"train.workers={workers}", "output_dir=run"])
     (line,) = Path("run/skipped.txt").read_text().splitlines()

@@ -1,6 +1,7 @@
 """`choose_routes` in a loop of one's own: a stock FLUX of eight layers and 64 tokens, steps by a known law."""
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,8 +155,11 @@ def test_the_step_and_the_mode_of_every_module_are_restored(law: Law, own: OwnTr
     assert own.handle.state_dict() == {"step": 50, "micro_step": 2}
 
 
-def test_what_is_said_names_arguments(law: Law, own: OwnTraining, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_names_arguments(
+    law: Law, own: OwnTraining, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is no command, and no --start-steps."""
+    monkeypatch.setattr(sys, "argv", ["loop.py"])  # the page has the program's own arguments
     own.choose(ratios=(0.25, 0.5, 0.6), token_losses=lambda batch, u: 1 / own.token_losses(batch, u))
     shown = capsys.readouterr().out
     assert "note: ratios 0.6 left out" in shown

@@ -6,13 +6,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from webdataset.writer import TarWriter
 
 from tests.data.server import serving
 from tests.programs import ROOT, environment
-from tests.tiny.runs import TINY, go_on, metrics, train
+from tests.tiny.runs import TINY, go_on, metrics, train, write_shards
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 
 pytestmark = pytest.mark.contract  # `make faults` runs these
@@ -82,14 +80,7 @@ mkdir -p "$0" && mount -t tmpfs -o size=24k tmpfs "$0" && exec "$@"
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    (tmp_path / "s").mkdir()
-    for n in range(4):
-        with TarWriter(str(tmp_path / "s" / f"s-{n}.tar")) as tar:
-            for i in range(16):
-                latent = rng.normal(size=(4, 8, 8)).astype(np.float16)
-                tar.write({"__key__": f"{n}-{i}", "latent.npy": latent, "cls": i % 3})
-    return tmp_path / "s"
+    return write_shards(tmp_path / "s", 4, 16)
 
 
 def test_a_full_disk_on_one_host_ends_both_with_its_name(

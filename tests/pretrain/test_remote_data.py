@@ -2,25 +2,16 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from webdataset.writer import TarWriter
 
 from tests.data.server import serving
-from tests.tiny.runs import final_state, go_on, metrics, train
+from tests.tiny.runs import final_state, go_on, metrics, train, write_shards
 
 
 @pytest.fixture
 def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    rng = np.random.default_rng(0)
-    (tmp_path / "s").mkdir()
-    for n in range(6):
-        with TarWriter(str(tmp_path / "s" / f"s-{n}.tar")) as tar:
-            for i in range(8):
-                latent = rng.normal(size=(4, 8, 8)).astype(np.float16)
-                tar.write({"__key__": f"{n}-{i}", "latent.npy": latent, "cls": i % 3})
-    return tmp_path / "s"
+    return write_shards(tmp_path / "s", 6, 8)
 
 
 def test_a_run_on_a_server_is_the_run_on_its_files(tmp_path: Path, shards: Path) -> None:

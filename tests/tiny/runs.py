@@ -76,15 +76,30 @@ def write_images(folder: Path, *classes: str, count: int = 3, size: int = 12) ->
     return folder
 
 
-def write_latents(path: Path, *, count: int = 24, channels: int = 4, classes: int = 3) -> Path:
-    """A tar of random latents (channels, 4, 4), labels 0, 1, 2, 0, ..."""
+def write_latents(
+    path: Path, *, count: int = 24, channels: int = 4, classes: int = 3, last: dict[str, Any] | None = None
+) -> Path:
+    """A tar of random latents (channels, 4, 4), labels 0, 1, 2, 0, ...; `last` has changes of the last sample."""
     rng = np.random.default_rng(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TarWriter(str(path)) as tar:
         for i in range(count):
             latent = rng.normal(size=(channels, 4, 4)).astype(np.float32)
-            tar.write({"__key__": f"{i:04d}", "latent.npy": latent, "cls": i % classes})
+            sample = {"__key__": f"{i:04d}", "latent.npy": latent, "cls": i % classes}
+            tar.write(sample | (last if last and i == count - 1 else {}))
     return path
+
+
+def write_shards(folder: Path, count: int, each: int) -> Path:
+    """Tars of random latents (4, 8, 8), labels 0, 1, 2, 0, ... in each."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for n in range(count):
+        with TarWriter(str(folder / f"s-{n}.tar")) as tar:
+            for i in range(each):
+                latent = rng.normal(size=(4, 8, 8)).astype(np.float16)
+                tar.write({"__key__": f"{n}-{i}", "latent.npy": latent, "cls": i % 3})
+    return folder
 
 
 def final_state(folder: Path) -> State:

@@ -5,7 +5,6 @@ subject is refused, because its measurements would be mixed with these.
 """
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from tread.config.layers import changes
 from tread.errors import ConfigError, shortened
 from tread.files import sweep, write_text
-from tread.training.job import LOCK_FILE, locked
+from tread.training.job import LOCK_FILE, locked, make_folder
 
 FILE = "measurements.json"
 FORMAT = 2
@@ -86,14 +85,7 @@ class Store:
 @contextmanager
 def claimed(folder: Path) -> Iterator[Path]:
     """Create and lock the folder of a tuning; refuses one that is not writable or is locked by another process."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {str(folder)!r}: {error.strerror}. Name another folder with --out."
-        ) from None
+    make_folder(folder, repr(str(folder)), "Name another folder with --out.")
     with locked(folder / LOCK_FILE) as held:
         if not held:
             raise ConfigError(f"another `tread autotune` works in {folder}: wait for its end, or name another --out.")

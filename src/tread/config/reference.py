@@ -11,21 +11,20 @@ from tread.config.schema import plain
 COLUMN, WIDTH = 28, 132
 
 
-def yaml_lines(fields: Mapping[str, Field], values: Mapping[str, Any] | None = None, indent: int = 0) -> list[str]:
-    """One line per field, `name: default  # documentation`; `values` override defaults."""
+def yaml_lines(fields: Mapping[str, Field], indent: int = 0) -> list[str]:
+    """One line per field, `name: default  # documentation`."""
     lines: list[str] = []
     for name, field in fields.items():
-        value = (values or {}).get(name, field.default)
-        required = value is MISSING
-        line = f"{' ' * indent}{name}: {'null' if required else scalar(value)}"
+        required = field.default is MISSING
+        line = f"{' ' * indent}{name}: {'null' if required else scalar(field.default)}"
         lines += commented(line, f"required: {field.doc}" if required else field.doc)
     return lines
 
 
-def section_lines(name: str, owner: Callable[..., Any], values: Mapping[str, Any] | None = None) -> list[str]:
+def section_lines(name: str, owner: Callable[..., Any]) -> list[str]:
     """A section with its fields below it, under the first line of its docstring."""
     about = (owner.__doc__ or "").partition("\n")[0].rstrip(".")
-    return [*commented(f"{name}:", about[:1].lower() + about[1:]), *yaml_lines(fields_of(owner), values, indent=2)]
+    return [*commented(f"{name}:", about[:1].lower() + about[1:]), *yaml_lines(fields_of(owner), indent=2)]
 
 
 def commented(line: str, comment: str) -> list[str]:

@@ -63,6 +63,13 @@ def ranges(family: TuneFamily, target: Target, parts: Sequence[str], tokens: int
     return spans
 
 
+def at_quantile(spans: Sequence[Range], u: float) -> tuple[Range, float]:
+    """The range and the u at the u-quantile of all the ranges together; ranges follow each other without a gap."""
+    low, high = min(span.low for span in spans), max(span.high for span in spans)
+    at = low + (high - low) * u
+    return next(span for span in spans if span.low <= at <= span.high), at
+
+
 def _quantile(target: Any, time: float, tokens: int) -> float:
     return time if time in (0.0, 1.0) else target.quantile(time, tokens)
 

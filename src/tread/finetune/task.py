@@ -19,7 +19,6 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from tread.attach.attach import Attachment
@@ -27,7 +26,7 @@ from tread.attach.registry import layers_of
 from tread.data.workers import fetched
 from tread.finetune.data.picks import PickSampler
 from tread.finetune.data.prepare import Prepared
-from tread.finetune.experts import Range, choose, joined, ranges
+from tread.finetune.experts import Range, at_quantile, choose, joined, ranges
 from tread.finetune.family import Batch, TuneFamily
 from tread.finetune.loss import EXPERT, TIME, VALIDATION, Draws, SampleLosses, forced_tokens, noise_offset
 from tread.finetune.model.sharded import shard_models
@@ -39,9 +38,11 @@ from tread.kernels.compiling import compiles, lengths
 from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
+from tread.routing.plan import RoutePlan
 from tread.training.checkpoint import read_manifest
 from tread.training.parts import parameter_counts
 from tread.training.task import Review, is_due
+from tread.training.trial import flop_ratio
 from tread.words import counted
 
 Chunk = list[tuple[int, float]]
@@ -93,15 +94,18 @@ class Finetuning:
         self._slices["rank"] = accelerator.process_index
         self._previews = make_previews(config, family, data, folder, accelerator)
         self._last = next(iter(models))
-        plan = next((handle.plan.to_config() for handle in handles.values() if handle is not None), None)
-        depth = next((handle.plan.depth for handle in handles.values() if handle is not None), None)
+        plan = self.plan
         sample = (data.bucket.width, data.bucket.height, data.bucket.frames)
         self.loading: int | None = None
         """Peak host memory of loading the models in bytes, if known."""
-        self.facts: dict[str, Any] = {"tread_config": plan, "model_family": config.model_family, "size": sample}
+        self.facts: dict[str, Any] = {
+            "tread_config": plan and plan.to_config(),
+            "model_family": config.model_family,
+            "size": sample,
+        }
         if references := max((len(entry.references) for entry in data.train.entries), default=0):
             self.facts["references"] = references
-        self.facts |= {"depth": depth, "grid": self._token_grid(), **data.fingerprints()}
+        self.facts |= {"depth": plan and plan.depth, "grid": self._token_grid(), **data.fingerprints()}
         self.unit = "clip" if data.bucket.frames > 1 else "img"
 
     def _token_grid(self) -> list[int]:
@@ -131,6 +135,11 @@ class Finetuning:
         parts = sorted(self.handles, key=lambda part: part != self._last)
         return [handle for part in parts if (handle := self.handles[part]) is not None]
 
+    @property
+    def plan(self) -> RoutePlan | None:
+        """The routing plan, which all experts share; None: dense."""
+        return self.routing[0].plan if self.routing else None
+
     def make_fast(self) -> list[Fast]:
         """Compile each layer for all sequence lengths: those of buckets, texts and the schedule's ratios.
 
@@ -141,7 +150,6 @@ class Finetuning:
         if compiled:
             self.family.text_multiple = COMPILED_TEXT
         texts = math.ceil(self.family.text_length / COMPILED_TEXT) if self.family.texts_differ else 1
-        plan = next((handle.plan for handle in self.handles.values() if handle is not None), None)
         masked = any(entry.weight is not None for entry in self.train_set.entries)
         masked |= type(self.family).weight is not TuneFamily.weight  # tokens of clean latents are forced too
         return [
@@ -153,7 +161,7 @@ class Finetuning:
                 checkpointing=config.gradient_checkpointing,
                 graphs=config.graphs,
                 attention=config.attention,
-                shapes=len(set(self.train_set.groups)) * texts * lengths(plan, masked=masked),
+                shapes=len(set(self.train_set.groups)) * texts * lengths(self.plan, masked=masked),
                 say=self.accelerator.print,
                 device=device,
             )
@@ -217,10 +225,7 @@ class Finetuning:
         compared; it has no effect if `routed_loss` is "all".
         """
         tensors, tokens = batch.tensors, self.family.tokens(batch.tensors["mean"])
-        spans = self._ranges(tokens)
-        low, high = min(span.low for span in spans), max(span.high for span in spans)
-        at = low + (high - low) * u
-        span = next(span for span in spans if span.low <= at <= span.high)
+        span, at = at_quantile(self._ranges(tokens), u)
         handle, self._last = self.handles[span.expert], span.expert
         if isinstance(handle, Attachment):
             handle.references = self.family.reference_tokens(tensors)
@@ -282,9 +287,7 @@ class Finetuning:
         count, size = len(self.held_out), self.config.train_batch_size
         for i, group in enumerate(self.held_out.groups):
             spans = self._ranges(self.family.tokens(self.held_out[i, False][0]["mean"][None]))
-            low, high = min(span.low for span in spans), max(span.high for span in spans)
-            u = low + (high - low) * (i + 0.5) / count
-            span = next(span for span in spans if span.low <= u <= span.high)
+            span, u = at_quantile(spans, (i + 0.5) / count)
             groups.setdefault((group, span), []).append((i, u))
         return [(span, all_[i : i + size]) for (_, span), all_ in groups.items() for i in range(0, len(all_), size)]
 
@@ -317,14 +320,8 @@ class Finetuning:
         part = next(iter(self.models))
         handle = self.handles[part]
         assert handle is not None
-        schedule = handle.plan.schedule
-        handle.set_step(0 if schedule is None else schedule.warmup_steps)  # the first step at the full ratio
-        counts = []
-        for mode in (handle.dense(), handle.routed()):
-            with mode, FlopCounterMode(display=False) as counter:
-                self.first_losses(part)
-            counts.append(counter.get_total_flops())
-        return handle.kept_share, counts[0] / counts[1]
+        ratio = flop_ratio([handle], lambda: self.first_losses(part))
+        return handle.kept_share, ratio  # that of the last forward, which was routed
 
     @torch.no_grad()
     def first_losses(self, part: str) -> Tensor:

@@ -29,7 +29,16 @@ from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.memory import is_out_of_memory, out_of_memory
 from tread.training.session import Session
-from tread.training.trial import TOLERANCE, Comparison, Trial, compare, compare_routed, flop_ratio, predict, try_steps
+from tread.training.trial import (
+    TOLERANCE,
+    Comparison,
+    Trial,
+    compare,
+    compare_routed,
+    eager_figures,
+    predict,
+    try_steps,
+)
 
 STEPS = 1000
 """Assumed steps of a run whose config counts epochs, since the trial collects a single batch."""
@@ -95,18 +104,12 @@ class _Trials:
                 compared[part] += compare_routed(task, self.accelerator, batch, prediction, beside=beside)
         if not all(one.fits for comparisons in compared.values() for one in comparisons):
             return summary, [Trial(part=part, comparisons=comparisons) for part, comparisons in compared.items()]
-        eager = {part: self._eager(task, part) for part in models}
+        eager = {part: eager_figures(task, self.accelerator, self._batch(task, part)) for part in models}
         session = Session(task, job, self.accelerator)
         # a new batch: `Session` compiles the layers, which pads texts to other lengths
         return summary, [
             try_steps(session, self._batch(task, part), part, compared[part], *eager[part]) for part in models
         ]
-
-    def _eager(self, task: Finetuning, part: str) -> tuple[float, float | None]:
-        """The loss of the eager network, and dense FLOPs / routed FLOPs."""
-        batch = self._batch(task, part)
-        _, loss = predict(task, self.accelerator, batch)
-        return loss, flop_ratio(task, self.accelerator, batch) if task.routing else None
 
     def _task(self, models: dict[str, nn.Module], handles: dict[str, Handle | None]) -> Finetuning:
         return Finetuning(

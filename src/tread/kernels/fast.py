@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from tread.around import Around, around
 from tread.kernels.attention import Attention, remember_attention, use_attention
@@ -24,6 +24,7 @@ from tread.kernels.graphs import Graphs, is_distributed
 from tread.kernels.offload.call import compiled_code, recomputes, set_compiled_code
 from tread.routing import noise
 from tread.routing.handle import Handle
+from tread.routing.mode import rank
 
 SHAPES = 32
 """Shapes of a layer's inputs that get code of their own, in a loop that does not say how many there are."""
@@ -166,5 +167,5 @@ def _remember_noise() -> Callable[[], None]:
 
 def print_once_per_job(message: str) -> None:
     """Print on rank 0 only."""
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0:
+    if rank() == 0:
         print(message, flush=True)

@@ -14,7 +14,7 @@ from tread.pretrain.task import Pretraining
 from tread.training.job import make_accelerator
 from tread.training.memory import out_of_memory
 from tread.training.session import Session
-from tread.training.trial import Comparison, Trial, compare_routed, flop_ratio, predict, try_steps
+from tread.training.trial import Comparison, Trial, compare_routed, eager_figures, predict, try_steps
 
 
 def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]]:
@@ -34,10 +34,9 @@ def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]
         summary = task.summary()
         if not all(one.fits for one in comparisons):
             return summary, [Trial(part="model", comparisons=comparisons)]
-        _, eager_loss = predict(task, accelerator, batch)
-        flops = flop_ratio(task, accelerator, batch) if task.routing else None
+        eager = eager_figures(task, accelerator, batch)
         session = Session(task, task.config, accelerator)
-        return summary, [try_steps(session, batch, "model", comparisons, eager_loss, flops)]
+        return summary, [try_steps(session, batch, "model", comparisons, *eager)]
 
 
 def steps_alone(config: PretrainConfig, folder: Path) -> PretrainConfig:

@@ -83,7 +83,7 @@ def check_given(given: Given, route: int, batch: int, tokens: int) -> Tensor:
 def sample_positions(samples: Tensor | None, batch: int, device: torch.device) -> Tensor:
     """The positions of a forward's samples in the global batch, (B,)."""
     if samples is None:
-        first = _rank() * batch
+        first = rank() * batch
         return torch.arange(first, first + batch, device=device)
     if samples.shape not in ((batch,), (1,)):
         raise ConfigError(
@@ -93,7 +93,8 @@ def sample_positions(samples: Tensor | None, batch: int, device: torch.device) -
     return samples.to(device, non_blocking=True).expand(batch)
 
 
-def _rank() -> int:
+def rank() -> int:
+    """This process's index in its process group; 0 without one."""
     distributed = torch.distributed
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 

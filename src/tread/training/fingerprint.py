@@ -16,6 +16,8 @@ Fingerprint = Mapping[str, Sequence[int | str]]
 """Group -> the number of its files or captions, and the hash of their descriptions."""
 KINDS = {"contents": "files", "held_out": "held-out files", "captions": "captions"}
 """Key of a fingerprint in a manifest -> the word for what it counts; earlier versions have the first at most."""
+SHOWN = 5
+"""Changes that a message names."""
 
 
 def fingerprint(groups: Mapping[str, Iterable[object]]) -> dict[str, list[int | str]]:
@@ -31,7 +33,7 @@ def fingerprint(groups: Mapping[str, Iterable[object]]) -> dict[str, list[int | 
     }
 
 
-def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files", show: int = 5) -> str:
+def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files") -> str:
     """The differences between two fingerprints in words, empty if there are none; `what` is the word for its items.
 
     >>> describe_changes({"a": [2, "x"], "b": [1, "y"]}, {"a": [3, "z"], "c": [1, "y"]})
@@ -47,8 +49,8 @@ def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files",
             told.append(f"{name!r} has {now[name][0]} {what} instead of {before[name][0]}")
         elif list(before[name]) != list(now[name]):
             told.append(f"{name!r} has other {what}")
-    more = f", and {len(told) - show} more" if len(told) > show else ""
-    return ", ".join(told[:show]) + more
+    more = f", and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+    return ", ".join(told[:SHOWN]) + more
 
 
 def check_data(

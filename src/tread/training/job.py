@@ -80,7 +80,7 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
         _check_resumable(source, accelerator)
-    _make_folder(folder)
+    make_folder(folder, f"output_dir {str(folder)!r}", "Name another output_dir.")
     lock = locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True)
     with lost_ranks(config), lock as held:
         if not broadcast_object_list([held])[0]:
@@ -107,15 +107,14 @@ def _check_resumable(run_folder: Path, accelerator: Accelerator) -> None:
     from_main(accelerator, lambda: newest(run_folder / CHECKPOINTS, lambda _: None))  # broken ones are named later
 
 
-def _make_folder(folder: Path) -> None:
-    """Make a run's folder; refuses one in which no file can be written."""
+def make_folder(folder: Path, called: str, fix: str) -> None:
+    """Make a folder; refuses one in which no file can be written, by the name `called` and with the advice `fix`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder), (folder / LOCK_FILE).open("a"):
             pass
     except OSError as error:
-        reason = f"cannot write to output_dir {str(folder)!r}: {error.strerror}"
-        raise ConfigError(f"{reason}. Name another output_dir.") from None
+        raise ConfigError(f"cannot write to {called}: {error.strerror}. {fix}") from None
 
 
 def run(

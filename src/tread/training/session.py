@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tread.errors import ConfigError
@@ -33,6 +33,17 @@ from tread.training.ranks import from_main
 from tread.training.settings import JobConfig
 from tread.training.sharding.saver import Saver
 from tread.training.task import Task
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, a model is in eval mode."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 class Session:
@@ -69,15 +80,11 @@ class Session:
     def averaged(self) -> Iterator[None]:
         """Inside, the task's model has its averaged weights (the EMA's, else the optimizer's own), in eval mode, not
         compiled: other shapes than training's would fill the compiler's caches."""
-        training = self.task.model.training
-        self.task.model.eval()
-        try:
+        with evaluating(self.task.model):
             eager = torch.compiler.set_stance("force_eager")
             kernels = attention.relaxed(self.config.train.attention, self.accelerator.device)
             with self.ema.applied() if self.ema else averaged_weights(self.optimizer), eager, kernels:
                 yield
-        finally:
-            self.task.model.train(training)
 
     def step(self, step: int, batches: Iterator[Any]) -> dict[str, Tensor]:
         """One optimizer step; returns its loss and gradient norm, still on the device."""

@@ -11,7 +11,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from tread.routing.handle import Handle
-from tread.training.session import Session
+from tread.training.session import Session, evaluating
 from tread.training.task import Task
 
 TOLERANCE = {"bf16": 1e-2, "no": 1e-4}
@@ -125,13 +125,8 @@ class _Recorder(nn.Module):
 def predict(task: Task, accelerator: Accelerator, batch: Any) -> tuple[Tensor, float]:
     """The network's outputs for a batch in eval mode, flattened to float32 (N,), and the loss."""
     recorder = _Recorder(task.model)
-    training = task.model.training
-    recorder.eval()
-    try:
-        with accelerator.autocast():
-            loss = task.loss(recorder, batch)
-    finally:
-        task.model.train(training)
+    with evaluating(task.model), accelerator.autocast():
+        loss = task.loss(recorder, batch)
     tensors = [leaf for leaf in pytree.tree_leaves(recorder.outputs) if isinstance(leaf, Tensor)]
     return torch.cat([tensor.float().flatten() for tensor in tensors]), float(loss)
 
@@ -176,17 +171,27 @@ def turned(handles: Sequence[Handle], mode: str) -> Iterator[None]:
         yield
 
 
-def flop_ratio(task: Task, accelerator: Accelerator, batch: Any) -> float:
-    """Dense over routed FLOPs of a forward, counted on the eager network."""
+def flop_ratio(handles: Sequence[Handle], forward: Callable[[], object]) -> float:
+    """Dense over routed FLOPs of a forward of the eager network at the full ratio; it runs dense, then routed."""
     counts = []
     for mode in ("dense", "routed"):
-        for handle in task.routing:
-            handle.set_step(full_step(task.routing))
-        with turned(task.routing, mode), torch.no_grad(), accelerator.autocast():
-            with FlopCounterMode(display=False) as counter:
-                task.loss(task.model, batch)
-            counts.append(counter.get_total_flops())
+        for handle in handles:
+            handle.set_step(full_step(handles))
+        with turned(handles, mode), torch.no_grad(), FlopCounterMode(display=False) as counter:
+            forward()
+        counts.append(counter.get_total_flops())
     return counts[0] / counts[1]
+
+
+def eager_figures(task: Task, accelerator: Accelerator, batch: Any) -> tuple[float, float | None]:
+    """The loss of the eager network in eval mode, and its `flop_ratio`; None without routes."""
+
+    def forward() -> None:
+        with accelerator.autocast():
+            task.loss(task.model, batch)
+
+    _, loss = predict(task, accelerator, batch)
+    return loss, flop_ratio(task.routing, forward) if task.routing else None
 
 
 def measure(session: Session, batch: Any, *, dense: bool) -> Measured:

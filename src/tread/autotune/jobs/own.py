@@ -20,6 +20,7 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.routing.schedule import Schedule
 from tread.training.parts import parameter_counts
+from tread.training.session import evaluating
 from tread.training.trial import turned
 
 Step = Callable[[Any], Any]
@@ -97,13 +98,8 @@ class OwnLoop:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """See `Loop.evaluating`."""
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-                yield
-        finally:
-            self.model.train(training)
+        with evaluating(self.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
 
     def close(self) -> None:
         """Release the memory of CUDA graphs; layers that the user compiled stay compiled."""

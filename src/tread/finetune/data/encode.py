@@ -41,6 +41,7 @@ EncodeText = Callable[[Sequence[str]], list[Tensors]]
 EncodeSeen = Callable[[str, Sequence[Image]], Tensors]
 """A caption and the images that the text encoder sees beside it -> its embeddings, without a batch axis."""
 
+_TEXT_MEMORY = "the text encoder: use a GPU with more memory, or encode on the CPU"
 _WRITERS = 8
 """Threads that write items, or read masks."""
 
@@ -241,8 +242,7 @@ def encode_texts(
     with bar, _Writer(cache) as writer:
         for first in range(0, len(todo), batch_size):
             batch = todo[first : first + batch_size]
-            what = "the text encoder: use a GPU with more memory, or encode on the CPU"
-            rows, limit = _in_parts(encode, batch, limit, what)
+            rows, limit = _in_parts(encode, batch, limit, _TEXT_MEMORY)
             for caption, row in zip(batch, rows, strict=True):
                 _store_text(writer, texts.key(caption), caption, row)
             bar.update(len(batch))
@@ -272,8 +272,7 @@ def encode_seen_texts(
                 images = [read_image(picture) for picture in seen]
             except DataError:  # its latents cannot be encoded either, and `_present` reports the sample
                 continue
-            what = "the text encoder: use a GPU with more memory, or encode on the CPU"
-            (row,), _ = _in_parts(lambda one: [encode(*one[0])], [(caption, images)], 1, what)
+            (row,), _ = _in_parts(lambda one: [encode(*one[0])], [(caption, images)], 1, _TEXT_MEMORY)
             _store_text(writer, key, caption, row)
     cache.ranks.wait_for_everyone()
     return texts

@@ -60,10 +60,10 @@ class Slot:
 
 
 class Ring:
-    """`slots` blocks of `size` bytes on a device, which layers take by turns."""
+    """`SLOTS` blocks of `size` bytes on a device, which layers take by turns."""
 
-    def __init__(self, size: int, device: torch.device, slots: int = SLOTS) -> None:
-        self.slots = [Slot(size, device) for _ in range(slots)]
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.slots = [Slot(size, device) for _ in range(SLOTS)]
         self.fetches = 0
         """Copies so far."""
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None

@@ -42,34 +42,33 @@ BACKENDS = {"cuda": "cpu:gloo,cuda:nccl"}
 def check_layout(config: JobConfig) -> None:
     """Refuse settings of the layout that contradict each other, before anything is loaded."""
     train, called = config.train, config.called
+    parallel, size = called("train.parallel"), called("train.shard_size")
     if not train.sharded:
         if train.shard_size is not None:
             raise ConfigError(
-                f"{called('train.shard_size')} is {train.shard_size}, but {called('train.parallel')} is 'ddp', where "
-                f"each process has the whole model: set {called('train.parallel')} to 'hsdp' or leave "
-                f"{called('train.shard_size')} out."
+                f"{size} is {train.shard_size}, but {parallel} is 'ddp', where each process has the whole model: set "
+                f"{parallel} to 'hsdp' or leave {size} out."
             )
         if train.cpu_offload:
             raise ConfigError(
-                f"{called('train.cpu_offload')} is true, but {called('train.parallel')} is 'ddp', which keeps the "
-                f"model on the GPU: set {called('train.parallel')} to 'fsdp'; one process will do."
+                f"{called('train.cpu_offload')} is true, but {parallel} is 'ddp', which keeps the model on the GPU: "
+                f"set {parallel} to 'fsdp'; one process will do."
             )
         return
     if train.shard_size is not None and train.parallel == "fsdp":
         raise ConfigError(
-            f"{called('train.shard_size')} is {train.shard_size}, but {called('train.parallel')} is 'fsdp', where all "
-            f"processes share one copy: set {called('train.parallel')} to 'hsdp', or leave "
-            f"{called('train.shard_size')} out."
+            f"{size} is {train.shard_size}, but {parallel} is 'fsdp', where all processes share one copy: set "
+            f"{parallel} to 'hsdp', or leave {size} out."
         )
     if (reason := UNSHARDED_OPTIMIZERS.get(config.optimizer.name)) is not None:
         raise ConfigError(
-            f"{called('optimizer.name')} is {config.optimizer.name!r}, which {reason}: with {called('train.parallel')} "
-            f"{train.parallel!r} use 'adamw', 'adamw-bf16' or 'lion', or set {called('train.parallel')} to 'ddp'."
+            f"{called('optimizer.name')} is {config.optimizer.name!r}, which {reason}: with {parallel} "
+            f"{train.parallel!r} use 'adamw', 'adamw-bf16' or 'lion', or set {parallel} to 'ddp'."
         )
     if train.graphs:
         raise ConfigError(
-            f"{called('train.graphs')} is true, but a CUDA graph cannot gather the weights of "
-            f"{called('train.parallel')} {train.parallel!r}: set one of the two otherwise."
+            f"{called('train.graphs')} is true, but a CUDA graph cannot gather the weights of {parallel} "
+            f"{train.parallel!r}: set one of the two otherwise."
         )
 
 
