@@ -8,7 +8,7 @@ import pytest
 
 from tread.autotune.goal import Goal
 from tread.autotune.rules import Rules
-from tread.autotune.search import Plan, Window, front
+from tread.autotune.search import DENSE, Plan, Window, front
 from tread.errors import ConfigError
 from tread.routing.route import Route
 
@@ -57,14 +57,14 @@ def test_the_front_is_that_of_all_combinations(seed: int) -> None:
         assert len(plan.routes) <= most
     assert [plan.saving for plan in found] == sorted((plan.saving for plan in found), reverse=True)
 
-    dense = 8.0
+    dense, routed = 8.0, [plan for plan in found if plan.routes]
     for target in (1.05, 1.2, 1.5):
         reaching = [gap for saving, gap in plans if saving and dense / (dense - saving) >= target]
-        chosen = Goal(speedup=target).ordered(found, dense)
+        chosen = Goal(speedup=target).ordered(routed, dense)
         assert (chosen[0].gap if chosen else None) == min(reaching, default=None)
     for most_gap in (0.05, 0.3):
         within = [saving for saving, gap in plans if saving and gap <= most_gap]
-        chosen = Goal(gap=most_gap).ordered(found, dense)
+        chosen = Goal(gap=most_gap).ordered(routed, dense)
         assert (chosen[0].saving if chosen else None) == max(within, default=None)
 
 
@@ -101,6 +101,20 @@ def test_the_knee_is_farthest_below_the_line_between_the_ends() -> None:
     plans = [plan(0.0, 0.0), plan(0.5, 0.1), plan(0.8, 0.5), plan(1.0, 1.0)]
     assert Goal().ordered(plans, 2.0)[0] == plans[1]
     assert Goal().ordered([plans[0]], 2.0) == [plans[0]]
+
+
+def test_without_windows_there_is_dense_training_alone_and_nothing_to_propose() -> None:
+    assert front([], depth=8, longest=4, most=2) == [DENSE]
+    for goal in (Goal(), Goal(gap=0.5), Goal(speedup=1.1)):
+        assert goal.ordered([], 2.0) == []
+
+
+def test_a_plan_that_just_reaches_the_goal_counts() -> None:
+    plans = [plan(1.0, 0.5), plan(0.5, 0.25)]
+    assert Goal(gap=0.25).ordered(plans, 2.0) == [plans[1]]
+    assert Goal(gap=0.5).ordered(plans, 2.0) == plans
+    assert Goal(speedup=2.0).ordered(plans, 2.0) == [plans[0]]
+    assert Goal(speedup=4 / 3).ordered(plans, 2.0) == [plans[1], plans[0]]
 
 
 def test_finalists_are_ordered_by_what_was_measured_of_them() -> None:
