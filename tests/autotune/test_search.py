@@ -3,10 +3,11 @@
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
-from tread.autotune.goal import Goal
+from tread.autotune.goal import Goal, Options
 from tread.autotune.rules import Rules
 from tread.autotune.search import DENSE, Plan, Window, front
 from tread.errors import ConfigError
@@ -138,3 +139,25 @@ def test_finalists_are_ordered_by_what_was_measured_of_them() -> None:
 def test_goals_that_mean_nothing(given: dict[str, float], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Goal(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "less", "sentence"),
+    [
+        ({"edges": 2}, 1, "--edges is 1; it must be at least 2."),
+        ({"windows": 1}, 0, "--windows is 0; it must be at least 1."),
+        ({"start_steps": 0}, -1, "--start-steps is -1; it must be at least 0."),
+        ({"ratios": (0.5,)}, (0.0,), "--ratios is [0.0]; give one to 5 fractions of tokens to drop"),
+        ({"ratios": (0.1, 0.2, 0.3, 0.4, 0.9)}, (0.5, 1.0), "--ratios is [0.5, 1.0]; give one to 5 fractions"),
+        ({"ratios": (0.5,)}, (), "--ratios is []; give one to 5 fractions"),
+        ({"ratios": (0.5,)}, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "--ratios is [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]; give one"),
+        ({"budget_minutes": 0.1}, 0.0, "--budget-minutes is 0.0; it must be a number of minutes above 0."),
+        ({"verify_minutes": None}, float("inf"), "--verify is inf; it must be a number of minutes above 0."),
+    ],
+)
+def test_the_least_of_each_option_runs_and_less_is_refused(given: dict[str, Any], less: Any, sentence: str) -> None:
+    rest: dict[str, Any] = {"config": None, "settings": (), "goal": Goal()}
+    Options(**rest, **given)
+    with pytest.raises(ConfigError) as error:
+        Options(**rest, **dict.fromkeys(given, less))
+    assert str(error.value).startswith(sentence)
