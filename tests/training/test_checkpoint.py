@@ -176,7 +176,7 @@ def test_a_file_that_changes_after_it_was_compared_is_compared_again(tmp_path: P
     checkpoint.read_whole(path)
     flip(path)
     os.utime(path / "ema.safetensors", (0, 0))  # the clock of a filesystem may be coarse
-    with pytest.raises(CheckpointError, match="the content of ema.safetensors has changed since it was saved"):
+    with pytest.raises(CheckpointError, match=r"the content of ema\.safetensors has changed since it was saved"):
         checkpoint.read_whole(path)
 
 
