@@ -88,6 +88,15 @@ def test_three_lengths_are_timed_whatever_the_model() -> None:
         assert len(plans) == len(set(plans)) == 1 + 2 * (len(lengths) + 2)
 
 
+@pytest.mark.parametrize(
+    ("last", "windows"), [(0, []), (1, [(0, 0), (1, 1)]), (2, [(0, 0), (1, 2)]), (3, [(0, 1), (2, 3)])]
+)
+def test_a_stack_of_two_layers_and_more_is_timed_in_halves_too(last: int, windows: list[tuple[int, int]]) -> None:
+    plans = probes([Stack(name="few", first=0, last=last)], RATIOS, first=0, last=last)
+    whole = [(route(ratio, 0, last),) for ratio in (0.25, 0.75)]
+    assert plans == [(), *whole, *((route(0.75, start, end),) for start, end in windows)]
+
+
 def test_no_coefficient_is_negative_and_no_nonnegative_fit_is_better() -> None:
     """Noise, and a law that the terms do not have: steps that cost less at more tokens."""
     number = random.Random(3)

@@ -3,12 +3,13 @@
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
-from tread.autotune.goal import Goal
+from tread.autotune.goal import Goal, Options
 from tread.autotune.rules import Rules
-from tread.autotune.search import Plan, Window, front
+from tread.autotune.search import DENSE, Plan, Window, front
 from tread.errors import ConfigError
 from tread.routing.route import Route
 
@@ -57,14 +58,14 @@ def test_the_front_is_that_of_all_combinations(seed: int) -> None:
         assert len(plan.routes) <= most
     assert [plan.saving for plan in found] == sorted((plan.saving for plan in found), reverse=True)
 
-    dense = 8.0
+    dense, routed = 8.0, [plan for plan in found if plan.routes]
     for target in (1.05, 1.2, 1.5):
         reaching = [gap for saving, gap in plans if saving and dense / (dense - saving) >= target]
-        chosen = Goal(speedup=target).ordered(found, dense)
+        chosen = Goal(speedup=target).ordered(routed, dense)
         assert (chosen[0].gap if chosen else None) == min(reaching, default=None)
     for most_gap in (0.05, 0.3):
         within = [saving for saving, gap in plans if saving and gap <= most_gap]
-        chosen = Goal(gap=most_gap).ordered(found, dense)
+        chosen = Goal(gap=most_gap).ordered(routed, dense)
         assert (chosen[0].saving if chosen else None) == max(within, default=None)
 
 
@@ -103,6 +104,20 @@ def test_the_knee_is_farthest_below_the_line_between_the_ends() -> None:
     assert Goal().ordered([plans[0]], 2.0) == [plans[0]]
 
 
+def test_without_windows_there_is_dense_training_alone_and_nothing_to_propose() -> None:
+    assert front([], depth=8, longest=4, most=2) == [DENSE]
+    for goal in (Goal(), Goal(gap=0.5), Goal(speedup=1.1)):
+        assert goal.ordered([], 2.0) == []
+
+
+def test_a_plan_that_just_reaches_the_goal_counts() -> None:
+    plans = [plan(1.0, 0.5), plan(0.5, 0.25)]
+    assert Goal(gap=0.25).ordered(plans, 2.0) == [plans[1]]
+    assert Goal(gap=0.5).ordered(plans, 2.0) == plans
+    assert Goal(speedup=2.0).ordered(plans, 2.0) == [plans[0]]
+    assert Goal(speedup=4 / 3).ordered(plans, 2.0) == [plans[1], plans[0]]
+
+
 def test_finalists_are_ordered_by_what_was_measured_of_them() -> None:
     measured = {"a": (1.8, 0.03), "b": (1.5, 0.01), "c": (1.6, 0.02), "d": (1.4, 0.0)}
     assert Goal(speedup=1.5).best(measured) == ["b", "c", "a"]
@@ -124,3 +139,25 @@ def test_finalists_are_ordered_by_what_was_measured_of_them() -> None:
 def test_goals_that_mean_nothing(given: dict[str, float], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Goal(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "less", "sentence"),
+    [
+        ({"edges": 2}, 1, "--edges is 1; it must be at least 2."),
+        ({"windows": 1}, 0, "--windows is 0; it must be at least 1."),
+        ({"start_steps": 0}, -1, "--start-steps is -1; it must be at least 0."),
+        ({"ratios": (0.5,)}, (0.0,), "--ratios is [0.0]; give one to 5 fractions of tokens to drop"),
+        ({"ratios": (0.1, 0.2, 0.3, 0.4, 0.9)}, (0.5, 1.0), "--ratios is [0.5, 1.0]; give one to 5 fractions"),
+        ({"ratios": (0.5,)}, (), "--ratios is []; give one to 5 fractions"),
+        ({"ratios": (0.5,)}, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "--ratios is [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]; give one"),
+        ({"budget_minutes": 0.1}, 0.0, "--budget-minutes is 0.0; it must be a number of minutes above 0."),
+        ({"verify_minutes": None}, float("inf"), "--verify is inf; it must be a number of minutes above 0."),
+    ],
+)
+def test_the_least_of_each_option_runs_and_less_is_refused(given: dict[str, Any], less: Any, sentence: str) -> None:
+    rest: dict[str, Any] = {"config": None, "settings": (), "goal": Goal()}
+    Options(**rest, **given)
+    with pytest.raises(ConfigError) as error:
+        Options(**rest, **dict.fromkeys(given, less))
+    assert str(error.value).startswith(sentence)

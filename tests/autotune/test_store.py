@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tread.autotune.measure import Budget
-from tread.autotune.store import Store, claimed
+from tread.autotune.store import FORMAT, KINDS, Store, claimed
 from tread.errors import ConfigError
 
 
@@ -19,6 +19,24 @@ def test_a_measurement_is_on_disk_when_it_is_made(tmp_path: Path) -> None:
     assert again.get("losses", "2..3@0.5") == [[1.0, 1.5]]
     assert again.get("losses", "2..3@0.25") is None
     assert [start["command"] for start in again.facts["starts"]] == ["a", "b"]
+    assert (store.start, again.start) == (0, 1)
+
+
+def test_losses_after_a_dense_start_of_another_length_are_discarded(tmp_path: Path) -> None:
+    store = Store(tmp_path, {}, {})
+    store.since_start(200)
+    for kind in ("losses", "seconds"):
+        store.add(kind, "dense", [1.0])
+    again = Store(tmp_path, {}, {})
+    again.since_start(200)
+    assert again.get("losses", "dense") == [1.0]
+    again.since_start(100)
+    assert again.get("losses", "dense") is None
+    assert again.get("seconds", "dense") == [1.0]
+    again.add("losses", "dense", [2.0])
+    last = Store(tmp_path, {}, {})
+    last.since_start(100)
+    assert last.get("losses", "dense") == [2.0]
 
 
 def test_measurements_of_something_else_are_refused(tmp_path: Path) -> None:
@@ -29,13 +47,23 @@ def test_measurements_of_something_else_are_refused(tmp_path: Path) -> None:
         Store(tmp_path, {"model": {"width": 32}, "device": "NVIDIA H200"}, {})
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"format": 1}', '{"format": 2, "subject": {}}'])
+WHOLE = {"format": FORMAT, "subject": {}, "starts": [], **{kind: {} for kind in KINDS}}
+OTHER_TYPES = ({"format": FORMAT - 1}, {"subject": []}, {"starts": {}}, {"seconds": []}, {"verified": None})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"format": 1}', '{"format": 2, "subject": {}}']
+    + [json.dumps(WHOLE | changes) for changes in OTHER_TYPES],
+)
 def test_a_damaged_file_is_not_written_over(tmp_path: Path, content: str) -> None:
     path = tmp_path / "measurements.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match="cannot be read as measurements of this version: remove it"):
         Store(tmp_path, {}, {})
     assert path.read_text() == content
+    path.write_text(json.dumps(WHOLE))
+    assert Store(tmp_path, {}, {}).start == 0
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -49,6 +49,13 @@ def test_equal_and_singular_is_zero_and_order_does_not_matter() -> None:
     assert there == pytest.approx(frechet_distance(np.zeros(30), second, mean, first), rel=1e-12)
 
 
+def test_single_precision_is_computed_in_double() -> None:
+    rng = np.random.default_rng(4)
+    sides = [(rng.normal(size=20).astype(np.float32), covariance(rng, 20, 40).astype(np.float32)) for _ in range(2)]
+    exact = frechet_distance(*(array.astype(np.float64) for side in sides for array in side))
+    assert frechet_distance(*sides[0], *sides[1]) == exact
+
+
 def test_other_features_are_refused() -> None:
     with pytest.raises(ConfigError, match="one side has 2 features and the other 3; give both the same `features`"):
         frechet_distance(np.zeros(2), np.eye(2), np.zeros(3), np.eye(3))

@@ -10,7 +10,7 @@ from tread.errors import DataError
 from tread.evaluate import statistics
 from tread.evaluate.activations import Activations
 from tread.evaluate.metrics import inception_score
-from tread.evaluate.statistics import Moments, Statistics, Tally
+from tread.evaluate.statistics import Moments, Statistics, Tally, read_statistics
 
 
 def activations(count: int) -> Activations:
@@ -92,6 +92,33 @@ def test_splits_of_the_score_take_every_nth_image(monkeypatch: pytest.MonkeyPatc
     tally.add(Activations(torch.zeros(20, 2), None, classes), 0)
     score = tally.score
     assert inception_score(score["counts"], score["sums"], score["logs"]) == (pytest.approx(5), pytest.approx(0))
+
+
+def test_the_score_of_a_pass_is_the_definition() -> None:
+    whole = activations(40)
+    assert whole.probabilities is not None
+    p = whole.probabilities.numpy()
+    expected = np.exp((p * np.log(p / p.mean(0))).sum(1).mean())
+    assert tallied(whole, 0, 40, 7).statistics().score == (pytest.approx(expected, rel=1e-12), 0)
+
+
+def test_published_statistics_are_read(tmp_path: Path) -> None:
+    arrays = {"mu": np.ones(3), "sigma": np.eye(3), "mu_s": np.zeros(2), "sigma_s": np.eye(2)}
+    np.savez(tmp_path / "a.npz", count=np.array(50), features=np.array("Test"), **arrays)
+    np.savez(tmp_path / "b.npz", mu=np.ones(3), sigma=np.eye(3))
+    found, bare = (read_statistics(tmp_path / name) for name in ("a.npz", "b.npz"))
+    assert found is not None
+    assert bare is not None
+    assert (found.features, found.count, bare.features, bare.count) == ("Test", 50, "Inception", None)
+    assert found.spatial is not None
+    assert bare.spatial is None
+    assert [*map(np.ndarray.tolist, (*found.pool, *found.spatial))] == [array.tolist() for array in arrays.values()]
+
+
+def test_features_are_kept_only_if_asked() -> None:
+    tally = Tally("Test", 20, keep_vectors=False)
+    tally.add(activations(20), 0)
+    assert tally.statistics().vectors is None
 
 
 def test_what_cannot_be_measured_is_said() -> None:

@@ -62,6 +62,13 @@ def test_times_are_shifted_as_the_stock_sampler_shifts(scheduler, tokens: int) -
     assert FlowTarget.from_scheduler(stock.config, shift=2.0, distance="l2") == FlowTarget(shift=2.0)
 
 
+def test_a_scheduler_that_names_no_shift_has_diffusers_own() -> None:
+    for given in ({"use_dynamic_shifting": True}, {"use_dynamic_shifting": False}):
+        stock = diffusers.FlowMatchEulerDiscreteScheduler(**given).config
+        expected = FlowTarget.from_scheduler(stock, shift=None, distance="l2")
+        assert FlowTarget.from_scheduler(given, shift=None, distance="l2") == expected
+
+
 def velocity() -> VelocityTarget:
     config = {"_class_name": "CogVideoXDDIMScheduler", "prediction_type": "v_prediction"}
     return VelocityTarget.from_scheduler(config | {"rescale_betas_zero_snr": True}, distance="l2")

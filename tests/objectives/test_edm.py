@@ -130,7 +130,8 @@ def test_maths_is_float32_at_least_whatever_the_network_returns() -> None:
         (torch.float64, torch.float64),
     ]:
         x = torch.linspace(-1, 1, 16).reshape(2, 1, 2, 4).to(given)
-        assert edm.loss(half_net, x, labels, noise=x.flip(0), u=u).dtype == expected
+        for noise in (x.flip(0), x.flip(0).double()):
+            assert edm.loss(half_net, x, labels, noise=noise, u=u).dtype == expected
         assert edm.denoise(half_net, x, torch.ones(2), labels).dtype == expected
 
 
@@ -142,6 +143,10 @@ def test_maths_is_float32_at_least_whatever_the_network_returns() -> None:
         ({"sigma_data": "0.5"}, "objective.sigma_data is '0.5'; it must be a finite number above 0."),
         ({"rho": True}, "objective.rho is True; it must be a finite number above 0."),
         ({"sigma_max": math.inf}, "objective.sigma_max is inf; it must be a finite number above 0."),
+        (
+            {"sigma_min": 80.0},
+            "objective.sigma_min is 80.0 and objective.sigma_max is 80.0; sigma_min must be the smaller one.",
+        ),
         (
             {"sigma_min": 90},
             "objective.sigma_min is 90 and objective.sigma_max is 80.0; sigma_min must be the smaller one.",

@@ -269,3 +269,22 @@ def test_a_state_used_again_in_backward_is_refused(what: str, reentrant: bool):
     (x if what == "exit" else state.exit(8, x)).sum()
     with pytest.raises(ConfigError, match=rf"state\.{what} runs again in backward.*Checkpoint the block alone"):
         x.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_forward_is_recomputed_inside_checkpointed_functions_alone(reentrant: bool):
+    """Compiled layers ask it; a log that stayed would also take the calls after its function."""
+    handle = Handle(PLAN, depth=12)
+    handle.state = state = handle.begin(training=True)
+    seen: list[bool] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(handle.state.recomputed)
+        return x.square()
+
+    assert not state.recomputed
+    x = checkpoint(function, X.clone().requires_grad_(), use_reentrant=reentrant)
+    assert seen == [True]
+    assert not state.recomputed
+    checkpoint(function, x, use_reentrant=reentrant).sum().backward()
+    assert not state.recomputed

@@ -13,7 +13,7 @@ from tests.tiny.gaussian import three_classes
 from tread.errors import ConfigError
 from tread.objectives import EDM, Flow
 from tread.objectives.objective import Field
-from tread.sampling.solvers import Churn, Solver, edm_heun, euler, heun
+from tread.sampling.solvers import Churn, Solver, churn_of, edm_heun, euler, heun
 
 DATA = three_classes()
 LABELS = torch.tensor([0, 1, 2, 0, 1])
@@ -116,6 +116,13 @@ def test_churn_raises_levels_as_algorithm_2_says() -> None:
     assert churn.raised(2.0, 40) == pytest.approx(2.2)
     assert churn.raised(2.0, 5) == pytest.approx(2 * math.sqrt(2))  # 4 / 5 is above the cap
     assert [churn.raised(level, 40) > level for level in (0.4, 0.5, 8.0, 8.1)] == [False, True, True, False]
+    assert [Churn(s_churn=4).raised(level, 40) > level for level in (1e-9, 1e9)] == [True, True], "without bounds, all"
+
+
+def test_churn_of_settings() -> None:
+    assert churn_of(0, (0.5, 8), 1.01) is None
+    assert churn_of(4, (0.5, 8), 1.01) == Churn(s_churn=4, s_tmin=0.5, s_tmax=8, s_noise=1.01)
+    assert churn_of(4, None, 1.0) == Churn(s_churn=4)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +133,10 @@ def test_churn_raises_levels_as_algorithm_2_says() -> None:
         (
             {"s_churn": 1, "s_tmin": 2, "s_tmax": 1},
             "churn.s_tmin is 2 and churn.s_tmax is 1; s_tmin must be the smaller one.",
+        ),
+        (
+            {"s_churn": 1, "s_tmin": 2, "s_tmax": 2},
+            "churn.s_tmin is 2 and churn.s_tmax is 2; s_tmin must be the smaller one.",
         ),
     ],
 )

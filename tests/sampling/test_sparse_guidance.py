@@ -243,6 +243,10 @@ def test_sparse_guidance_costs_less_than_classifier_free() -> None:
             "or ag+sg.",
         ),
         ({"schedule": "cosine"}, "ratio schedule is 'cosine', but both ratios are 0; leave it out."),
+        (
+            {"kind": "sg", "schedule": "cosin"},
+            "ratio schedule is 'cosin'. Did you mean 'cosine'? Choose one of: constant, cosine.",
+        ),
     ],
 )
 def test_impossible_branches_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -185,6 +185,17 @@ def test_a_broken_newest_is_named_and_the_one_before_is_used(tmp_path: Path, nam
     assert line.endswith("; looking for an earlier one.")
 
 
+def test_a_file_that_changes_after_it_was_compared_is_compared_again(tmp_path: Path) -> None:
+    """In place, at the same size: a later write shows in its time alone."""
+    saved(tmp_path, 1)
+    path = tmp_path / "step-00000001"
+    checkpoint.read_whole(path)
+    flip(path)
+    os.utime(path / "ema.safetensors", (0, 0))  # the clock of a filesystem may be coarse
+    with pytest.raises(CheckpointError, match=r"the content of ema\.safetensors has changed since it was saved"):
+        checkpoint.read_whole(path)
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_broken_newest_never_costs_a_whole_one(tmp_path: Path, keep: int) -> None:
     """The broken one is the newest by name; counting it as kept would remove what was just saved."""

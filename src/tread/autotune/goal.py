@@ -29,7 +29,7 @@ class Goal:
             )
 
     def ordered(self, plans: Sequence[Plan], dense: float) -> list[Plan]:
-        """The plans of a front that reach the goal, the best first; `dense` are the seconds of a dense step."""
+        """The routed plans of a front that reach the goal, the best first; `dense` are the seconds of a dense step."""
         if self.speedup is not None:
             return at_speed(plans, dense, self.speedup)
         return from_knee(plans) if self.gap is None else within_gap(plans, self.gap)

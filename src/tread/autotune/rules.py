@@ -81,7 +81,7 @@ class Rules:
         count = min(edges, after - first + 1) - 1
         bounds = [first + round((after - first) * index / max(count, 1)) for index in range(count + 1)]
         index = {edge: position for position, edge in enumerate(bounds)}
-        windows = [(start, end - 1) for start in bounds for end in bounds if start < end]
+        windows = [(start, end - 1) for start in bounds for end in bounds]
         # every second edge first, so that an interrupted measurement has covered the layers evenly
         windows.sort(key=lambda w: (index[w[0]] % 2 + index[w[1] + 1] % 2, w[0] - w[1], w))
         return [

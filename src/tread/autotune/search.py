@@ -84,16 +84,13 @@ def _unbeaten(plans: list[Plan], *, by_layers: bool) -> list[Plan]:
 def at_speed(plans: Sequence[Plan], dense: float, target: float) -> list[Plan]:
     """The plans at least `target` times as fast as a dense step of `dense` seconds, the smallest gap first."""
     return sorted(
-        (plan for plan in plans if plan.routes and dense / (dense - plan.saving) >= target),
-        key=lambda plan: (plan.gap, -plan.saving),
+        (plan for plan in plans if dense / (dense - plan.saving) >= target), key=lambda plan: (plan.gap, -plan.saving)
     )
 
 
 def within_gap(plans: Sequence[Plan], most: float) -> list[Plan]:
     """The plans whose gap is at most `most`, the fastest first."""
-    return sorted(
-        (plan for plan in plans if plan.routes and plan.gap <= most), key=lambda plan: (-plan.saving, plan.gap)
-    )
+    return sorted((plan for plan in plans if plan.gap <= most), key=lambda plan: (-plan.saving, plan.gap))
 
 
 def from_knee(plans: Sequence[Plan]) -> list[Plan]:
@@ -108,4 +105,4 @@ def from_knee(plans: Sequence[Plan]) -> list[Plan]:
         share = (plan.saving - low.saving) / across if across else 0.0
         return share - ((plan.gap - low.gap) / up if up else 0.0)
 
-    return sorted((plan for plan in plans if plan.routes), key=lambda plan: (-below(plan), plan.gap))
+    return sorted(plans, key=lambda plan: (-below(plan), plan.gap))

@@ -307,7 +307,7 @@ class TuneFamily(ABC):
     def weight(self, batch: Batch) -> Tensor | None:
         """The loss weight that the family itself sets, shaped like `mean` with one channel; None: 1 everywhere.
 
-        Latents of weight 0 (a first frame) are given to the model clean, and their tokens are forced.
+        Latents of weight 0 (a first frame) reach the model clean, by `predict`, and their tokens are forced.
         """
         return None
 

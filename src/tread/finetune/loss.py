@@ -94,9 +94,6 @@ class SampleLosses:
             drawn = drawn + draws.offset
         time = target.times(draws.u, family.shifting_tokens(x))
         noisy = target.mix(x, drawn, time)
-        own = family.weight(batch)
-        if own is not None:
-            noisy = torch.where(own > 0, noisy, x)
         call: Any = caller(model, span.expert, len(self.handles) > 1)
         sound_losses = None
         if "sound.mean" in batch:
@@ -105,6 +102,7 @@ class SampleLosses:
             prediction = family.predict(call, noisy, time, batch)
         error = target.error(prediction, x, drawn, time).mean(1, keepdim=True)  # (B, 1, [F,] H, W)
         weight = batch["weight"].expand_as(error) if "weight" in batch else torch.ones_like(error)
+        own = family.weight(batch)
         if own is not None:
             weight = weight * own
         if self.kept_only:

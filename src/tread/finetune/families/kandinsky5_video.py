@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.errors import ConfigError, DataError
+from tread.finetune.families.first_frame import after_first, with_first
 from tread.finetune.families.kandinsky5 import Kandinsky5
 from tread.finetune.family import Batch
 from tread.finetune.model.source import Source
@@ -46,7 +47,7 @@ class Kandinsky5Video(Kandinsky5):
         latents = _encode(pipeline.vae, pixels)
         if self._given:
             alone = _encode(pipeline.vae, pixels[:, :, :1])
-            latents = {name: torch.cat([alone[name], value[:, :, 1:]], dim=2) for name, value in latents.items()}
+            latents = {name: with_first(value, alone[name]) for name, value in latents.items()}
         return latents
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
@@ -54,27 +55,19 @@ class Kandinsky5Video(Kandinsky5):
 
         height, width = (self.factor * size for size in noisy.shape[-2:])
         stock: Any = Kandinsky5T2VPipeline._get_scale_factor
-        inputs = noisy
-        if self._given:
-            inputs = torch.cat([batch["mean"][:, :, :1].to(noisy.dtype), noisy[:, :, 1:]], dim=2)
+        inputs = with_first(noisy, batch["mean"]) if self._given else noisy
         if self.source.config("transformer").get("visual_cond"):
-            known = 1 - self._later(noisy) if self._given else torch.zeros_like(noisy[:, :1])
+            known = 1 - after_first(noisy) if self._given else torch.zeros_like(noisy[:, :1])
             inputs = torch.cat([inputs, torch.zeros_like(noisy), known], dim=1)  # (B, 2 C + 1, f, h, w)
         return self.call(model, inputs, time, batch, stock(None, height, width))
 
     def weight(self, batch: Batch) -> Tensor | None:
-        return self._later(batch["mean"]) if self._given else None
+        return after_first(batch["mean"]) if self._given else None
 
     @property
     def _given(self) -> bool:
         """Whether the model is conditioned on the first frame."""
         return self.source.pipeline_name == "Kandinsky5I2VPipeline"
-
-    def _later(self, latents: Tensor) -> Tensor:
-        """Mask that is 0 in the first frame and 1 after it, (B, 1, f, h, w)."""
-        later = torch.ones_like(latents[:, :1])
-        later[:, :, 0] = 0
-        return later
 
 
 def _encode(vae: Any, pixels: Tensor) -> Batch:
