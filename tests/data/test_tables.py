@@ -117,6 +117,14 @@ def test_broken_tables_say_where(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("file,caption\na.png,café\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"table \S+t\.csv cannot be read .*save it again as UTF-8"):
         read_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("file;caption\na.png;a cat\n")
+    with pytest.raises(DataError, match=r"t\.csv has the header 'file;caption': separate its columns by commas"):
+        read_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("file,caption\na.png,a cat,\nb.png,a cat, on a wall\n")
+    with pytest.raises(DataError, match=r"line 3 of \S+t\.csv has more cells than the header's 2: put a caption that "):
+        read_table(tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text('file,caption\na.png,a cat,\nb.png,"a cat, on a wall"\n')
+    assert [row["caption"] for row in read_table(tmp_path / "t.csv")] == ["a cat", "a cat, on a wall"]
     with pytest.raises(ConfigError, match=r"metadata_file '\S+none\.csv' does not exist"):
         read_table(tmp_path / "none.csv")
 

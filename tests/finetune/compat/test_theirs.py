@@ -106,6 +106,7 @@ def test_a_positive_shift_wins_and_it_is_3_by_default() -> None:
     [
         ({"lr_scheduler": "cosine"}, "lr_scheduler", "there it restarts after as many steps as lr_warmup_steps"),
         ({"loss_type": "huber"}, "loss_type", "threshold 1; there huber_c 0.1 with huber_schedule snr"),
+        ({"loss_type": "huber", "huber_c": 0.5}, "huber_c", "the threshold of huber is 1 at every time"),
         ({"use_ema": True, "ema_update_interval": 5}, "ema_update_interval", "there every 5 steps"),
         ({"tread_config": ROUTES}, "tread_config", "tread adds a schedule "),
         ({"tread_config": ROUTES}, "tread_config", " and routed_loss: kept "),
@@ -118,6 +119,11 @@ def test_what_trains_something_else_is_named(given: dict[str, Any], key: str, te
     found = verdicts({**THEIRS, **given})[key]
     assert found.verdict == "differs"
     assert text in found.text
+
+
+def test_what_has_an_effect_is_not_called_ignored() -> None:
+    found = verdicts({**THEIRS, "offset_noise": True, "noise_offset": 0.2})["noise_offset"]
+    assert (found.verdict, found.text) == ("translated", "with offset_noise")
 
 
 def test_what_means_the_same_is_not_called_different() -> None:

@@ -81,10 +81,24 @@ def read_table(path: Path) -> list[dict[str, Any]]:
             return _parquet(path)
         with open(path, encoding="utf-8-sig", newline="") as file:
             if path.suffix.lower() == ".csv":
-                return [dict(row) for row in csv.DictReader(file, strict=True)]
+                return list(_csv_rows(file, path))
             return list(_json_lines(file, path))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"table {path} cannot be read ({error}): save it again as UTF-8 text") from error
+
+
+def _csv_rows(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:
+    rows = csv.DictReader(lines, strict=True)
+    header = rows.fieldnames or ()
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
+        raise DataError(f"table {path} has the header {header[0]!r}: separate its columns by commas")
+    for row in rows:
+        if any(row.pop(None, ())):  # pyright: ignore[reportArgumentType]
+            raise DataError(
+                f"line {rows.line_num} of {path} has more cells than the header's {len(header)}: put a caption that "
+                "holds commas in double quotes"
+            )
+        yield dict(row)
 
 
 def _json_lines(lines: Iterable[str], path: Path) -> Iterator[dict[str, Any]]:

@@ -116,7 +116,23 @@ RULES: dict[str, Rule] = {
     "masked_loss_probability": unless_off(
         "leave it out: a mask always counts; to train without, take the masks out of the data", off=(1, None)
     ),
-    "loss_type": rules.loss,
+    "loss_type": objective.loss,
+    **_each("huber_c huber_schedule", objective.huber),
+    **_each("lr_scale lr_scale_sqrt", unless_off("leave it out, and write the learning_rate that it comes to")),
+    "timestep_bias_strategy": unless_off("write time_density, logit_mean or flow_schedule_shift"),
+    **_each("use_soft_min_snr soft_min_snr_sigma_data", unless_off("write snr_gamma")),
+    **_each("train_text_encoder text_encoder_lr", unless_off("leave it out; text encoders stay as they are")),
+    "ema_warmup_steps": unless_off("leave it out; the average begins with the first step"),
+    "checkpoint_epoch_interval": unless_off("write checkpoint_step_interval"),
+    "data_backend_sampling": unless_off(
+        "leave it out; an epoch visits every sample `repeats` times", ("auto-weighting", *OFF)
+    ),
+    **_each(
+        "maximum_image_size target_downsample_size only_instance_prompt prepend_instance_prompt",
+        unless_off("write it in the data entries"),
+    ),
+    "parquet_caption_column": unless_off("write caption_column in the data entry"),
+    "parquet_filename_column": unless_off("write image_column in the data entry"),
     "ema_update_interval": rules.ema_interval,
     "ema_validation": ignored("previews use the average where use_ema is on"),
     **_each("ema_device ema_cpu_only", ignored("the average is kept on the device of the trained weights")),
@@ -216,6 +232,7 @@ PREFIXES: dict[str, Rule] = {
     "scheduled_sampling_": ignored("an option of scheduled_sampling_probability"),
     "group_offload_": ignored("an option of enable_group_offload"),
     "nsfw_check_": ignored("an option of enable_nsfw_check"),
+    "timestep_bias_": ignored("an option of timestep_bias_strategy"),
 }
 """Prefix of a key -> the rule of keys that are neither fields nor in RULES."""
 

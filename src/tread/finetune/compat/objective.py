@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tread.finetune.compat.rules import OFF, Outcome, Rule, is_theirs, there
+from tread.finetune.compat.rules import OFF, Outcome, Rule, is_theirs, reworded, there
 
 NO_FLOW = ("cogvideox", "pixart_sigma")
 """Families that predict noise or v."""
@@ -56,8 +56,25 @@ def offset(name: str) -> Rule:
     """The rule of the offset and its probability, which `offset_noise` turns on in a config of the existing trainer."""
 
     def rule(value: Any, config: Mapping[str, Any]) -> Outcome:
+        if config.get("offset_noise") not in OFF:
+            return Outcome(verdict="translated", text="with offset_noise")
         if is_theirs(config) or "offset_noise" in config:
             return Outcome.ignored("an option of offset_noise")
         return Outcome.runs(**{name: value})
 
     return rule
+
+
+def loss(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The distance between prediction and target; the Huber threshold here is 1 at every time."""
+    if value == "huber" and is_theirs(config):
+        c, schedule = there(config, "huber_c"), there(config, "huber_schedule")
+        return Outcome.differs({"loss_type": value}, f"threshold 1; there huber_c {c} with huber_schedule {schedule}")
+    return reworded("loss_type", {"mse": "l2"}, {"smooth_l1": "write huber"})(value, config)
+
+
+def huber(value: Any, config: Mapping[str, Any]) -> Outcome:
+    """The options of loss_type huber, which has one threshold here."""
+    if config.get("loss_type") != "huber":
+        return Outcome.ignored("an option of loss_type huber")
+    return Outcome.differs({}, "the threshold of huber is 1 at every time")

@@ -258,14 +258,6 @@ def only_with(name: str, *schedules: str) -> Rule:
     return rule
 
 
-def loss(value: Any, config: Mapping[str, Any]) -> Outcome:
-    """The distance between prediction and target; the Huber threshold here is 1 at every time."""
-    if value == "huber" and is_theirs(config):
-        c, schedule = there(config, "huber_c"), there(config, "huber_schedule")
-        return Outcome.differs({"loss_type": value}, f"threshold 1; there huber_c {c} with huber_schedule {schedule}")
-    return reworded("loss_type", {"mse": "l2"}, {"smooth_l1": "write huber"})(value, config)
-
-
 def ema_interval(value: Any, config: Mapping[str, Any]) -> Outcome:
     """The average is updated at every step."""
     if not config.get("use_ema") or value in (None, 1):
