@@ -280,3 +280,13 @@ def test_the_scale_that_latents_were_stored_in_is_looked_at(
     assert f"set data.scaled={str(stored_scaled).lower()}." in (wrong.doubt() or "")
     found = right.prepare(torch.stack([right[i][0] for i in range(50)]), 0, torch.arange(50))
     torch.testing.assert_close(found, torch.from_numpy(np.stack(seen)).float(), rtol=1e-3, atol=1e-3)
+
+
+def test_classes_that_no_sample_has_are_named(tmp_path: Path, write_tar: Callable) -> None:
+    latent = np.random.default_rng(0).normal(0, 1, (4, 4, 4)).astype(np.float32)
+    samples = [{"__key__": f"{label}", "latent.npy": latent, "cls": label} for label in (0, 2, 9)]
+    write_tar(tmp_path / "s.tar", samples)
+    assert Latents(tmp_path, vae="none", kind="sample", num_classes=10).doubt() is None
+    doubt = Latents(tmp_path, vae="none", kind="sample").doubt() or ""
+    assert doubt.startswith("data.num_classes is 1000, but the largest label is 9.")
+    assert doubt.endswith("set data.num_classes=10 if there are no more.")

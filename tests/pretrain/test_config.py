@@ -186,6 +186,25 @@ def test_refusals(setting: str, message: str) -> None:
     assert refused(setting).startswith(message)
 
 
+def test_a_setting_of_another_option_names_its_owners(tmp_path: Path) -> None:
+    assert refused("data.path=/photos") == (
+        "data.path is a setting of data=images and of data=latents, but this run has data=digits: add data=images or "
+        "data=latents, or leave data.path out."
+    )
+    assert refused("objective.p_mean=-1").startswith("objective.p_mean is a setting of objective=edm, but this run has")
+    (tmp_path / "mine.yaml").write_text("data: {size: 32}\n")
+    assert refused(str(tmp_path / "mine.yaml")).startswith(f"{tmp_path}/mine.yaml: data.size is a setting of data=ima")
+    assert compose([str(tmp_path / "mine.yaml"), "data=images", "data.path=x"]).data["size"] == 32
+
+
+def test_a_whole_number_may_have_an_exponent(tmp_path: Path) -> None:
+    assert compose(["train.steps=4e5", "optimizer.warmup_steps=1E2"]).train.steps == 400_000
+    (tmp_path / "mine.yaml").write_text("train: {steps: 1.5e3}\n")
+    assert type(compose([str(tmp_path / "mine.yaml")]).train.steps) is int
+    for text in ("1.5e0", "2.0", "1e400", "nan"):
+        assert "it must be a whole number" in refused(f"train.steps={text}")
+
+
 def test_a_part_of_what_was_replaced() -> None:
     assert refused("model.tread_config=balanced", "model.tread_config.routes.0.selection_ratio=0.7") == (
         "model.tread_config.routes.0.selection_ratio cannot be set: model.tread_config is 'balanced', which has no "

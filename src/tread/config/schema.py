@@ -62,11 +62,18 @@ def convert(hint: Any, value: object, name: str) -> Any:
     ('2024', 0.0001)
     """
     if isinstance(value, Plain):
-        value = str(value) if takes_text(hint, value) else value.value
+        value = str(value) if takes_text(hint, value) else _number(hint, value)
     for option in options_of(hint):
         if _fits(option, value):
             return _converted(option, value, name)
     raise ConfigError(f"{name} is {shown(settled(value))}; it must be {describe(hint)}.")
+
+
+def _number(hint: Any, text: Plain) -> object:
+    """The value of a scalar; a whole number may be written with an exponent, such as 4e5 steps."""
+    value = text.value
+    whole = isinstance(value, float) and value.is_integer() and "e" in text.lower()
+    return int(value) if whole and int in options_of(hint) else value  # pyright: ignore[reportArgumentType]
 
 
 def from_text(hint: Any, text: str, name: str) -> object:

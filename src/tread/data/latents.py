@@ -139,6 +139,20 @@ class Latents(Dataset):
         return x if self.scaled else self.scaling.to_model(x)
 
     def doubt(self) -> str | None:
+        return " ".join(doubt for doubt in (self._doubted_scale(), self._doubted_classes()) if doubt) or None
+
+    def _doubted_classes(self) -> str | None:
+        """Warn of classes after the last one that has samples: nothing trains them, but they are drawn too."""
+        classes = int(self._index.label.max()) + 1
+        if classes == self.num_classes:
+            return None
+        return (
+            f"data.num_classes is {self.num_classes}, but the largest label is {classes - 1}. Grids and evaluations "
+            "draw all classes, of which the others stay untrained: "
+            f"set data.num_classes={classes} if there are no more."
+        )
+
+    def _doubted_scale(self) -> str | None:
         """Warn if the std of the first latents would be clearly nearer to 1 with `scaled` inverted."""
         count = min(len(self), _LOOKED_AT, max(1, _LOOKED_AT_BYTES // int(self._index.size.max())))
         latents: list[Tensor] = []

@@ -157,6 +157,7 @@ def _resumed(run: Path, texts: Sequence[str]) -> dict[str, Any]:
 def _assigned(config: dict[str, Any], texts: Sequence[str], source: str = "") -> dict[str, Any]:
     """A config with the settings of the command line; `source` is the file to name in messages about the config."""
     names = known(_options(config))
+    _check_owner(config, [split_assignment(text)[0] for text in texts], source)
     check_names(config, names, COMMAND, source)
     train: dict[str, Any] = {}
     for text in texts:
@@ -164,6 +165,21 @@ def _assigned(config: dict[str, Any], texts: Sequence[str], source: str = "") ->
         if text.startswith("train"):
             train = assigned(train, text, names, COMMAND)
     return merged(config, _steps_or_epochs(train))
+
+
+def _check_owner(config: Mapping[str, Any], names: Sequence[str], source: str) -> None:
+    """Refuse a setting that belongs to another option of its group, such as data.path with data=digits."""
+    for group, option in _options(config).items():
+        section = config.get(group, {})
+        given = [f"{group}.{name}" for name in section] if isinstance(section, Mapping) else []
+        for name in given + [name for name in names if name.startswith(f"{group}.")]:
+            part = name.split(".")[1]
+            owners = [f"{group}={other}" for other, owner in GROUPS[group][1].items() if part in fields_of(owner)]
+            if owners and f"{group}={option}" not in owners:
+                raise ConfigError(
+                    f"{source}{': ' * bool(source)}{name} is a setting of {' and of '.join(owners)}, but this run has "
+                    f"{group}={option}: add {' or '.join(owners)}, or leave {name} out."
+                )
 
 
 def _steps_or_epochs(layer: dict[str, Any], source: str = "") -> dict[str, Any]:
