@@ -117,6 +117,21 @@ def forward_flops(model: Model, run: Run, counts: Sequence[int]) -> float:
     return run.batch * sum(forwards)
 
 
+def masked_flops(model: Model, run: Run, counts: Sequence[int]) -> float:
+    """FLOPs of the attentions with a mask, among those of the layers in a step of the whole batch."""
+    layers = [stack for stack in model.stacks for _ in range(stack.count)]
+    total = 0.0
+    for layer, count in zip(layers, counts, strict=True):
+        if layer.mask is None:
+            continue
+        pairs, flops = layer.mask["pairs"], layer.flops[run.way]
+        term = next(i for i in (3, 4, 5) if pairs[i])  # only attention has FLOPs per pair of tokens
+        times = 2 if run.checkpointing == "full" else 1
+        each = (times * flops["forward"][term] + flops["backward"][term]) / pairs[term]
+        total += run.batch * each * _at(pairs, count, run.text)
+    return total
+
+
 def _memory(
     model: Model, run: Run, dense: Sequence[int], routed: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, float]]:
