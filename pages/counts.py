@@ -1,24 +1,32 @@
 """What a layer costs: FLOPs by torch's count, and the bytes that it saves for backward.
 
 - FLOPs are fitted exactly by a polynomial of second degree in image and text tokens.
+- A checkpointed layer recomputes until its last saved tensor is there, so a product at its end may be left out: where
+  recomputation has fewer FLOPs than the forward, it is counted as `again`.
 - Bytes are those that torch's partitioner chooses for compiled code, counted once per storage. Image tokens, text
   tokens and the batch have sizes in distinct primes, so that the size of a saved tensor tells what it grows with.
 """
 
+import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from pages.subjects import DEPTH, DiTSubject, shallow
-from pages.values import without_values
-from tread.kernels.checkpointing import Checkpointing
+from pages.values import Values, without_values
+from tread.finetune.model.adapters import find_linears
+from tread.kernels.checkpointing import Checkpointing, checkpoint_layers
 from tread.kernels.fast import Fast
 
 IMAGE, TEXT = 59, 44
@@ -36,6 +44,7 @@ HOW: dict[str, Checkpointing] = {"none": False, "full": True, "selective": "sele
 def counted(subject: Any, ways: Sequence[str]) -> dict[str, Any]:
     """Layers of each stack, with FLOPs and saved bytes of one layer; and those outside layers."""
     lengths = [len(operator.attrgetter(stack)(subject.model)) for stack in subject.stacks]
+    masks, widths = masked(subject), widest(subject)
     flops = {way: fitted(subject, way) for way in ways}
     saved = {way: {name: saved_bytes(subject, way, how) for name, how in HOW.items()} for way in ways}
     stacks = [
@@ -45,6 +54,8 @@ def counted(subject: Any, ways: Sequence[str]) -> dict[str, Any]:
             "flops": {way: flops[way][name] for way in ways},
             "saved": {way: {how: counts[name] for how, counts in saved[way].items()} for way in ways},
         }
+        | ({"mask": masks[name]} if name in masks else {})
+        | {"adapted": {way: widths[way][name] for way in widths}}
         for name, length in zip(subject.stacks, lengths, strict=True)
     ]
     outside = {
@@ -57,19 +68,94 @@ def counted(subject: Any, ways: Sequence[str]) -> dict[str, Any]:
 def fitted(subject: Any, way: str) -> dict[str, dict[str, list[int | float]]]:
     """Forward and backward FLOPs of one layer of each stack and, under "", outside of them, as polynomials.
 
-    Terms are 1, n, t, n^2, n t and t^2 for n image and t text tokens, per sample.
+    Terms are 1, n, t, n^2, n t and t^2 for n image and t text tokens, per sample. `again` are those of recomputation.
     """
     texts = not isinstance(subject, DiTSubject)
-    unit = subject.unit
-    points = [(unit * image, unit * text if texts else 0) for image, text in (POINTS if texts else POINTS[:3])]
+    points = _points(subject)
     terms = [_terms(image, text) if texts else [1, image, image * image] for image, text in points]
-    rows = [flops_at(subject, way, image, text) for image, text in points]
+    rows = [flops_at(subject, way, *points[0], again=True)]
+    fewer = any(rows[0][stack]["again"] != rows[0][stack]["forward"] for stack in subject.stacks)
+    rows += [flops_at(subject, way, image, text, again=fewer) for image, text in points[1:]]
     found: dict[str, dict[str, list[int | float]]] = {}
     for name in ("", *subject.stacks):
-        parts = {part: [row[name][part] for row in rows] for part in ("forward", "backward")}
+        told = ("forward", "backward", "again") if fewer and name else ("forward", "backward")
+        parts = {part: [row[name][part] for row in rows] for part in told}
         solved = {part: solve(terms, values, subject.texts) for part, values in parts.items()}
         found[name] = {part: x if texts else [x[0], x[1], 0, x[2], 0, 0] for part, x in solved.items()}
     return found
+
+
+def masked(subject: Any) -> dict[str, dict[str, list[int | float]]]:
+    """The largest attention with a mask in a layer of each stack: `pairs` of queries and keys in all heads, as a
+    polynomial like those of FLOPs, and `keys`, with the terms 1, n and t. Stacks without masks are left out."""
+    if isinstance(subject, DiTSubject):
+        return {}
+    points = _points(subject)
+    calls = [masks_at(subject, image, text) for image, text in points]
+    found: dict[str, dict[str, list[int | float]]] = {}
+    for stack in subject.stacks:
+        rows = [row[stack] for row in calls]
+        if not rows[0]:
+            continue
+        largest = max(range(len(rows[0])), key=lambda i: math.prod(rows[2][i]))
+        pairs = solve([_terms(*point) for point in points], [math.prod(row[largest]) for row in rows], subject.texts**2)
+        few = [0, 1, 3]  # points that tell three terms apart
+        keys = solve([[1, *points[i]] for i in few], [rows[i][largest][2] for i in few], subject.texts)
+        found[stack] = {"pairs": pairs, "keys": keys}
+    return found
+
+
+def masks_at(subject: Any, image: int, text: int) -> dict[str, list[tuple[int, int, int]]]:
+    """Heads, queries and keys of every attention with a mask in the last layer of each stack, for one sample."""
+    found: dict[str, list[tuple[int, int, int]]] = {stack: [] for stack in subject.stacks}
+    where = [""]
+    with shallow(subject, "full", image, dict.fromkeys(subject.stacks, DEPTH)) as model:
+        attend = F.scaled_dot_product_attention
+
+        def seen(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **others: Any) -> Tensor:
+            if attn_mask is not None and where[0]:
+                found[where[0]].append((query.shape[1], query.shape[2], key.shape[2]))
+            return attend(query, key, value, attn_mask, **others)
+
+        for stack in subject.stacks:
+            layer = operator.attrgetter(stack)(model)[DEPTH - 1]
+            layer.register_forward_pre_hook(lambda *_, stack=stack: where.__setitem__(0, stack))
+            layer.register_forward_hook(lambda *_: where.__setitem__(0, ""))
+        with patch.object(F, "scaled_dot_product_attention", seen), torch.autocast("cpu", torch.bfloat16):
+            subject.loss(model, 1, image, text)
+    return found
+
+
+def widest(subject: Any) -> dict[str, dict[str, int]]:
+    """The widest input or output of a linear with an adapter that sees image tokens, by way and stack."""
+    if isinstance(subject, DiTSubject):
+        return {}
+    image, text = _points(subject)[2]  # more image tokens than any other rows
+    depths = dict.fromkeys(subject.stacks, DEPTH)
+    targets = {way: find_linears(subject.model, names) for way, names in subject.targets.items()}
+    found = {way: dict.fromkeys(subject.stacks, 0) for way in targets}
+    with shallow(subject, "full", image, depths) as model:
+        for stack, (way, names) in itertools.product(subject.stacks, targets.items()):
+            for name in names:
+                if not name.startswith(f"{stack}.{DEPTH - 1}."):
+                    continue
+
+                def seen(linear: Any, inputs: Any, _: Any, stack: str = stack, way: str = way) -> None:
+                    if inputs[0].numel() // linear.in_features >= image:
+                        width = max(linear.in_features, linear.out_features)
+                        found[way][stack] = max(found[way][stack], width)
+
+                model.get_submodule(name).register_forward_hook(seen)
+        with torch.autocast("cpu", torch.bfloat16):
+            subject.loss(model, 1, image, text)
+    return found
+
+
+def _points(subject: Any) -> list[tuple[int, int]]:
+    """Image and text tokens at which a subject is counted."""
+    texts = not isinstance(subject, DiTSubject)
+    chosen = POINTS if texts else POINTS[:3]
+    return [(subject.unit * image, subject.unit * text if texts else 0) for image, text in chosen]
 
 
 def _terms(image: int, text: int) -> list[int]:
@@ -91,24 +177,39 @@ def solve(matrix: Sequence[Sequence[int]], values: Sequence[int], parts: int = 1
     return [int(x) if x.denominator == 1 else float(x) for x in found]
 
 
-def flops_at(subject: Any, way: str, image: int, text: int) -> dict[str, dict[str, int]]:
-    """FLOPs of one sample, forward and backward: of one more layer of each stack, and of what is outside of them."""
+def flops_at(subject: Any, way: str, image: int, text: int, *, again: bool = False) -> dict[str, dict[str, int]]:
+    """FLOPs of one sample, forward and backward: of one more layer of each stack, and of what is outside of them.
+
+    With `again` also those of recomputation: what the backward of a checkpointed model has more.
+    """
     base = dict.fromkeys(subject.stacks, DEPTH)
-    whole = total_flops(subject, way, image, text, base)
+
+    def total(depths: Mapping[str, int]) -> dict[str, int]:
+        plain = total_flops(subject, way, image, text, depths)
+        if not again:
+            return plain
+        checkpointed = total_flops(subject, way, image, text, depths, checkpointed=True)
+        return plain | {"again": checkpointed["backward"] - plain["backward"]}
+
+    whole = total(base)
     found, outside = {}, dict(whole)
     for stack in subject.stacks:
-        longer = total_flops(subject, way, image, text, base | {stack: DEPTH + 1})
+        longer = total(base | {stack: DEPTH + 1})
         found[stack] = {part: longer[part] - whole[part] for part in whole}
         outside = {part: outside[part] - DEPTH * found[stack][part] for part in whole}
     return found | {"": outside}
 
 
-def total_flops(subject: Any, way: str, image: int, text: int, depths: Mapping[str, int]) -> dict[str, int]:
+def total_flops(
+    subject: Any, way: str, image: int, text: int, depths: Mapping[str, int], *, checkpointed: bool = False
+) -> dict[str, int]:
     """FLOPs of one sample in a model with so many layers."""
     with shallow(subject, way, image, depths) as model:
+        if checkpointed:
+            checkpoint_layers([layer for stack in depths for layer in operator.attrgetter(stack)(model)], True)
         with FlopCounterMode(display=False) as forward, torch.autocast("cpu", torch.bfloat16):
             loss = subject.loss(model, 1, image, text)
-        with FlopCounterMode(display=False) as backward:
+        with FlopCounterMode(display=False) as backward, Values() if subject.values else nullcontext():
             loss.backward()
     return {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
 

@@ -6,7 +6,7 @@ result is `src/tread/report/planning/models.json`, which `tread plan` reads with
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tread.models import DiT
 FILE = Path(__file__).resolve().parents[1] / "src" / "tread" / "report" / "planning" / "models.json"
 CLIP = (832, 480)
 """Width and height of a usual clip."""
+MIB = 2**20
 
 
 def derive(line: Line) -> dict[str, Any]:
@@ -93,10 +94,19 @@ def sides(model: nn.Module, targets: Sequence[str]) -> int:
 def weights(model: nn.Module) -> dict[str, int]:
     """Elements of the weights: all, those of linears that quantizing packs, their rows and groups, float32 ones.
 
-    `buffers`, such as tables of positions, are bytes.
+    `buffers`, such as tables of positions, are bytes; so is `spare_BITS`, what the weights leave unused of their
+    segments where each element of the packed ones, or of all, has so many bits.
     """
     linears = list(layer_linears(model).values()) if not isinstance(model, DiT) else []
     kept = getattr(model, "_keep_in_fp32_modules", None) or ()
+    packed = {id(linear.weight) for linear in linears}
+    all_sizes = [p.numel() for p in model.parameters()]
+    own = [4 if any(part in n.split(".") for part in kept) else 2 for n, _ in model.named_parameters()]
+
+    def with_packed(size: float) -> int:
+        each = [size if id(p) in packed else usual for p, usual in zip(model.parameters(), own, strict=True)]
+        return spare(int(count * one) for count, one in zip(all_sizes, each, strict=True))
+
     return {
         "all": sum(p.numel() for p in model.parameters()),
         "packed": sum(x.weight.numel() for x in linears),
@@ -104,7 +114,34 @@ def weights(model: nn.Module) -> dict[str, int]:
         "groups": sum(x.weight.numel() // GROUP for x in linears),
         "float32": sum(p.numel() for n, p in model.named_parameters() if any(part in n.split(".") for part in kept)),
         "buffers": sum(b.numel() * b.element_size() for b in model.buffers()),
+        "spare_32": spare(4 * count for count in all_sizes),
+        "spare_16": spare(count * size for count, size in zip(all_sizes, own, strict=True)),
+        "spare_8": with_packed(1),
+        "spare_4": with_packed(0.5),
     }
+
+
+def spare(sizes: Iterable[int]) -> int:
+    """Bytes of the segments that torch's allocator takes for tensors of these sizes, beyond the tensors.
+
+    From 10 MiB on a tensor has a segment of whole 2 MiB, smaller ones share segments of 20 MiB, and a remainder of more
+    than 1 MiB is given to the next tensor that fits. Tensors up to 1 MiB fill segments of their own.
+    """
+    free: list[int] = []
+    lost = 0
+    for size in sizes:
+        if size <= MIB:
+            continue
+        block = min((rest for rest in free if rest >= size), default=0)
+        if block:
+            free.remove(block)
+        else:
+            block = 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+            lost += block
+        lost -= size
+        if block - size > MIB:
+            free.append(block - size)
+    return lost
 
 
 _COUNTED: dict[str, dict[str, Any]] = {}

@@ -151,6 +151,53 @@ def test_flops_are_those_of_a_real_step(name: str, monkeypatch: pytest.MonkeyPat
     assert counted == {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
 
 
+def test_recomputation_leaves_out_the_product_at_the_end_of_a_layer() -> None:
+    """Cosmos 3 adds the product of its video tokens' last linear as it is: nothing needs the sum's inputs."""
+    small = replace(MODELS["cosmos3"], config={**MODELS["cosmos3"].config, **SMALL["cosmos3"], "num_hidden_layers": 3})
+    subject, image, text = Subject(small), 64, 2
+    width, inner = SMALL["cosmos3"]["hidden_size"], SMALL["cosmos3"]["intermediate_size"]
+    layer = counts.flops_at(subject, "full", image, text, again=True)["layers"]
+    assert layer["forward"] - layer["again"] == 2 * image * width * inner
+    known = find_model("cosmos3").stacks[0].flops["lora"]
+    left_out = [a - b for a, b in zip(known["forward"], known["again"], strict=True)]
+    config = subject_of("cosmos3").settings
+    assert left_out == [0, 2 * config["hidden_size"] * config["intermediate_size"], 0, 0, 0, 0]
+    assert "again" not in find_model("flux").stacks[0].flops["lora"]  # the gate needs the last product
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "keys"),
+    [
+        ("prx", [0, 0, 0, 28, 28, 0], [0, 1, 1]),  # image tokens ask, and see the text too
+        ("krea2", [0, 0, 0, 48, 96, 48], [0, 1, 1]),
+        ("pixart_sigma", [0, 0, 0, 0, 16, 0], [0, 0, 1]),
+    ],
+)
+def test_masked_attention_is_counted(name: str, pairs: list[int], keys: list[int]) -> None:
+    found = counts.masked(subject_of(name))
+    assert list(found.values()) == [{"pairs": pairs, "keys": keys}]
+    assert find_model(name).stacks[0].mask == {"pairs": pairs, "keys": keys}
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "width"),
+    [("kandinsky5_video", "lora", 7168), ("flux", "lora", 12288), ("flux", "attention", 3072), ("dit/S/2", "full", 0)],
+)
+def test_the_widest_linear_with_an_adapter_is_that_of_the_class(name: str, way: str, width: int) -> None:
+    """The feed-forward's, where it has one; modulation sees one vector per sample and is left out."""
+    stack = find_model(name).stacks[0]
+    assert stack.adapted.get(way, 0) == width
+    if name in MODELS:
+        assert counts.widest(subject_of(name))[way][stack.name] == width
+
+
+def test_weights_leave_a_part_of_their_segments_unused() -> None:
+    """In MiB: 11 has a segment of 12, 6 + 6 + 6 one of 20, where the next of 2 fits; up to 1 none is lost."""
+    assert [models.spare(int(size * 2**20) for size in sizes) / 2**20 for sizes in (
+        [11], [12], [6, 6, 6], [6, 6, 6, 2], [1, 0.5], [10.5, 1.25],
+    )] == [1, 0, 2, 0, 0, 0.25]  # fmt: skip
+
+
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | None = None, **__: Any) -> Tensor:
     groups = query.shape[1] // key.shape[1]
     return cudnn.attend(query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), scale)

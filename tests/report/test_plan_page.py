@@ -198,14 +198,6 @@ def test_text_is_a_setting_of_models_that_read_it(browser: Browser, page: Path) 
     assert browser.run("return [state.text, document.getElementById('text-row').hidden]") == [0, True]
 
 
-@pytest.mark.parametrize(("name", "words"), [("hunyuanvideo1", "took up to 1.58 times the planned"), ("flux", "")])
-def test_a_model_that_took_more_memory_is_named(browser: Browser, page: Path, name: str, words: str) -> None:
-    browser.open(page, fragment=f"model={name}")
-    shown = browser.run("return document.getElementById('took-more').innerText")
-    assert words in shown if words else not shown
-    assert "within 10 %" in browser.run("return document.getElementById('results').innerText")
-
-
 def test_windows_are_added_and_removed(browser: Browser, page: Path) -> None:
     browser.open(page, fragment="model=flux&routes=0.5_2_20")
     browser.click("#windows button:nth-child(2)")

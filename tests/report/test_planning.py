@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from tread.finetune.families import TUNE_FAMILIES
 from tread.report.planning.estimate import choices, estimate
 from tread.report.planning.models import documents, find_model
 from tread.report.planning.settings import make_run
-from tread.report.planning.tables import RESERVED, TOOK_MORE
+from tread.report.planning.tables import ALIGNED, RESERVED
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import adapter_risks, layer_risks
 
 WITHIN = 0.10
 ALONE = ["--depth", "9", "--width", "8", "--tokens", "16"]
 """The shape of a model, for routes alone."""
-FEWER_PRODUCTS = {"cosmos3": 0.06}
-"""Models whose layers end in a product: recomputing a layer leaves it out, and the plan does not know."""
 MODELS = {"flux": "flux", "sd3": "sd3/large", "wan": "wan", "qwen": "qwen_image", "flux2": "flux2"}
 PRECISIONS = {"bf16": "bf16", "fp8-both-ways": "fp8-matmul", "fp8": "fp8", "int8": "int8"}
 """Bases by their name in the benchmarks; the others are trials, and store weights twice."""
@@ -116,24 +113,7 @@ def planned_gib(row: Row) -> tuple[float, float]:
 def test_memory_is_what_was_measured(row: Row) -> None:
     for gib, kind in zip(planned_gib(row), ("dense", "routed"), strict=True):
         measured = row.measured[kind]["peak_gib"]
-        within = 1 - 1 / TOOK_MORE[row.model] if row.model in TOOK_MORE else WITHIN
-        assert gib == pytest.approx(measured, rel=within), kind
-
-
-def test_models_that_took_more_memory_than_planned_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """By how much, rounded up; nothing was fitted to the rows of `benchmarks.families` and `benchmarks.recipes`."""
-    most: dict[str, float] = {}
-    for row in ROWS:
-        for gib, kind in zip(planned_gib(row), ("dense", "routed"), strict=True):
-            most[row.model] = max(most.get(row.model, 0.0), row.measured[kind]["peak_gib"] / gib)
-    over = {name: ceil(100 * ratio) / 100 for name, ratio in most.items() if 1 - 1 / ratio > WITHIN}
-    assert over == TOOK_MORE
-    main(["plan", "hunyuanvideo1"])
-    assert "on an H200 this model took up to 1.58 times the planned memory" in capsys.readouterr().out
-    main(["plan", "hunyuanvideo1", "--json"])
-    assert json.loads(capsys.readouterr().out)["took_more"] == 1.58
-    main(["plan", "flux"])
-    assert "on an H200" not in capsys.readouterr().out
+        assert gib == pytest.approx(measured, rel=WITHIN), kind
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -144,10 +124,44 @@ def test_flops_are_what_torch_counted(row: Row) -> None:
         return  # counted on eager steps, which were checkpointed in full or not at all
     if row.run.get("precision") == "nf4":  # bitsandbytes' products are no operations that torch counts
         return
-    within = FEWER_PRODUCTS.get(row.model, 0.002)
     for flops, kind in zip(found.flops, ("dense", "routed"), strict=True):
-        assert flops / 1e12 == pytest.approx(row.measured[f"{kind}_tflop"], rel=within), kind
-    assert found.speedup == pytest.approx(row.measured["ideal"], rel=within)
+        assert flops / 1e12 == pytest.approx(row.measured[f"{kind}_tflop"], rel=0.002), kind
+    assert found.speedup == pytest.approx(row.measured["ideal"], rel=0.002)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_a_mask_is_written_out_once_per_head_where_attention_is_recomputed(checkpointing: str) -> None:
+    """HunyuanVideo 1.0: 24 heads, image and text tokens on both axes, bf16; keys that are no multiple of 8 are not."""
+    model = find_model("hunyuanvideo1")
+    plan = RoutePlan.from_config("paper").resolve(model.depth)
+
+    def working(text: int) -> float:
+        run = make_run(model, resolution="832x480", frames=37, text=text, checkpointing=checkpointing)
+        return estimate(model, run, plan).memory[0]["working"]
+
+    tokens = 15600 + 256
+    assert tokens % ALIGNED == 0
+    grown = working(256) - working(255)
+    mask = 0 if checkpointing == "none" else 2 * 24 * tokens**2
+    assert grown - mask == pytest.approx(0, abs=0.01 * 2**30)
+
+
+def test_graphs_of_dense_steps_need_another_block_for_a_mask_that_others_have_split() -> None:
+    """HunyuanVideo 1.0 took 11.4 GiB more for dense steps on the H200, which is its mask and not what layers keep.
+
+    PRX keeps so little that the block stays whole.
+    """
+    more: dict[str, float] = {}
+    clip: dict[str, Any] = {"resolution": "832x480", "frames": 37, "text": 256}
+    cases: dict[str, dict[str, Any]] = {"hunyuanvideo1": clip, "prx": {"resolution": "1024"}}
+    for name, settings in cases.items():
+        model = find_model(name)
+        plan = RoutePlan.from_config({"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]})
+        run = make_run(model, checkpointing="full", graphs=True, **settings)
+        dense, routed = estimate(model, run, plan.resolve(model.depth)).gib
+        more[name] = dense - routed
+    assert more["hunyuanvideo1"] == pytest.approx(2 * 24 * 15856**2 / 2**30, rel=0.001)
+    assert more["prx"] < 0.2
 
 
 def test_enough_rows_were_compared() -> None:
@@ -205,7 +219,10 @@ def test_every_model_and_way_can_be_planned(name: str) -> None:
             assert found.gib[1] <= found.gib[0]
             assert 1 < found.speedup < 4
             gib.append(found.gib)
-        assert gib == sorted(gib, reverse=True), "checkpointing saves memory"
+        if name == "hunyuanvideo1":  # recomputation writes out the mask of 51,736 tokens: 120 GiB
+            assert gib[1] > gib[2]
+        else:
+            assert gib == sorted(gib, reverse=True), "checkpointing saves memory"
 
 
 def test_dense_steps_alone_are_checkpointed() -> None:

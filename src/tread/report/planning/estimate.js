@@ -46,13 +46,15 @@ function keptCount(tokens, ratio, always) {
 }
 
 function flopsOf(layers, state, image, recomputed) {
-  const text = state.text;
+  const { forward, backward, again } = layers.flops[state.way];
+  const parts = [forward, backward, recomputed && state.checkpointing === "full" ? (again ?? forward) : []];
+  return state.batch * parts.reduce((total, part) => total + polynomial(part, image, state.text), 0);
+}
+
+// In image and text tokens; the last terms may be left out.
+function polynomial(coefficients, image, text) {
   const terms = [1, image, text, image * image, image * text, text * text];
-  const dot = (coefficients) => coefficients.reduce((sum, value, i) => sum + value * terms[i], 0);
-  const forward = dot(layers.flops[state.way].forward);
-  const backward = dot(layers.flops[state.way].backward);
-  const again = recomputed && state.checkpointing === "full" ? forward : 0;
-  return state.batch * (forward + again + backward);
+  return coefficients.reduce((total, value, i) => total + value * terms[i], 0);
 }
 
 function savedBytes(counts, state, image) {
@@ -80,13 +82,43 @@ function activationBytes(model, state, counts) {
   const total = Math.max(...counts);
   let saved = savedBytes(model.outside.saved[state.way][state.checkpointing], state, total);
   let largest = 0;
+  let mask = 0;
   layerKinds(model).forEach((kind, layer) => {
     const kept = savedBytes(kind.saved[state.way][state.checkpointing], state, counts[layer]);
     const whole = savedBytes(kind.saved[state.way].none, state, counts[layer]);
     saved += kept;
-    largest = Math.max(largest, whole - kept + DATA.working.layer * whole); // recomputed, and its gradients
+    const width = state.checkpointing === "none" ? 0 : (kind.adapted[state.way] ?? 0);
+    const apart = DATA.apart_bytes * state.batch * counts[layer] * width;
+    largest = Math.max(largest, whole - kept + DATA.working.layer * whole + apart); // recomputed, and its gradients
+    mask = Math.max(mask, maskBytes(kind, state, counts[layer]));
   });
-  return { saved, working: DATA.working.bytes + largest };
+  return { saved, working: DATA.working.bytes + largest, mask };
+}
+
+// The mask that the backward of a recomputed layer writes out.
+function maskBytes(layers, state, image) {
+  const recomputes = layers.mask && state.checkpointing !== "none";
+  if (!recomputes || polynomial(layers.mask.keys, image, state.text) % DATA.aligned) return 0;
+  return state.batch * DATA.mask_bytes * polynomial(layers.mask.pairs, image, state.text);
+}
+
+// Segments that weights leave unused, and, trained as a whole, gradients, moments and average too.
+function spareBytes(model, state) {
+  const copies = state.way === "full" ? 2 + (DATA.optimizers[state.optimizer].moments ?? 0) + Number(state.ema) : 1;
+  return copies * model.weights[DATA.spare[state.precision]];
+}
+
+// What dense steps need beyond their own in the pool that routed ones have left in pieces: see estimate.py.
+function besideRouted(model, state, dense, routed, whole, part) {
+  const more = Math.max(0, whole.saved - part.saved);
+  let moved = 0;
+  layerKinds(model).forEach((kind, layer) => {
+    const kept = savedBytes(kind.saved[state.way][state.checkpointing], state, dense[layer]);
+    if (routed[layer] < dense[layer]) moved += kept;
+  });
+  const split = moved > whole.working - DATA.working.bytes && part.mask >= whole.mask;
+  const block = split ? whole.mask - (1 + DATA.working.graphs) * more : 0;
+  return Math.max(DATA.working.other_graphs * more, block);
 }
 
 // At the peak: when backward begins, or at its end, where gradients have replaced activations.
@@ -94,14 +126,14 @@ function memoryOf(model, state, dense, routed) {
   const { held, gradients } = fixedBytes(model, state);
   const sides = sidesOf(state);
   const [whole, part] = [dense, routed].map((counts, side) => activationBytes(model, sides[side], counts));
-  const shared = DATA.working.other_graphs * Math.max(0, whole.saved - part.saved);
-  const made = ({ saved, working }, more) => ({
+  const spare = spareBytes(model, state);
+  const made = ({ saved, working, mask }, more) => ({
     ...held,
     activations: saved,
-    working: working + (state.graphs ? DATA.working.graphs * saved + DATA.working.graphs_bytes + more : 0),
-    gradients: Math.max(0, gradients - saved - working),
+    working: working + mask + (state.graphs ? DATA.working.graphs * saved + more + spare : 0),
+    gradients: Math.max(0, gradients - saved - working - mask),
   });
-  return { dense: made(whole, shared), routed: made(part, 0) };
+  return { dense: made(whole, besideRouted(model, sides[0], dense, routed, whole, part)), routed: made(part, 0) };
 }
 
 function sum(parts) {

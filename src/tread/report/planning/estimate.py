@@ -6,12 +6,16 @@ from dataclasses import dataclass, replace
 from tread.report.planning.models import Layers, Model, Saved
 from tread.report.planning.settings import Run, precisions_of
 from tread.report.planning.tables import (
+    ALIGNED,
+    APART_BYTES,
     CARDS,
     EVERY_STEP,
     GIB,
+    MASK_BYTES,
     OPTIMIZERS,
     PRECISIONS,
     RESERVED,
+    SPARE,
     WORKING,
 )
 from tread.report.planning.weights import weight_bytes
@@ -93,21 +97,39 @@ def _layer_flops(model: Model, run: Run, counts: Sequence[int]) -> list[float]:
 
 
 def _flops(layers: Layers, run: Run, image: int, *, recomputed: bool = True) -> float:
-    """FLOPs of one layer in a step of the whole batch; checkpointing runs its forward twice."""
-    coefficients, text = layers.flops[run.way], run.text
+    """FLOPs of one layer in a step of the whole batch; checkpointing runs its forward again."""
+    coefficients = layers.flops[run.way]
+    again = coefficients.get("again", coefficients["forward"]) if recomputed and run.checkpointing == "full" else ()
+    parts = (coefficients["forward"], coefficients["backward"], again)
+    return run.batch * sum(_at(part, image, run.text) for part in parts)
+
+
+def _at(coefficients: Sequence[float], image: int, text: int) -> float:
+    """A polynomial in image and text tokens; the last terms may be left out."""
     terms = (1, image, text, image * image, image * text, text * text)
-    forward, backward = (
-        sum(a * b for a, b in zip(coefficients[part], terms, strict=True)) for part in ("forward", "backward")
-    )
-    again = forward if recomputed and run.checkpointing == "full" else 0
-    return run.batch * (forward + again + backward)
+    return sum(a * b for a, b in zip(coefficients, terms, strict=False))
 
 
 def forward_flops(model: Model, run: Run, counts: Sequence[int]) -> float:
     """FLOPs of the layers in one forward of the whole batch."""
-    once = replace(run, checkpointing="none"), replace(run, checkpointing="full")
-    plain, again = (sum(_layer_flops(model, one, counts)) for one in once)
-    return again - plain
+    layers = [stack for stack in model.stacks for _ in range(stack.count)]
+    forwards = (_at(one.flops[run.way]["forward"], n, run.text) for one, n in zip(layers, counts, strict=True))
+    return run.batch * sum(forwards)
+
+
+def masked_flops(model: Model, run: Run, counts: Sequence[int]) -> float:
+    """FLOPs of the attentions with a mask, among those of the layers in a step of the whole batch."""
+    layers = [stack for stack in model.stacks for _ in range(stack.count)]
+    total = 0.0
+    for layer, count in zip(layers, counts, strict=True):
+        if layer.mask is None:
+            continue
+        pairs, flops = layer.mask["pairs"], layer.flops[run.way]
+        term = next(i for i in (3, 4, 5) if pairs[i])  # only attention has FLOPs per pair of tokens
+        times = 2 if run.checkpointing == "full" else 1
+        each = (times * flops["forward"][term] + flops["backward"][term]) / pairs[term]
+        total += run.batch * each * _at(pairs, count, run.text)
+    return total
 
 
 def _memory(
@@ -115,14 +137,46 @@ def _memory(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes by part at the peak: when backward begins, or at its end, where gradients have replaced activations."""
     fixed, gradients = _fixed(model, run)
-    activations = [_activations(model, side, counts) for side, counts in zip(run.sides, (dense, routed), strict=True)]
-    shared = WORKING["other_graphs"] * max(0.0, activations[0][0] - activations[1][0])
+    sides = run.sides
+    activations = [_activations(model, side, counts) for side, counts in zip(sides, (dense, routed), strict=True)]
+    spare, more = _spare(model, run), (_beside_routed(model, sides[0], dense, routed, activations), 0.0)
     made = []
-    for (saved, working), more in zip(activations, (shared, 0.0), strict=True):
-        graphs = WORKING["graphs"] * saved + WORKING["graphs_bytes"] + more if run.graphs else 0.0
-        beyond = max(0.0, gradients - saved - working)
-        made.append(fixed | {"activations": saved, "working": working + graphs, "gradients": beyond})
+    for (saved, working, mask), other in zip(activations, more, strict=True):
+        graphs = WORKING["graphs"] * saved + other + spare if run.graphs else 0.0
+        beyond = max(0.0, gradients - saved - working - mask)
+        made.append(fixed | {"activations": saved, "working": working + mask + graphs, "gradients": beyond})
     return made[0], made[1]
+
+
+def _spare(model: Model, run: Run) -> float:
+    """Bytes of segments that weights leave unused, and, trained as a whole, gradients, moments and average too."""
+    copies = 2 + OPTIMIZERS[run.optimizer].get("moments", 0) + run.ema if run.way == "full" else 1
+    return copies * model.weights[SPARE[run.precision]]
+
+
+def _beside_routed(
+    model: Model,
+    run: Run,
+    dense: Sequence[int],
+    routed: Sequence[int],
+    activations: Sequence[tuple[float, float, float]],
+) -> float:
+    """Bytes that the graphs of dense steps need beyond their own, in the pool that routed steps have left in pieces.
+
+    What routed layers keep is too small for dense ones, which take the memory that the largest layer worked in. If that
+    is too little they split the block of its mask, and the backward needs another of that size.
+    """
+    (saved, working, mask), (routed_saved, _, routed_mask) = activations
+    more = max(0.0, saved - routed_saved)
+    layers = [stack for stack in model.stacks for _ in range(stack.count)]
+    moved = sum(
+        _saved(layer.saved[run.way][run.checkpointing], run, count)
+        for layer, count, fewer in zip(layers, dense, routed, strict=True)
+        if fewer < count
+    )
+    split = moved > working - WORKING["bytes"] and routed_mask >= mask
+    block = mask - (1 + WORKING["graphs"]) * more if split else 0.0
+    return max(WORKING["other_graphs"] * more, block)
 
 
 def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
@@ -144,17 +198,26 @@ def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
     return held, trained * size
 
 
-def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, float]:
-    """Bytes saved for backward, and the working memory of the largest layer's backward."""
+def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, float, float]:
+    """Bytes saved for backward, the working memory of the largest layer's backward, and that of its mask."""
     layers = [stack for stack in model.stacks for _ in range(stack.count)]
     total = max(counts)
     saved = _saved(model.outside.saved[run.way][run.checkpointing], run, total)
-    largest = 0.0
+    largest, mask = 0.0, 0.0
     for layer, count in zip(layers, counts, strict=True):
         kept, whole = (_saved(layer.saved[run.way][how], run, count) for how in (run.checkpointing, "none"))
         saved += kept
-        largest = max(largest, whole - kept + WORKING["layer"] * whole)  # recomputed activations, and their gradients
-    return saved, WORKING["bytes"] + largest
+        apart = 0.0 if run.checkpointing == "none" else APART_BYTES * run.batch * count * layer.adapted.get(run.way, 0)
+        largest = max(largest, whole - kept + WORKING["layer"] * whole + apart)  # recomputed, and its gradients
+        mask = max(mask, _mask(layer, run, count))
+    return saved, WORKING["bytes"] + largest, mask
+
+
+def _mask(layers: Layers, run: Run, image: int) -> float:
+    """Bytes of the mask that the backward of a recomputed layer writes out."""
+    if layers.mask is None or run.checkpointing == "none" or _at(layers.mask["keys"], image, run.text) % ALIGNED:
+        return 0.0
+    return run.batch * MASK_BYTES * _at(layers.mask["pairs"], image, run.text)
 
 
 def passed(model: Model, run: Run, counts: Sequence[int]) -> float:

@@ -19,13 +19,18 @@ class Layers:
     """Layers of one stack that cost the same, or the modules outside all stacks (`count` 1).
 
     `flops[way]["forward"]` and `["backward"]` are the coefficients of 1, n, t, n^2, n t and t^2 for n image and t text
-    tokens. `saved[way][checkpointing]` is what one layer keeps. A way is `lora`, `attention` or `full`.
+    tokens, and `["again"]` those of recomputation, if it leaves products of the forward out. What one layer keeps is
+    `saved[way][checkpointing]`. A way is `lora`, `attention` or `full`. `mask` has the `pairs` of queries and keys in
+    all heads, with the terms of FLOPs, and the `keys`, with the first three of them; None: no attention has a mask.
+    `adapted[way]` is the widest input or output of a linear with an adapter that sees image tokens.
     """
 
     name: str
     count: int
     flops: Mapping[str, Mapping[str, Sequence[float]]]
     saved: Mapping[str, Mapping[str, Saved]]
+    mask: Mapping[str, Sequence[float]] | None
+    adapted: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +69,8 @@ class Model:
     lora: Mapping[str, int]
     """Weights of a LoRA per rank, by its target linears: the family's defaults (`lora`) or `attention`."""
     weights: Mapping[str, int]
-    """Elements: `all`, `packed` by quantizing, the `rows` and `groups` of those, `float32` ones; and the bytes of
-    `buffers`."""
+    """Elements: `all`, `packed` by quantizing, the `rows` and `groups` of those, `float32` ones. Bytes: `buffers`, and
+    what weights of so many bits leave unused of their segments, `spare_32`, `spare_16`, `spare_8` and `spare_4`."""
     stacks: tuple[Layers, ...]
     outside: Layers
 
@@ -132,4 +137,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _layers(name: str, count: int, found: Mapping[str, Any]) -> Layers:
-    return Layers(name=name, count=count, flops=found["flops"], saved=found["saved"])
+    adapted = found.get("adapted", {})
+    return Layers(
+        name=name, count=count, flops=found["flops"], saved=found["saved"], mask=found.get("mask"), adapted=adapted
+    )

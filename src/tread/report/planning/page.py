@@ -56,9 +56,12 @@ def data(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
         "full_precisions": tables.FULL_PRECISIONS,
         "optimizers": tables.OPTIMIZERS,
         "cards": tables.CARDS,
-        "took_more": tables.TOOK_MORE,
         "reserved": tables.RESERVED,
+        "spare": tables.SPARE,
         "working": tables.WORKING,
+        "apart_bytes": tables.APART_BYTES,
+        "mask_bytes": tables.MASK_BYTES,
+        "aligned": tables.ALIGNED,
         "risks": risk_sentences(),
         "start": {"model": model.name, **asdict(run), "tread_config": plan.to_config()},
     }

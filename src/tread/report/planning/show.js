@@ -192,8 +192,6 @@ function showMemory(found) {
 }
 
 function showFits() {
-  const more = DATA.took_more[state.model];
-  $("took-more").textContent = more ? `This model took up to ${more} times the planned memory there.` : "";
   const head = element("tr");
   const columns = ["base", "checkpointing", "routed", "dense"];
   head.append(...columns.map((text) => element("th", { textContent: text, scope: "col" })));

@@ -20,6 +20,11 @@ PRECISIONS: dict[str, dict[str, float]] = {
 }
 """Bytes of a base per element of `Model.weights`: a weight of 1 byte instead of 2 is packed at -1. Scales are float32
 per row in 8 bits; a scale and a minimum in bf16 per group of 64 in int4; one byte, itself scaled, in nf4."""
+SPARE = {
+    name: f"spare_{round(8 * sum(sizes.get(one, 0) for one in ('all', 'packed')))}"
+    for name, sizes in PRECISIONS.items()
+}
+"""What weights in a precision leave unused of their segments, in `Model.weights`."""
 ADAPTER_PRECISIONS = ("bf16", *(name for name in PRECISIONS if name != "bf16"))
 FULL_PRECISIONS = ("fp32", "bf16")
 
@@ -38,15 +43,19 @@ OPTIMIZERS: dict[str, dict[str, float]] = {
 adafactor's rows and columns are a few percent of the weights, and nearly all weights are matrices, of which muon keeps
 one momentum."""
 
-TOOK_MORE = {"hunyuanvideo1": 1.58, "kandinsky5_video": 1.13, "krea2": 1.12, "prx": 1.2, "qwen_image/edit": 1.12}
-"""Measured over planned memory at the most, of the models that were planned more than 10 % too low (docs/plan.md)."""
 CARDS = (12, 16, 24, 48, 80)
 """Memory of common GPUs in GB."""
 RESERVED = 1.0
 """GiB of a card that a run cannot use: the CUDA context and the allocator's fragmentation."""
 SLOTS = 2
 """Offloaded layers resident on the GPU at once; a copy of tread.kernels.offload's, which would import torch."""
-WORKING = {"bytes": 0.4 * GIB, "layer": 0.3, "graphs": 0.06, "graphs_bytes": 0.3 * GIB, "other_graphs": 0.55}
+WORKING = {"bytes": 0.4 * GIB, "layer": 0.3, "graphs": 0.06, "other_graphs": 0.55}
 """What a step holds beside, fitted to the H200's rows: some bytes, a share of what a layer without checkpointing saves
-for the gradients in its backward, with CUDA graphs a share of the activations and some bytes more, and, where dense
-steps follow routed ones, a share of the activations that they have more, because they cannot use all of that pool."""
+for the gradients in its backward, with CUDA graphs a share of the activations, and, where dense steps follow routed
+ones, a share of the activations that they have more, because they cannot use all of that pool."""
+APART_BYTES = 4
+"""Compiled code adds the result of an adapter to its linear's, and their gradients, in passes that come later, so a
+recomputed layer holds both in bf16 once more."""
+MASK_BYTES, ALIGNED = 2, 8
+"""Compiled code that recomputes an attention writes its mask out for its backward in bf16, one number per head, query
+and key, if the keys are a multiple of 8; otherwise, and without recomputation, heads and queries share one."""

@@ -14,7 +14,7 @@ from tread.report.planning.links import Links
 from tread.report.planning.models import Model
 from tread.report.planning.offload import offload_lines, offload_report, offloading
 from tread.report.planning.settings import Run
-from tread.report.planning.tables import CARDS, GIB, RESERVED, TOOK_MORE
+from tread.report.planning.tables import CARDS, GIB, RESERVED
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import adapter_risks, layer_risks, token_risks
 from tread.words import counted
@@ -44,7 +44,6 @@ def report(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
         "speedup": cost.speedup,
         "memory": {"dense": dense, "routed": routed},
         "gib": {"dense": cost.gib[0], "routed": cost.gib[1]},
-        "took_more": TOOK_MORE.get(model.name),
         "warnings": risks(run, plan, cost),
         "fits": [asdict(choice) for choice in choices(model, replace(run, offload=0), plan)],
         "offload": offload_report(offloading(model, run, plan)),
@@ -73,10 +72,6 @@ def describe(model: Model, run: Run, plan: RoutePlan) -> str:
         if max(dense, routed) >= 0.005:
             lines.append(f"  {part:<16} {dense:10.2f} {routed:10.2f}")
     lines.append(f"  {'together':<16} {cost.gib[0]:10.2f} {cost.gib[1]:10.2f}")
-    if model.name in TOOK_MORE:
-        lines.append(
-            f"  on an H200 this model took up to {TOOK_MORE[model.name]:g} times the planned memory: leave room"
-        )
     lines += ["", *_fit_lines(model, run, plan)]
     lines += ["", *offload_lines(model, offloading(model, run, plan))] if run.way != "full" else []
     for risk in risks(run, plan, cost):
