@@ -145,6 +145,40 @@ def test_a_signal_in_the_last_step_is_no_stop(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_signal_in_a_review_saves_at_once_and_the_resume_makes_up_for_it(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = ["train.steps=8", "validation.every=4", "sample.every=4", "sample.steps=1", "checkpoint.every=8"]
+    whole = train(tmp_path / "whole", *every)
+    drawn = Pretraining.preview
+
+    def interrupted(self: Pretraining, at: int) -> dict[str, float]:
+        if at == step:
+            signal.raise_signal(signal.SIGINT)
+        return drawn(self, at)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(Pretraining, "preview", interrupted)
+        train(tmp_path / "stopped", *every)
+    picture = tmp_path / "stopped" / "samples" / f"step-{step:08}.png"
+    assert not picture.exists()
+    assert [path.name for path in list_checkpoints(tmp_path / "stopped" / CHECKPOINTS)] == [f"step-{step:08}"]
+    assert_same_run(go_on(tmp_path / "stopped"), whole)
+    assert picture.read_bytes() == (whole / "samples" / picture.name).read_bytes()
+
+
+def test_a_signal_before_a_review_leaves_it_to_the_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = ["train.steps=8", "validation.every=4"]
+    whole = train(tmp_path / "whole", *every)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        before_step(patch, 3, lambda: signal.raise_signal(signal.SIGTERM))
+        train(tmp_path / "stopped", *every)
+    assert not any("val_loss" in line and line["step"] == 4 for line in metrics(tmp_path / "stopped"))
+    assert_same_run(go_on(tmp_path / "stopped"), whole)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
