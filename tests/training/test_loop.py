@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tests.programs import ROOT, environment
 from tests.tiny.runs import ROUTE, TINY, assert_same_run, final_state, go_on, losses, make_session, metrics, train
-from tread.errors import Stopped, TrainingDiverged
+from tread.errors import ConfigError, Stopped, TrainingDiverged
 from tread.kernels import checkpointing
 from tread.pretrain.config import compose
 from tread.pretrain.task import Batch, Pretraining
@@ -212,6 +212,15 @@ def test_a_finished_run_says_so_and_more_steps_train_on(tmp_path: Path, capsys: 
     assert "changed since the run was started: train.steps: 3 -> 5" in said
     assert [line["step"] for line in metrics(folder)] == [1, 2, 3, 4, 5]
     assert_same_run(train(tmp_path / "straight", "train.steps=5"), folder)
+
+
+def test_a_checkpoint_is_no_run_but_one_can_go_back_to_it(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "train.steps=4", "checkpoint.every=2")
+    before = metrics(folder)
+    with pytest.raises(ConfigError, match=r"step-00000002.* one of its checkpoints: .* move the later checkpoints"):
+        go_on(folder / CHECKPOINTS / "step-00000002")
+    (folder / CHECKPOINTS / "step-00000004").rename(tmp_path / "moved")
+    assert metrics(go_on(folder)) == before
 
 
 def test_a_half_written_checkpoint_is_passed_over_and_written_again(
