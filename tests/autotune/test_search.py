@@ -158,6 +158,7 @@ def test_goals_that_mean_nothing(given: dict[str, float], sentence: str) -> None
 def test_the_least_of_each_option_runs_and_less_is_refused(given: dict[str, Any], less: Any, sentence: str) -> None:
     rest: dict[str, Any] = {"config": None, "settings": (), "goal": Goal()}
     Options(**rest, **given)
+    refused: dict[str, Any] = dict.fromkeys(given, less)
     with pytest.raises(ConfigError) as error:
-        Options(**rest, **dict.fromkeys(given, less))
+        Options(**rest, **refused)
     assert str(error.value).startswith(sentence)

@@ -137,3 +137,9 @@ def test_links_are_followed_and_names_may_be_no_text(tmp_path: Path) -> None:
     (disk / "8.png").symlink_to(tmp_path / "gone.png")
     with pytest.raises(DataError, match=r"cannot read .*8\.png"):
         open_images(tmp_path / "samples").identity()
+
+
+def test_a_file_that_is_no_npz_is_not_to_be_unpickled(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_text("junk")
+    with pytest.raises(DataError, match=r"cannot read .*a\.npz \(File is not a zip file\)"):
+        arrays_of(tmp_path / "a.npz")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tests.programs import ROOT, environment
 from tests.tiny.runs import ROUTE, TINY, assert_same_run, final_state, go_on, losses, make_session, metrics, train
-from tread.errors import Stopped, TrainingDiverged
+from tread.errors import ConfigError, Stopped, TrainingDiverged
 from tread.kernels import checkpointing
 from tread.pretrain.config import compose
 from tread.pretrain.task import Batch, Pretraining
@@ -145,6 +145,40 @@ def test_a_signal_in_the_last_step_is_no_stop(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_signal_in_a_review_saves_at_once_and_the_resume_makes_up_for_it(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = ["train.steps=8", "validation.every=4", "sample.every=4", "sample.steps=1", "checkpoint.every=8"]
+    whole = train(tmp_path / "whole", *every)
+    drawn = Pretraining.preview
+
+    def interrupted(self: Pretraining, at: int) -> dict[str, float]:
+        if at == step:
+            signal.raise_signal(signal.SIGINT)
+        return drawn(self, at)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(Pretraining, "preview", interrupted)
+        train(tmp_path / "stopped", *every)
+    picture = tmp_path / "stopped" / "samples" / f"step-{step:08}.png"
+    assert not picture.exists()
+    assert [path.name for path in list_checkpoints(tmp_path / "stopped" / CHECKPOINTS)] == [f"step-{step:08}"]
+    assert_same_run(go_on(tmp_path / "stopped"), whole)
+    assert picture.read_bytes() == (whole / "samples" / picture.name).read_bytes()
+
+
+def test_a_signal_before_a_review_leaves_it_to_the_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = ["train.steps=8", "validation.every=4"]
+    whole = train(tmp_path / "whole", *every)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        before_step(patch, 3, lambda: signal.raise_signal(signal.SIGTERM))
+        train(tmp_path / "stopped", *every)
+    assert not any("val_loss" in line and line["step"] == 4 for line in metrics(tmp_path / "stopped"))
+    assert_same_run(go_on(tmp_path / "stopped"), whole)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -178,6 +212,15 @@ def test_a_finished_run_says_so_and_more_steps_train_on(tmp_path: Path, capsys: 
     assert "changed since the run was started: train.steps: 3 -> 5" in said
     assert [line["step"] for line in metrics(folder)] == [1, 2, 3, 4, 5]
     assert_same_run(train(tmp_path / "straight", "train.steps=5"), folder)
+
+
+def test_a_checkpoint_is_no_run_but_one_can_go_back_to_it(tmp_path: Path) -> None:
+    folder = train(tmp_path / "run", "train.steps=4", "checkpoint.every=2")
+    before = metrics(folder)
+    with pytest.raises(ConfigError, match=r"step-00000002.* one of its checkpoints: .* move the later checkpoints"):
+        go_on(folder / CHECKPOINTS / "step-00000002")
+    (folder / CHECKPOINTS / "step-00000004").rename(tmp_path / "moved")
+    assert metrics(go_on(folder)) == before
 
 
 def test_a_half_written_checkpoint_is_passed_over_and_written_again(

@@ -24,7 +24,7 @@ from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, shown
 from tread.files import is_file, lock, sweep, write_text, writing
 from tread.kernels.attention import check_attention
-from tread.training.checkpoint import CHECKPOINTS, checkpoint_path, list_checkpoints, newest, recover
+from tread.training.checkpoint import CHECKPOINTS, MANIFEST, checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import fit
 from tread.training.metrics import tracker_of
 from tread.training.ranks import arriving, from_main, lost_ranks, rejoin, restarts
@@ -215,6 +215,11 @@ def _resumed_from(config: JobConfig, folder: Path) -> Path | None:
 
 def saved_settings(folder: Path) -> dict[str, Any]:
     """The settings that a run folder keeps; refuses a folder that holds no run."""
+    if is_file(folder / MANIFEST):
+        raise ConfigError(
+            f"{shown(str(folder), 200)} is not the folder of a run, but one of its checkpoints: name the run's folder, "
+            "which goes on from the newest; to go back to this step, move the later checkpoints out of it first."
+        )
     if not is_file(folder / CONFIG_FILE):
         raise ConfigError(f"{shown(str(folder), 200)} is not the folder of a run: it has no {CONFIG_FILE}.")
     settings = settled(read_document(folder / CONFIG_FILE))

@@ -3,8 +3,8 @@
 - Everything that changes over a run is a function of the step: the learning rate, the data, the noise, the
   selections. So a run that was killed goes on bit for bit.
 - Nothing in a step waits for the device; numbers are read every `log.every` steps.
-- Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and print how to continue. An error saves the last complete
-  step; of sharded weights, which no process has whole, the last checkpoint remains.
+- Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and print how to continue; reviews wait for the resume. An
+  error saves the last complete step; of sharded weights, which no process has whole, the last checkpoint remains.
 """
 
 import gc
@@ -24,7 +24,7 @@ from tread.training.metrics import Metrics
 from tread.training.optimizers.make import applied_rate
 from tread.training.ranks import lost_ranks
 from tread.training.session import Session
-from tread.training.signals import stopping
+from tread.training.signals import Interrupted, Interruptible, stopping
 
 SETTLED = 10
 """Steps of a process after which compiled code, graphs and moments all exist."""
@@ -52,7 +52,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
     explained = attention.explained(config.train.attention, config.called("train.attention"))
     with (
         lost_ranks(config),
-        stopping(accelerator, config.train.timeout) as asked,
+        stopping(accelerator, config.train.timeout) as (asked, interruptible),
         _rescued(session, folder, metrics),
         out_of_memory(config.memory_advice),
         lost_workers(config.called("train.workers")),
@@ -61,12 +61,14 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         bar,
     ):
         if session.due:  # the checkpoint was saved after an error, before its reviews
-            _review(session, start, metrics, bar)
-            session.save(folder / CHECKPOINTS, start)
+            if _review(session, start, metrics, bar, interruptible):
+                session.save(folder / CHECKPOINTS, start)
+            else:
+                stopped_by = asked()
         if start == 0:
             with clock.paused():
-                _review(session, 0, metrics, bar)
-        for step in range(start, steps):
+                _review(session, 0, metrics, bar, nullcontext)  # a resume cannot repeat it
+        for step in range(start, start if stopped_by else steps):
             compiling = step == start and any(fast.attempt is not None for fast in session.fast)
             with _showing(bar, "compiling") if compiling else nullcontext():
                 values = session.step(step, batches)
@@ -90,35 +92,45 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
                 saving = save_every > 0 and (stop or done % save_every == 0)
                 if saving:
                     metrics.flush()  # raises if the loss is not finite, so that it is not saved
-                # before the save: a run killed in between resumes from an earlier step and repeats the review
-                _review(session, done, metrics, bar)
+                # before the save: a run killed in between resumes from an earlier step and repeats the review.
+                # A signal gives no time for reviews: they are due when the run is resumed
+                hurried = stopped_by > 0 and done < steps and bool(task.reviews(done))
+                if not hurried and not _review(session, done, metrics, bar, interruptible):
+                    stopped_by, stop, saving = asked(), True, save_every > 0
                 if saving:
                     with _showing(bar, "saving"):
                         session.save(folder / CHECKPOINTS, done, wait=stop)
             if stop:
                 break
-    if done == steps:
+    if done == steps and not session.due:
         return 0
     goes_on = f"continue with: {config.resume_command(folder)}" if save_every else f"{UNSAVED}."
     accelerator.print(f"stopped at step {done} of {steps}; {goes_on}")
     return stopped_by
 
 
-def _review(session: Session, done: int, metrics: Metrics, bar: tqdm) -> None:
-    """Run the reviews due after `done` steps, with the averaged weights, and log their figures."""
+def _review(session: Session, done: int, metrics: Metrics, bar: tqdm, interruptible: Interruptible) -> bool:
+    """Run the reviews due after `done` steps, with the averaged weights, and log their figures.
+
+    Returns False if a signal interrupted them, which leaves them due.
+    """
     if reviews := session.task.reviews(done):
         metrics.flush()  # lines stay in order
         figures: dict[str, float] = {}
-        with session.averaged():
-            for doing, review in reviews.items():
-                with _showing(bar, doing):
-                    figures |= review()
+        try:
+            with session.averaged():
+                for doing, review in reviews.items():
+                    with _showing(bar, doing), interruptible():
+                        figures |= review()
+        except Interrupted:
+            return False
         if figures:
             session.validated = done, figures.get("val_loss", math.nan)
             metrics.write(done, figures)
             if session.accelerator.is_main_process:
                 bar.write(f"step {done}: " + ", ".join(f"{name} {figures[name]:.4f}" for name in figures))
     session.due = False
+    return True
 
 
 @contextmanager
