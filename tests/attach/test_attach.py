@@ -30,7 +30,7 @@ def assert_stock(model: nn.Module) -> None:
 
 
 def test_a_second_attach_replaces_the_first(attach: Attach):
-    model = FLUX.model()
+    model, stock = FLUX.model(), rotary_function()
     first = attach(model, ROUTES)
     second = attach(model, {"routes": [route(0, -1, 0.75)]})
     FLUX.call(model, FLUX.inputs(2))
@@ -40,6 +40,7 @@ def test_a_second_attach_replaces_the_first(attach: Attach):
     FLUX.call(model, FLUX.inputs(2))
     assert second.selections[0].shape == (2, 4)
     second.detach()
+    assert rotary_function() is stock, "the first handle holds nothing"
     assert_stock(model)
 
 
