@@ -4,6 +4,7 @@ import json
 import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.attach.selected import route
 from tests.programs import ROOT
 from tread.around import around
 from tread.attach.families import REFUSED
+from tread.attach.registry import family_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -28,7 +30,7 @@ def assert_stock(model: nn.Module) -> None:
 
 
 def test_a_second_attach_replaces_the_first(attach: Attach):
-    model = FLUX.model()
+    model, stock = FLUX.model(), rotary_function()
     first = attach(model, ROUTES)
     second = attach(model, {"routes": [route(0, -1, 0.75)]})
     FLUX.call(model, FLUX.inputs(2))
@@ -38,6 +40,7 @@ def test_a_second_attach_replaces_the_first(attach: Attach):
     FLUX.call(model, FLUX.inputs(2))
     assert second.selections[0].shape == (2, 4)
     second.detach()
+    assert rotary_function() is stock, "the first handle holds nothing"
     assert_stock(model)
 
 
@@ -166,3 +169,20 @@ def test_a_failed_second_attach_keeps_the_first(attach: Attach, expected: torch.
     with pytest.raises(tread.ConfigError):
         attach(model, {"routes": [route(1, 9)]})
     assert routed(FLUX, model, handle).equal(expected)
+
+
+def test_two_declarations_of_one_rotary_function_are_not_in_use_at_once(attach: Attach, expected: torch.Tensor):
+    model, other, stock = FLUX.model(), FLUX.model(), rotary_function()
+    family = family_of(model)
+    (rotary,) = family.rotary
+    changed = replace(family, rotary=(replace(rotary, axis=rotary.axis + 1),))
+    handle = attach(model, ROUTES)
+    message = rf"^{rotary.function} is in use by an attached model whose family declares it differently .* Detach that"
+    with pytest.raises(tread.ConfigError, match=message):
+        attach(other, ROUTES, family=changed)
+    assert_stock(other)
+    assert routed(FLUX, model, handle).equal(expected)
+    handle.detach()
+    assert rotary_function() is stock
+    attach(other, ROUTES, family=changed)
+    assert rotary_function() is not stock
