@@ -274,7 +274,7 @@ def test_weights_that_cannot_be_read(tmp_path: Path, name: str) -> None:
         (["data=images", "data.path=p", "data.size=big"], "data.size is 'big'; it must be a whole number."),
         (["data=images", "data.path=p", "data.flip=maybe"], "data.flip is 'maybe'; it must be true or false."),
         (["data=images", "data.path=3"], "no image folder at 3"),
-        (["+data.size=3"], "there is no setting data.size."),
+        (["+data.size=3"], "data.size is a setting of data=images, but this run has data=digits: add data=images"),
         (["objective.time=never"], "objective.time is 'never'; it must be one of 'uniform', 'logit-normal'."),
         (["model.size=XXL/2"], "the model size is 'XXL/2'. Did you mean 'XL/2'?"),
         (["model.patch=3"], "input_size 8 does not divide into patches of 3"),
