@@ -236,20 +236,20 @@ def test_a_checkpointed_forward_in_a_thread_that_was_not_known(attach: Attach):
     """Its tokens could not be found again in backward."""
     model, arguments = FLUX.model(), FLUX.inputs(2)
     handle = attach(model, ROUTES)
-    failed: list[Exception] = []
+    failed: list[str] = []
 
     def train() -> None:
         try:
             checkpoint(FLUX.call, model, arguments, use_reentrant=False)
         except tread.ConfigError as error:
-            failed.append(error)
+            failed.append(str(error))  # torch 2.11 leaves its hooks on while a traceback keeps the checkpoint's frame
         handle.set_step(0)
         checkpoint(FLUX.call, model, arguments, use_reentrant=False).square().mean().backward()
 
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
-    assert "handle.set_step(step) in this thread first" in str(failed[0])
+    assert "handle.set_step(step) in this thread first" in failed[0]
     found = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
     handle.set_step(0)

@@ -99,7 +99,7 @@ def test_a_tracker_that_cannot_start_names_its_setting(tmp_path: Path, monkeypat
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     with pytest.raises(
         ConfigError,
-        match=r"log\.trackers is 'wandb', which cannot start: .*API key.* WANDB_MODE=offline.*log.trackers=none",
+        match=r"log\.trackers is 'wandb', which cannot start: .*(?i:api.key).* WANDB_MODE=offline.*log.trackers=none",
     ):
         train(tmp_path / "run", "train.steps=1", "log.trackers=wandb")
 
