@@ -21,7 +21,7 @@ from torch import distributed
 
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
-from tread.errors import ConfigError, Stopped, masked, shown
+from tread.errors import ConfigError, Stopped, masked, one_line, shown
 from tread.files import is_file, lock, sweep, write_text, writing
 from tread.kernels.attention import check_attention
 from tread.training.checkpoint import CHECKPOINTS, MANIFEST, checkpoint_path, list_checkpoints, newest, recover
@@ -160,7 +160,7 @@ def _start_tracker(config: JobConfig, accelerator: Accelerator, folder: Path, se
         accelerator.init_trackers(config.log.project, config=settings, init_kwargs=names)
     except Exception as error:  # wandb's own: no login, no network, a project that is another's
         setting, name = config.called("log.trackers"), tracker_of(config)
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = one_line(error).rstrip(".")
         fix = " set WANDB_MODE=offline in the environment, or" * (name == "wandb")
         raise ConfigError(
             f"{setting} is {name!r}, which cannot start: {reason}. Mend that,{fix} go on without: {setting}=none."

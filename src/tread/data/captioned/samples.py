@@ -125,9 +125,7 @@ def _named_folders(configs: Sequence[DataConfig]) -> set[str]:
     """Absolute paths of the folders that the entries name."""
     named: set[str] = set()
     for config in configs:
-        pairs = config.conditioning_data_dir or ()
-        named.update((pairs,) if isinstance(pairs, str) else pairs)
-        named.update((config.instance_data_dir,) if config.instance_data_dir else ())
+        named.update(several(config.conditioning_data_dir or None), several(config.instance_data_dir or None))
     return {os.path.abspath(folder) for folder in named}
 
 
