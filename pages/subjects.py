@@ -224,7 +224,7 @@ def _attend(
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if attn_mask is None or attn_mask.shape[-2] == 1:
-        return cudnn.attend(query, key, value, scale)
+        return cudnn.attend(query, key, value, scale=scale)
     bias = attn_mask if attn_mask.dtype != torch.bool else torch.where(attn_mask, 0.0, -torch.inf)
     bias = bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])  # (B, H, S, T)
     return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)[0]

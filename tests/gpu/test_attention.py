@@ -1,5 +1,6 @@
 """cuDNN's attention as an operator: torch's plain computation, whatever layouts come one after the other."""
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -69,18 +70,73 @@ def test_many_samples_of_few_tokens(tokens: int) -> None:
     assert error(run(cudnn.attend, [q, k, v], gradient), exactly([q, k, v], gradient)) < 0.01
 
 
-def test_a_run_takes_it_and_masks_go_elsewhere() -> None:
+def masks(batch: int, heads: int, queries: int, keys: int) -> dict[str, Tensor]:
+    """As models give them: a key is blocked for all queries, for some, for a head; true numbers that are added."""
+    lengths = torch.tensor([keys - 3, keys // 2], device="cuda")[:batch]
+    used = torch.arange(keys, device="cuda") < lengths[:, None]
+    pairs = torch.rand(batch, 1, queries, keys, device="cuda") < 0.5
+    pairs[..., 0] = True
+    return {
+        "keys": used[:, None, None],
+        "pairs": pairs,
+        "heads": torch.rand(1, heads, queries, keys, device="cuda") < 0.9,
+        "shared": pairs[0, 0],
+        "expanded": used[:, None, None].expand(batch, 1, queries, keys),
+        "numbers": torch.randn(batch, 1, 1, keys, device="cuda", dtype=torch.bfloat16),
+    }
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("shape", [(2, 3, 320, 320, 128), (2, 3, 256, 77, 64), (1, 2, 250, 333, 72)], ids=str)
+def test_masks_are_added(shape: tuple[int, ...], compiled: bool) -> None:
+    batch, heads, queries, keys, size = shape
+    q, k, v = (torch.randn(batch, heads, n, size, device="cuda", dtype=torch.bfloat16) for n in (queries, keys, keys))
+    gradient = torch.randn_like(q)
+    for name, mask in masks(batch, heads, queries, keys).items():
+        assert cudnn.fits(q, k, v, mask)
+        attend = torch.compile(cudnn.attend, dynamic=False) if compiled else cudnn.attend
+        given = mask.double() if mask.is_floating_point() else mask
+        with sdpa_kernel(SDPBackend.MATH):
+            by_torch = run(partial(F.scaled_dot_product_attention, attn_mask=mask), [q, k, v], gradient)
+            exact = partial(F.scaled_dot_product_attention, attn_mask=given)
+            wanted = run(exact, [x.double() for x in (q, k, v)], gradient.double())
+        found = run(partial(attend, mask=mask), [q, k, v], gradient)
+        assert error(found, wanted) < 2 * error(by_torch, wanted) + 1e-3, name
+
+
+def test_a_query_that_sees_nothing_leaves_the_others_alone() -> None:
+    q, k, v = (torch.randn(2, 3, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    mask = torch.ones(2, 1, 64, 64, device="cuda", dtype=torch.bool)
+    mask[:, :, 60:] = mask[..., 60:] = False
+    gradient = torch.randn_like(q)
+    found = run(partial(cudnn.attend, mask=mask), [q, k, v], gradient)
+    wanted = exactly([x[:, :, :60] for x in (q, k, v)], gradient[:, :, :60])
+    assert not any(x[:, :, 60:].any() for x in found)
+    assert error([x[:, :, :60] for x in found], wanted) < 0.01
+
+
+def test_a_run_takes_it_with_masks_too() -> None:
     q = torch.randn(1, 2, 64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     mask = torch.ones(1, 1, 64, 64, device="cuda", dtype=torch.bool).tril()
     try:
         use_attention("cudnn", q.device)
         assert "attention" in type(F.scaled_dot_product_attention(q, q, q).grad_fn).__name__.lower()
         masked = F.scaled_dot_product_attention(q, q, q, mask)
+        assert "tread" in type(masked.grad_fn).__name__.lower() or "generated" in type(masked.grad_fn).__name__.lower()
+        grouped = F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], mask, enable_gqa=True)
         with torch.autocast("cuda", torch.bfloat16):
             assert F.scaled_dot_product_attention(q.float(), q.float(), q.float()).dtype == torch.bfloat16
-        exact = F.scaled_dot_product_attention(q.float(), q.float(), q.float())
+            assert F.scaled_dot_product_attention(q.float(), q.float(), q.float(), mask).dtype == torch.bfloat16
+        exact = F.scaled_dot_product_attention(q.float(), q.float(), q.float(), mask)
         assert exact.dtype == torch.float32
+        use_attention("efficient", q.device)
+        efficient = F.scaled_dot_product_attention(q, q, q, mask)
     finally:
         use_attention("default", q.device)
     with sdpa_kernel(SDPBackend.MATH):
-        assert (masked - F.scaled_dot_product_attention(q, q, q, mask)).abs().max() < 0.05
+        wanted = F.scaled_dot_product_attention(q, q, q, mask)
+        assert (masked - wanted).abs().max() < 0.05
+        assert (efficient - wanted).abs().max() < 0.05
+        assert (exact - wanted).abs().max() < 0.05
+        one = q[:, :1].expand_as(q)
+        assert (grouped - F.scaled_dot_product_attention(q, one, one, mask)).abs().max() < 0.05

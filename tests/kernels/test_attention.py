@@ -1,6 +1,7 @@
 """Attention's switches: which kernels each name allows, in which order, and what is said where one does not fit.
 
-`cudnn` also puts a function in the place of torch's: what it takes is the operator's, what it does not take is torch's.
+`cudnn` puts a function in the place of torch's: what it takes is the operator's, what it does not take is torch's. The
+other names put one there that makes boolean masks a bias.
 """
 
 from collections.abc import Iterator
@@ -71,13 +72,13 @@ def device_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_name_is_that_kernel_alone(name) -> None:
     use_attention(name, GPU)
     assert enabled() == {name}
-    assert F.scaled_dot_product_attention is TORCH
+    assert F.scaled_dot_product_attention is attention._by_torch
 
 
 def test_cudnn_is_our_operator_and_never_torchs_way_to_it() -> None:
     use_attention("cudnn", GPU)
     assert enabled() == set(SAFE), "what does not fit must run too"
-    assert F.scaled_dot_product_attention is not TORCH
+    assert F.scaled_dot_product_attention is attention._by_cudnn
 
 
 @pytest.mark.parametrize("name", ["auto", "flash", "efficient", "math", "default"])
@@ -85,7 +86,7 @@ def test_every_other_choice_takes_the_operator_away(name, device_of) -> None:
     device_of(AMPERE)
     use_attention("cudnn", GPU)
     use_attention(name, GPU)
-    assert F.scaled_dot_product_attention is TORCH
+    assert F.scaled_dot_product_attention is (TORCH if name == "default" else attention._by_torch)
 
 
 @pytest.mark.parametrize(("capability", "by_cudnn"), [(AMPERE, False), (HOPPER, True), (BLACKWELL, True)])
@@ -93,7 +94,7 @@ def test_auto_prefers_in_its_order_and_can_always_fall_back(capability, by_cudnn
     device_of(capability)
     use_attention("auto", GPU)
     assert enabled() == {"flash", "efficient", "math"}, "flash takes no masks"
-    assert (F.scaled_dot_product_attention is not TORCH) is by_cudnn
+    assert F.scaled_dot_product_attention is (attention._by_cudnn if by_cudnn else attention._by_torch)
 
 
 def test_cudnn_is_refused_where_it_is_not(device_of, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_cudnn_is_refused_where_it_is_not(device_of, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="NVIDIA"):
         check_attention("cudnn", GPU)
     use_attention("auto", GPU)
-    assert F.scaled_dot_product_attention is TORCH
+    assert F.scaled_dot_product_attention is attention._by_torch
 
 
 def test_a_forced_kernel_does_not_bind_other_models(device_of) -> None:
@@ -167,8 +168,37 @@ def test_what_fits_is_the_operators(calls: Calls) -> None:
     assert out.shape == q.shape
     (first, given, _), (second, others, _) = calls
     assert (first, second) == ("cudnn", "cudnn")
-    assert all(one is other for one, other in zip(given, (q, k, v, None), strict=True))
-    assert others[3] == 0.5
+    assert all(one is other for one, other in zip(given, (q, k, v, None, None), strict=True))
+    assert others[4] == 0.5
+
+
+@pytest.mark.parametrize("mask", [MASK, torch.randn(6, 6)], ids=["boolean", "numbers"])
+def test_masks_are_the_operators_too_and_groups_of_heads_are_repeated_for_them(
+    mask: Tensor, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_attention("cudnn", GPU)
+    monkeypatch.setattr(cudnn, "fits", lambda *_: True)
+    q, k = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
+    found = F.scaled_dot_product_attention(q, k, k, mask, scale=0.5, enable_gqa=True)
+    assert [name for name, _, _ in calls] == ["cudnn"]
+    assert (found - TORCH(q, k, k, mask, scale=0.5, enable_gqa=True)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient", "math", "auto", "cudnn"])
+def test_a_boolean_mask_reaches_torchs_kernels_as_a_bias(name, calls: Calls, device_of) -> None:
+    """In the dtype of the queries; numbers pass as they are, and so does everything where torch decides."""
+    device_of(AMPERE)
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 16, 64, device="cuda")  # float32, which cuDNN does not take
+        masks = [torch.empty(2, 1, 1, 16, device="cuda", dtype=dtype) for dtype in (torch.bool, torch.float32)]
+        for choice in (name, "default"):
+            use_attention(choice, GPU)
+            for mask in masks:
+                F.scaled_dot_product_attention(q, q, q, mask)
+    bias, numbers, *unchanged = (given[3] for _, given, _ in calls)
+    assert (bias.dtype, bias.shape) == (torch.float32, masks[0].shape)
+    assert numbers is masks[1]
+    assert all(one is other for one, other in zip(unchanged, masks, strict=True))
 
 
 def test_autocast_is_followed_as_torchs_own_does(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,14 +216,13 @@ def test_autocast_is_followed_as_torchs_own_does(calls: Calls, monkeypatch: pyte
 @pytest.mark.parametrize(
     "settings",
     [
-        {"attn_mask": MASK},
-        {"attn_mask": MASK.float(), "scale": 0.3},
         {"dropout_p": 0.5},
+        {"dropout_p": 0.5, "attn_mask": MASK},
         {"is_causal": True},
         {"is_causal": True, "scale": 0.3},
     ],
 )
-def test_masks_dropout_and_causal_order_are_torchs(settings, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_and_causal_order_are_torchs(settings, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all that was given, whatever the tensors are."""
     use_attention("cudnn", GPU)
     monkeypatch.setattr(cudnn, "fits", lambda *_: True)

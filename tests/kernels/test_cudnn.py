@@ -4,6 +4,7 @@ The kernel itself is tried in tests/gpu.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -31,6 +32,21 @@ def drawn(tokens: int, layout: str = "heads first", dtype: torch.dtype = torch.f
         "expanded": lambda: torch.randn(2, HEADS, 1, 1).expand(2, HEADS, tokens, SIZE),
     }
     return shapes[layout]().to(dtype)
+
+
+def masks(queries: int, keys: int) -> dict[str, Tensor]:
+    """As models give them: for the keys of each sample, for pairs, for heads; shared, repeated, and as numbers."""
+    used = torch.arange(keys) < torch.tensor([keys - 2, keys // 2])[:, None]
+    pairs = torch.rand(2, 1, queries, keys) < 0.5
+    pairs[..., 0] = True
+    return {
+        "keys": used[:, None, None],
+        "pairs": pairs,
+        "heads": torch.rand(1, HEADS, queries, keys) < 0.9,
+        "shared": pairs[0, 0],
+        "expanded": used[:, None, None].expand(2, 1, queries, keys),
+        "numbers": torch.randn(2, 1, 1, keys),
+    }
 
 
 def run(attend: Attend, inputs: list[Tensor], gradient: Tensor, scale: float | None = None) -> list[Tensor]:
@@ -78,15 +94,35 @@ def test_keys_need_not_be_as_many_as_queries(keys: int, scale: float | None) -> 
     assert apart(run(cudnn.attend, inputs, back, scale), wanted) < 1e-5
 
 
+@pytest.mark.parametrize("keys", [7, 16])
+@pytest.mark.parametrize("name", list(masks(1, 1)))
+def test_masks_are_added(name: str, keys: int) -> None:
+    inputs, back, mask = [drawn(12), drawn(keys), drawn(keys)], drawn(12), masks(12, keys)[name]
+    exact = partial(F.scaled_dot_product_attention, attn_mask=mask.double() if mask.is_floating_point() else mask)
+    wanted = run(exact, [x.double() for x in inputs], back.double())
+    assert apart(run(partial(cudnn.attend, mask=mask), inputs, back), wanted) < 1e-5
+
+
+def test_a_query_that_sees_nothing_leaves_the_others_alone() -> None:
+    inputs, back, mask = [drawn(12) for _ in range(3)], drawn(12), torch.ones(2, 1, 12, 12, dtype=torch.bool)
+    mask[:, :, 9:] = mask[..., 9:] = False
+    found = run(partial(cudnn.attend, mask=mask), inputs, back)
+    wanted = run(F.scaled_dot_product_attention, [x[:, :, :9] for x in inputs], back[:, :, :9])
+    assert not any(x[:, :, 9:].any() for x in found)
+    assert apart([x[:, :, :9] for x in found], wanted) < 1e-5
+
+
 @pytest.mark.parametrize(("layout", "scale"), [("heads first", 0.7), ("packed", None), ("last axis apart", 0.7)])
 def test_the_compiler_is_told_the_truth(layout: str, scale: float | None) -> None:
     """torch's own check of an operator: schema, fake shapes and strides, gradients, and all of it traced."""
     query, key, value = drawn(12, layout), drawn(7, layout), drawn(7, layout)
     leaves = [x.detach().requires_grad_() for x in (query, key, value)]
-    torch.library.opcheck(cudnn.attention, (*leaves, scale))
-    out, logsumexp = cudnn.attention(query, key, value, scale)
-    for gradient in ("tokens first", "a slice", "expanded"):
-        torch.library.opcheck(cudnn.attention_backward, (drawn(12, gradient), query, key, value, out, logsumexp, scale))
+    for mask in (None, *(masks(12, 7)[name] for name in ("keys", "numbers"))):
+        torch.library.opcheck(cudnn.attention, (*leaves, mask, scale))
+        out, logsumexp = cudnn.attention(query, key, value, mask, scale)
+        for gradient in ("tokens first", "a slice", "expanded"):
+            given = (drawn(12, gradient), query, key, value, mask, out, logsumexp, scale)
+            torch.library.opcheck(cudnn.attention_backward, given)
 
 
 def test_outputs_and_gradients_lie_alike_whatever_came() -> None:
@@ -101,7 +137,7 @@ def test_it_compiles_in_one_graph(backend: str) -> None:
     torch._dynamo.reset()
 
     def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-        return cudnn.attend(query.sin(), key, value, scale).flatten(2).cos().view_as(query)
+        return cudnn.attend(query.sin(), key, value, scale=scale).flatten(2).cos().view_as(query)
 
     compiled = torch.compile(attend, fullgraph=True, dynamic=False, backend=backend)
     for layout in ("packed", "heads first"):
@@ -157,6 +193,33 @@ REFUSED: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
 def test_what_does_not_fit(kind: str) -> None:
     with FakeTensorMode():
         assert not cudnn.fits(*(torch.empty(shape, device="cuda", dtype=dtype) for shape, dtype in REFUSED[kind]))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 5), (2, 3, 16, 5), (1, 3, 1, 5), (2, 16, 5), (3, 1, 5), (16, 5), (1, 5)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32])
+def test_which_masks_fit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Torch aligns a mask's axes with the last ones, and so does the operator: three axes begin with the heads."""
+    with FakeTensorMode():
+        query, key = (torch.empty(2, 3, tokens, 64, device="cuda", dtype=BF16) for tokens in (16, 5))
+        mask = torch.empty(shape, device="cuda", dtype=dtype)
+        fits = len(shape) != 3 or shape[0] == 3
+        assert cudnn.fits(query, key, key, mask) is fits
+
+
+def test_which_masks_do_not_fit() -> None:
+    with FakeTensorMode():
+        query, key = (torch.empty(2, 3, tokens, 64, device="cuda", dtype=BF16) for tokens in (16, 5))
+        made = partial(torch.empty, device="cuda")
+        for mask in (
+            made(2, 1, 1, 1, dtype=BF16),
+            made(5, dtype=BF16),
+            made(2, 2, 16, 5, dtype=BF16),
+            made(3, 1, 1, 5, dtype=BF16),
+            made(1, 2, 1, 1, 5, dtype=BF16),
+            made(2, 1, 1, 5, dtype=torch.int64),
+            made(2, 1, 1, 5, dtype=BF16, requires_grad=True),  # whose gradient the operator does not compute
+        ):
+            assert not cudnn.fits(query, key, key, mask)
 
 
 def test_cpus_do_not_fit() -> None:

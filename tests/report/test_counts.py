@@ -200,7 +200,7 @@ def test_weights_leave_a_part_of_their_segments_unused() -> None:
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | None = None, **__: Any) -> Tensor:
     groups = query.shape[1] // key.shape[1]
-    return cudnn.attend(query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), scale)
+    return cudnn.attend(query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), None, scale)
 
 
 def test_flops_of_a_dit_are_those_of_its_formula() -> None:

@@ -2,8 +2,10 @@
 
 - Set it before anything is compiled: compiled code keeps the choice.
 - `cudnn` replaces `F.scaled_dot_product_attention`, which every model calls, by the operator of `tread.kernels.cudnn`;
-  inputs that it does not support (masks, float32) go to torch's other kernels.
-- `flash`, `efficient` and `math` enable that backend of torch and no other. `default` leaves the choice to torch.
+  inputs that it does not support (float32, causal order) go to torch's other kernels.
+- `flash`, `efficient` and `math` enable that backend of torch and no other.
+- For all of them a boolean mask is made a bias that the compiler does not look into (`tread.kernels.masks`).
+- `default` leaves everything to torch.
 - `auto` is `cudnn` on Hopper and newer; elsewhere flash, then the backends that take masks, so every model runs.
 - CPUs have a single implementation.
 """
@@ -19,6 +21,7 @@ from torch.nn.attention import SDPBackend
 
 from tread.errors import ConfigError
 from tread.kernels import cudnn
+from tread.kernels.masks import additive
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math", "default"]
 KERNELS = {
@@ -67,7 +70,7 @@ def use_attention(name: Attention, device: torch.device) -> None:
         return
     name = resolved(name, device)
     chosen = {"auto": SAFE, "cudnn": SAFE, "default": tuple(KERNELS)}.get(name, (name,))
-    F.scaled_dot_product_attention = _by_cudnn if name == "cudnn" else _TORCH
+    F.scaled_dot_product_attention = {"cudnn": _by_cudnn, "default": _TORCH}.get(name, _by_torch)
     for kernel, (_, enable) in _SWITCHES.items():
         enable(kernel in chosen)
 
@@ -95,13 +98,36 @@ def _by_cudnn(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, by cuDNN if it supports the inputs."""
-    if attn_mask is None and dropout_p == 0 and not is_causal:
-        if query.is_cuda and torch.is_autocast_enabled("cuda"):  # as torch's function does
-            dtype = torch.get_autocast_dtype("cuda")
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        if cudnn.fits(query, key, value):
-            return cudnn.attend(query, key, value, scale)
+    if dropout_p == 0 and not is_causal:
+        dtype = _autocast_dtype(query)
+        q, k, v = (query, key, value) if dtype is None else (x.to(dtype) for x in (query, key, value))
+        if enable_gqa and attn_mask is not None:  # torch's kernels for masks repeat keys and values too
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # (B, H, S, D)
+        if cudnn.fits(q, k, v, attn_mask):
+            return cudnn.attend(q, k, v, attn_mask, scale)
+    return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _by_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention`, with a boolean mask made a bias."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool and query.is_cuda:
+        attn_mask = additive(attn_mask, _autocast_dtype(query) or query.dtype)
     return _TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype to which torch's function casts its inputs under autocast on a GPU; None: it casts nothing."""
+    on = x.is_cuda and torch.is_autocast_enabled("cuda")
+    return torch.get_autocast_dtype("cuda") if on else None
 
 
 @contextmanager

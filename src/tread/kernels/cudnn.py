@@ -5,6 +5,8 @@
   cause is unknown: the same shapes and layouts alone do not reproduce it. Called from here, with gradient and outputs
   in one layout, the same steps run.
 - A custom operator is opaque to the compiler, which therefore cannot change the layouts in between.
+- A mask is added to the scores as a bias (`tread.kernels.masks`), made inside the operator: compiled code that
+  recomputes a layer would write it out for every head and query.
 - `fits` tells which inputs the kernel supports; others go to torch's kernels.
 - On CPUs the operator computes in plain torch operations, for tests.
 """
@@ -16,12 +18,14 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
+from tread.kernels.masks import bias_of
+
 LARGEST_HEAD = 128
 """Largest head size that the backward kernel supports on every GPU."""
 
 
-def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether the kernel supports these shapes and dtypes; the caller rules out masks, dropout and causal order."""
+def fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> bool:
+    """Whether the kernel supports these shapes and dtypes; the caller rules out dropout and causal order."""
     size = query.shape[-1]
     return (
         query.is_cuda
@@ -34,45 +38,71 @@ def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and size <= LARGEST_HEAD
         and min(query.shape[2], key.shape[2]) > 1
         and max(query.shape[:2]) < 2**16
+        and (mask is None or _fits_mask(query, key, mask))
     )
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    """Attention without a mask: query, key and value (B, H, S, D) -> (B, H, S, D)."""
-    return attention(query, key, value, scale)[0]
+def _fits_mask(query: Tensor, key: Tensor, mask: Tensor) -> bool:
+    """Whether the mask needs no gradient and has every key, while samples, heads and queries may share one entry."""
+    batch, heads, queries, keys = *query.shape[:3], key.shape[2]
+    sizes = ((1, batch), (1, heads), (1, queries), (keys,))
+    return (
+        (mask.dtype == torch.bool or mask.is_floating_point())
+        and not mask.requires_grad
+        and 2 <= mask.ndim <= 4
+        and all(size in allowed for size, allowed in zip(mask.shape, sizes[4 - mask.ndim :], strict=True))
+    )
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """Attention: query, key and value (B, H, S, D) -> (B, H, S, D); `fits` tells which masks are supported."""
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.ndim)]
+    return attention(query, key, value, mask, scale)[0]
 
 
 @custom_op("tread::attention", mutates_args=())
-def attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
     """The output of `attend`, and the logsumexp (B, H, S, 1) that backward needs."""
     query, key, value = (_dense_rows(x) for x in (query, key, value))
+    bias = None if mask is None else bias_of(mask, query.dtype)
     if not query.is_cuda:
-        scores = _scores(query, key, scale)
-        out = scores.softmax(-1) @ value.float()
+        scores = _scores(query, key, bias, scale)
+        out = torch._safe_softmax(scores, -1) @ value.float()
         return _tokens_first(out.to(query.dtype)), scores.logsumexp(-1, keepdim=True)
     run = torch.ops.aten._scaled_dot_product_cudnn_attention
-    out, logsumexp, *_ = run(query, key, value, None, True, 0.0, False, False, scale=scale)
+    out, logsumexp, *_ = run(query, key, value, bias, True, 0.0, False, False, scale=scale)
     return _tokens_first(out), logsumexp
 
 
 @attention.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
     return _empty(query), query.new_empty(*query.shape[:3], 1, dtype=torch.float32)
 
 
 @custom_op("tread::attention_backward", mutates_args=())
 def attention_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, scale: float | None
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value."""
     query, key, value = (_dense_rows(x) for x in (query, key, value))
+    bias = None if mask is None else bias_of(mask, query.dtype)
     gradient = _tokens_first(gradient)
     if not query.is_cuda:
-        gradients = _plain_backward(gradient, query, key, value, out, logsumexp, scale)
+        gradients = _plain_backward(gradient, query, key, value, bias, out, logsumexp, scale)
     else:
         unused = torch.empty((), dtype=torch.int64, device=query.device)  # RNG state, which only dropout reads
         run = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
-        state = (logsumexp, unused, unused, None, None, None, query.shape[2], key.shape[2], 0.0, False)
+        state = (logsumexp, unused, unused, bias, None, None, query.shape[2], key.shape[2], 0.0, False)
         gradients = run(gradient, query, key, value, out, *state, scale=scale)
     to_query, to_key, to_value = (_tokens_first(x) for x in gradients)
     return to_query, to_key, to_value
@@ -80,18 +110,25 @@ def attention_backward(
 
 @attention_backward.register_fake
 def _(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, scale: float | None
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _empty(query), _empty(key), _empty(value)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, ctx.scale = inputs
-    ctx.save_for_backward(query, key, value, *output)
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
 
 
 def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *attention_backward(gradient, *ctx.saved_tensors, ctx.scale), None
+    return *attention_backward(gradient, *ctx.saved_tensors, ctx.scale), None, None
 
 
 attention.register_autograd(_gradients, setup_context=_save)
@@ -112,14 +149,22 @@ def _empty(x: Tensor) -> Tensor:
     return x.new_empty(batch, tokens, heads, size).transpose(1, 2)
 
 
-def _scores(query: Tensor, key: Tensor, scale: float | None) -> Tensor:
-    return query.float() @ key.float().mT * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, S, T)
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
+    scores = query.float() @ key.float().mT * (query.shape[-1] ** -0.5 if scale is None else scale)  # (B, H, S, T)
+    return scores if bias is None else scores + bias
 
 
 def _plain_backward(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, scale: float | None
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    scale: float | None,
 ) -> list[Tensor]:
-    weights = (_scores(query, key, scale) - logsumexp).exp()  # (B, H, S, T)
+    weights = (_scores(query, key, bias, scale) - logsumexp).exp().nan_to_num()  # (B, H, S, T); 0 where all is blocked
     to_weights = gradient.float() @ value.float().mT - (gradient.float() * out.float()).sum(-1, keepdim=True)
     to_scores = weights * to_weights * (query.shape[-1] ** -0.5 if scale is None else scale)
     gradients = to_scores @ key.float(), to_scores.mT @ query.float(), weights.mT @ gradient.float()
