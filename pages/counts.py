@@ -8,19 +8,16 @@
 """
 
 import itertools
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from pages.subjects import DEPTH, DiTSubject, shallow
@@ -36,15 +33,13 @@ POINTS = ((16, 8), (32, 8), (64, 8), (16, 16), (32, 16), (16, 32))
 """Image and text tokens at which FLOPs are counted: as many as a polynomial of second degree has terms."""
 BACKEND = "aot_eager_decomp_partition"
 """torch.compile up to the partitioner, which decides what is saved; no code is generated."""
-RANDOM_STATE = torch.get_rng_state().numel()
-"""Bytes of the state of random numbers that a checkpointed layer with masked attention saves, here and not on GPUs."""
 HOW: dict[str, Checkpointing] = {"none": False, "full": True, "selective": "selective"}
 
 
 def counted(subject: Any, ways: Sequence[str]) -> dict[str, Any]:
     """Layers of each stack, with FLOPs and saved bytes of one layer; and those outside layers."""
     lengths = [len(operator.attrgetter(stack)(subject.model)) for stack in subject.stacks]
-    masks, widths = masked(subject), widest(subject)
+    widths = widest(subject)
     flops = {way: fitted(subject, way) for way in ways}
     saved = {way: {name: saved_bytes(subject, way, how) for name, how in HOW.items()} for way in ways}
     stacks = [
@@ -54,7 +49,6 @@ def counted(subject: Any, ways: Sequence[str]) -> dict[str, Any]:
             "flops": {way: flops[way][name] for way in ways},
             "saved": {way: {how: counts[name] for how, counts in saved[way].items()} for way in ways},
         }
-        | ({"mask": masks[name]} if name in masks else {})
         | {"adapted": {way: widths[way][name] for way in widths}}
         for name, length in zip(subject.stacks, lengths, strict=True)
     ]
@@ -82,47 +76,6 @@ def fitted(subject: Any, way: str) -> dict[str, dict[str, list[int | float]]]:
         parts = {part: [row[name][part] for row in rows] for part in told}
         solved = {part: solve(terms, values, subject.texts) for part, values in parts.items()}
         found[name] = {part: x if texts else [x[0], x[1], 0, x[2], 0, 0] for part, x in solved.items()}
-    return found
-
-
-def masked(subject: Any) -> dict[str, dict[str, list[int | float]]]:
-    """The largest attention with a mask in a layer of each stack: `pairs` of queries and keys in all heads, as a
-    polynomial like those of FLOPs, and `keys`, with the terms 1, n and t. Stacks without masks are left out."""
-    if isinstance(subject, DiTSubject):
-        return {}
-    points = _points(subject)
-    calls = [masks_at(subject, image, text) for image, text in points]
-    found: dict[str, dict[str, list[int | float]]] = {}
-    for stack in subject.stacks:
-        rows = [row[stack] for row in calls]
-        if not rows[0]:
-            continue
-        largest = max(range(len(rows[0])), key=lambda i: math.prod(rows[2][i]))
-        pairs = solve([_terms(*point) for point in points], [math.prod(row[largest]) for row in rows], subject.texts**2)
-        few = [0, 1, 3]  # points that tell three terms apart
-        keys = solve([[1, *points[i]] for i in few], [rows[i][largest][2] for i in few], subject.texts)
-        found[stack] = {"pairs": pairs, "keys": keys}
-    return found
-
-
-def masks_at(subject: Any, image: int, text: int) -> dict[str, list[tuple[int, int, int]]]:
-    """Heads, queries and keys of every attention with a mask in the last layer of each stack, for one sample."""
-    found: dict[str, list[tuple[int, int, int]]] = {stack: [] for stack in subject.stacks}
-    where = [""]
-    with shallow(subject, "full", image, dict.fromkeys(subject.stacks, DEPTH)) as model:
-        attend = F.scaled_dot_product_attention
-
-        def seen(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **others: Any) -> Tensor:
-            if attn_mask is not None and where[0]:
-                found[where[0]].append((query.shape[1], query.shape[2], key.shape[2]))
-            return attend(query, key, value, attn_mask, **others)
-
-        for stack in subject.stacks:
-            layer = operator.attrgetter(stack)(model)[DEPTH - 1]
-            layer.register_forward_pre_hook(lambda *_, stack=stack: where.__setitem__(0, stack))
-            layer.register_forward_hook(lambda *_: where.__setitem__(0, ""))
-        with patch.object(F, "scaled_dot_product_attention", seen), torch.autocast("cpu", torch.bfloat16):
-            subject.loss(model, 1, image, text)
     return found
 
 
@@ -243,7 +196,7 @@ def saved_bytes(subject: Any, way: str, how: Checkpointing) -> dict[str, dict[st
 
         def pack(tensor: Tensor) -> Tensor:
             key = _storage(tensor)
-            if key not in known and tensor.numel() != RANDOM_STATE:
+            if key not in known:
                 known.add(key)
                 held.append(tensor)
                 _add(found.setdefault(where[0], {}), tensor, subject.samples, image, text)

@@ -214,20 +214,13 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention as GPUs run it: query, key, value, output and one number per row are saved, no scores.
-
-    A mask with a row for each query is a table of numbers to the kernel that takes masks, the memory-efficient one.
-    """
+    """Attention as GPUs run it: query, key, value, mask, output and one number per row are saved, no scores."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if attn_mask is None or attn_mask.shape[-2] == 1:
-        return cudnn.attend(query, key, value, scale=scale)
-    bias = attn_mask if attn_mask.dtype != torch.bool else torch.where(attn_mask, 0.0, -torch.inf)
-    bias = bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])  # (B, H, S, T)
-    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, scale=scale)[0]
+    return cudnn.attend(query, key, value, attn_mask, scale)
 
 
 _LAYOUT = cosmos3._layout

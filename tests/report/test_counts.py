@@ -166,20 +166,6 @@ def test_recomputation_leaves_out_the_product_at_the_end_of_a_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pairs", "keys"),
-    [
-        ("prx", [0, 0, 0, 28, 28, 0], [0, 1, 1]),  # image tokens ask, and see the text too
-        ("krea2", [0, 0, 0, 48, 96, 48], [0, 1, 1]),
-        ("pixart_sigma", [0, 0, 0, 0, 16, 0], [0, 0, 1]),
-    ],
-)
-def test_masked_attention_is_counted(name: str, pairs: list[int], keys: list[int]) -> None:
-    found = counts.masked(subject_of(name))
-    assert list(found.values()) == [{"pairs": pairs, "keys": keys}]
-    assert find_model(name).stacks[0].mask == {"pairs": pairs, "keys": keys}
-
-
-@pytest.mark.parametrize(
     ("name", "way", "width"),
     [("kandinsky5_video", "lora", 7168), ("flux", "lora", 12288), ("flux", "attention", 3072), ("dit/S/2", "full", 0)],
 )

@@ -167,7 +167,7 @@ bf16 is far slower on a CPU."""
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
     attention: Attention = "auto"
     """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, with a fallback for \
-attention masks that they do not take; flash, efficient and math use that kernel alone; default leaves it to torch."""
+attention masks, which it does not take; flash, efficient and math use that kernel alone; default leaves it to torch."""
     graphs: bool = False
     """Replay the network as CUDA graphs, on one GPU: for steps that are bound by kernel launches on the host."""
     offload: Literal["none", "auto"] | int = "none"

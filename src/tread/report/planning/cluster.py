@@ -1,8 +1,8 @@
 """A run on several GPUs: memory, communication and time of a step on each, dense and routed.
 
-- Compute time of one GPU: FLOPs at `PRODUCTS`, those of attention with a mask at `MASKED`, activation traffic at
-  `PASSING`, and the optimizer's update at `COPYING`, the rates of an H200. The first three were fitted to its measured
-  rows (docs/scale.md says how well), the last is its copy bandwidth.
+- Compute time of one GPU: FLOPs at `PRODUCTS`, activation traffic at `PASSING`, and the update of weights at `COPYING`,
+  the rates of an H200. The first two were fitted to its measured rows (docs/scale.md says how well), the last is its
+  copy bandwidth.
 - ddp all-reduces float32 gradients. fsdp keeps 1 / n of weights, gradients, optimizer and average on each of n GPUs: it
   gathers a layer's weights in bf16 before its forward and again before its backward, and reduce-scatters its gradients
   in float32. hsdp does that among `shard_size` GPUs and all-reduces between these groups.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tread.errors import ConfigError, check_choice, check_int
-from tread.report.planning.estimate import Estimate, estimate, masked_flops, passed
+from tread.report.planning.estimate import Estimate, estimate, passed
 from tread.report.planning.links import Links
 from tread.report.planning.models import Model
 from tread.report.planning.settings import Run
@@ -23,8 +23,6 @@ from tread.routing.plan import RoutePlan
 
 PRODUCTS, PASSING, COPYING = 563e12, 765e9, 4.2e12
 """FLOP/s of a training step's matrix products, and bytes/s of its activation traffic and of copies, on an H200."""
-MASKED = 120e12
-"""FLOP/s of torch's memory-efficient attention there, the kernel that takes masks, with the time to write them out."""
 UPDATED = 36
 """Bytes that the update of one float32 weight reads and writes: weight, gradient, two moments, average."""
 BUCKET = 25 * 2**20
@@ -107,8 +105,7 @@ class Step:
 def compute_seconds(model: Model, run: Run, flops: float, counts: Sequence[int]) -> float:
     """Forward, backward and recomputation on one GPU, of layers that see `counts` image tokens."""
     again = 2 if run.checkpointing == "full" else 1
-    slow = masked_flops(model, run, counts)
-    return (flops - slow) / PRODUCTS + slow / MASKED + again * passed(model, run, counts) / PASSING
+    return flops / PRODUCTS + again * passed(model, run, counts) / PASSING
 
 
 def trained_weights(model: Model, run: Run) -> float:

@@ -82,7 +82,6 @@ function activationBytes(model, state, counts) {
   const total = Math.max(...counts);
   let saved = savedBytes(model.outside.saved[state.way][state.checkpointing], state, total);
   let largest = 0;
-  let mask = 0;
   layerKinds(model).forEach((kind, layer) => {
     const kept = savedBytes(kind.saved[state.way][state.checkpointing], state, counts[layer]);
     const whole = savedBytes(kind.saved[state.way].none, state, counts[layer]);
@@ -90,16 +89,8 @@ function activationBytes(model, state, counts) {
     const width = state.checkpointing === "none" ? 0 : (kind.adapted[state.way] ?? 0);
     const apart = DATA.apart_bytes * state.batch * counts[layer] * width;
     largest = Math.max(largest, whole - kept + DATA.working.layer * whole + apart); // recomputed, and its gradients
-    mask = Math.max(mask, maskBytes(kind, state, counts[layer]));
   });
-  return { saved, working: DATA.working.bytes + largest, mask };
-}
-
-// The mask that the backward of a recomputed layer writes out.
-function maskBytes(layers, state, image) {
-  const recomputes = layers.mask && state.checkpointing !== "none";
-  if (!recomputes || polynomial(layers.mask.keys, image, state.text) % DATA.aligned) return 0;
-  return state.batch * DATA.mask_bytes * polynomial(layers.mask.pairs, image, state.text);
+  return { saved, working: DATA.working.bytes + largest };
 }
 
 // Segments that weights leave unused, and, trained as a whole, gradients, moments and average too.
@@ -108,32 +99,20 @@ function spareBytes(model, state) {
   return copies * model.weights[DATA.spare[state.precision]];
 }
 
-// What dense steps need beyond their own in the pool that routed ones have left in pieces: see estimate.py.
-function besideRouted(model, state, dense, routed, whole, part) {
-  const more = Math.max(0, whole.saved - part.saved);
-  let moved = 0;
-  layerKinds(model).forEach((kind, layer) => {
-    const kept = savedBytes(kind.saved[state.way][state.checkpointing], state, dense[layer]);
-    if (routed[layer] < dense[layer]) moved += kept;
-  });
-  const split = moved > whole.working - DATA.working.bytes && part.mask >= whole.mask;
-  const block = split ? whole.mask - (1 + DATA.working.graphs) * more : 0;
-  return Math.max(DATA.working.other_graphs * more, block);
-}
-
 // At the peak: when backward begins, or at its end, where gradients have replaced activations.
 function memoryOf(model, state, dense, routed) {
   const { held, gradients } = fixedBytes(model, state);
   const sides = sidesOf(state);
   const [whole, part] = [dense, routed].map((counts, side) => activationBytes(model, sides[side], counts));
   const spare = spareBytes(model, state);
-  const made = ({ saved, working, mask }, more) => ({
+  const made = ({ saved, working }, more) => ({
     ...held,
     activations: saved,
-    working: working + mask + (state.graphs ? DATA.working.graphs * saved + more + spare : 0),
-    gradients: Math.max(0, gradients - saved - working - mask),
+    working: working + (state.graphs ? DATA.working.graphs * saved + more + spare : 0),
+    gradients: Math.max(0, gradients - saved - working),
   });
-  return { dense: made(whole, besideRouted(model, sides[0], dense, routed, whole, part)), routed: made(part, 0) };
+  const more = DATA.working.other_graphs * Math.max(0, whole.saved - part.saved);
+  return { dense: made(whole, more), routed: made(part, 0) };
 }
 
 function sum(parts) {

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from tread.report.planning.models import Layers, Model, Saved
 from tread.report.planning.settings import Run, precisions_of
 from tread.report.planning.tables import (
-    ALIGNED,
     APART_BYTES,
     CARDS,
     EVERY_STEP,
     GIB,
-    MASK_BYTES,
     OPTIMIZERS,
     PRECISIONS,
     RESERVED,
@@ -117,34 +115,19 @@ def forward_flops(model: Model, run: Run, counts: Sequence[int]) -> float:
     return run.batch * sum(forwards)
 
 
-def masked_flops(model: Model, run: Run, counts: Sequence[int]) -> float:
-    """FLOPs of the attentions with a mask, among those of the layers in a step of the whole batch."""
-    layers = [stack for stack in model.stacks for _ in range(stack.count)]
-    total = 0.0
-    for layer, count in zip(layers, counts, strict=True):
-        if layer.mask is None:
-            continue
-        pairs, flops = layer.mask["pairs"], layer.flops[run.way]
-        term = next(i for i in (3, 4, 5) if pairs[i])  # only attention has FLOPs per pair of tokens
-        times = 2 if run.checkpointing == "full" else 1
-        each = (times * flops["forward"][term] + flops["backward"][term]) / pairs[term]
-        total += run.batch * each * _at(pairs, count, run.text)
-    return total
-
-
 def _memory(
     model: Model, run: Run, dense: Sequence[int], routed: Sequence[int]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes by part at the peak: when backward begins, or at its end, where gradients have replaced activations."""
     fixed, gradients = _fixed(model, run)
-    sides = run.sides
-    activations = [_activations(model, side, counts) for side, counts in zip(sides, (dense, routed), strict=True)]
-    spare, more = _spare(model, run), (_beside_routed(model, sides[0], dense, routed, activations), 0.0)
+    activations = [_activations(model, side, counts) for side, counts in zip(run.sides, (dense, routed), strict=True)]
+    spare, least = _spare(model, run), activations[1][0]
     made = []
-    for (saved, working, mask), other in zip(activations, more, strict=True):
-        graphs = WORKING["graphs"] * saved + other + spare if run.graphs else 0.0
-        beyond = max(0.0, gradients - saved - working - mask)
-        made.append(fixed | {"activations": saved, "working": working + mask + graphs, "gradients": beyond})
+    for saved, working in activations:
+        more = WORKING["other_graphs"] * max(0.0, saved - least)
+        graphs = WORKING["graphs"] * saved + more + spare if run.graphs else 0.0
+        beyond = max(0.0, gradients - saved - working)
+        made.append(fixed | {"activations": saved, "working": working + graphs, "gradients": beyond})
     return made[0], made[1]
 
 
@@ -152,31 +135,6 @@ def _spare(model: Model, run: Run) -> float:
     """Bytes of segments that weights leave unused, and, trained as a whole, gradients, moments and average too."""
     copies = 2 + OPTIMIZERS[run.optimizer].get("moments", 0) + run.ema if run.way == "full" else 1
     return copies * model.weights[SPARE[run.precision]]
-
-
-def _beside_routed(
-    model: Model,
-    run: Run,
-    dense: Sequence[int],
-    routed: Sequence[int],
-    activations: Sequence[tuple[float, float, float]],
-) -> float:
-    """Bytes that the graphs of dense steps need beyond their own, in the pool that routed steps have left in pieces.
-
-    What routed layers keep is too small for dense ones, which take the memory that the largest layer worked in. If that
-    is too little they split the block of its mask, and the backward needs another of that size.
-    """
-    (saved, working, mask), (routed_saved, _, routed_mask) = activations
-    more = max(0.0, saved - routed_saved)
-    layers = [stack for stack in model.stacks for _ in range(stack.count)]
-    moved = sum(
-        _saved(layer.saved[run.way][run.checkpointing], run, count)
-        for layer, count, fewer in zip(layers, dense, routed, strict=True)
-        if fewer < count
-    )
-    split = moved > working - WORKING["bytes"] and routed_mask >= mask
-    block = mask - (1 + WORKING["graphs"]) * more if split else 0.0
-    return max(WORKING["other_graphs"] * more, block)
 
 
 def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
@@ -198,26 +156,18 @@ def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
     return held, trained * size
 
 
-def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, float, float]:
-    """Bytes saved for backward, the working memory of the largest layer's backward, and that of its mask."""
+def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, float]:
+    """Bytes saved for backward, and the working memory of the largest layer's backward."""
     layers = [stack for stack in model.stacks for _ in range(stack.count)]
     total = max(counts)
     saved = _saved(model.outside.saved[run.way][run.checkpointing], run, total)
-    largest, mask = 0.0, 0.0
+    largest = 0.0
     for layer, count in zip(layers, counts, strict=True):
         kept, whole = (_saved(layer.saved[run.way][how], run, count) for how in (run.checkpointing, "none"))
         saved += kept
         apart = 0.0 if run.checkpointing == "none" else APART_BYTES * run.batch * count * layer.adapted.get(run.way, 0)
         largest = max(largest, whole - kept + WORKING["layer"] * whole + apart)  # recomputed, and its gradients
-        mask = max(mask, _mask(layer, run, count))
-    return saved, WORKING["bytes"] + largest, mask
-
-
-def _mask(layers: Layers, run: Run, image: int) -> float:
-    """Bytes of the mask that the backward of a recomputed layer writes out."""
-    if layers.mask is None or run.checkpointing == "none" or _at(layers.mask["keys"], image, run.text) % ALIGNED:
-        return 0.0
-    return run.batch * MASK_BYTES * _at(layers.mask["pairs"], image, run.text)
+    return saved, WORKING["bytes"] + largest
 
 
 def passed(model: Model, run: Run, counts: Sequence[int]) -> float:

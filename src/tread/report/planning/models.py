@@ -20,8 +20,7 @@ class Layers:
 
     `flops[way]["forward"]` and `["backward"]` are the coefficients of 1, n, t, n^2, n t and t^2 for n image and t text
     tokens, and `["again"]` those of recomputation, if it leaves products of the forward out. What one layer keeps is
-    `saved[way][checkpointing]`. A way is `lora`, `attention` or `full`. `mask` has the `pairs` of queries and keys in
-    all heads, with the terms of FLOPs, and the `keys`, with the first three of them; None: no attention has a mask.
+    `saved[way][checkpointing]`. A way is `lora`, `attention` or `full`.
     `adapted[way]` is the widest input or output of a linear with an adapter that sees image tokens.
     """
 
@@ -29,7 +28,6 @@ class Layers:
     count: int
     flops: Mapping[str, Mapping[str, Sequence[float]]]
     saved: Mapping[str, Mapping[str, Saved]]
-    mask: Mapping[str, Sequence[float]] | None
     adapted: Mapping[str, int]
 
 
@@ -138,6 +136,4 @@ def _listed(names: Iterable[str]) -> str:
 
 def _layers(name: str, count: int, found: Mapping[str, Any]) -> Layers:
     adapted = found.get("adapted", {})
-    return Layers(
-        name=name, count=count, flops=found["flops"], saved=found["saved"], mask=found.get("mask"), adapted=adapted
-    )
+    return Layers(name=name, count=count, flops=found["flops"], saved=found["saved"], adapted=adapted)

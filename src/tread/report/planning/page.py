@@ -60,8 +60,6 @@ def data(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
         "spare": tables.SPARE,
         "working": tables.WORKING,
         "apart_bytes": tables.APART_BYTES,
-        "mask_bytes": tables.MASK_BYTES,
-        "aligned": tables.ALIGNED,
         "risks": risk_sentences(),
         "start": {"model": model.name, **asdict(run), "tread_config": plan.to_config()},
     }

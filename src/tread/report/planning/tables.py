@@ -56,6 +56,3 @@ ones, a share of the activations that they have more, because they cannot use al
 APART_BYTES = 4
 """Compiled code adds the result of an adapter to its linear's, and their gradients, in passes that come later, so a
 recomputed layer holds both in bf16 once more."""
-MASK_BYTES, ALIGNED = 2, 8
-"""Compiled code that recomputes an attention writes its mask out for its backward in bf16, one number per head, query
-and key, if the keys are a multiple of 8; otherwise, and without recomputation, heads and queries share one."""
