@@ -70,7 +70,7 @@ def attention(
     bias = None if mask is None else bias_of(mask, query.dtype)
     if not query.is_cuda:
         scores = _scores(query, key, bias, scale)
-        out = torch._safe_softmax(scores, -1) @ value.float()
+        out = torch.ops.aten._safe_softmax(scores, -1) @ value.float()
         return _tokens_first(out.to(query.dtype)), scores.logsumexp(-1, keepdim=True)
     run = torch.ops.aten._scaled_dot_product_cudnn_attention
     out, logsumexp, *_ = run(query, key, value, bias, True, 0.0, False, False, scale=scale)
