@@ -206,11 +206,23 @@ def test_autocast_is_followed_as_torchs_own_does(calls: Calls, monkeypatch: pyte
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: {"cuda": torch.bfloat16}[device])
     monkeypatch.setattr(Tensor, "to", lambda x, dtype: torch.empty(x.shape, device=x.device, dtype=dtype))
+    biases: list[Tensor] = []
+    monkeypatch.setattr(attention, "_TORCH", lambda _q, _k, _v, bias, *_, **__: biases.append(bias))
     with FakeTensorMode():
         q, k = (torch.empty(2, 3, 16, 64, device="cuda", dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
         out = F.scaled_dot_product_attention(q, k, q)
+        use_attention("efficient", GPU)
+        F.scaled_dot_product_attention(q, q, q, torch.empty(2, 1, 1, 16, device="cuda", dtype=torch.bool))
     assert [name for name, _, _ in calls] == ["cudnn"]
-    assert out.dtype == torch.bfloat16
+    assert out.dtype == biases[0].dtype == torch.bfloat16
+
+
+def test_a_mask_that_does_not_fit_is_torchs(calls: Calls) -> None:
+    use_attention("cudnn", GPU)
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 16, 64, device="cuda", dtype=torch.bfloat16)
+        F.scaled_dot_product_attention(q, q, q, torch.empty(2, 3, 16, 1, device="cuda", dtype=torch.bool))
+    assert [name for name, _, _ in calls] == ["torch"]
 
 
 @pytest.mark.parametrize(

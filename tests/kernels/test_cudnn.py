@@ -103,6 +103,14 @@ def test_masks_are_added(name: str, keys: int) -> None:
     assert apart(run(partial(cudnn.attend, mask=mask), inputs, back), wanted) < 1e-5
 
 
+def test_the_kernel_is_given_masks_of_four_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, shapes = drawn(12), list[torch.Size]()
+    monkeypatch.setattr(cudnn, "attention", lambda q, k, v, mask, scale: shapes.append(mask.shape) or (q, None))
+    for shape in ((12, 12), (HEADS, 12, 12), (2, 1, 1, 12)):
+        cudnn.attend(query, query, query, torch.ones(shape, dtype=torch.bool))
+    assert shapes == [(1, 1, 12, 12), (1, HEADS, 12, 12), (2, 1, 1, 12)]
+
+
 def test_a_query_that_sees_nothing_leaves_the_others_alone() -> None:
     inputs, back, mask = [drawn(12) for _ in range(3)], drawn(12), torch.ones(2, 1, 12, 12, dtype=torch.bool)
     mask[:, :, 9:] = mask[..., 9:] = False
