@@ -207,12 +207,13 @@ def test_autocast_is_followed_as_torchs_own_does(calls: Calls, monkeypatch: pyte
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: {"cuda": torch.bfloat16}[device])
     monkeypatch.setattr(Tensor, "to", lambda x, dtype: torch.empty(x.shape, device=x.device, dtype=dtype))
     biases: list[Tensor] = []
-    monkeypatch.setattr(attention, "_TORCH", lambda _q, _k, _v, bias, *_, **__: biases.append(bias))
     with FakeTensorMode():
         q, k = (torch.empty(2, 3, 16, 64, device="cuda", dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
         out = F.scaled_dot_product_attention(q, k, q)
         use_attention("efficient", GPU)
-        F.scaled_dot_product_attention(q, q, q, torch.empty(2, 1, 1, 16, device="cuda", dtype=torch.bool))
+        with monkeypatch.context() as patch:  # torch's own casts its inputs
+            patch.setattr(attention, "_TORCH", lambda _q, _k, _v, bias, *_, **__: biases.append(bias))
+            F.scaled_dot_product_attention(q, q, q, torch.empty(2, 1, 1, 16, device="cuda", dtype=torch.bool))
     assert [name for name, _, _ in calls] == ["cudnn"]
     assert out.dtype == biases[0].dtype == torch.bfloat16
 
