@@ -12,7 +12,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -105,23 +105,16 @@ def _by_cudnn(
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # (B, H, S, D)
         if cudnn.fits(q, k, v, attn_mask):
             return cudnn.attend(q, k, v, attn_mask, scale)
-    return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return _by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _by_torch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *others: Any, **settings: Any
 ) -> Tensor:
     """`F.scaled_dot_product_attention`, with a boolean mask made a bias."""
     if attn_mask is not None and attn_mask.dtype == torch.bool and query.is_cuda:
         attn_mask = additive(attn_mask, _autocast_dtype(query) or query.dtype)
-    return _TORCH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _TORCH(query, key, value, attn_mask, *others, **settings)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
