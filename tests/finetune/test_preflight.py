@@ -81,6 +81,7 @@ def encoded(folder: Path) -> set[Path]:
             {"tread_config": {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 77}]}},
             "77",
         ),
+        ("flux", {"vae_enable_tiling": True}, "vae_enable_tiling is true, but diffusers' AutoencoderTiny tiles"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
