@@ -124,6 +124,15 @@ def test_reroute_takes_every_form_of_a_config(attach: Attach):
     assert handle.selections[0].shape == (2, 12)
 
 
+def test_the_share_kept_is_that_of_the_last_forward_after_reroute_too(attach: Attach):
+    model = FLUX.model()
+    handle = attach(model, {"routes": [route(1, 1, 0.5), route(2, -2, 0.25)]})
+    FLUX.call(model, FLUX.inputs(2))
+    before = handle.kept_share
+    handle.reroute({"routes": [route(1, -2, 0.25)]})
+    assert handle.kept_share == before < 1
+
+
 class Outer(nn.Module):
     """As trainers hold a model beside its text encoder."""
 

@@ -10,6 +10,7 @@ import diffusers
 import pytest
 
 from tests.finetune.trained import changed
+from tests.programs import finished
 from tests.tiny.pictures import write_gradients
 from tests.tiny.runs import forget
 from tread.errors import ConfigError, DataError
@@ -80,6 +81,7 @@ def encoded(folder: Path) -> set[Path]:
             {"tread_config": {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": 77}]}},
             "77",
         ),
+        ("flux", {"vae_enable_tiling": True}, "vae_enable_tiling is true, but diffusers' AutoencoderTiny tiles"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -180,3 +182,11 @@ def test_a_model_that_is_not_tuned_says_why(pipeline_folder: Folder, tmp_path: P
     with pytest.raises(ConfigError, match=words) as error:
         open_family("flux", Source(str(place)))
     assert len(str(error.value)) < 500
+
+
+def test_check_shows_no_loading_bars_of_libraries(tmp_path: Path, pipeline_folder: Folder) -> None:
+    ended = finished(
+        "-m", "tread", "finetune", "--check", written(tmp_path, settings(tmp_path, pipeline_folder("flux")))
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Loading weights" not in ended.stderr

@@ -125,3 +125,17 @@ def test_tiles_are_for_decoding_too(
 ) -> None:
     task = task_of("flux-kl", pipeline_folder, tmp_path, vae_enable_tiling=tiling)
     assert pipeline_of(task, "cpu", monkeypatch).vae.use_tiling == tiling
+
+
+def test_a_size_that_the_model_cannot_draw_is_told(
+    pipeline_folder: PipelineFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_gradients(tmp_path / "images", masked=False)
+    config = make_config(pipeline_folder("flux"), data, validation_prompt="a cat", validation_resolution="100x64")
+    task = make_task(config, tmp_path)
+    size = task._previews.width, task._previews.height
+    assert size == (96, 64)
+    assert (
+        "validation_resolution is 100x64; previews are drawn at 96x64, because sides are multiples of 16.\n"
+        in capsys.readouterr().out
+    )

@@ -291,3 +291,11 @@ def test_compile_leaves_the_names_alone(tmp_path: Path) -> None:
     plain, _ = make_session(tmp_path)
     compiled, _ = make_session(tmp_path, "train.compile=true")
     assert list(compiled.model.state_dict()) == list(plain.model.state_dict())
+
+
+def test_the_first_line_counts_one_class_as_one(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "photos", "one", count=5)
+    task, _ = make_session(
+        tmp_path / "run", "data=images", f"data.path={images}", "data.size=4", "validation.samples=1"
+    )
+    assert "4 samples of 1 class (1 held out), 1 process on cpu" in task.summary()

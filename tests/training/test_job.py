@@ -187,6 +187,16 @@ def test_a_run_can_be_continued_in_a_new_folder(
     assert len(losses(trained)) == 6
 
 
+def test_a_run_that_has_nothing_left_to_do_is_not_continued_in_a_new_folder(tmp_path: Path, trained: Path) -> None:
+    """Nothing would be written there, and its end would name a result and a report that do not exist."""
+    with pytest.raises(ConfigError) as error:
+        go_on(trained, f"output_dir={tmp_path}/fork")
+    assert str(error.value) == (
+        f"{trained} is at step 6 already, and train.steps is 6, so there is nothing to train in {tmp_path}/fork: raise "
+        "train.steps."
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

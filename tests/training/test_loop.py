@@ -1,5 +1,6 @@
 """The loop's claims: a run that was killed goes on bit for bit, and each setting does what it says."""
 
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from tests.programs import ROOT, environment
 from tests.tiny.runs import ROUTE, TINY, assert_same_run, final_state, go_on, losses, make_session, metrics, train
@@ -24,6 +26,7 @@ from tread.pretrain.config import compose
 from tread.pretrain.task import Batch, Pretraining
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import make_accelerator
+from tread.training.loop import _Clock
 from tread.training.optimizers.rates import learning_rate
 from tread.training.settings import OptimizerConfig
 
@@ -377,3 +380,15 @@ def test_the_ratio_schedule_is_followed_and_shown(tmp_path: Path) -> None:
     folder = train(tmp_path / "run", *EIGHT, f"model.tread_config={json.dumps(PLAN)}")
     # 64 tokens at ratio 0.5 in two levels over three steps; the last quarter of the eight steps is dense
     assert [line["tokens_kept"] for line in metrics(folder) if "loss" in line] == [1, 1, 0.75, 0.5, 0.5, 0.5, 1, 1]
+
+
+def test_the_bar_predicts_no_time_for_reviews() -> None:
+    """Seconds of validation between two steps are no slow step."""
+    bar = tqdm(total=4, file=io.StringIO())
+    clock = _Clock(bar)
+    before = bar.last_print_t
+    with clock.paused():
+        time.sleep(0.05)
+    assert bar.last_print_t >= before + 0.05
+    with _Clock(tqdm(total=4, disable=True)).paused():  # has no such times
+        pass

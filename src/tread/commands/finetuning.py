@@ -22,7 +22,7 @@ def finetune(arguments: list[str]) -> None:
     from tread.finetune import config
 
     if options.check:
-        sys.exit(config.check(options.config, options.json, options.settings))
+        sys.exit(config.check(options.config, options.json, options.settings, no_loading_bars))
     if options.json:
         parser.error("--json goes with --check")
     settings = config.read_config(options.config, options.settings)

@@ -11,7 +11,7 @@
 import json
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,13 @@ def read_config(path: str | Path, overrides: Sequence[str] = ()) -> FinetuneConf
     return parse(FinetuneConfig, translated.settings)
 
 
-def check(path: str | Path, as_json: bool = False, overrides: Sequence[str] = ()) -> int:
+def check(
+    path: str | Path, as_json: bool = False, overrides: Sequence[str] = (), opening: Callable[[], None] | None = None
+) -> int:
     """Print the verdict on every key, and the errors that a run would raise about the model and the data.
 
-    Returns the exit code: 0 if the config runs, 1 if something must change, 2 if it cannot be read.
+    `opening` is called before the model is opened, which not every config comes to. Returns the exit code: 0 if
+    the config runs, 1 if something must change, 2 if it cannot be read.
     """
     try:
         translated = _judged(path, overrides)
@@ -80,6 +83,8 @@ def check(path: str | Path, as_json: bool = False, overrides: Sequence[str] = ()
     else:
         from tread.finetune.preflight import look  # imports torch
 
+        if opening is not None:
+            opening()
         problems, unseen = look(parse(FinetuneConfig, translated.settings))
     print((_as_json if as_json else describe)(translated, problems, unseen))
     return 1 if translated.unsupported or problems else 0

@@ -146,6 +146,19 @@ def check_batch(config: FinetuneConfig, family: TuneFamily) -> None:
         )
 
 
+def check_tiling(config: FinetuneConfig, family: TuneFamily) -> None:
+    """Refuse tiles of an AutoencoderTiny whose latents have other than the 4 channels that diffusers writes them in."""
+    if not config.vae_enable_tiling or "vae" not in family.pixel_parts:
+        return
+    vae = family.source.config("vae")
+    channels = vae.get("latent_channels", 4)
+    if vae.get("_class_name") == "AutoencoderTiny" and channels != 4:
+        raise ConfigError(
+            "vae_enable_tiling is true, but diffusers' AutoencoderTiny tiles latents of 4 channels alone, and this one "
+            f"has {channels}: set it to false; such an autoencoder needs little memory."
+        )
+
+
 def check_dtypes(config: FinetuneConfig, family: TuneFamily) -> None:
     """Refuse float32 weights under autocast for a model whose stock forward then mixes dtypes."""
     low = torch.cuda.is_available() or config.base_model_precision == "bf16"
@@ -214,6 +227,7 @@ def _of_model(config: FinetuneConfig, family: TuneFamily, device: torch.device) 
     yield lambda: check_frames(config, family)
     yield lambda: check_batch(config, family)
     yield lambda: check_dtypes(config, family)
+    yield lambda: check_tiling(config, family)
     if config.quantized:
         yield lambda: check_precision(config.base_model_precision, device)
     trained = {part for part, _, _ in trained_experts(config, family)}

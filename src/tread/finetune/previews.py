@@ -129,6 +129,12 @@ def make_previews(
 ) -> Previews:
     """The previews of a config, in the most frequent size of the data unless validation_resolution is set."""
     width, height = config.validation_size or (data.bucket.width, data.bucket.height)
+    width, height = (max(1, round(side / family.multiple)) * family.multiple for side in (width, height))
+    if config.prompts and config.validation_size not in (None, (width, height)):
+        accelerator.print(
+            f"validation_resolution is {config.validation_resolution}; previews are drawn at {width}x{height}, because "
+            f"sides are multiples of {family.multiple}."
+        )
     longest = max(entry.bucket.frames for entry in data.train.entries)
     check_image(config, family)
     return Previews(
@@ -137,8 +143,8 @@ def make_previews(
         family=family,
         prompts=[(prompt, data.texts.of(prompt, data.previews_see)) for prompt in config.prompts],
         negative=data.texts.of(config.validation_negative_prompt, data.previews_see) if config.prompts else {},
-        width=max(1, round(width / family.multiple)) * family.multiple,
-        height=max(1, round(height / family.multiple)) * family.multiple,
+        width=width,
+        height=height,
         frames=config.validation_num_video_frames or longest,
         steps=config.validation_num_inference_steps or family.steps,
         guidance=family.guidance if config.validation_guidance is None else config.validation_guidance,

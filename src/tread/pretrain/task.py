@@ -156,7 +156,7 @@ class Pretraining:
         processes, device = self.accelerator.num_processes, self.accelerator.device
         return (
             f"{self.config.model.size} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
-            f"{self.dataset.num_classes} classes ({len(self.held_out)} held out), "
+            f"{counted(self.dataset.num_classes, 'class')} ({len(self.held_out)} held out), "
             f"{counted(processes, 'process')} on {device}"
         )
 

@@ -78,6 +78,7 @@ class Handle:
         # the record of the last forward, see `seen`
         self._selections: dict[int, Tensor] = {}
         self._tokens = 0
+        self._routes = self.plan.routes
         self._mode = Mode()
         self._scale: float | None = None if plan.schedule else 1.0  # None: a schedule needs a step, and none is set
         self._step, self._micro_step = noise.counter(), noise.counter()
@@ -199,7 +200,7 @@ class Handle:
         """The share of tokens kept in the routed layers of the last forward; 1 if it ran dense."""
         if not self._selections:
             return 1.0
-        layers = [len(route.layers) for route in self.plan.routes]
+        layers = [len(route.layers) for route in self._routes]
         kept = sum(layers[route] * ids.shape[1] for route, ids in self._selections.items())
         return kept / (sum(layers) * self._tokens)
 
@@ -253,7 +254,7 @@ class Handle:
         state = State()
         if self.is_on(training=training):
             state = State(self.plan.routes, self._selector(self._mode, forced), **layout)
-        self._selections = state.selections
+        self._selections, self._routes = state.selections, self.plan.routes
         return self._taped(state)
 
     def replayed(self) -> State | None:
@@ -361,3 +362,4 @@ class Handle:
     def recall(self, seen: Seen) -> None:
         """Restore a captured forward's record: a replay runs no Python."""
         self._selections, self._tokens = seen
+        self._routes = self.plan.routes  # a graph is replayed only by the routes it was captured with

@@ -134,6 +134,13 @@ def run(
     session = Session(task, config, accelerator)
     source = _resumed_from(config, folder)
     start = 0 if source is None else session.load(source / CHECKPOINTS)
+    goes_on = source is not None and source.resolve() == folder.resolve()
+    if start >= config.train.steps and not goes_on:
+        steps = config.called("train.steps")
+        raise ConfigError(
+            f"{source} is at step {start} already, and {steps} is {config.train.steps}, so there is nothing to train "
+            f"in {folder}: raise {steps}."
+        )
     # only now: a run that could not be resumed, or has nothing left to do, keeps its config
     if accelerator.is_main_process and start < config.train.steps:
         before = {}
@@ -141,7 +148,7 @@ def run(
             before = (saved or saved_settings)(source)
         _write_config(folder, before, settings, accelerator)
         write_start(folder, task, accelerator, start)
-    if start and source is not None and source.resolve() == folder.resolve():
+    if start and goes_on:
         session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
         accelerator.wait_for_everyone()
     if accelerator.log_with:

@@ -45,9 +45,9 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         accelerator.print(f"{UNSAVED}, so this run can be neither resumed nor sampled from.")
     metrics = Metrics(folder, accelerator, start_step=start, advice=config.divergence_advice)
     batches = task.batches(start)
-    clock, done, stopped_by = _Clock(), start, 0
     hidden = not accelerator.is_main_process
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=hidden, mininterval=0.5)
+    clock, done, stopped_by = _Clock(bar), start, 0
 
     explained = attention.explained(config.train.attention, config.called("train.attention"))
     with (
@@ -205,10 +205,10 @@ def _save_alone(session: Session, folder: Path, metrics: Metrics) -> None:
 
 
 class _Clock:
-    """Steps per second of training alone."""
+    """Steps per second of training alone, here and on the progress bar."""
 
-    def __init__(self) -> None:
-        self._since, self._steps = time.perf_counter(), 0
+    def __init__(self, bar: tqdm) -> None:
+        self._since, self._steps, self._bar = time.perf_counter(), 0, bar
 
     def lap(self, steps: int) -> float:
         """Steps per second since the last lap; `steps` counts from the start."""
@@ -222,4 +222,7 @@ class _Clock:
         """Time spent inside does not count."""
         before = time.perf_counter()
         yield
-        self._since += time.perf_counter() - before
+        spent = time.perf_counter() - before
+        self._since += spent
+        if not self._bar.disable:  # else the bar takes a review for a slow step, and predicts hours
+            self._bar.last_print_t += spent

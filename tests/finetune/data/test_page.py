@@ -66,6 +66,16 @@ def test_it_prints_buckets_entries_and_what_is_left_out(config: Path, capsys: Ca
     assert lines[6].startswith("  broken.png: cannot read ")
 
 
+def test_where_the_rest_of_what_is_left_out_is_listed(config: Path, capsys: Capture) -> None:
+    for i in range(6):
+        (config.parent / "plain" / f"broken{i}.png").write_text("no image")
+        (config.parent / "plain" / f"broken{i}.txt").write_text("broken")
+    main(["data", str(config)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[5] == "7 files left out:"
+    assert lines[11] == "  and 2 more, which --html PAGE lists"
+
+
 def test_settings_may_stand_after_options(config: Path, capsys: Capture) -> None:
     assert "trigger word &#x27;sks&#x27;" in page_of(config, "trigger_word=sks")
     with pytest.raises(SystemExit) as end:

@@ -66,3 +66,24 @@ def test_one_batch_is_of_the_most_frequent_bucket_that_is_trained_on(
     data = prepare(config, family, Accelerator(cpu=True), tmp_path, batches=1)
     assert [Path(str(entry.sample.place)).name for entry in data.train.entries] == ["1.png", "3.png"]
     assert len(list((tmp_path / "cache" / "latents").rglob("*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize("name", ["flux", "qwen_image"])
+def test_captions_that_are_cut_off_are_told(
+    pipeline_folder: PipelineFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """The stock pipeline only logs it, and commands do not show the logs of libraries."""
+    data = write_gradients(tmp_path / "images", masked=False)
+    caption = " ".join(["a photo of a cat"] * 200)
+    min(data.glob("*.txt")).write_text(caption)
+    config = make_config(
+        pipeline_folder(name), data, model_family=TINY[name].family, cache_dir=str(tmp_path / "cache"),
+        tokenizer_max_length=64,
+    )  # fmt: skip
+    family = open_family(config.model_family, Source(config.pretrained_model_name_or_path), 64)
+    prepare(config, family, Accelerator(cpu=True), tmp_path)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "cut off" in line]
+    assert line.startswith("1 caption has more than the 64 tokens that are read, so the end is cut off (the first has ")
+    assert line.endswith("shorten it, or raise tokenizer_max_length if the model allows it.")
+    prepare(config, family, Accelerator(cpu=True), tmp_path)  # nothing is encoded, so nothing is told again
+    assert "cut off" not in capsys.readouterr().out

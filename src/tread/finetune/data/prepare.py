@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from tread.data.captioned.buckets import Bucket, Crop, Size, bucket_of
 from tread.data.captioned.entries import DataConfig
@@ -28,7 +29,8 @@ from tread.finetune.data.encode import encode_samples, encode_seen_texts, encode
 from tread.finetune.data.encoder import Encoder
 from tread.finetune.data.hashes import identity
 from tread.finetune.data.items import Picture, Shapes, items_of, whole
-from tread.finetune.family import TuneFamily
+from tread.finetune.data.long_texts import LongTexts, told
+from tread.finetune.family import Text, TuneFamily
 from tread.finetune.settings import FinetuneConfig
 from tread.training.fingerprint import KINDS, fingerprint
 from tread.words import counted
@@ -126,14 +128,23 @@ def prepare(
             progress=show,
         )
     else:
+        long = LongTexts(None if family.whole_texts else family.text_length)
+
+        def encode(batch: Sequence[str]) -> list[Text]:
+            rows = family.encode_text(text.pipeline, batch)
+            long.add(text.pipeline, batch)  # not before: too large a batch is tried again in parts
+            return rows
+
         texts = encode_texts(
             cache,
             [*(caption for sample in samples for caption in sample.captions), "", *prompts],
-            encode=lambda batch: family.encode_text(text.pipeline, batch),
+            encode=encode,
             identity=text_identity,
             batch_size=config.text_encoder_batch_size,
             progress=show,
         )
+        if found := gather_object(long.found):
+            say(told(found, long.length))
     text.free()
 
     pixels = Encoder(

@@ -122,7 +122,7 @@ def described(found: Survey) -> str:
         lines.append(f"{counted(len(found.skipped), 'file')} left out:")
         lines += [f"  {Path(name).name}: {reason}" for name, reason in found.skipped[:5]]
         more = len(found.skipped) - 5
-        lines += [f"  and {more} more"] if more > 0 else []
+        lines += [f"  and {more} more, which --html PAGE lists"] if more > 0 else []
     return "\n".join([*lines, *found.notes])
 
 
