@@ -174,9 +174,8 @@ def test_checkpoints_that_do_not_serve(fail: Fail, tmp_path: Path, capsys: pytes
     main([*TINY, "output_dir=run", "checkpoint.every=1"])
     forget()
     assert fail("train", "resume=run", "model.width=32") == (
-        "tread train: the checkpoint run/checkpoints/step-00000002 is of another model: patch_embed.weight is (16, 1) "
-        "there and (32, 1) here. Set the model and the data as in that run's config.yaml, or begin a run in another "
-        "output_dir."
+        "tread train: model.width is 32, but the weights in run were trained with 16: set it back, or begin a run in "
+        "another output_dir, without resume."
     )
     assert fail(*TINY, "output_dir=run").startswith(
         "tread train: run already holds a run: continue it with resume=latest"

@@ -9,6 +9,7 @@
   readers from a pipe or a device, which may never end.
 - `visible` walks a folder as all readers of images do: through links to folders, past hidden names.
 - `is_safetensors` tells whether a file of tensors that came from elsewhere is as long as its header says.
+- `compressed_tar` refuses a tar that only a stream could read, by its name.
 """
 
 import errno
@@ -187,3 +188,25 @@ def is_safetensors(path: Path) -> bool:
     with suppress(OSError, SafetensorError), safe_open(path, framework="pt"):
         return True
     return False
+
+
+COMPRESSED_TARS = {
+    ".tar.gz": "gunzip",
+    ".tgz": "gunzip",
+    ".tar.bz2": "bunzip2",
+    ".tar.xz": "unxz",
+    ".tar.zst": "unzstd",
+}
+"""End of a compressed tar's name -> the command that decompresses it."""
+
+
+def compressed_tar(name: str) -> str | None:
+    """What to say of a tar that is compressed, by its name; None if it is not.
+
+    >>> compressed_tar("shard-000.tgz")
+    'is compressed, and samples are read by their offset in a plain tar: decompress it (gunzip) to a .tar'
+    """
+    tool = next((tool for end, tool in COMPRESSED_TARS.items() if name.lower().endswith(end)), None)
+    if tool is None:
+        return None
+    return f"is compressed, and samples are read by their offset in a plain tar: decompress it ({tool}) to a .tar"

@@ -1,7 +1,11 @@
 """The tar index: WebDataset's own reader as the reference, a cache that may fail, and damaged shards."""
 
+import bz2
+import gzip
 import io
+import lzma
 import os
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +153,27 @@ def test_a_damaged_shard_is_named_wherever_it_is_cut(tmp_path: Path, write_tar: 
             index_shards(cut)
     cut.write_bytes(whole[: content + 512])
     assert len(index_shards(cut)) == 3
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress", "tool"),
+    [("gz", gzip.compress, "gunzip"), ("bz2", bz2.compress, "bunzip2"), ("xz", lzma.compress, "unxz")],
+)
+def test_a_compressed_shard_is_named_as_such(
+    tmp_path: Path, write_tar: Callable, samples: Callable, suffix: str, compress: Callable, tool: str
+) -> None:
+    """By itself, by a glob, and as what a folder holds."""
+    content = compress(write_tar(tmp_path / "whole.tar", samples(3)).read_bytes())
+    folder = tmp_path / "compressed"
+    folder.mkdir()
+    shard = folder / f"a.tar.{suffix}"
+    shard.write_bytes(content)
+    refusal = (
+        f"shard {shard} is compressed, and samples are read by their offset in a plain tar: decompress it ({tool})"
+    )
+    for path in (shard, folder / "*.tar*", folder):
+        with pytest.raises((ConfigError, DataError), match=f"^{re.escape(refusal)} to a .tar$"):
+            index_shards(path)
 
 
 def test_a_changed_byte_in_any_header_is_found(tmp_path: Path, write_tar: Callable, samples: Callable) -> None:

@@ -69,6 +69,9 @@ def test_fsspec_lists_and_reads_other_protocols(server: Server, tmp_path: Path) 
         np.testing.assert_array_equal(data[i][0], local[i][0])
     with pytest.raises(ConfigError, match=r"no shards \(\*\.tar\) at memory://empty"):
         index_shards("memory://empty")
+    for url in ("memory://bucket/s-{0..3}.tar.gz", f"{server.url}/s-{{0..3}}.tgz", "memory://bucket/*.tar.zst"):
+        with pytest.raises(ConfigError, match=r"data\.path .* is compressed, .*: decompress it \((gunzip|unzstd)\)"):
+            index_shards(url)
 
 
 @pytest.mark.parametrize("fault", ["fail", "drop", "truncate", "stall"])

@@ -128,7 +128,25 @@ def test_other_shapes_on_resume(pipeline_folder: Folder, tmp_path: Path, capsys:
     assert problem.startswith(
         f"optimizer is 'lion', but the run in {tmp_path / 'run'} trains with 'adamw': set it back"
     )
-    assert check(written(tmp_path, again)) == 0
+    (problem,) = refused(tmp_path, again | {"lora_alpha": 8}, capsys)
+    assert problem.startswith(f"lora_alpha is 8.0, but the run in {tmp_path / 'run'} trains with 4: set it back")
+    assert check(written(tmp_path, again | {"lora_alpha": 4})) == 0
+
+
+def test_another_base_on_resume(pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights that were trained on one base mean nothing on another; the same base may have moved."""
+    base = pipeline_folder("flux")
+    config = settings(tmp_path, base)
+    forget()
+    finetune(read_config(written(tmp_path, config)))
+    again = config | {"resume_from_checkpoint": "latest", "max_train_steps": 2}
+    other = shutil.copytree(base, tmp_path / "other")
+    (problem,) = refused(tmp_path, again | {"pretrained_model_name_or_path": str(other)}, capsys)
+    assert problem.startswith(
+        f"pretrained_model_name_or_path is 'other', but the run in {tmp_path / 'run'} trains with {base.name!r}: set"
+    )
+    moved = other.rename(tmp_path / base.name)
+    assert check(written(tmp_path, again | {"pretrained_model_name_or_path": str(moved)})) == 0
 
 
 def test_all_is_told_at_once(pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

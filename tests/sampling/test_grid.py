@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tread.sampling import fonts
 from tread.sampling.grid import image_names, make_grid, save_images
 
 
@@ -32,3 +33,32 @@ def test_files_are_counted_within_their_class(tmp_path: Path) -> None:
     save_images(images, names, folder)
     for name, image in zip(names, images.numpy(), strict=True):
         assert (np.asarray(Image.open(folder / name)) == image).all()
+
+
+def margin(*names: str) -> np.ndarray:
+    """What stands left of a grid of one black image per name."""
+    image = torch.zeros(len(names), 48, 48, 1, dtype=torch.uint8)
+    return np.asarray(make_grid(image, columns=1, rows=names))[:, :-48]
+
+
+@pytest.mark.parametrize(("one", "other"), [("ä", "é"), ("ж", "ш"), ("α", "β")])
+def test_names_beyond_ascii_are_not_boxes(one: str, other: str) -> None:
+    """A font that lacks a character draws the same box for all of them."""
+    ours, theirs = margin(one), margin(other)
+    assert ours.shape != theirs.shape or (ours != theirs).any()
+    assert margin(one).shape[1] < margin(ascii(one)[1:-1]).shape[1], "it is written, not escaped"
+
+
+def test_a_composed_and_a_decomposed_name_look_alike() -> None:
+    assert (margin("Käfer") == margin("Ka\u0308fer")).all()
+
+
+def test_names_that_no_font_has_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fonts, "FILES", ())
+    monkeypatch.setattr(fonts, "_of_matplotlib", list)
+    assert (margin("cat", "猫") == margin("cat", "\\u732b")).all()
+    assert (margin("Käfer") == margin("K\\xe4fer")).all()
+
+
+def test_control_characters_are_escaped() -> None:
+    assert (margin("a\nb", "ä\t") == margin("a\\nb", "\\xe4\\t")).all()

@@ -36,7 +36,7 @@ from tqdm import tqdm
 from tread.data.cache import RemoteShard, ShardCache
 from tread.data.remote import describe, is_remote, list_remote
 from tread.errors import ConfigError, DataError, TreadWarning, reason_of
-from tread.files import atomic_write, cache_folder, exclusive, is_file, is_folder, regular
+from tread.files import atomic_write, cache_folder, compressed_tar, exclusive, is_file, is_folder, regular
 from tread.words import counted
 
 _FORMAT = 1
@@ -128,6 +128,9 @@ def expand_shards(path: str | Path, cache: ShardCache | None = None) -> list[Sha
     if is_folder(text):
         shards: list[Shard] = [*sorted(Path(text).glob("*.tar"))]
         if not shards:
+            for other in sorted(Path(text).iterdir()):
+                if (refused := compressed_tar(other.name)) is not None:
+                    raise ConfigError(f"shard {other} {refused}")
             raise ConfigError(f"no shards (*.tar) in the folder {path}: set data.path to the folder that has them")
         return shards
     if is_file(text):
@@ -260,7 +263,8 @@ def _members(file: BinaryIO, shard: Shard) -> Iterator[tuple[str, int, int]]:
                 if member.isreg():
                     yield member.name, member.offset_data, member.size
     except (tarfile.TarError, OSError, ValueError, OverflowError, EOFError) as error:
-        raise DataError(f"{broken} ({error}): {advice}") from error
+        refused = compressed_tar(str(shard))
+        raise DataError(f"{broken} ({error}): {advice}" if refused is None else f"shard {shard} {refused}") from error
     file.seek(end)
     if file.read(_BLOCK) != bytes(_BLOCK):
         raise DataError(f"{broken} (no end mark after byte {end}): {advice}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from tread.errors import ConfigError, OutputError, RemoteError, one_line
-from tread.files import writing
+from tread.files import compressed_tar, writing
 
 TRIES = 5
 PAUSE = 1.0
@@ -46,7 +46,10 @@ def is_remote(path: object) -> bool:
 
 def list_remote(url: str) -> list[str]:
     """The tars that a URL without braces expands to: itself, the matches of a glob, or the tars in a folder."""
-    if not glob.has_magic(url.partition("?")[0]) and url.partition("?")[0].endswith(".tar"):
+    name = url.partition("?")[0]
+    if (refused := compressed_tar(name)) is not None:
+        raise ConfigError(f"data.path {url} {refused}")
+    if not glob.has_magic(name) and name.endswith(".tar"):
         return [url]
     if _is_http(url):
         raise ConfigError(

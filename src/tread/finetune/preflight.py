@@ -5,10 +5,10 @@
   on the disk is listed as not looked at.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -32,12 +32,15 @@ from tread.routing.risks import warn_once
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
 
-SHAPES = (
+FIXED = (
+    "model_family",
+    "pretrained_model_name_or_path",
     "init",
     "transformer",
     "model_type",
     "lora_type",
     "lora_rank",
+    "lora_alpha",
     "lora_targets",
     "lokr_factor",
     "lycoris_config",
@@ -46,7 +49,8 @@ SHAPES = (
     "sound",
     "optimizer",
 )
-"""Settings that decide which weights are trained and what the optimizer keeps of them; they cannot change on resume."""
+"""Settings that decide which weights are trained, what they mean, and what the optimizer keeps of them; they cannot
+change on resume."""
 
 T = TypeVar("T")
 
@@ -181,17 +185,25 @@ def job_dtype(config: FinetuneConfig) -> torch.dtype:
 
 
 def check_resumed(config: FinetuneConfig) -> None:
-    """Refuse to resume a run whose trained weights have other names or shapes."""
+    """Refuse to resume a run whose trained weights have other names or shapes, or are of another base or scale."""
     folder = resumed_folder(config)
     if folder is None or not (folder / CONFIG_FILE).is_file() or not resumed_checkpoints(config):
         return
     before, now = saved_settings(folder), masked(plain(config))
-    for name in SHAPES:
-        if name in before and before[name] != now[name]:
+    for name in FIXED:
+        if name in before and (old := _effect(before, name)) != (new := _effect(now, name)):
             raise ConfigError(
-                f"{name} is {shown(now[name])}, but the run in {folder} trains with {shown(before[name])}: set it "
-                "back, or name another output_dir and begin anew."
+                f"{name} is {shown(new)}, but the run in {folder} trains with {shown(old)}: set it back, or name "
+                "another output_dir and begin anew."
             )
+
+
+def _effect(settings: Mapping[str, Any], name: str) -> Any:
+    """What a setting amounts to: the base may have moved to another folder, and no lora_alpha is that of the rank."""
+    value = settings[name]
+    if name == "pretrained_model_name_or_path":
+        return Path(value).name
+    return settings["lora_rank"] if name == "lora_alpha" and value is None else value
 
 
 def resumed_folder(config: FinetuneConfig) -> Path | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from tread.config.schema import plain
 from tread.page.write import write_at_end
 from tread.pretrain.config import from_run
+from tread.pretrain.resumed import check_resumed
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
 from tread.training.job import claimed_folder, end, make_accelerator, run
@@ -13,6 +14,7 @@ from tread.training.job import claimed_folder, end, make_accelerator, run
 
 def pretrain(config: PretrainConfig) -> Path:
     """Train a config, or resume its run; returns the run's folder, raises `Stopped` if a signal ended it."""
+    check_resumed(config)
     accelerator = make_accelerator(config)
     with claimed_folder(config, accelerator) as folder:
         task = Pretraining(config, accelerator, folder)

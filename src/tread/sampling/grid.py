@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
+
+from tread.sampling.fonts import legible
 
 SMALLEST = 48  # pixels; smaller images, such as 8 x 8 digits, are enlarged by an integer factor
 GAP = 4  # pixels between images
+LETTERS = 12  # pixels, the size of names
 
 
 def to_pil(image: Tensor) -> Image.Image:
@@ -34,13 +37,13 @@ def make_grid(images: Tensor, columns: int, rows: Sequence[str] = ()) -> Image.I
 
 def _labelled(grid: Image.Image, names: Sequence[str], row: int) -> Image.Image:
     """A grid with a name left of each row; a row is `row` pixels high."""
-    font = ImageFont.load_default(size=12)
-    margin = math.ceil(max(font.getlength(name) for name in names)) + 2 * GAP
+    labels = [legible(name, LETTERS) for name in names]
+    margin = math.ceil(max(font.getlength(text) for text, font in labels)) + 2 * GAP
     wide = Image.new(grid.mode, (margin + grid.width, grid.height), "white")
     wide.paste(grid, (margin, 0))
     draw = ImageDraw.Draw(wide)
-    for i, name in enumerate(names):
-        draw.text((GAP, i * row + (row - GAP) // 2), name, fill="black", font=font, anchor="lm")
+    for i, (text, font) in enumerate(labels):
+        draw.text((GAP, i * row + (row - GAP) // 2), text, fill="black", font=font, anchor="lm")
     return wide
 
 

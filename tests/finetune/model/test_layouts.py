@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 from diffusers.loaders import lora_conversion_utils as theirs
@@ -186,6 +187,48 @@ def test_stock_converters_read_them(layout: Layout, family: str):
     for name, linear in linears.items():
         down, up = (converted[f"transformer.{name}.{factor}.weight"] for factor in ("lora_A", "lora_B"))
         same(up @ down, update(linear))
+
+
+FEED_FORWARD: dict[tuple[Layout, str], tuple[str, ...]] = {("kohya", "wan"): ("ffn.net.0.proj", "ffn.net.2")}
+"""Linears that a stock converter insists on, and that are not trained by default."""
+READ_BY_PIPELINES: dict[Layout, tuple[str, ...]] = {
+    "comfyui": (
+        *("flux2", "hunyuanvideo1", "wan", "ltxvideo", "ltxvideo2"),
+        *("qwen_image", "qwen_image21", "qwen_layered", "krea2"),
+    ),
+    "kohya": ("flux", "chroma", "flux2", "wan", "qwen_image", "z_image"),
+}
+"""The layouts that the loaders of stock pipelines convert. They read no file of the others, whoever wrote it: SD3,
+AuraFlow and Cosmos have no converter, FLUX and Z-Image one for kohya's names alone, HunyuanVideo none for those, and
+Lumina2's wants every linear trained. FLUX's has the width as a number, so that it reads no smaller model's file."""
+
+
+@pytest.mark.parametrize(
+    ("layout", "family"), [(layout, family) for layout, families in READ_BY_PIPELINES.items() for family in families]
+)
+def test_stock_pipelines_read_released_models(
+    layout: Layout, family: str, pipeline_folder: Callable[[str], Path]
+) -> None:
+    """A model of released depth and width, on no device: `load_lora_weights` finds all of a file's linears in it."""
+    tuned = open_family(family, Source(str(pipeline_folder(family))))
+    model_class = getattr(diffusers, tuned.source.index[tuned.experts[0][0]][1])
+    with torch.device("meta"):
+        model = model_class()
+    linears = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
+    trained = find_linears(model, (*tuned.lora_targets, *FEED_FORWARD.get((layout, family), ())))
+    loras = {
+        name: Linear(torch.ones(RANK, linears[name].in_features), torch.ones(linears[name].out_features, RANK))
+        for name in trained
+    }
+    tensors = to_layout(layout, family, loras, {name: one.out_features for name, one in linears.items()})
+    read = getattr(diffusers, tuned.source.pipeline_name).lora_state_dict(tensors)
+    names = {key.removeprefix("transformer.").removesuffix(".lora_A.weight") for key in read if "lora_A" in key}
+    assert names >= set(trained)
+    assert len(read) == 2 * len(names)
+    for name in names:
+        down, up = (read[f"transformer.{name}.{factor}.weight"] for factor in ("lora_A", "lora_B"))
+        assert (down.shape[1], len(up)) == (linears[name].in_features, linears[name].out_features)
+        assert bool(up.any()) == (name in trained), "the other parts of a joined linear are zeros"
 
 
 @every_layout

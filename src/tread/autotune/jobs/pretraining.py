@@ -16,6 +16,7 @@ from tread.config.schema import plain
 from tread.errors import ConfigError
 from tread.kernels import attention
 from tread.models import model_size
+from tread.pretrain.resumed import check_resumed
 from tread.pretrain.run import pretrain
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
@@ -78,6 +79,7 @@ class PretrainTuning:
 
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
         """See `Job.open`."""
+        check_resumed(self.config)
         depth = int((model_size(self.config.model.size) | self.config.model.overrides())["depth"])
         check_depth(depth, ratios)
         beside = {name: value for name, value in self.routing.items() if name != "schedule"}
