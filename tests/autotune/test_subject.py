@@ -169,6 +169,23 @@ def test_timed_steps_leave_the_weights(tmp_path: Path) -> None:
     assert trainer(subject).session.config.optimizer.learning_rate > 0
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("optimizer.schedule=cosine", "optimizer.end_rate=0.01"),
+        ("optimizer.name=prodigy", "optimizer.learning_rate=1"),
+        ("optimizer.name=adamw-schedule-free",),
+    ],
+)
+def test_timed_steps_leave_the_weights_whatever_the_rate_is_of(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """A rate of 0 is below the end of a schedule and below what prodigy may be given; a config could not say it."""
+    subject = from_scratch(tmp_path, *settings)
+    before = [parameter.clone() for parameter in subject.loop.model.parameters()]
+    subject.stepping()()
+    for parameter, weights in zip(subject.loop.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, weights)
+
+
 def test_timed_steps_leave_the_average(tmp_path: Path) -> None:
     """Sensitivity is measured on it, and that of a trained run is not its weights."""
     subject = from_scratch(tmp_path)
@@ -184,12 +201,13 @@ def test_timed_steps_leave_the_average(tmp_path: Path) -> None:
     assert ema.decay_at(3) == decay < 1
 
 
-def test_a_start_is_the_same_whatever_was_timed_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [(), ("optimizer.name=adamw-schedule-free",)])
+def test_a_start_is_the_same_whatever_was_timed_before(tmp_path: Path, settings: tuple[str, ...]) -> None:
     """So that a tuning that goes on measures the same model."""
     weights = []
     for timed in (0, 3):
         forget()
-        subject = from_scratch(tmp_path)
+        subject = from_scratch(tmp_path, *settings)
         step = subject.stepping()
         for _ in range(timed):
             step()
