@@ -77,12 +77,13 @@ def finetune(config: FinetuneConfig) -> Path:
         saved = replace(config, data_changed="refuse")  # "accept" holds for this resume only
         stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(saved))
         write_at_end(folder, accelerator)
-        if config.push_to_hub and not stopped and accelerator.is_main_process:
-            push(folder, config, accelerator.print)
     del task, models, handles
     end(accelerator)
-    if config.sharded and accelerator.is_main_process:  # after `end`: other ranks need not wait for the file
-        write_newest(folder, config)
+    if accelerator.is_main_process:  # after `end`: other ranks need not wait for the file and its upload
+        if config.sharded:
+            write_newest(folder, config)
+        if config.push_to_hub and not stopped:
+            push(folder, config, print)
     accelerator.print(made(folder))
     if stopped:
         raise Stopped(stopped)
