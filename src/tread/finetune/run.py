@@ -5,6 +5,7 @@ then the transformer. Encoded text and latents are on disk, so a second run star
 """
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,8 @@ def made(folder: Path) -> str:
     best, checkpoints = checkpoint.best(folder / CHECKPOINTS), checkpoint.list_checkpoints(folder / CHECKPOINTS)
     if best is not None and best[0] != checkpoints[-1]:
         step, loss = best[1]["step"], best[1][checkpoint.VALIDATED]
-        lines.append(f"lowest validation loss: {loss:.4f} at step {step}; its result: tread export {folder} --best")
+        command = shlex.join(["tread", "export", str(folder), "--best"])
+        lines.append(f"lowest validation loss: {loss:.4f} at step {step}; its result: {command}")
     return "\n".join([*lines, *(f"newest preview: {path}" for path in pictures[-1:])])
 
 
