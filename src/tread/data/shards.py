@@ -33,7 +33,7 @@ from tread.data.images import list_images, read_image
 from tread.data.latents import StoredKind, sample_moments
 from tread.data.readable import SKIPPED_FILE
 from tread.data.vae import Autoencoder, Dtype, load_vae
-from tread.errors import ConfigError, DataError, printable
+from tread.errors import ConfigError, DataError, check_choice, printable
 from tread.files import atomic_write, exclusive, write_text
 from tread.routing import noise
 from tread.words import counted
@@ -94,8 +94,7 @@ def encode(
     for name, value in (("size", size), ("batch_size", batch_size), ("shard_size", shard_size)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
-    if kind not in get_args(StoredKind):
-        raise ConfigError(f"kind is {kind!r}; known are {', '.join(get_args(StoredKind))}")
+    check_choice(kind, "kind", get_args(StoredKind))
     images, out = Path(images), Path(out)
     if out.resolve().is_relative_to(images.resolve()):
         raise ConfigError(f"the shards at {out} would lie among the images in {images}: choose another folder")

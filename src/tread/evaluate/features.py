@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.data.stock import check_loaded
-from tread.errors import ConfigError, needs, shown
+from tread.errors import ConfigError, check_choice, needs, shown
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
@@ -123,9 +123,7 @@ FEATURES: dict[str, Callable[[str | None, torch.device | str], Extractor]] = {
 
 def load_extractor(features: str, weights: str | None = None, device: torch.device | str = "cpu") -> Extractor:
     """An extractor by its name in FEATURES; `weights` is a file or a URL (dinov2: a folder or a hub id)."""
-    if features not in FEATURES:
-        raise ConfigError(f"`features` is {features!r}; choose one of: {', '.join(FEATURES)}.")
-    return FEATURES[features](weights, device)
+    return FEATURES[check_choice(features, "`features`", FEATURES)](weights, device)
 
 
 def weights_folder() -> Path:
