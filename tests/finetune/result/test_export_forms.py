@@ -80,7 +80,7 @@ def test_the_stock_pipeline_reads_it(layout: Layout, name: str, pipeline_folder:
     targets = (*family.lora_targets, *WHOLE_BLOCKS.get((layout, name), ()))
     add_adapter(model, kind="standard", rank=4, alpha=6, targets=targets, seed=0)
     expected = answer(moved(model), call)
-    (path,) = write_layout(tmp_path, layout, family, {"transformer": model}, config, {"step": 3})
+    (path,) = write_layout(tmp_path, layout, {"transformer": model}, config, {"step": 3})
     with safe_open(path, framework="pt") as file:
         assert file.metadata()["steps"] == "3"
         prefix = "diffusion_model." if layout == "comfyui" else "lora_unet_"

@@ -46,8 +46,8 @@ def export(
     if dtype is not None:
         config = replace(config, lora_dtype=dtype)
     if layout is not None:
-        models, family = load_saved(config, path, manifest)
-        return write_layout(out or run, layout, family, models, config, manifest)
+        models, _ = load_saved(config, path, manifest)
+        return write_layout(out or run, layout, models, config, manifest)
     if out is not None and not own:
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / RECORD).is_file():
             raise ConfigError(f"--out {out} holds something else than a result; name a new or an empty folder.")
