@@ -42,7 +42,7 @@ def test_pixels_are_cropped_in_the_centre_and_normalised() -> None:
 @pytest.mark.realdata
 def test_lite0_names_real_pets(real_data: Path) -> None:
     extractor = load_extractor("efflite0", str(real_data / "efficientnet-lite0"))
-    assert extractor.name == "EffLite0"
+    assert extractor.distance == "FD-EffLite0"
     images, labels = [], []
     with zipfile.ZipFile(real_data / "oxford-pets" / "pets256_512.zip") as archive:
         for breed, label in BREEDS.items():
@@ -101,7 +101,7 @@ def test_a_tiny_dinov2_gives_its_class_token(tmp_path: Path) -> None:
     model = transformers.Dinov2Model(config).eval()
     model.save_pretrained(tmp_path / "tiny")
     extractor = load_extractor("dinov2", str(tmp_path / "tiny"))
-    assert extractor.name == "DINOv2(tiny)"
+    assert extractor.distance == "FD-DINOv2(tiny)"
     image = np.random.default_rng(0).integers(0, 256, size=(40, 40, 3), dtype=np.uint8)
     with torch.no_grad():
         pixels = imagenet_pixels(torch.from_numpy(image).permute(2, 0, 1)[None], shorter=224, crop=224)

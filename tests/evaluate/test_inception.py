@@ -77,7 +77,7 @@ def test_weights_load_from_a_file_and_give_the_same_features(network: InceptionV
     without_counters = {k: v for k, v in network.state_dict().items() if not k.endswith("num_batches_tracked")}
     torch.save(without_counters, path)
     extractor = load_extractor("inception", str(path))
-    assert extractor.name == "Inception"
+    assert extractor.distance == "FID"
     image = np.random.default_rng(0).integers(0, 256, size=(32, 32, 3), dtype=np.uint8)
     with torch.no_grad():
         expected = network(inception_pixels(torch.from_numpy(image).permute(2, 0, 1)[None])).pool
@@ -108,3 +108,4 @@ def test_a_damaged_download_is_refused(tmp_path: Path) -> None:
 def test_no_other_network_may_call_its_distance_fid() -> None:
     with pytest.raises(ConfigError, match="belongs to FID's own network"):
         Extractor("Inception", torch.nn.Identity(), lambda x: x)
+    assert Extractor("MyNet", torch.nn.Identity(), lambda x: x).distance == "FD-MyNet"

@@ -54,6 +54,11 @@ class Extractor:
             raise ConfigError(f"the name {INCEPTION!r} belongs to FID's own network; give this extractor another name.")
         self.module.to(self.device, torch.float32).eval().requires_grad_(False)
 
+    @property
+    def distance(self) -> str:
+        """The name of the Frechet distance on these features."""
+        return "FID" if self.name == INCEPTION else f"FD-{self.name}"
+
     @torch.no_grad()
     def __call__(self, images: Sequence[np.ndarray]) -> Activations:
         """The activations of uint8 images (H, W, 3), of equal size or not."""
