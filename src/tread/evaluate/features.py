@@ -36,6 +36,15 @@ LITE0_FILE = "efficientnet_lite0.safetensors"
 DINOV2_ID = "facebook/dinov2-large"
 
 
+def distance_name(features: str) -> str:
+    """The name of the Frechet distance on the features of an extractor.
+
+    >>> distance_name("Inception"), distance_name("EffLite0")
+    ('FID', 'FD-EffLite0')
+    """
+    return "FID" if features == INCEPTION else f"FD-{features}"
+
+
 @dataclass(frozen=True)
 class Extractor:
     """A network and its preprocessing; any torch module can be used as `Extractor("MyNet", module, prepare)`.
@@ -57,7 +66,7 @@ class Extractor:
     @property
     def distance(self) -> str:
         """The name of the Frechet distance on these features."""
-        return "FID" if self.name == INCEPTION else f"FD-{self.name}"
+        return distance_name(self.name)
 
     @torch.no_grad()
     def __call__(self, images: Sequence[np.ndarray]) -> Activations:
