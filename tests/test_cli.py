@@ -99,7 +99,9 @@ def test_unknown_command_and_arguments(fail: Fail, capsys: pytest.CaptureFixture
     known = f"Choose one of: {', '.join(COMMANDS)}."
     assert fail("trian") == f"tread: there is no command 'trian'. Did you mean 'train'? {known}"
     assert fail("xx") == f"tread: there is no command 'xx'. {known}"
-    assert fail("init", "fluxx", "--model", "m", "--data", "d").endswith(" wan, z_image. Did you mean 'flux'?")
+    said = fail("init", "fluxx", "--model", "m", "--data", "d")
+    assert said.startswith("tread init: model_family is 'fluxx'. Did you mean 'flux'? Choose one of: ")
+    assert said.endswith(" wan, z_image.")
     with pytest.raises(SystemExit) as end:
         main(["sample"])
     assert end.value.code == 2

@@ -26,7 +26,7 @@ class _Told(Exception):
     """A message of at most LONGEST characters, without lone surrogates, which no terminal takes."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(shortened(message.encode(errors="backslashreplace").decode(), LONGEST))
+        super().__init__(shortened(printable(message), LONGEST))
 
 
 class ConfigError(_Told, ValueError):
@@ -88,6 +88,15 @@ class RiskWarning(TreadWarning):
 
 USER_ERRORS = (ConfigError, DataError, CheckpointError, TrainingDiverged, OutOfMemory, RankLost, ImportError, OSError)
 """What the command line reports as a sentence."""
+
+
+def printable(text: str) -> str:
+    """A text without lone surrogates, which stand for the bytes of a file's name that are not UTF-8; these are escaped.
+
+    >>> printable("caf\\udce9.png")
+    'caf\\\\udce9.png'
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def shortened(text: str, longest: int) -> str:

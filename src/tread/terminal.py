@@ -23,11 +23,8 @@ LEVELS = {"DIFFUSERS_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error", "TO
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Inside, warnings and log lines of libraries are not shown, and our warnings are a line on stderr."""
-    all_of_them, shown, level = (
-        bool(os.environ.get("TREAD_WARNINGS")),
-        warnings.showwarning,
-        logging.root.manager.disable,
-    )
+    all_of_them = bool(os.environ.get("TREAD_WARNINGS"))
+    shown, level = warnings.showwarning, logging.root.manager.disable
 
     def show(
         message: Warning | str,

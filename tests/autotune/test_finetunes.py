@@ -56,11 +56,11 @@ def test_a_gpu_that_is_too_small(law: Law, tune: Tune, capsys: Capture, monkeypa
 
     step, taken = Session.step, []
 
-    def failing(session: Session, *arguments: Any) -> Any:
+    def failing(session: Session, *arguments: Any, **named: Any) -> Any:
         taken.append(1)
         if len(taken) == 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(session, *arguments)
+        return step(session, *arguments, **named)
 
     monkeypatch.setattr(Session, "step", failing)
     assert tune_cli(config_file(tune("flux")), "--pareto") == 2

@@ -23,6 +23,7 @@ from tread.autotune.measure import measure_kept, measure_losses
 from tread.autotune.subject import LEVELS, Subject
 from tread.config.schema import parse
 from tread.finetune.loss import VALIDATION as TUNE_VALIDATION
+from tread.finetune.run import finetune
 from tread.finetune.settings import FinetuneConfig
 from tread.pretrain.config import compose
 from tread.pretrain.task import VALIDATION, Pretraining
@@ -169,6 +170,23 @@ def test_timed_steps_leave_the_weights(tmp_path: Path) -> None:
     assert trainer(subject).session.config.optimizer.learning_rate > 0
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("optimizer.schedule=cosine", "optimizer.end_rate=0.01"),
+        ("optimizer.name=prodigy", "optimizer.learning_rate=1"),
+        ("optimizer.name=adamw-schedule-free",),
+    ],
+)
+def test_timed_steps_leave_the_weights_whatever_the_rate_is_of(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    """A rate of 0 is below the end of a schedule and below what prodigy may be given; a config could not say it."""
+    subject = from_scratch(tmp_path, *settings)
+    before = [parameter.clone() for parameter in subject.loop.model.parameters()]
+    subject.stepping()()
+    for parameter, weights in zip(subject.loop.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, weights)
+
+
 def test_timed_steps_leave_the_average(tmp_path: Path) -> None:
     """Sensitivity is measured on it, and that of a trained run is not its weights."""
     subject = from_scratch(tmp_path)
@@ -184,12 +202,13 @@ def test_timed_steps_leave_the_average(tmp_path: Path) -> None:
     assert ema.decay_at(3) == decay < 1
 
 
-def test_a_start_is_the_same_whatever_was_timed_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [(), ("optimizer.name=adamw-schedule-free",)])
+def test_a_start_is_the_same_whatever_was_timed_before(tmp_path: Path, settings: tuple[str, ...]) -> None:
     """So that a tuning that goes on measures the same model."""
     weights = []
     for timed in (0, 3):
         forget()
-        subject = from_scratch(tmp_path)
+        subject = from_scratch(tmp_path, *settings)
         step = subject.stepping()
         for _ in range(timed):
             step()
@@ -198,6 +217,26 @@ def test_a_start_is_the_same_whatever_was_timed_before(tmp_path: Path) -> None:
         assert subject.handles[0].kept_share == 1
     for one, other in zip(*weights, strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_run_that_has_no_checkpoint_yet_begins_with_new_weights(tune: Tune, tmp_path: Path) -> None:
+    """`tread init` writes `latest` into every config: the run that it is to resume may not have begun."""
+    assert from_scratch(tmp_path, "resume=latest").opened.start is not None
+    forget()
+    scratch = {"init": "scratch", "model_type": "full", "routed_loss": "all"}
+    subject = tuned(tune, tmp_path, resume_from_checkpoint="latest", output_dir=str(tmp_path / "none"), **scratch)
+    assert subject.opened.start is not None
+
+
+def test_a_resumed_fine_tune(tune: Tune, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its checkpoint has the adapter, so that the one it began from may be gone; it saw more data than two batches."""
+    config = tune("flux", output_dir=str(tmp_path / "run"), max_train_steps=1, validation_prompt=None)
+    finetune(parse(FinetuneConfig, config))
+    forget()
+    later = {"resume_from_checkpoint": "latest", "init_lora": str(tmp_path / "gone.safetensors")}
+    subject = Subject(FinetuneTuning(parse(FinetuneConfig, config | later)).open(tmp_path, (0.25, 0.5)))
+    assert len(subject.opened.batches) * 2 < 6
+    assert "resumed from" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("ratio", "kept"), [(0.25, 48), (0.5, 32)])

@@ -1,6 +1,7 @@
 """From entries to samples: what is found, what it is paired with, and what is left out and why."""
 
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,26 @@ def test_what_cannot_be_used_is_listed_with_its_reason(tmp_path: Path) -> None:
     assert len((tmp_path / "skipped.txt").read_text().splitlines()) == 6
     tell_skipped([], tmp_path / "skipped.txt", said.append)
     assert not (tmp_path / "skipped.txt").exists()
+
+
+def test_a_caption_with_half_a_character_is_left_out(tmp_path: Path) -> None:
+    """JSON can say it, when text was cut in the middle of an emoji; tokenizers end with a traceback."""
+    rows = [{"file_name": f"{name}.png", "text": text} for name, text in (("good", "a cat"), ("cut", "a cat \ud83d"))]
+    for row in rows:
+        picture(tmp_path / row["file_name"])
+    (tmp_path / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found, _ = gather(at(tmp_path))
+    assert names(found.samples) == ["good.png"]
+    ((name, reason),) = found.skipped
+    assert name.endswith("cut.png")
+    assert reason == "its caption has a character that is not text, in 'a cat \\ud83d': remove it"
+
+
+def test_a_name_that_is_not_utf8_is_listed_with_an_escape(tmp_path: Path) -> None:
+    said: list[str] = []
+    tell_skipped([Skipped(os.fsdecode(b"caf\xe9.png"), "it is broken")], tmp_path / "skipped.txt", said.append)
+    assert (tmp_path / "skipped.txt").read_text() == "caf\\udce9.png\tit is broken\n"
+    assert said[1] == "  caf\\udce9.png: it is broken"
 
 
 def test_caption_strategies(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_one_expert_alone_sees_its_own_range(folder: Path) -> None:
     (low,) = ranges(family, FlowTarget(shift=3.0), ["transformer_2"], tokens=100)
     assert choose([low], 0.999) is low
     assert low.low == 0.0
-    assert low.high == pytest.approx(FlowTarget(shift=3.0).quantile(family.source.index["boundary_ratio"], 100))
+    assert low.high == pytest.approx(FlowTarget(shift=3.0).cdf(family.source.index["boundary_ratio"], 100))
 
 
 def test_shares_are_the_ranges() -> None:

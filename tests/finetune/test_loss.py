@@ -41,10 +41,10 @@ def wan(pipeline_folder: PipelineFolder) -> Wan:
 def batch(wan: Wan) -> Batch:
     """Three latent frames of 2 x 3 tokens, in two samples."""
     mean = drawn(2, 48, 3, 4, 6)
-    return {"mean": mean, "text.embeds": torch.zeros(2, 512, 16), "position": DRAWS.where}
+    return {"mean": mean, "text.embeds": torch.zeros(2, 512, 16), "position": DRAWS.positions}
 
 
-def errors(x: Tensor, index: Tensor = DRAWS.where, *words: int) -> Tensor:
+def errors(x: Tensor, index: Tensor = DRAWS.positions, *words: int) -> Tensor:
     """The mean over channels of the squared error of `Half`, (B, F, H, W), where the first frame is drawn too."""
     normal = noise.per_sample_normal(DRAWS.seed, index, x.shape[1:], NOISE, *words)
     time = TIME.view(-1, *[1] * (x.ndim - 1))
@@ -105,5 +105,5 @@ def test_the_loss_of_sound_is_added(wan: Wan, batch: Batch, monkeypatch: pytest.
     alone = losses(wan, batch)
     monkeypatch.setattr(wan, "predict_with_sound", both, raising=False)
     batch |= {"sound.mean": sound, "sound.std": torch.zeros_like(sound)}
-    expected = errors(sound, DRAWS.where, SOUND).mean(1)
+    expected = errors(sound, DRAWS.positions, SOUND).mean(1)
     assert_close(losses(wan, batch), alone + expected)

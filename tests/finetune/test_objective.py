@@ -33,8 +33,8 @@ def epsilon() -> EpsilonTarget:
 def test_quantile_is_the_inverse_of_times(target: FlowTarget) -> None:
     u = torch.tensor([0.01, 0.3, 0.5, 0.875, 0.99], dtype=torch.float64)
     times = target.times(u, 1024)
-    assert_close([target.quantile(time, 1024) for time in times.tolist()], u.tolist(), rtol=0, atol=1e-9)
-    assert (target.quantile(0.0, 1024), target.quantile(1.0, 1024)) == (0.0, 1.0)
+    assert_close([target.cdf(time, 1024) for time in times.tolist()], u.tolist(), rtol=0, atol=1e-9)
+    assert (target.cdf(0.0, 1024), target.cdf(1.0, 1024)) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_another_density_is_shifted_and_inverted_too(name: Any) -> None:
     u = torch.tensor([0.02, 0.3, 0.5, 0.9], dtype=torch.float64)
     t = density.quantile(u)
     assert_close(target.times(u, 64), 3 * t / (1 + 2 * t))
-    assert_close([target.quantile(time, 64) for time in target.times(u, 64).tolist()], u.tolist(), rtol=0, atol=1e-8)
+    assert_close([target.cdf(time, 64) for time in target.times(u, 64).tolist()], u.tolist(), rtol=0, atol=1e-8)
 
 
 def test_discrete_times_follow_a_density_too() -> None:

@@ -252,6 +252,12 @@ def test_the_result_is_uploaded_with_the_token_of_the_environment(
     assert not [path for path in folder.rglob("*.*") if path.is_file() and b"hf_secret" in path.read_bytes()]
 
 
+def test_the_result_of_a_sharded_run_is_uploaded_once_it_is_written(config: FinetuneConfig, hub: Hub) -> None:
+    folder = finetune(replace(config, push_to_hub=True, parallel="fsdp"))
+    names = {"README.md", "pytorch_lora_weights.safetensors"}
+    assert {name: (folder / name).read_bytes() for name in names} == hub.files
+
+
 @pytest.mark.parametrize("hub", [True], indirect=True)
 def test_a_refused_upload_does_not_fail_the_run(
     config: FinetuneConfig, hub: Hub, capsys: pytest.CaptureFixture[str]

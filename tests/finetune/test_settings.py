@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shlex
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,6 +13,7 @@ from tread.config.fields import fields_of
 from tread.config.schema import parse
 from tread.errors import ConfigError
 from tread.finetune.families import TUNE_FAMILIES
+from tread.finetune.job import FinetuneJob
 from tread.finetune.model.quantize import METHODS
 from tread.finetune.settings import SCHEDULE, UNQUANTIZED, FinetuneConfig, Precision
 from tread.training.optimizers.make import OPTIMIZERS
@@ -159,3 +162,8 @@ def test_the_page_says_the_schedule() -> None:
     assert f"over the first {told.warmup_fraction:.0%}".replace("%", " %") in words
     assert f"({told.warmup_most} at most)" in words
     assert f"the last {told.cooldown_fraction:.0%}".replace("%", " %") in words
+
+
+def test_a_shell_reads_the_command_that_goes_on() -> None:
+    command = FinetuneJob.of(made()).resume_command(Path("my runs/a"))
+    assert shlex.split(command) == ["tread", "finetune", "my runs/a/config.yaml", "resume_from_checkpoint=latest"]

@@ -139,7 +139,7 @@ def test_a_model_of_another_family_is_told(
 ) -> None:
     with pytest.warns(UserWarning, match="model_family is 'flux', but .* set model_family to 'sd3'"):
         read_back(starter_config("flux", str(pipeline_folder("sd3")), str(photos)), tmp_path)
-    with pytest.raises(ConfigError, match=f"model_family is 'sdxl'; it must be one of {', '.join(TUNE_FAMILIES)}"):
+    with pytest.raises(ConfigError, match=f"model_family is 'sdxl'. Choose one of: {', '.join(TUNE_FAMILIES)}"):
         starter_config("sdxl", str(tmp_path), str(photos))
 
 

@@ -103,7 +103,7 @@ def test_maths_is_float32_at_least_whatever_the_network_returns() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"time": "cosine"}, "objective.time is 'cosine'; choose one of: uniform, logit-normal."),
+        ({"time": "cosine"}, "objective.time is 'cosine'. Choose one of: uniform, logit-normal."),
         ({"shift": 0}, "objective.shift is 0; it must be a finite number above 0."),
         (
             {"time": "logit-normal", "logit_std": -1.0},

@@ -17,11 +17,12 @@ def test_build_makes_the_named_objective() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("ddpm", {}, "objective.name is 'ddpm'; choose one of: edm, flow."),
+        ("ddpm", {}, "objective.name is 'ddpm'. Choose one of: edm, flow."),
         (
             "flow",
             {"p_mean": 0.0},
-            "objective.p_mean is no setting of objective 'flow'; it has: time, logit_mean, logit_std, shift.",
+            "objective 'flow': unknown key 'p_mean'. Did you mean 'logit_mean'? Known keys: time, logit_mean, "
+            "logit_std, shift.",
         ),
         ("edm", {"rho": None}, "objective.rho is None; it must be a finite number above 0."),
     ],

@@ -294,6 +294,20 @@ def test_steps_and_epochs_replace_each_other_and_are_not_given_together(trained:
     assert refused(str(file)) == f"{file}: {both}"
 
 
+@pytest.mark.parametrize("given", [[], ["model=dit", "objective=edm"]])
+def test_the_latest_of_the_folder_that_a_run_gets_by_itself(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in runs/MODEL-DATA resumes with its settings like one in a folder that was named."""
+    monkeypatch.chdir(tmp_path)
+    config = compose([*given, "model.depth=6", "optimizer.learning_rate=0.5"])
+    Path(config.output_dir).mkdir(parents=True)
+    (Path(config.output_dir) / CONFIG_FILE).write_text(yaml.safe_dump(plain(config)))
+    assert plain(compose([*given, "resume=latest"])) == plain(config) | {"resume": "latest"}
+    other = compose(["data=images", "data.path=pictures", "resume=latest"])
+    assert (other.output_dir, other.model.depth) == ("runs/tread-images", None), "nothing to resume there"
+
+
 def test_a_resumed_run_takes_settings_of_groups_that_are_not_the_default(tmp_path: Path) -> None:
     config = compose(["data=latents", "data.path=old", "objective=edm", f"output_dir={tmp_path}"])
     (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(plain(config)))

@@ -1,5 +1,8 @@
 """The bounds of the settings: what lies outside is refused by name, with what is allowed."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from tread.errors import ConfigError
@@ -93,3 +96,8 @@ def test_overrides_are_what_differs_from_the_preset() -> None:
 def test_an_interval_is_a_pair() -> None:
     assert compose(["sample.interval=[0.1,0.7]"]).sample.bounds == (0.1, 0.7)
     assert compose([]).sample.bounds is None
+
+
+def test_a_shell_reads_the_command_that_goes_on() -> None:
+    command = compose([]).resume_command(Path("my runs/a"))
+    assert shlex.split(command) == ["tread", "train", "resume=my runs/a"]

@@ -201,7 +201,7 @@ def test_progress_bar_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("objective", "changes", "message"),
     [
-        (Flow(), {"solver": "dpm"}, "solver is 'dpm'; choose one of: euler, heun."),
+        (Flow(), {"solver": "dpm"}, "solver is 'dpm'. Choose one of: euler, heun."),
         (Flow(), {"steps": 0}, "steps is 0; sampling needs at least 1 step."),
         (Flow(), {"batch_size": 0}, "batch_size is 0; sampling needs at least 1."),
         (

@@ -1,5 +1,6 @@
 """Checkpoints are whole or absent: exact round trips, failed and half-written saves, and what is kept."""
 
+import errno
 import json
 import os
 import resource
@@ -183,6 +184,27 @@ def test_a_broken_newest_is_named_and_the_one_before_is_used(tmp_path: Path, nam
     assert line.startswith(f"{tmp_path}/step-00000002 is not whole: ")
     assert reason in line
     assert line.endswith("; looking for an earlier one.")
+
+
+def test_a_newest_that_the_disk_does_not_give_back_is_a_broken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header is in the page cache; the content is on a sector that has gone bad."""
+    saved(tmp_path, 1, 2)
+    opened = Path.open
+
+    def open_(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.name == "ema.safetensors" and path.parent.name == "step-00000002":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return opened(path, *arguments, **named)
+
+    checkpoint._checksum_of.cache_clear()
+    monkeypatch.setattr(Path, "open", open_)
+    said: list[str] = []
+    found = newest(tmp_path, said.append)
+    assert found is not None
+    assert found[0].name == "step-00000001"
+    assert "step-00000002 is not whole: ema.safetensors cannot be read (Input/output error); looking for" in said[0]
 
 
 def test_a_file_that_changes_after_it_was_compared_is_compared_again(tmp_path: Path) -> None:

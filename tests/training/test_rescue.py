@@ -14,8 +14,9 @@ from tread.data.order import Order
 from tread.data.readable import SKIPPED_FILE
 from tread.pretrain.task import Pretraining
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
-from tread.training.metrics import Metrics
+from tread.training.metrics import Metrics, read_metrics
 from tread.training.optimizers.ema import EMA
+from tread.training.session import Session
 
 
 def fail_once(patch: pytest.MonkeyPatch, owner: type, method: str, call: int) -> None:
@@ -73,6 +74,34 @@ def test_what_an_error_kept_from_being_made_is_made_on_resume(
     assert pictures[0] == pictures[1]
     go_on(folder)
     assert "the run is at step 8 already" in capsys.readouterr().out, "nothing is made twice"
+
+
+def test_reviews_that_a_resume_makes_first_are_no_time_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock by which a step takes a second and a validation a thousand."""
+    now = 0.0
+
+    def takes(owner: type, method: str, seconds: float) -> None:
+        whole = getattr(owner, method)
+
+        def slow(self: object, *arguments: Any, **named: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return whole(self, *arguments, **named)
+
+        monkeypatch.setattr(owner, method, slow)
+
+    settings = [*EIGHT, "checkpoint.every=100", "log.every=2", "validation.every=4"]
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of luck"):
+        fail_once(patch, Pretraining, "validate", 1)
+        train(tmp_path / "run", *settings)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    takes(Session, "step", 1.0)
+    takes(Pretraining, "validate", 1000.0)
+    go_on(tmp_path / "run")
+    speeds = {line["step"]: line["images_per_second"] for line in read_metrics(tmp_path / "run") if len(line) == 3}
+    assert (speeds[6], speeds[8]) == (8.0, 8.0)
 
 
 def test_a_result_that_fails_after_the_checkpoint_does_not_deny_it(

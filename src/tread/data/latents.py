@@ -32,7 +32,7 @@ from tread.data.cache import RemoteShard, ShardCache
 from tread.data.dataset import Dataset
 from tread.data.index import ShardIndex, index_shards, open_shard
 from tread.data.order import Groups
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, check_choice
 from tread.files import cache_folder
 from tread.routing import noise
 from tread.words import counted
@@ -93,8 +93,7 @@ class Latents(Dataset):
         cache: Annotated[str | None, "folder for shards of a URL; null: tread/shards in the user's cache"] = None,
         cache_gb: Annotated[float, "the most that this folder may hold, in GB"] = 100.0,
     ) -> None:
-        if vae not in VAES:
-            raise ConfigError(f"data.vae is {vae!r}; known are {', '.join(VAES)}")
+        check_choice(vae, "data.vae", VAES)
         if num_classes < 1:
             raise ConfigError(f"data.num_classes is {num_classes}; it must be at least 1")
         if window is not None and window < 1:
@@ -270,8 +269,7 @@ def decide_kind(kind: Kind, vae: str, channels: int) -> StoredKind:
     >>> decide_kind("auto", "sd", 8)
     'moments'
     """
-    if kind not in get_args(Kind):
-        raise ConfigError(f"data.kind is {kind!r}; known are {', '.join(get_args(Kind))}")
+    check_choice(kind, "data.kind", get_args(Kind))
     expected = VAES[vae].channels
     if expected is None:
         if kind == "auto":

@@ -48,10 +48,8 @@ class Readable(torch.utils.data.Dataset[tuple[Tensor, int]]):
         if place not in self._unreadable:
             self._unreadable.add(place)
             line = f"{error}\n"
-            with (
-                writing(self._file),
-                self._file.open("a+") as file,
-            ):  # other processes append to this file, and may have listed this sample
+            # other processes append to this file, and may have listed this sample
+            with writing(self._file), self._file.open("a+") as file:
                 file.seek(0)
                 if line not in file:
                     file.write(line)

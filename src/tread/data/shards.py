@@ -33,7 +33,7 @@ from tread.data.images import list_images, read_image
 from tread.data.latents import StoredKind, sample_moments
 from tread.data.readable import SKIPPED_FILE
 from tread.data.vae import Autoencoder, Dtype, load_vae
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, check_choice, printable
 from tread.files import atomic_write, exclusive, write_text
 from tread.routing import noise
 from tread.words import counted
@@ -94,8 +94,7 @@ def encode(
     for name, value in (("size", size), ("batch_size", batch_size), ("shard_size", shard_size)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
-    if kind not in get_args(StoredKind):
-        raise ConfigError(f"kind is {kind!r}; known are {', '.join(get_args(StoredKind))}")
+    check_choice(kind, "kind", get_args(StoredKind))
     images, out = Path(images), Path(out)
     if out.resolve().is_relative_to(images.resolve()):
         raise ConfigError(f"the shards at {out} would lie among the images in {images}: choose another folder")
@@ -118,7 +117,7 @@ def encode(
         "seed": seed,
         "shard_size": shard_size,
         "images": len(files),
-        "files_sha256": hashlib.sha256("\0".join(files).encode()).hexdigest(),
+        "files_sha256": hashlib.sha256("\0".join(files).encode(errors="surrogateescape")).hexdigest(),
     }
     spans = [range(first, min(first + shard_size, len(files))) for first in range(0, len(files), shard_size)]
     shards = [out / f"shard-{n:06d}.tar" for n in range(len(spans))]
@@ -202,8 +201,9 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
         for left_over in out.glob(".*.tmp"):
             if names is None or left_over.name[1:].rsplit(".", 2)[0] in names:
                 left_over.unlink(missing_ok=True)
-        write_text(out / "files.txt", "".join(f"{file}\n" for file in files))
-        write_text(out / "classes.json", json.dumps(classes, indent=2, ensure_ascii=False) + "\n")
+        write_text(out / "files.txt", "".join(f"{file}\n" for file in files), errors="surrogateescape")
+        named = json.dumps(classes, indent=2, ensure_ascii=False)
+        write_text(out / "classes.json", printable(named) + "\n")  # an escape of JSON's too
         write_text(path, json.dumps(manifest, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another folder") from error
@@ -237,8 +237,8 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 def _read_skipped(out: Path) -> dict[str, str]:
     path = out / SKIPPED_FILE
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return {file: why for file, _, why in (line.partition("\t") for line in lines)}
+    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
+    return {file: why for file, _, why in (line.partition("\t") for line in text.split("\n")[:-1])}
 
 
 def _write_skipped(out: Path, span: set[str], skipped: dict[str, str]) -> None:
@@ -249,6 +249,7 @@ def _write_skipped(out: Path, span: set[str], skipped: dict[str, str]) -> None:
         if now == before:
             return
         if now:
-            write_text(out / SKIPPED_FILE, "".join(f"{file}\t{now[file]}\n" for file in sorted(now)))
+            lines = (f"{file}\t{now[file]}\n" for file in sorted(now))
+            write_text(out / SKIPPED_FILE, "".join(lines), errors="surrogateescape")
         else:
             (out / SKIPPED_FILE).unlink(missing_ok=True)

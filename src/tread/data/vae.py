@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tread.data.latents import VAES
 from tread.data.stock import check_loaded
-from tread.errors import ConfigError, needs, one_line
+from tread.errors import ConfigError, check_choice, needs, one_line
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -50,8 +50,7 @@ def load_vae(vae: str | Path, *, dtype: Dtype = "float32", device: str | torch.d
     with needs("a VAE needs diffusers", "diffusers"):
         from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         from diffusers.models.autoencoders.autoencoder_tiny import AutoencoderTiny
-    if dtype not in get_args(Dtype):
-        raise ConfigError(f"dtype is {dtype!r}; known are {', '.join(get_args(Dtype))}")
+    check_choice(dtype, "dtype", get_args(Dtype))
     classes: dict[str, Any] = {cls.__name__: cls for cls in (AutoencoderKL, AutoencoderTiny)}
     config, subfolder = _find_config(classes["AutoencoderKL"], str(vae))
     name = config.get("_class_name")

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from tread.data.ahead import read_ahead
 from tread.errors import ConfigError, RiskWarning, check_int
-from tread.evaluate.features import INCEPTION, Extractor
+from tread.evaluate.features import INCEPTION, Extractor, distance_name
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ImageSource, has_images, open_images, write_batch
 from tread.evaluate.metrics import kernel_distance, precision_recall
@@ -196,7 +196,7 @@ def compare(samples: Statistics, reference: Statistics, *, device: torch.device 
         )
     fid = samples.features == INCEPTION
     suffix = "" if fid else f"-{samples.features}"
-    metrics = {"FID" if fid else f"FD{suffix}": frechet_distance(*samples.pool, *reference.pool)}
+    metrics = {distance_name(samples.features): frechet_distance(*samples.pool, *reference.pool)}
     notes = _count_notes(samples, reference)
     if samples.spatial is not None and reference.spatial is not None:
         metrics["sFID" if fid else f"sFD{suffix}"] = frechet_distance(*samples.spatial, *reference.spatial)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.data.stock import check_loaded
-from tread.errors import ConfigError, needs, shown
+from tread.errors import ConfigError, check_choice, needs, shown
 from tread.evaluate.activations import Activations
 from tread.evaluate.efficientnet import EfficientNetLite0, imagenet_pixels
 from tread.evaluate.inception import InceptionV3, inception_pixels
@@ -34,6 +34,15 @@ INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
 INCEPTION_URL = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{INCEPTION_FILE}"
 LITE0_FILE = "efficientnet_lite0.safetensors"
 DINOV2_ID = "facebook/dinov2-large"
+
+
+def distance_name(features: str) -> str:
+    """The name of the Frechet distance on the features of an extractor.
+
+    >>> distance_name("Inception"), distance_name("EffLite0")
+    ('FID', 'FD-EffLite0')
+    """
+    return "FID" if features == INCEPTION else f"FD-{features}"
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Extractor:
     @property
     def distance(self) -> str:
         """The name of the Frechet distance on these features."""
-        return "FID" if self.name == INCEPTION else f"FD-{self.name}"
+        return distance_name(self.name)
 
     @torch.no_grad()
     def __call__(self, images: Sequence[np.ndarray]) -> Activations:
@@ -128,9 +137,7 @@ FEATURES: dict[str, Callable[[str | None, torch.device | str], Extractor]] = {
 
 def load_extractor(features: str, weights: str | None = None, device: torch.device | str = "cpu") -> Extractor:
     """An extractor by its name in FEATURES; `weights` is a file or a URL (dinov2: a folder or a hub id)."""
-    if features not in FEATURES:
-        raise ConfigError(f"`features` is {features!r}; choose one of: {', '.join(FEATURES)}.")
-    return FEATURES[features](weights, device)
+    return FEATURES[check_choice(features, "`features`", FEATURES)](weights, device)
 
 
 def weights_folder() -> Path:

@@ -203,14 +203,10 @@ class Tally:
             total, keep = (_whole(arrays[name], name, path) for name in ("total", "keep_vectors"))
             tally = cls(str(arrays["features"]), total, keep_vectors=bool(keep))
             for name in ("pool", "spatial"):
-                if f"{name}.mean" in arrays:
+                if (read := _read_gaussian(arrays, f"{name}.mean", f"{name}.scatter", path)) is not None:
                     moments = tally.moments[name] = Moments(0)
                     moments.count = _whole(arrays[f"{name}.count"], f"{name}.count", path)
-                    moments.mean, moments.scatter = Gaussian(
-                        *(arrays[f"{name}.{part}"] for part in ("mean", "scatter"))
-                    )
-                    parts = {"mean": moments.mean, "scatter": moments.scatter}
-                    _read_gaussian(parts, "mean", "scatter", path)
+                    moments.mean, moments.scatter = read
             tally.score = {name[6:]: values for name, values in arrays.items() if name.startswith("score.")}
             tally.vectors = [arrays["vectors"]] if "vectors" in arrays else []
             tally._check(path)

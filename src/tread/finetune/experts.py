@@ -53,14 +53,19 @@ class Range:
 
 def ranges(family: TuneFamily, target: Target, parts: Sequence[str], tokens: int) -> list[Range]:
     """The range of each of the `parts` for samples of `tokens` tokens, the noisiest first."""
-    spans = []
-    for part, low, high in family.experts:
-        if part in parts:
-            whole = low <= 0 and high >= 1
-            assert whole or isinstance(target, FlowTarget)
-            quantiles = (0.0, 1.0) if whole else (_quantile(target, low, tokens), _quantile(target, high, tokens))
-            spans.append(Range(part, *quantiles))
-    return spans
+    return [
+        Range(part, _share_below(target, low, tokens), _share_below(target, high, tokens))
+        for part, low, high in family.experts
+        if part in parts
+    ]
+
+
+def _share_below(target: Target, time: float, tokens: int) -> float:
+    """The share of training times below `time`, without rounding at the ends, which every target has."""
+    if time in (0.0, 1.0):
+        return time
+    assert isinstance(target, FlowTarget)
+    return target.cdf(time, tokens)
 
 
 def at_quantile(spans: Sequence[Range], u: float) -> tuple[Range, float]:
@@ -68,10 +73,6 @@ def at_quantile(spans: Sequence[Range], u: float) -> tuple[Range, float]:
     low, high = min(span.low for span in spans), max(span.high for span in spans)
     at = low + (high - low) * u
     return next(span for span in spans if span.low <= at <= span.high), at
-
-
-def _quantile(target: Any, time: float, tokens: int) -> float:
-    return time if time in (0.0, 1.0) else target.quantile(time, tokens)
 
 
 def choose(found: Sequence[Range], u: float) -> Range:

@@ -1,5 +1,6 @@
 """`FinetuneJob`: a `FinetuneConfig` as the `JobConfig` of the training loop, with messages that name the flat keys."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +94,7 @@ class FinetuneJob(JobConfig):
 
     def resume_command(self, folder: Path) -> str:
         """The command that resumes a stopped run, from the config saved in its folder."""
-        return f"tread finetune {folder / CONFIG_FILE} resume_from_checkpoint=latest"
+        return shlex.join(["tread", "finetune", str(folder / CONFIG_FILE), "resume_from_checkpoint=latest"])
 
     @property
     def memory_advice(self) -> str:

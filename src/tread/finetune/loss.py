@@ -33,7 +33,7 @@ class Draws:
     """The random draws of a batch."""
 
     seed: int
-    where: Tensor
+    positions: Tensor
     """Global positions of the samples in the run, (B,)."""
     u: Tensor
     """Quantiles of their times, (B,)."""
@@ -44,17 +44,17 @@ class Draws:
         """Latents drawn from their moments, and noise of the same shape; `words` tell further draws apart."""
         x = mean.float()
         if std is not None:
-            x = x + std.float() * noise.per_sample_normal(self.seed, self.where, x.shape[1:], LATENT, *words)
-        return x, noise.per_sample_normal(self.seed, self.where, x.shape[1:], NOISE, *words)
+            x = x + std.float() * noise.per_sample_normal(self.seed, self.positions, x.shape[1:], LATENT, *words)
+        return x, noise.per_sample_normal(self.seed, self.positions, x.shape[1:], NOISE, *words)
 
 
 def noise_offset(config: FinetuneConfig, batch: Batch) -> Tensor | None:
     """The offset of each channel's noise in each sample, (B, C, 1, ...); None without `noise_offset`."""
-    where, x = batch["position"], batch["mean"]
+    positions, x = batch["position"], batch["mean"]
     if config.noise_offset == 0:
         return None
-    normal = noise.per_sample_normal(config.seed, where, (x.shape[1],), OFFSET)  # (B, C)
-    chosen = noise.uniform(config.seed, OFFSET, where) < config.noise_offset_probability  # (B,)
+    normal = noise.per_sample_normal(config.seed, positions, (x.shape[1],), OFFSET)  # (B, C)
+    chosen = noise.uniform(config.seed, OFFSET, positions) < config.noise_offset_probability  # (B,)
     offset = config.noise_offset * normal * chosen[:, None]
     return offset.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
 

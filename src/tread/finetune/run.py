@@ -5,6 +5,7 @@ then the transformer. Encoded text and latents are on disk, so a second run star
 """
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,13 @@ def finetune(config: FinetuneConfig) -> Path:
         saved = replace(config, data_changed="refuse")  # "accept" holds for this resume only
         stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(saved))
         write_at_end(folder, accelerator)
-        if config.push_to_hub and not stopped and accelerator.is_main_process:
-            push(folder, config, accelerator.print)
     del task, models, handles
     end(accelerator)
-    if config.sharded and accelerator.is_main_process:  # after `end`: other ranks need not wait for the file
-        write_newest(folder, config)
+    if accelerator.is_main_process:  # after `end`: other ranks need not wait for the file and its upload
+        if config.sharded:
+            write_newest(folder, config)
+        if config.push_to_hub and not stopped:
+            push(folder, config, print)
     accelerator.print(made(folder))
     if stopped:
         raise Stopped(stopped)
@@ -122,7 +124,8 @@ def made(folder: Path) -> str:
     best, checkpoints = checkpoint.best(folder / CHECKPOINTS), checkpoint.list_checkpoints(folder / CHECKPOINTS)
     if best is not None and best[0] != checkpoints[-1]:
         step, loss = best[1]["step"], best[1][checkpoint.VALIDATED]
-        lines.append(f"lowest validation loss: {loss:.4f} at step {step}; its result: tread export {folder} --best")
+        command = shlex.join(["tread", "export", str(folder), "--best"])
+        lines.append(f"lowest validation loss: {loss:.4f} at step {step}; its result: {command}")
     return "\n".join([*lines, *(f"newest preview: {path}" for path in pictures[-1:])])
 
 

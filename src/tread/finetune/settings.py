@@ -373,9 +373,8 @@ mapping in .json or .yaml."""
         """The config with num_train_epochs turned into max_train_steps; `batches` are the micro-steps of an epoch."""
         if self.num_train_epochs == 0:
             return self
-        steps = -(
-            -self.num_train_epochs * batches // self.gradient_accumulation_steps
-        )  # rounded up: the last epoch is completed
+        # rounded up: the last epoch is completed
+        steps = -(-self.num_train_epochs * batches // self.gradient_accumulation_steps)
         return replace(self, max_train_steps=steps, num_train_epochs=0)
 
     def seed_of(self, part: str) -> int:

@@ -44,7 +44,6 @@ LARGE_FAMILIES = (
 )
 """Families whose usual model is LARGE, for a model that is not on this disk."""
 
-
 NO_PREVIEWS = "# Previews of this model begin with an image: set validation_prompt and validation_image to see some."
 
 
@@ -74,9 +73,8 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
     longest = max((sample.frames for sample in samples), default=1)
     if longest > 1:
         entry["video"] = {"num_frames": 1 + (min(longest, 81) - 1) // found.frame_factor * found.frame_factor}
-    batch = (
-        1 if known.one_length else min(1 if resolution >= 768 else 2 if resolution >= 384 else 4, max(1, len(samples)))
-    )
+    fits = 1 if known.one_length or resolution >= 768 else 2 if resolution >= 384 else 4
+    batch = min(fits, max(1, len(samples)))
     steps = SCRATCH_STEPS if scratch else min(MOST, max(FEWEST, math.ceil(SAMPLES * len(samples) / batch / 100) * 100))
     every = min(5000 if scratch else 500, steps // 2)
     prompt = samples[0].captions[0] if samples else "a photo"
@@ -124,14 +122,12 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
         | ({"validation_prompt": prompt, "validation_steps": every} if draws else {})
         | ({"validation_image": image} if image else {}),
     ]
-    routes = (
-        [
-            "The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
-            f"For more speed, raise selection_ratio, up to {ADAPTER_RATIO}.",
-        ]
-        if not scratch
-        else ["Steps keep this ratio from the first to the last, unless a schedule is written here."]
-    )
+    routes = [
+        "The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
+        f"For more speed, raise selection_ratio, up to {ADAPTER_RATIO}.",
+    ]
+    if scratch:
+        routes = ["Steps keep this ratio from the first to the last, unless a schedule is written here."]
     what = f"A new transformer for {model}" if scratch else f"A LoRA of {model}"
     title = f"# {what}, trained with routing.  Run: tread finetune THIS_FILE [key=value ...]"
     written = "\n\n".join([title, *(_section(section, routes) for section in sections)])

@@ -128,8 +128,8 @@ class FlowTarget:
     def times(self, u: Tensor, tokens: int) -> Tensor:
         return shifted(self.density.quantile(at_least_float32(u)), self.shift_of(tokens))
 
-    def quantile(self, time: float, tokens: int) -> float:
-        """The CDF of training times at `time`: the inverse of `times`."""
+    def cdf(self, time: float, tokens: int) -> float:
+        """The share of training times below `time`: the inverse of `times`."""
         shift = self.shift_of(tokens)
         return self.density.cdf(time / (shift - (shift - 1) * time))
 

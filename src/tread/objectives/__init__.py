@@ -7,7 +7,7 @@ imports torch and `tread.errors` only.
 from collections.abc import Mapping
 from dataclasses import fields
 
-from tread.errors import ConfigError
+from tread.errors import check_choice, check_keys
 from tread.objectives.edm import EDM
 from tread.objectives.flow import Flow
 from tread.objectives.objective import Field, Net, Objective
@@ -23,11 +23,6 @@ def build(name: str, settings: Mapping[str, object]) -> Objective:
     >>> build("flow", {"shift": 3.0})
     Flow(time='uniform', logit_mean=0.0, logit_std=1.0, shift=3.0)
     """
-    if name not in OBJECTIVES:
-        raise ConfigError(f"objective.name is {name!r}; choose one of: {', '.join(OBJECTIVES)}.")
-    objective = OBJECTIVES[name]
-    known = [field.name for field in fields(objective)]
-    for setting in settings:
-        if setting not in known:
-            raise ConfigError(f"objective.{setting} is no setting of objective {name!r}; it has: {', '.join(known)}.")
+    objective = OBJECTIVES[check_choice(name, "objective.name", OBJECTIVES)]
+    check_keys(settings, (field.name for field in fields(objective)), f"objective {name!r}")
     return objective(**settings)  # pyright: ignore[reportArgumentType]  (each value is checked by the class)

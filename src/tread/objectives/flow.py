@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, TypeVar, get_args
 
 from torch import Tensor
 
-from tread.errors import ConfigError
+from tread.errors import ConfigError, check_choice
 from tread.objectives.density import logit_normal
 from tread.objectives.objective import (
     Field,
@@ -63,8 +63,7 @@ class Flow:
     additive_noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.time not in get_args(Time):
-            raise ConfigError(f"objective.time is {self.time!r}; choose one of: {', '.join(get_args(Time))}.")
+        check_choice(self.time, "objective.time", get_args(Time))
         check_number("objective.logit_mean", self.logit_mean)
         check_number("objective.logit_std", self.logit_std, above=0)
         check_number("objective.shift", self.shift, above=0)

@@ -55,10 +55,8 @@ def layered(given: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     names = dict(split_assignment(text) for text in texts)
     layer = {} if file is None else _steps_or_epochs(read_layer(file), f"{file}: ")
     resume = names.get("resume", layer.get("resume"))
-    if resume not in (None, "null"):
-        run = Path(str(names.get("output_dir", layer.get("output_dir", AUTO))) if resume == "latest" else str(resume))
-        if resume != "latest" or is_file(run / CONFIG_FILE):  # else there is nothing to resume yet
-            return _resumed(run, texts)
+    if resume not in (None, "null", "latest"):
+        return _resumed(Path(str(resume)), texts)
     folder = folder or config_folder()
     base = {} if folder is None else _steps_or_epochs(read_layer(folder / CONFIG_FILE), f"{folder / CONFIG_FILE}: ")
     chosen = {
@@ -67,6 +65,9 @@ def layered(given: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     }
     config = merged(base, {group: _group(group, name, folder) for group, name in chosen.items()})
     config = merged(merged(config, layer), {group: {"name": name} for group, name in chosen.items()})
+    run = Path(str(_output_dir({**config, **names}, chosen)))
+    if resume == "latest" and is_file(run / CONFIG_FILE):  # else there is nothing to resume yet
+        return _resumed(run, texts)
     return _assigned(config, texts, "" if file is None else str(file))
 
 
@@ -90,9 +91,14 @@ def typed(config: Mapping[str, Any]) -> PretrainConfig:
     for group in ("data", "objective"):
         section = {name: value for name, value in config.get(group, {}).items() if name != "name"}
         settings[group] = {"name": chosen[group], **_filled(GROUPS[group][1][chosen[group]], section, group)}
-    if settings.get("output_dir", AUTO) == AUTO:
-        settings["output_dir"] = f"runs/{chosen['model']}-{chosen['data']}"
+    settings["output_dir"] = _output_dir(config, chosen)
     return parse(PretrainConfig, settings)
+
+
+def _output_dir(config: Mapping[str, Any], chosen: Mapping[str, str]) -> Any:
+    """The `output_dir` of a config whose groups have the options `chosen`."""
+    given = config.get("output_dir", AUTO)
+    return f"runs/{chosen['model']}-{chosen['data']}" if given == AUTO else given
 
 
 def known(chosen: Mapping[str, str]) -> Settings:
@@ -148,7 +154,7 @@ def _resumed(run: Path, texts: Sequence[str]) -> dict[str, Any]:
     config, names = saved(run), dict(split_assignment(text) for text in texts)
     for group in GROUPS:
         name = names.get(f"{group}.name")
-        if name is not None:  # a newly chosen option starts from its defaults
+        if name not in (None, _name(config, group)):  # another option starts from its defaults
             config[group] = {"name": name, **_group(group, _check_option(group, name), config_folder())}
     config["output_dir"] = str(run)  # a run continues in its own folder, even if that was moved
     return _assigned(config, texts)

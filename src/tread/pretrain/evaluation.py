@@ -99,9 +99,8 @@ class ModelImages(ImageSource):
 
     def read(self, first: int, stop: int) -> list[np.ndarray]:
         sample, size = self.config.sample, self.evaluate.batch_size
-        stance = (
-            torch.compiler.set_stance("default") if self.compiled else nullcontext()
-        )  # `Session.averaged` set it to eager
+        # `Session.averaged` set it to eager
+        stance = torch.compiler.set_stance("default") if self.compiled else nullcontext()
         with stance, self.accelerator.autocast():
             drawn = generate(
                 self.net,

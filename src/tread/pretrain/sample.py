@@ -280,16 +280,16 @@ def _draw(pictures: _Pictures, folder: Path, batch_size: int, draw: Callable[...
             TreadWarning,
             stacklevel=2,
         )
-    shown: list[Tensor] = []
+    in_grid: list[Tensor] = []
     for first in tqdm(range(0, len(pictures.labels), batch_size), desc="sampling", unit="batch"):
         here = slice(first, first + batch_size)
         own = {} if pictures.seeds is None else {"seed": torch.tensor(pictures.seeds[here])}
         images = draw(torch.tensor(pictures.labels[here]), batch_size=batch_size, first_index=first, **own).cpu()
         save_images(images, pictures.names[here], folder)
         cells = [divmod(index, pictures.columns) for index in range(first, first + len(images))]  # row, column
-        shown += [x for x, (i, j) in zip(images, cells, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
+        in_grid += [x for x, (i, j) in zip(images, cells, strict=True) if i < GRID_ROWS and j < GRID_COLUMNS]
     columns = min(pictures.columns, GRID_COLUMNS)
-    make_grid(torch.stack(shown), columns=columns, rows=pictures.rows[:GRID_ROWS]).save(grid)
+    make_grid(torch.stack(in_grid), columns=columns, rows=pictures.rows[:GRID_ROWS]).save(grid)
     return grid
 
 

@@ -4,6 +4,7 @@
 the data are made where those are built.
 """
 
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -308,4 +309,4 @@ class PretrainConfig(JobConfig):
         return {"checkpoint.data_changed": "data.changed"}.get(setting, setting)
 
     def resume_command(self, folder: Path) -> str:
-        return f"tread train resume={folder}"
+        return shlex.join(["tread", "train", f"resume={folder}"])

@@ -69,9 +69,8 @@ class TREADRouter:
         batch, tokens = x.shape[:2]
         device = x.device if self.device is None else self.device
         sample = torch.arange(batch, device=device).unsqueeze(1)  # (B, 1)
-        score = noise.bits(
-            self.seed, untransformed(self.calls.clone), sample, torch.arange(tokens, device=device)
-        )  # (B, S)
+        token = torch.arange(tokens, device=device)  # (S,)
+        score = noise.bits(self.seed, untransformed(self.calls.clone), sample, token)  # (B, S)
         untransformed(self.calls.add_, 1)
         if importance:
             rank = l1_rank(x).to(device)

@@ -9,7 +9,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from tread.errors import ConfigError, check_fraction, check_int, check_keys
+from tread.errors import ConfigError, check_fraction, check_int, check_keys, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Schedule:
     def from_config(cls, config: object) -> "Schedule":
         """A schedule from its mapping."""
         if not isinstance(config, Mapping):
-            raise ConfigError(f"schedule is {config!r}; it must be a mapping, e.g. {{'warmup_steps': 500}}.")
+            raise ConfigError(f"schedule is {shown(config)}; it must be a mapping, e.g. {{'warmup_steps': 500}}.")
         check_keys(config, cls.__dataclass_fields__, "schedule")
         return cls(**config)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from tread.errors import ConfigError, RiskWarning
+from tread.errors import ConfigError, RiskWarning, check_choice
 from tread.objectives.objective import Net, Objective
 from tread.routing import noise
 from tread.routing.handle import Handle
@@ -63,9 +63,7 @@ def generate(
         raise ConfigError(f"batch_size is {batch_size}; sampling needs at least 1.")
     if labels.ndim != 1:
         raise ValueError(f"labels have shape {tuple(labels.shape)}; sampling needs one label a sample, (N,).")
-    name = solver or objective.default_solver
-    if name not in SOLVERS:
-        raise ConfigError(f"solver is {name!r}; choose one of: {', '.join(SOLVERS)}.")
+    name = check_choice(solver or objective.default_solver, "solver", SOLVERS)
     if churn is not None and not (objective.additive_noise and name == "heun"):
         raise ConfigError("churn is set, but it needs the objective 'edm' with the solver 'heun'; set it to 0.")
     solve: Solver = SOLVERS[name]

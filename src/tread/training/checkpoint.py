@@ -207,7 +207,11 @@ def read_whole(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
     checksums = manifest.get("checksums", {})  # checkpoints of earlier versions have none
     for name in manifest["files"] if checksums else ():
-        if _checksum(path / name) != checksums.get(name):
+        try:
+            same = _checksum(path / name) == checksums.get(name)
+        except OSError as error:
+            raise CheckpointError(f"{path} is not whole: {name} cannot be read ({reason_of(error)})") from error
+        if not same:
             raise CheckpointError(f"{path} is not whole: the content of {name} has changed since it was saved")
     return manifest
 

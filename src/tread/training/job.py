@@ -81,8 +81,8 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
     if source is not None and not goes_on:
         _check_resumable(source, accelerator)
     make_folder(folder, f"output_dir {str(folder)!r}", "Name another output_dir.")
-    lock = locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True)
-    with lost_ranks(config), lock as held:
+    claim = locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True)
+    with lost_ranks(config), claim as held:
         if not broadcast_object_list([held])[0]:
             raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
         if accelerator.is_main_process:

@@ -60,13 +60,13 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         settling() as settle,
         bar,
     ):
-        if session.due:  # the checkpoint was saved after an error, before its reviews
-            if _review(session, start, metrics, bar, interruptible):
-                session.save(folder / CHECKPOINTS, start)
-            else:
-                stopped_by = asked()
-        if start == 0:
-            with clock.paused():
+        with clock.paused():
+            if session.due:  # the checkpoint was saved after an error, before its reviews
+                if _review(session, start, metrics, bar, interruptible):
+                    session.save(folder / CHECKPOINTS, start)
+                else:
+                    stopped_by = asked()
+            if start == 0:
                 _review(session, 0, metrics, bar, nullcontext)  # a resume cannot repeat it
         for step in range(start, start if stopped_by else steps):
             compiling = step == start and any(fast.attempt is not None for fast in session.fast)

@@ -32,9 +32,8 @@ def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -
     record = {
         "summary": task.summary(),
         "unit": task.unit,
-        "facts": {
-            name: fact for name, fact in task.facts.items() if name not in KINDS
-        },  # fingerprints are for a resume
+        # without fingerprints, which are for a resume
+        "facts": {name: fact for name, fact in task.facts.items() if name not in KINDS},
         "starts": [
             *starts(read_record(folder)),
             {"step": step, **origin(accelerator.device, accelerator.num_processes)},
@@ -59,12 +58,11 @@ def starts(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def origin(device: torch.device, processes: int = 1) -> dict[str, Any]:
     """The time, command, versions and device of this process."""
+    on_gpu = device.type == "cuda"
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{device.type}, {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type}, {platform.machine()}",
         "processes": processes,
         "versions": {"python": platform.python_version(), **_versions(), "cuda": torch.version.cuda},
     }
@@ -77,10 +75,11 @@ def command_line(arguments: Sequence[str]) -> str:
     "tread train model=tread 'data.token=********'"
     """
     program, *rest = arguments or [""]
-    name = Path(program).name
-    shown = (
-        ["tread"] if name in ("tread", "__main__.py") else ["python", program] if name.endswith(".py") else [program]
-    )
+    name, shown = Path(program).name, [program]
+    if name in ("tread", "__main__.py"):
+        shown = ["tread"]
+    elif name.endswith(".py"):
+        shown = ["python", program]
     for argument in rest:
         key, separator, value = argument.partition("=")
         shown.append(f"{key}={masked(value, key)}" if separator else argument)

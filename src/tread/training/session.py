@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from tread.errors import ConfigError
 from tread.kernels import attention
@@ -53,7 +54,7 @@ class Session:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.model = task.model if config.train.sharded else accelerator.prepare(task.model)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = make_optimizer(self.trained, config.optimizer, embedding_tables(self.model))
+        self.optimizer = self.new_optimizer()
         # a copy of the weights after all ranks have agreed on them
         self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
         self.fast = list(task.make_fast())
@@ -69,6 +70,10 @@ class Session:
         saves = config.train.sharded and config.checkpoint.every
         self.saver = Saver(accelerator.device, config.train.timeout) if saves else None
         """Writes the checkpoints of sharded weights."""
+
+    def new_optimizer(self) -> Optimizer:
+        """The optimizer as it is before the first step."""
+        return make_optimizer(self.trained, self.config.optimizer, embedding_tables(self.model))
 
     @property
     def kept_share(self) -> float:
@@ -86,13 +91,14 @@ class Session:
             with self.ema.applied() if self.ema else averaged_weights(self.optimizer), eager, kernels:
                 yield
 
-    def step(self, step: int, batches: Iterator[Any]) -> dict[str, Tensor]:
-        """One optimizer step; returns its loss and gradient norm, still on the device."""
+    def step(self, step: int, batches: Iterator[Any], *, rate: float | None = None) -> dict[str, Tensor]:
+        """One optimizer step; returns its loss and gradient norm, still on the device. `rate` replaces the learning
+        rate of this step."""
         config, accelerator = self.config, self.accelerator
         for handle in self.task.routing:
             handle.set_step(step)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config.optimizer, step, config.train.steps)
+            group["lr"] = learning_rate(config.optimizer, step, config.train.steps) if rate is None else rate
         micro_steps = config.train.micro_steps
         losses = []
         for micro_step in range(micro_steps):

@@ -388,3 +388,13 @@ def test_precisions_of_other_trainers_and_of_earlier_runs(given: str, precision:
     translated = translate({**BASE, "base_model_precision": given})
     assert parse(FinetuneConfig, translated.settings).base_model_precision == precision
     assert verdict({**BASE, "base_model_precision": given}, "base_model_precision").text == text
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": 1}, [], -1, True, "", 1e400])
+def test_a_value_of_any_type_has_a_verdict(value: object) -> None:
+    """A rule that looks its value up in a table must not trip over a list."""
+    for key in RULES:
+        for theirs in ({}, {"data_backend_config": []}):
+            assert key in {
+                verdict.key.partition("[")[0] for verdict in translate({**BASE, **theirs, key: value}).verdicts
+            }

@@ -82,7 +82,7 @@ def test_a_result_is_gone_on_with(name: str, kind: str, pipeline_folder: Folder,
 def test_other_programs_names(layout: Any, name: str, pipeline_folder: Folder, tmp_path: Path):
     family, config = opened(pipeline_folder(name), name)
     model = trained(family, config)
-    (path,) = write_layout(tmp_path, layout, family, {"transformer": model}, config, {"step": 1})
+    (path,) = write_layout(tmp_path, layout, {"transformer": model}, config, {"step": 1})
     _, other = opened(pipeline_folder(name), name, init_lora=str(path))
     expected, found = answers(family, name, model, started(family, other))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

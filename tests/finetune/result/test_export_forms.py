@@ -4,6 +4,7 @@ Stock pipelines read the files; the transformer must answer as it did with the t
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from tests.finetune.trained import drawn
 from tests.tiny.pictures import write_noise
 from tests.tiny.transformers import call_flux, flux
 from tread.cli import main
+from tread.errors import ConfigError
 from tread.finetune.families import open_family
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.merge import merge_adapter
 from tread.finetune.model.original_names import Layout
 from tread.finetune.model.source import Source
+from tread.finetune.result.export import export
 from tread.finetune.result.layout import write_layout
 from tread.training.parts import load_part
 
@@ -77,7 +80,7 @@ def test_the_stock_pipeline_reads_it(layout: Layout, name: str, pipeline_folder:
     targets = (*family.lora_targets, *WHOLE_BLOCKS.get((layout, name), ()))
     add_adapter(model, kind="standard", rank=4, alpha=6, targets=targets, seed=0)
     expected = answer(moved(model), call)
-    (path,) = write_layout(tmp_path, layout, family, {"transformer": model}, config, {"step": 3})
+    (path,) = write_layout(tmp_path, layout, {"transformer": model}, config, {"step": 3})
     with safe_open(path, framework="pt") as file:
         assert file.metadata()["steps"] == "3"
         prefix = "diffusion_model." if layout == "comfyui" else "lora_unet_"
@@ -172,6 +175,16 @@ def test_export_merges(run: Callable[..., Path], pipeline_folder: Folder, tmp_pa
     main(["export", str(folder), "--merge", "--out", str(out), "--dtype", "bf16"])  # in place of the earlier one
     found = load_file(out / "transformer" / "diffusion_pytorch_model.safetensors")
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+
+
+def test_merged_weights_never_go_to_a_run_that_was_moved(run: Callable[..., Path], tmp_path: Path):
+    """Its config names the folder that it was trained in."""
+    moved = tmp_path / "moved"
+    shutil.copytree(run("lora"), moved)
+    (moved / LORA).unlink()
+    with pytest.raises(ConfigError, match="name a folder for them with --out"):
+        export(moved, merge=True, out=moved)
+    assert not (moved / LORA).exists()
 
 
 def test_export_writes_layouts_beside_the_result(run: Callable[..., Path], tmp_path: Path):

@@ -20,7 +20,7 @@ from tread.config.schema import plain
 from tread.errors import ConfigError
 from tread.finetune.data.prepare import prepare
 from tread.finetune.job import FinetuneJob
-from tread.finetune.preflight import check_model, resumed_folder
+from tread.finetune.preflight import check_model, resumed_checkpoints, resumed_folder
 from tread.finetune.run import attach_routes, finetune, load_models, open_job
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning, TuneBatch
@@ -28,6 +28,7 @@ from tread.finetune.trial import steps_alone
 from tread.kernels import attention
 from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
+from tread.training.fingerprint import KINDS
 from tread.training.memory import out_of_memory
 from tread.training.session import Session
 
@@ -89,6 +90,8 @@ class FinetuneTuning:
         """See `Job.open`."""
         beside = {name: value for name, value in self.routing.items() if name != "schedule"}
         config = replace(steps_alone(self.config, folder), tread_config=None)
+        if resumed_checkpoints(self.config):  # these hold the adapter's weights; the init_lora file may be gone
+            config = replace(config, init_lora=None)
         config, family, accelerator = open_job(config)
         device = check_alone(accelerator)
         check_model(config, family, device)
@@ -100,9 +103,11 @@ class FinetuneTuning:
         config = replace(config, tread_config={**beside, "routes": wide_routes(ratios), "schedule": None})
         handles = {part: attach_routes(config, model) for part, model in models.items()}
         task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
+        for kind in KINDS:  # a resume would compare the few samples that are encoded here with all of the run's
+            del task.facts[kind]
         session = Session(task, FinetuneJob.of(config), accelerator)
-        if (resumed := resumed_folder(self.config)) is not None:  # else the weights that a run begins with are measured
-            session.load(resumed / CHECKPOINTS)
+        resumed = resumed_folder(self.config)  # without a checkpoint, the weights that a run begins with are measured
+        done = 0 if resumed is None else session.load(resumed / CHECKPOINTS)
         batches = list(islice(task.batches(0), count))
         first, handle = batches[0], task.routing[0]
         references = family.reference_tokens(first.tensors) if handle.plan.reference_tokens == "keep" else 0
@@ -115,7 +120,7 @@ class FinetuneTuning:
             forced=_forced(first),
             always=references if isinstance(handle, Attachment) else 0,
             adapts=config.adapts,
-            start=loop.start if config.init == "scratch" and config.resume_from_checkpoint is None else None,
+            start=loop.start if config.init == "scratch" and done == 0 else None,
         )
 
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:

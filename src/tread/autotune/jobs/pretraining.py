@@ -94,8 +94,8 @@ class PretrainTuning:
         size = config.train.batch_size // config.train.micro_steps
         count = min(batches_of(size), check_samples(len(task.train_set), size, "train.batch_size"))
         session = Session(task, task.config, accelerator)
-        if (resumed := self.config.resumed) is not None:  # else the weights that a run begins with are measured
-            session.load(resumed / CHECKPOINTS)
+        resumed = self.config.resumed  # without a checkpoint, the weights that a run begins with are measured
+        done = 0 if resumed is None else session.load(resumed / CHECKPOINTS)
         loop = TrainerLoop(task, session)
         return Opened(
             loop=loop,
@@ -105,7 +105,7 @@ class PretrainTuning:
             forced=None,
             always=0,
             adapts=False,
-            start=loop.start if config.model.weights is None and config.resume is None else None,
+            start=loop.start if config.model.weights is None and done == 0 else None,
         )
 
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -47,15 +46,13 @@ class TrainerLoop:
 
     def step(self, batch: Any) -> Any:
         """See `Loop.step`."""
-        session, config, ema = self.session, self.session.config, self.session.ema
-        session.config = replace(config, optimizer=replace(config.optimizer, learning_rate=0.0))
+        ema = self.session.ema
         before = None if ema is None else (ema.decay, ema.warmup)
         if ema is not None:  # a decay of 1: the average is updated, for its time, and stays as it is
             ema.decay, ema.warmup = 1.0, 1
         try:
-            return session.step(0, repeat(batch))
+            return self.session.step(0, repeat(batch), rate=0.0)
         finally:
-            session.config = config
             if ema is not None and before is not None:
                 ema.decay, ema.warmup = before
 
@@ -69,7 +66,7 @@ class TrainerLoop:
 
     def start(self, steps: int, show: Show) -> None:
         """See `Opened.start`."""
-        self.session.optimizer.state.clear()  # the timed steps have filled the moments
+        self.session.optimizer = self.session.new_optimizer()  # the timed steps have changed the state of this one
         self.model.train()
         batches = self.task.batches(0)
         with turned(self.handles, "dense"):

@@ -16,7 +16,7 @@ from tread.data.captioned.captions import variants
 from tread.data.captioned.entries import LONGEST, TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
 from tread.data.captioned.tables import COLUMNS, Place, cell_places, choose_columns, load_dataset, read_table
-from tread.errors import ConfigError
+from tread.errors import ConfigError, printable, shown
 from tread.files import files_below, is_file, is_folder
 
 MASK_ENDINGS = (".mask", "_mask", "-mask")
@@ -174,6 +174,8 @@ def _captions(config: DataConfig, path: Path, cell: Sequence[Any] | None) -> tup
     captions = [text for text in captions if text]
     if long := [text for text in captions if len(text) > LONGEST]:
         return Skipped(str(path), f"its caption has {len(long[0])} characters; at most {LONGEST} are read")
+    if cut := [text for text in captions if printable(text) != text]:  # which no tokenizer takes
+        return Skipped(str(path), f"its caption has a character that is not text, in {shown(cut[0], 60)}: remove it")
     if not captions and config.instance_prompt:
         captions = [" ".join(config.instance_prompt.split())]
     return tuple(one for text in captions for one in variants(text, config)) or Skipped(str(path), lack)

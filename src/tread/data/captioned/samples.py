@@ -29,7 +29,7 @@ from tread.data.captioned.finding import Found, Skipped, find, root_of
 from tread.data.captioned.masks import MaskKind
 from tread.data.captioned.pixels import count_frames, is_clip, is_image, probe
 from tread.data.captioned.tables import Place
-from tread.errors import ConfigError, DataError, nearest
+from tread.errors import ConfigError, DataError, nearest, printable
 from tread.files import files_below, write_text
 from tread.words import counted
 
@@ -115,10 +115,10 @@ def tell_skipped(skipped: Sequence[Skipped], file: Path, say: Callable[[str], No
     if not skipped:
         file.unlink(missing_ok=True)
         return
-    write_text(file, "".join(f"{name}\t{reason}\n" for name, reason in skipped))
+    write_text(file, printable("".join(f"{name}\t{reason}\n" for name, reason in skipped)))
     say(f"{counted(len(skipped), 'file')} left out, all listed in {file}:")
     for name, reason in islice(skipped, 5):
-        say(f"  {name}: {reason}")
+        say(printable(f"  {name}: {reason}"))
 
 
 def _named_folders(configs: Sequence[DataConfig]) -> set[str]:

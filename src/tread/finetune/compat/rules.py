@@ -236,7 +236,7 @@ def layout(value: Any, config: Mapping[str, Any]) -> Outcome:
     """A run writes the diffusers format; `tread export` writes the other layouts of the family."""
     if value in ("diffusers", None):
         return Outcome.ignored("off")
-    if config.get("model_family") in LAYOUTS.get(value, ()):
+    if value in [name for name, families in LAYOUTS.items() if config.get("model_family") in families]:
         return Outcome.ignored(
             f"a run writes the diffusers format; `tread export RUN --layout {value}` writes this one"
         )

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from tread.data.captioned.buckets import Bucket, BucketOrder
 from tread.data.captioned.samples import Sample
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, printable
 from tread.files import atomic_write
 from tread.finetune.data.hashes import Alone, ContentHashes, Ranks, digest
 from tread.finetune.data.picks import Pick
@@ -85,12 +85,12 @@ class Cache:
 
     def skip(self, kind: ItemKind, key: str, reason: str) -> None:
         """Record for all processes why an item cannot be encoded."""
-        self._put(self.path(kind, key).with_suffix(".skipped"), reason.encode())
+        self._put(self.path(kind, key).with_suffix(".skipped"), printable(reason).encode())
 
     def why_not(self, kind: ItemKind, key: str) -> str:
         """The reason recorded by `skip`."""
         try:
-            return self.path(kind, key).with_suffix(".skipped").read_text()
+            return self.path(kind, key).with_suffix(".skipped").read_text(encoding="utf-8")
         except OSError:
             return f"it is missing in {self.folder}: all processes of a run must share one cache_dir"
 

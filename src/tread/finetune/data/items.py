@@ -185,10 +185,8 @@ def _reference_config(config: DataConfig, shapes: Shapes) -> tuple[DataConfig, i
         return replace(config, resolution=config.reference_resolution), multiple
     if area is None:
         return config, multiple
-    free = {
-        "maximum_image_size": None,
-        "target_downsample_size": None,
-    }  # both are in the unit of the entry's resolution_type
+    # these two are in the unit of the entry's resolution_type
+    free = {"maximum_image_size": None, "target_downsample_size": None}
     return replace(config, resolution=math.sqrt(area), resolution_type="pixel_area", **free), multiple
 
 

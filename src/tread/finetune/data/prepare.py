@@ -58,8 +58,8 @@ class Prepared:
     @property
     def bucket(self) -> Bucket:
         """The most frequent bucket of the training samples."""
-        buckets = [entry.bucket for entry in self.train.entries]
-        return max(sorted(set(buckets)), key=buckets.count)
+        counts = Counter(entry.bucket for entry in self.train.entries)
+        return max(sorted(counts), key=lambda bucket: counts[bucket])
 
     def fingerprints(self) -> dict[str, Any]:
         """Fingerprints of the data for a checkpoint: training files, eval files, and the captions of both."""

@@ -14,7 +14,7 @@ from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of
 from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.finding import Skipped
 from tread.data.captioned.samples import Sample, collect
-from tread.errors import ConfigError, DataError
+from tread.errors import ConfigError, DataError, printable
 from tread.finetune.data.hashes import content_hash
 from tread.finetune.data.prepare import data_checks
 from tread.finetune.families import family_class
@@ -123,7 +123,7 @@ def described(found: Survey) -> str:
         lines += [f"  {Path(name).name}: {reason}" for name, reason in found.skipped[:5]]
         more = len(found.skipped) - 5
         lines += [f"  and {more} more, which --html PAGE lists"] if more > 0 else []
-    return "\n".join([*lines, *found.notes])
+    return printable("\n".join([*lines, *found.notes]))
 
 
 def facts(entry: DataConfig, some: Sequence[Seen]) -> list[str]:

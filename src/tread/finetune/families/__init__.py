@@ -11,7 +11,7 @@ fine-tuning. This file imports none of them, so that reading a config loads neit
 import importlib
 from typing import TYPE_CHECKING
 
-from tread.errors import ConfigError, nearest
+from tread.errors import ConfigError, check_choice
 
 if TYPE_CHECKING:
     from tread.finetune.family import TuneFamily
@@ -59,11 +59,7 @@ UNTUNED: dict[str, str] = {
 
 def family_class(name: str) -> "type[TuneFamily]":
     """The class of a `model_family`, imported on demand."""
-    if name not in TUNE_FAMILIES:
-        raise ConfigError(
-            f"model_family is {name!r}; it must be one of {', '.join(TUNE_FAMILIES)}"
-            f"{nearest(name, list(TUNE_FAMILIES))}"
-        )
+    check_choice(name, "model_family", TUNE_FAMILIES)
     return getattr(importlib.import_module(f"{__name__}.{name}"), TUNE_FAMILIES[name])
 
 

@@ -105,10 +105,8 @@ def _by_original(
 ) -> dict[tuple[str, ...], dict[str, Tensor]]:
     """The down, up and alpha tensors of each original linear, keyed by diffusers' names of its parts."""
     known: dict[str, tuple[str, ...]] = {}
-    for name in sizes:
-        known[COMFYUI + name] = known[KOHYA + name.replace(".", "_")] = (
-            name,
-        )  # some trainers write diffusers' names with these prefixes
+    for name in sizes:  # some trainers write diffusers' names with these prefixes
+        known[COMFYUI + name] = known[KOHYA + name.replace(".", "_")] = (name,)
     for name in sizes:
         try:
             original, _, names = _original(family, name)

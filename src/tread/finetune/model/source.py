@@ -258,13 +258,7 @@ class Source:
             if not isinstance(found, Mapping):
                 raise ValueError(f"{file} is no mapping")
             return dict(found)
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:  # raised for files that are no configs
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # a file that is no config
             if part is None:
                 raise ConfigError(
                     f"no model at pretrained_model_name_or_path {self.place!r}: give a folder in diffusers format (it "

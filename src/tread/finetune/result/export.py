@@ -40,15 +40,15 @@ def export(
     `layout` a LoRA is written beside it, under other names; with `merge` the transformers with the adapter in their
     weights. `dtype` is the precision of the files, by default the run's.
     """
-    config = _config(run)
-    _check(config, layout, merge, dtype, out)
+    config, own = _config(run), out is None or out.resolve() == run.resolve()
+    _check(config, layout, merge, dtype, own=own)
     path, manifest = _best(run, step) if best else _checkpoint(run, step)
     if dtype is not None:
         config = replace(config, lora_dtype=dtype)
     if layout is not None:
-        models, family = load_saved(config, path, manifest)
-        return write_layout(out or run, layout, family, models, config, manifest)
-    if out is not None and out.resolve() != run.resolve():
+        models, _ = load_saved(config, path, manifest)
+        return write_layout(out or run, layout, models, config, manifest)
+    if out is not None and not own:
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / RECORD).is_file():
             raise ConfigError(f"--out {out} holds something else than a result; name a new or an empty folder.")
         return _merged(out, config, path, manifest, dtype) if merge else _write(out, config, path, manifest)
@@ -58,15 +58,15 @@ def export(
         return _write(run, config, path, manifest)
 
 
-def _check(config: FinetuneConfig, layout: str | None, merge: bool, dtype: str | None, out: Path | None) -> None:
-    """Refuse options that contradict each other or do not apply to this run."""
+def _check(config: FinetuneConfig, layout: str | None, merge: bool, dtype: str | None, *, own: bool) -> None:
+    """Refuse options that contradict each other or do not apply to this run; `own`: the run's folder is written to."""
     if layout is not None and merge:
         raise ConfigError("--layout and --merge are two results; ask for one after the other.")
     if layout is not None:
         check_kind(layout, config)
     if merge and not config.adapts:
         raise ConfigError("--merge is for adapters, and this run trained all weights: leave it out.")
-    if merge and (out is None or out.resolve() == Path(config.output_dir).resolve()):
+    if merge and own:
         raise ConfigError("--merge writes whole weights beside no adapter: name a folder for them with --out.")
     if dtype is not None and not config.adapts:
         raise ConfigError("--dtype is for adapters, and this run trained all weights: leave it out.")

@@ -8,6 +8,7 @@
 """
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def push(folder: Path, config: FinetuneConfig, say: Callable[[str], object]) -> 
         reason = shortened(one_line(error).rstrip("."), 300)
         say(
             f"warning: the run is complete, but its result could not be uploaded: {reason}. "
-            f"`hf upload {name} {folder} --exclude 'checkpoints/*'` does it."
+            f"`hf upload {name} {shlex.quote(str(folder))} --exclude 'checkpoints/*'` does it."
         )
 
 

@@ -13,7 +13,6 @@ from torch import nn
 
 from tread.errors import ConfigError
 from tread.files import fsync, writing
-from tread.finetune.family import TuneFamily
 from tread.finetune.model.adapters import adapter_scale, adapter_state
 from tread.finetune.model.layouts import Linear, check_layout, to_layout
 from tread.finetune.model.original_names import Layout
@@ -38,7 +37,6 @@ def check_kind(layout: str, config: FinetuneConfig) -> None:
 def write_layout(
     folder: Path,
     layout: Layout,
-    family: TuneFamily,
     models: Mapping[str, nn.Module],
     config: FinetuneConfig,
     manifest: Mapping[str, Any],

@@ -71,7 +71,10 @@ class Lion(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                momentum = self.state[parameter].setdefault("exp_avg", torch.zeros_like(parameter))
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                momentum = state["exp_avg"]
                 direction = momentum.lerp(parameter.grad, 1 - beta1).sign_()
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(direction, alpha=-group["lr"])
                 momentum.lerp_(parameter.grad, 1 - beta2)
