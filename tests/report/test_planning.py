@@ -129,6 +129,20 @@ def test_flops_are_what_torch_counted(row: Row) -> None:
     assert found.speedup == pytest.approx(row.measured["ideal"], rel=0.002)
 
 
+def test_masks_of_pairs_are_copied_once_as_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HunyuanVideo 1.5: a mask of all tokens by all tokens, in bf16; HunyuanVideo 1.0 has a row of keys."""
+    more: dict[str, float] = {}
+    for name in ("hunyuanvideo", "hunyuanvideo1"):
+        model = find_model(name)
+        plan = RoutePlan.from_config("paper").resolve(model.depth)
+        run = make_run(model, resolution="832x480", frames=121, text=300, batch=1, checkpointing="full")
+        found = estimate(model, run, plan)
+        with monkeypatch.context() as patch:
+            patch.setattr("tread.report.planning.estimate.BIAS_BYTES", 0)
+            more[name] = found.memory[0]["working"] - estimate(model, run, plan).memory[0]["working"]
+        assert more[name] == (2 * (found.image + 300) ** 2 if name == "hunyuanvideo" else 0)
+
+
 def test_enough_rows_were_compared() -> None:
     assert len(ROWS) >= 35
     assert {row.model for row in ROWS} >= {"flux", "sd3/large", "wan", "qwen_image", "dit/XL/2", "dit/B/2"}

@@ -58,8 +58,13 @@ function polynomial(coefficients, image, text) {
 }
 
 function savedBytes(counts, state, image) {
-  const square = (counts.square ?? 0) * (image + state.text) ** 2;
-  return counts.constant + state.batch * (counts.sample + counts.image * image + counts.text * state.text + square);
+  const each = counts.sample + counts.image * image + counts.text * state.text;
+  return counts.constant + state.batch * each + (counts.square ?? 0) * pairsOf(state, image);
+}
+
+// Pairs of tokens that attention scores, in the whole batch.
+function pairsOf(state, image) {
+  return state.batch * (image + state.text) ** 2;
 }
 
 function fixedBytes(model, state) {
@@ -88,7 +93,8 @@ function activationBytes(model, state, counts) {
     saved += kept;
     const width = state.checkpointing === "none" ? 0 : (kind.adapted[state.way] ?? 0);
     const apart = DATA.apart_bytes * state.batch * counts[layer] * width;
-    largest = Math.max(largest, whole - kept + DATA.working.layer * whole + apart); // recomputed, and its gradients
+    const bias = kind.saved[state.way].none.square ? DATA.bias_bytes * pairsOf(state, counts[layer]) : 0;
+    largest = Math.max(largest, whole - kept + DATA.working.layer * whole + apart + bias); // and its gradients
   });
   return { saved, working: DATA.working.bytes + largest };
 }

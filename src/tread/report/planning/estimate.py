@@ -7,6 +7,7 @@ from tread.report.planning.models import Layers, Model, Saved
 from tread.report.planning.settings import Run, precisions_of
 from tread.report.planning.tables import (
     APART_BYTES,
+    BIAS_BYTES,
     CARDS,
     EVERY_STEP,
     GIB,
@@ -166,7 +167,8 @@ def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, 
         kept, whole = (_saved(layer.saved[run.way][how], run, count) for how in (run.checkpointing, "none"))
         saved += kept
         apart = 0.0 if run.checkpointing == "none" else APART_BYTES * run.batch * count * layer.adapted.get(run.way, 0)
-        largest = max(largest, whole - kept + WORKING["layer"] * whole + apart)  # recomputed, and its gradients
+        bias = BIAS_BYTES * _pairs(run, count) if layer.saved[run.way]["none"].get("square") else 0.0
+        largest = max(largest, whole - kept + WORKING["layer"] * whole + apart + bias)  # recomputed, and its gradients
     return saved, WORKING["bytes"] + largest
 
 
@@ -177,9 +179,13 @@ def passed(model: Model, run: Run, counts: Sequence[int]) -> float:
 
 
 def _saved(counts: Saved, run: Run, image: int) -> float:
-    square = counts.get("square", 0) * (image + run.text) ** 2
-    each = counts["sample"] + counts["image"] * image + counts["text"] * run.text + square
-    return counts["constant"] + run.batch * each
+    each = counts["sample"] + counts["image"] * image + counts["text"] * run.text
+    return counts["constant"] + run.batch * each + counts.get("square", 0) * _pairs(run, image)
+
+
+def _pairs(run: Run, image: int) -> int:
+    """Pairs of tokens that attention scores, in the whole batch."""
+    return run.batch * (image + run.text) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,6 +60,7 @@ def data(model: Model, run: Run, plan: RoutePlan) -> dict[str, Any]:
         "spare": tables.SPARE,
         "working": tables.WORKING,
         "apart_bytes": tables.APART_BYTES,
+        "bias_bytes": tables.BIAS_BYTES,
         "risks": risk_sentences(),
         "start": {"model": model.name, **asdict(run), "tread_config": plan.to_config()},
     }

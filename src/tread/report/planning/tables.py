@@ -56,3 +56,5 @@ ones, a share of the activations that they have more, because they cannot use al
 APART_BYTES = 4
 """Compiled code adds the result of an adapter to its linear's, and their gradients, in passes that come later, so a
 recomputed layer holds both in bf16 once more."""
+BIAS_BYTES = 2
+"""A mask with a number for each pair of tokens is copied in bf16 while attention adds it to the scores."""
