@@ -116,3 +116,8 @@ def test_a_budget_that_is_over_begins_nothing() -> None:
     budget = Budget(10.0, clock)
     clock.now += 10.0
     assert list(budget.fitting([1], "x")) == []
+
+
+def test_nothing_to_measure_shows_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(Budget(10.0, Clock()).fitting([], "x")) == []
+    assert capsys.readouterr() == ("", "")

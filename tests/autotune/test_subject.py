@@ -298,3 +298,16 @@ def test_measurements_are_made_once(tmp_path: Path) -> None:
     assert list(both) == ["2..3@0.5", "4..5@0.25"]
     assert both["2..3@0.5"] is first["2..3@0.5"]
     assert measure_kept(subject, store, (0.5,)) == {0.5: 32}
+
+
+def test_pairs_are_timed_in_alternating_order(tmp_path: Path) -> None:
+    """A clock that drifts one way makes the first of a pair look fast, in one pair, and slow in the next."""
+    from tread.autotune.measure import Budget, measure_pairs
+    from tread.autotune.store import Store
+
+    subject = from_scratch(tmp_path)
+    ticks = iter(range(1, 7))
+    plan = routes_of("2..3@0.5")
+    store = Store(tmp_path, {}, {})
+    found = measure_pairs(subject, store, [plan], lambda _: float(next(ticks)), Budget(1e9, lambda: 0.0))
+    assert [(pair["dense"], pair["routed"]) for pair in found["2..3@0.5"]] == [(1.0, 2.0), (4.0, 3.0), (5.0, 6.0)]
