@@ -176,18 +176,3 @@ def test_many_lengths_share_code_that_the_user_compiled(monkeypatch: pytest.Monk
     for inputs in buckets("qwenimage", 6, seed=1)[3:]:
         step(QWEN, model, handle, inputs)
     assert counter.frame_count == count
-
-
-def test_the_recompile_limit_grows_with_the_shapes(monkeypatch: pytest.MonkeyPatch, attach: Attach) -> None:
-    """It holds for the whole process: a model whose layers break the graph is compiled up to it in every piece."""
-    monkeypatch.setattr(static, "STATIC_SHAPES", 6)
-    model = adapted(QWEN)
-    handle = attach(model, ROUTES)
-    model.compile_repeated_blocks(backend="eager")
-    before, limits = torch._dynamo.config.recompile_limit, []
-    for inputs in buckets("qwenimage", 4):
-        step(QWEN, model, handle, inputs)
-        limits.append(torch._dynamo.config.recompile_limit)
-    assert limits == [24, 32, 40, 40], "four variants of each dense and routed length, and of code for any shape"
-    handle.detach()
-    assert torch._dynamo.config.recompile_limit == before

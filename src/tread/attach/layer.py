@@ -54,7 +54,7 @@ class Layer(Around):
             args, kwargs = self._enter(index, stack, sides, args, kwargs)
         before, state.running, self.quiet = state.running, self, True
         if isinstance(forward, Compiled) or hasattr(forward, "_torchdynamo_orig_callable"):
-            self._static.fix(self.block, args, kwargs)
+            self._static.fix(args, kwargs)
         try:
             output = forward(*args, **kwargs)
         finally:

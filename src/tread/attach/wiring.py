@@ -4,6 +4,7 @@ They are put on and taken off together, and follow what a user changes on the mo
 compiled, checkpointing that is switched on again.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from torch import nn
@@ -35,10 +36,10 @@ class Wiring:
         self._handle, self._model, self._family, self._call = handle, model, family, call
         self.layers: dict[nn.Module, Layer] = {}
         """Module -> its wrapper."""
-        static = StaticShapes(handle)
+        static = defaultdict[type, StaticShapes](lambda: StaticShapes(handle))
         for index, (stack, module) in enumerate(layer_modules(model, family)):
             block = unwrapped(module)
-            self.layers.setdefault(block, Layer(handle, block, static)).add(index, stack)
+            self.layers.setdefault(block, Layer(handle, block, static[type(block)])).add(index, stack)
 
     @property
     def is_on(self) -> bool:
