@@ -200,7 +200,7 @@ def test_a_run_that_has_nothing_left_to_do_is_not_continued_in_a_new_folder(tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("model.width=32", "is of another model: patch_embed.weight is (16, 1) there and (32, 1) here."),
+        ("model.width=32", "model.width is 32, but the weights in"),
         ("train.micro_steps=3", "train.batch_size is 8; it must be a multiple of 3"),
         ("data=images", "no image folder at nowhere"),
         ("optimizer.name=muon", "has the state of 'adamw': set it back, or begin a run in another output_dir."),
