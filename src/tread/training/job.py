@@ -65,7 +65,17 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
         open_group(accelerator.device)
         shard_size(config, accelerator.num_processes)  # refuses one that does not divide
     check_attention(config.train.attention, accelerator.device, config.called("train.attention"))
+    if tracker_of(config) == "wandb":
+        from_main(accelerator, lambda: _log_in(config))
     return accelerator
+
+
+def _log_in(config: JobConfig) -> None:
+    """Log in to wandb before anything is encoded or loaded, which may take hours; offline it does nothing."""
+    import wandb
+
+    with _starting_tracker(config):
+        wandb.login()
 
 
 @contextmanager
@@ -168,8 +178,15 @@ def run(
 
 def _start_tracker(config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> None:
     names = {"wandb": {"name": config.log.run or folder.name}}
-    try:
+    with _starting_tracker(config):
         accelerator.init_trackers(config.log.project, config=settings, init_kwargs=names)
+
+
+@contextmanager
+def _starting_tracker(config: JobConfig) -> Iterator[None]:
+    """Turn a tracker's own error into one that names the setting."""
+    try:
+        yield
     except Exception as error:  # wandb's own: no login, no network, a project that is another's
         setting, name = config.called("log.trackers"), tracker_of(config)
         reason = one_line(error).rstrip(".")
