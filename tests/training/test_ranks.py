@@ -137,16 +137,20 @@ def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: 
 
 def fail_on_rank_0(where: str, folder: Path) -> None:
     """Rank 0 meets a full disk, and lives on until rank 1 has ended its wait for it, or for ten seconds."""
-    config = compose([*TINY, f"output_dir={folder / 'run'}"])
+    config = compose([*TINY, "log.trackers=tensorboard", f"output_dir={folder / 'run'}"])
     accelerator, full = make_accelerator(config), OSError(errno.ENOSPC, "No space left on device")
     session = Session(Pretraining(config, accelerator, folder), config, accelerator)
     with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RankLost)) as error:
         if accelerator.is_main_process:
             patch.setattr(job, "sweep", Mock(side_effect=full))
             patch.setattr(session.task, "saved", Mock(side_effect=full))
+            patch.setattr(job, "_start_tracker", Mock(side_effect=full))
         if where == "folder":
             with job.claimed_folder(config, accelerator):
                 pass
+        elif where == "tracker":
+            (folder / "run").mkdir(exist_ok=True)
+            job.run(session.task, config, accelerator, folder / "run", {})
         else:
             session.save(folder / CHECKPOINTS, 0)
     if accelerator.is_main_process:
@@ -157,7 +161,7 @@ def fail_on_rank_0(where: str, folder: Path) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("where", ["folder", "result"])
+@pytest.mark.parametrize("where", ["folder", "tracker", "result"])
 def test_an_error_on_rank_0_is_told_to_the_others(tmp_path: Path, where: str) -> None:
     """They would wait for it until their timeout."""
     in_ranks(fail_on_rank_0, where, tmp_path)

@@ -170,7 +170,7 @@ def run(
         flat = {
             name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()
         }
-        _start_tracker(config, accelerator, folder, flat)
+        from_main(accelerator, lambda: _start_tracker(config, accelerator, folder, flat))
     accelerator.print(task.summary())
     _advise(task, config, accelerator)
     return fit(session, folder, start=start)
