@@ -276,7 +276,7 @@ def test_sample_takes_the_kind_of_the_run(tmp_path: Path, capsys: pytest.Capture
     [
         (["evaluate.samples=1"], "evaluate.samples is 1; it must be at least 2."),
         (["evaluate.batch_size=0"], "evaluate.batch_size is 0; it must be at least 1."),
-        (["evaluate.features=clip"], "evaluate.features is 'clip'. Choose one of: inception, efflite0, dinov2, corner."),
+        (["evaluate.features=clip"], "evaluate.features is 'clip'. Choose one of: inception, efflite0, dinov2, cor"),
         (
             ["evaluate.guidance=2", "train.class_dropout=0", "sample.guidance=1"],
             "evaluate.guidance is 2.0, but train.class_dropout is 0, so the null class that guidance needs is never "
