@@ -17,8 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DISTRIBUTIONS = packages_distributions()
 BY_TORCH = {"triton"}
 """Come with torch where they can run; the kernels have plain twins for everywhere else."""
-BY_ACCELERATE = {"tensorboard", "wandb"}
-"""Trackers: tread looks whether they are there, accelerate imports them."""
+BY_ACCELERATE = {"tensorboard"}
+"""A tracker: tread looks whether it is there, accelerate imports it."""
 BY_EXAMPLES = {"matplotlib"}
 """Draws the figures of the demo and the benchmarks."""
 

@@ -10,6 +10,7 @@ import torch
 from tests.autotune.tuned import Law, config_file, measurements, tune_cli
 from tests.report.conftest import Tune
 from tests.tiny.runs import forget
+from tread.autotune.jobs.job import read_job
 from tread.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,6 +39,23 @@ def test_a_fine_tune(law: Law, tune: Tune, capsys: Capture) -> None:
     main([*command.removeprefix("train with: tread ").split(), "output_dir=run"])
     record = json.loads(Path("run/run.json").read_text())
     assert record["facts"]["tread_config"]["routes"] == told["routes"]
+
+
+OF_THE_RUN = [
+    *["validation_guidance=2", "validation_on_startup=true", "validation_seed=1", "validation_resolution=64x64"],
+    *["push_to_hub=true", "hub_model_id=me/it", "hub_private=false", "report_to=none", "tracker_run_name=one"],
+    *["tracker_project_name=other", "checkpoints_keep_best=false", "timeout_minutes=5", "lora_dtype=bf16"],
+    *["vae_batch_size=1", "text_encoder_batch_size=1"],
+]
+"""Settings of previews, uploads, trackers, checkpoints and files, as a later command may set them."""
+
+
+def test_settings_that_change_no_measurement_leave_it_the_same_tuning(tune: Tune) -> None:
+    config = config_file(tune("flux"))
+    kept = read_job(config, []).identity()
+    changed = {setting for setting in OF_THE_RUN if read_job(config, [setting]).identity() != kept}
+    assert not changed
+    assert read_job(config, ["lora_rank=8"]).identity() != kept
 
 
 def test_a_model_to_fine_tune_that_is_too_shallow(law: Law, tune: Tune, capsys: Capture) -> None:

@@ -187,6 +187,25 @@ def test_timed_steps_leave_the_weights_whatever_the_rate_is_of(tmp_path: Path, s
         assert torch.equal(parameter, weights)
 
 
+def test_a_timed_step_of_prodigy_is_a_whole_one(tmp_path: Path) -> None:
+    """At a rate of 0 it computes neither moments nor update, and would be timed too short; weights of 0 stay too."""
+    subject = from_scratch(
+        tmp_path, "optimizer.name=prodigy", "optimizer.learning_rate=1", "optimizer.weight_decay=0.1"
+    )
+    weights = list(subject.loop.model.parameters())
+    with torch.no_grad():
+        weights[-1].zero_()
+    before = [weight.clone() for weight in weights]
+    step = subject.stepping()
+    for _ in range(3):
+        step()
+    optimizer: Any = trainer(subject).session.optimizer
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    assert all(optimizer.state[weight]["step"] == 3 for weight in weights)
+    assert all(bool(optimizer.state[weight]["exp_avg"].any()) for weight in weights)
+    assert all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
+
+
 def test_timed_steps_leave_the_average(tmp_path: Path) -> None:
     """Sensitivity is measured on it, and that of a trained run is not its weights."""
     subject = from_scratch(tmp_path)

@@ -197,6 +197,19 @@ def test_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--weights", "none.pth"], "put them there or name them with --weights (a file, or a URL to download)"),
+        (["--features", "incepton"], "--features is 'incepton'. Did you mean 'inception'?"),
+    ],
+)
+def test_errors_name_the_options(given: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "a", "--ref", "b", "--device", "cpu", *given])
+    assert sentence in capsys.readouterr().err
+
+
 def test_the_command_on_two_folders(tmp_path: Path, lite0: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bright, dark = write(BRIGHT[:6], tmp_path / "a"), write(DARK[:5], tmp_path / "b")
     weights = ["--features", "efflite0", "--weights", str(lite0)]
@@ -227,7 +240,7 @@ def test_the_door_at_the_root_names_what_is_missing(tmp_path: Path, monkeypatch:
     ended = finished(ROOT / "fid.py", "a", "b.npz")
     assert ended.returncode == 2
     assert ended.stderr.startswith("tread eval: no weights at ")
-    assert "`features`" in ended.stderr
+    assert "--features" in ended.stderr
 
 
 def test_the_modes_of_the_door_are_tread_eval(tmp_path: Path, lite0: Path, capsys: pytest.CaptureFixture[str]) -> None:

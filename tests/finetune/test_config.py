@@ -1,6 +1,7 @@
 """Reading configs: JSON and YAML, dashes, overrides, files they name, and what each mistake is told."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 
 from tests.tiny.pictures import write_gradients
 from tread.config import schema
-from tread.errors import ConfigError
+from tread.errors import ConfigError, TreadWarning
 from tread.finetune.config import check, read_config, read_mapping
+from tread.training.checkpoint import CHECKPOINTS
 
 BASE = {"model_family": "flux", "pretrained_model_name_or_path": "model", "data": "photos"}
 
@@ -53,6 +55,18 @@ def test_overrides_replace_the_file_s(tmp_path: Path) -> None:
     assert config.lora_targets == ("to_q", "to_k")
     assert config.tread_config is None
     assert config.compile is False
+
+
+def test_the_config_of_a_moved_run_goes_on_where_it_lies(tmp_path: Path) -> None:
+    """Its output_dir is the old folder, which is gone; a new run would begin there."""
+    (tmp_path / "run" / CHECKPOINTS / "step-00000002").mkdir(parents=True)
+    path = write(tmp_path / "run", "config.yaml", {**BASE, "output_dir": str(tmp_path / "before")})
+    assert read_config(path).output_dir == f"{tmp_path}/before", "it is not resumed"
+    sentence = f"output_dir '{tmp_path}/before' has no checkpoints, so the run goes on beside the config, in "
+    with pytest.warns(TreadWarning, match=re.escape(f"{sentence}{path.parent};")):
+        assert read_config(path, ["resume_from_checkpoint=latest"]).output_dir == str(path.parent)
+    new = f"{tmp_path}/new"
+    assert read_config(path, ["resume_from_checkpoint=latest", f"output_dir={new}"]).output_dir == new
 
 
 def test_files_that_a_config_names_are_read_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

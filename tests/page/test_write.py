@@ -76,6 +76,15 @@ def test_two_runs_of_one_name_have_names_of_their_own(runs: Path, routed: Path, 
     assert "other/routed (2)" in page
 
 
+def test_one_run_given_twice_is_refused(runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two curves, one over the other, would look like one run that is missing."""
+    monkeypatch.chdir(runs)
+    with pytest.raises(SystemExit):
+        main(["report", "routed", "dense", str(runs / "routed")])
+    assert f"'routed' and '{runs}/routed' are one run: name it once." in capsys.readouterr().err
+    assert not (runs / "report.html").exists()
+
+
 def test_a_page_holds_all_it_needs(runs: Path) -> None:
     page = report(runs / "routed", runs / "dense")
     assert "$" not in page.partition("<script>\n")[0]  # every place of the template is filled

@@ -1,6 +1,7 @@
 """Composition: every group and recipe, files, what a resumed run keeps, and the text of every refusal."""
 
 import json
+import re
 import shutil
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,7 @@ import yaml
 from tests.programs import ROOT
 from tread.config.layers import changes
 from tread.config.schema import plain
-from tread.errors import ConfigError
+from tread.errors import ConfigError, TreadWarning
 from tread.pretrain.build import build_model
 from tread.pretrain.config import GROUPS, compose, config_folder, from_run
 from tread.report.settings import config_files
@@ -326,6 +327,20 @@ def test_a_run_goes_on_in_its_own_folder_unless_told_otherwise(trained: Path, tm
     (tmp_path / "moved").symlink_to(trained)
     assert compose([f"resume={tmp_path / 'moved'}"]).output_dir == str(tmp_path / "moved")
     assert compose([f"resume={trained}", f"output_dir={tmp_path}/fork"]).output_dir == f"{tmp_path}/fork"
+
+
+def test_the_config_of_a_moved_run_goes_on_where_it_lies(trained: Path, tmp_path: Path) -> None:
+    """Its output_dir is the old folder, which is gone; a new run would begin there."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    saved = plain(from_run(folder)) | {"output_dir": str(tmp_path / "before")}
+    (folder / CONFIG_FILE).write_text(yaml.safe_dump(saved))
+    given = [str(folder / CONFIG_FILE), "resume=latest"]
+    sentence = f"output_dir '{tmp_path}/before' has no checkpoints, so the run goes on beside the config, in {folder};"
+    with pytest.warns(TreadWarning, match=re.escape(sentence)):
+        assert compose([*given, "train.steps=9"]).resumed == folder
+    assert compose([*given, f"output_dir={tmp_path}/new"]).output_dir == f"{tmp_path}/new"
+    shutil.copytree(trained, tmp_path / "before")
+    assert compose(given).output_dir == f"{tmp_path}/before", "a copy leaves the run where it was"
 
 
 def test_nothing_to_resume_yet_is_a_new_run(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def test_sample_takes_the_kind_of_the_run(tmp_path: Path, capsys: pytest.Capture
     [
         (["evaluate.samples=1"], "evaluate.samples is 1; it must be at least 2."),
         (["evaluate.batch_size=0"], "evaluate.batch_size is 0; it must be at least 1."),
-        (["evaluate.features=clip"], "`features` is 'clip'. Choose one of: inception, efflite0, dinov2, corner."),
+        (["evaluate.features=clip"], "evaluate.features is 'clip'. Choose one of: inception, efflite0, dinov2, cor"),
         (
             ["evaluate.guidance=2", "train.class_dropout=0", "sample.guidance=1"],
             "evaluate.guidance is 2.0, but train.class_dropout is 0, so the null class that guidance needs is never "
@@ -301,7 +301,10 @@ def test_refusals(tmp_path: Path, settings: list[str], message: str) -> None:
 def test_missing_weights_and_references_are_said_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         train(tmp_path / "run", *EVALUATE, "evaluate.features=efflite0")
-    for advice in ("name them with `weights` (a file", "choose another of the extractors with `features`"):
+    for advice in (
+        "name them with evaluate.weights (a file",
+        "choose another of the extractors with evaluate.features",
+    ):
         assert advice in str(error.value)
     with pytest.raises(ValueError, match="there is nothing at nowhere; name a folder of images"):
         train(tmp_path / "run", *EVALUATE, "evaluate.reference=nowhere")

@@ -299,3 +299,10 @@ def test_the_first_line_counts_one_class_as_one(tmp_path: Path) -> None:
         tmp_path / "run", "data=images", f"data.path={images}", "data.size=4", "validation.samples=1"
     )
     assert "4 samples of 1 class (1 held out), 1 process on cpu" in task.summary()
+
+
+def test_the_first_line_counts_processes_on_a_sort_of_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun each has its own index, and rank 0's is no fact about the run."""
+    task, _ = make_session(tmp_path)
+    monkeypatch.setattr(task.accelerator.state, "device", torch.device("cpu", 0))
+    assert task.summary().endswith("1 process on cpu")

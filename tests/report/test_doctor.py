@@ -187,5 +187,7 @@ def test_configs_are_told_apart() -> None:
         assert is_finetune(str(path)) == (path.parent.name == "finetune"), path
     Path("other.json").write_text('{"--model_family": "flux", "--optimizer": "adamw_bf16"}')
     assert is_finetune("other.json")
+    Path("train.json").write_text('{"data": {"name": "digits"}, "optimizer": {"warmup_steps": 0}}')
+    assert not is_finetune("train.json")
     Path("config.env").write_text("export FLUX=true")
     assert is_finetune("config.env")

@@ -42,6 +42,14 @@ def test_a_forward_keeps_them_and_drops_of_the_rest():
         handle.begin(training=True, forced=forced).enter(2, torch.randn(4, 64, 8))
 
 
+def test_a_mask_of_an_empty_batch_is_refused():
+    """Its largest count would be an error of torch's."""
+    handle, mask = Handle(RoutePlan.from_config("paper"), depth=12), torch.zeros(0, 64, dtype=torch.bool)
+    sentence = r"^force_keep has shape \(0, 64\), an empty batch; it needs at least one sample\.$"
+    with pytest.raises(ConfigError, match=sentence), handle.force_keep(mask):
+        pass
+
+
 def test_pinned_tokens_that_a_mask_names_too_are_counted_once():
     """In every sample; where a mask names fewer of them, only those."""
     handle = Handle(RoutePlan.from_config("paper"), depth=12)

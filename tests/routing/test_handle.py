@@ -86,6 +86,8 @@ def test_a_loop_without_set_step_advances_and_resumes():
     resumed.load_state_dict(handle.state_dict())
     with pytest.raises(ConfigError, match=r"^the state has steps; it must be what state_dict\(\) returned\.$"):
         resumed.load_state_dict({"steps": 3})
+    with pytest.raises(ConfigError, match=r"^micro_step of the state is 'two'; it must be a whole number\.$"):
+        resumed.load_state_dict({"step": 3, "micro_step": "two"})  # pyright: ignore[reportArgumentType]
     assert run(resumed)[0].equal(course[2])
     assert run(resumed)[0].equal(course[3])
 

@@ -102,6 +102,7 @@ def test_a_tracker_that_cannot_start_names_its_setting(tmp_path: Path, monkeypat
         match=r"log\.trackers is 'wandb', which cannot start: .*(?i:api.key).* WANDB_MODE=offline.*log.trackers=none",
     ):
         train(tmp_path / "run", "train.steps=1", "log.trackers=wandb")
+    assert not (tmp_path / "run").exists(), "noticed before the folder is claimed and the data read"
 
 
 def test_tensorboard_gets_what_the_file_gets(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Two processes: the same training as one, to rounding, and the same weights on both."""
 
+import errno
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,9 +23,13 @@ from tests.training.ranks import main
 from tread.data.images import ImageFolder
 from tread.data.order import Order, split
 from tread.data.readable import FEW
+from tread.errors import RankLost
 from tread.pretrain.config import compose
 from tread.pretrain.task import Pretraining
+from tread.training import job
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
+from tread.training.job import make_accelerator
+from tread.training.session import Session
 
 LAUNCH = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0"]
 # validation.samples is odd and smaller than a micro-batch: the ranks share it unevenly
@@ -126,6 +133,42 @@ def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: 
     assert f"tread train: {FEW + 1} of 116 samples cannot be read, the last: cannot read" in process.stderr
     assert process.stdout.count("step 2 is saved, continue with") == 1
     assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002"]
+
+
+def fail_on_rank_0(where: str, folder: Path) -> None:
+    """Rank 0 meets a full disk, and lives on until rank 1 has ended its wait for it, or for ten seconds."""
+    config = compose([*TINY, "log.trackers=tensorboard", f"output_dir={folder / 'run'}"])
+    accelerator, full = make_accelerator(config), OSError(errno.ENOSPC, "No space left on device")
+    session = Session(Pretraining(config, accelerator, folder), config, accelerator)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RankLost)) as error:
+        if accelerator.is_main_process:
+            patch.setattr(job, "sweep", Mock(side_effect=full))
+            patch.setattr(session.task, "saved", Mock(side_effect=full))
+            patch.setattr(job, "_start_tracker", Mock(side_effect=full))
+        if where == "folder":
+            with job.claimed_folder(config, accelerator):
+                pass
+        elif where == "tracker":
+            (folder / "run").mkdir(exist_ok=True)
+            job.run(session.task, config, accelerator, folder / "run", {})
+        else:
+            session.save(folder / CHECKPOINTS, 0)
+    if accelerator.is_main_process:
+        deadline = time.monotonic() + 10
+        while not (folder / "rank-1").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (folder / f"rank-{accelerator.process_index}").write_text(f"{time.time()} {error.value}")
+    os._exit(0)
+
+
+@pytest.mark.parametrize("where", ["folder", "tracker", "result"])
+def test_an_error_on_rank_0_is_told_to_the_others(tmp_path: Path, where: str) -> None:
+    """They would wait for it until their timeout."""
+    in_ranks(fail_on_rank_0, where, tmp_path)
+    said = [(tmp_path / f"rank-{rank}").read_text().split(" ", 1) for rank in range(2)]
+    assert said[0][1] == "[Errno 28] No space left on device"
+    assert said[1][1] == f"the first process of this run has ended, so this one ends too: {said[0][1]}"
+    assert said[1][0] < said[0][0], "rank 0 ended first"
 
 
 @pytest.mark.parametrize("layout", ["ddp", pytest.param("fsdp", marks=pytest.mark.contract)])

@@ -133,8 +133,8 @@ class MicroSteps(Sampler[list[Item]]):
         for index in range(self.start_step * self.micro_steps, self.steps * self.micro_steps):
             yield self.items(index, positions(*divmod(index, self.micro_steps), **self._slices))
 
-    def items(self, index: int, where: Tensor) -> list[Item]:
-        """The items of micro-step `index`, counted over the run, at the positions `where` (B,)."""
+    def items(self, index: int, positions: Tensor) -> list[Item]:
+        """The items of micro-step `index`, counted over the run, at these global sample positions (B,)."""
         raise NotImplementedError
 
 
@@ -146,11 +146,11 @@ class StepSampler(MicroSteps[Visit]):
         self.order, self._coming = order, coming
         self._told: list[int] = []
 
-    def items(self, index: int, where: Tensor) -> list[Visit]:
-        if self._coming is not None and (groups := self.order.following(int(where[-1]))) != self._told:
+    def items(self, index: int, positions: Tensor) -> list[Visit]:
+        if self._coming is not None and (groups := self.order.following(int(positions[-1]))) != self._told:
             self._told = groups
             self._coming(groups)
-        return list(map(Visit, self.order.indices(where).tolist(), where.tolist()))
+        return list(map(Visit, self.order.indices(positions).tolist(), positions.tolist()))
 
 
 def positions(step: int, micro_step: int, *, batch: int, micro_steps: int, rank: int, world: int) -> Tensor:

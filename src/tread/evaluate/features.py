@@ -11,7 +11,8 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -133,6 +134,16 @@ FEATURES: dict[str, Callable[[str | None, torch.device | str], Extractor]] = {
     "efflite0": load_efflite0,
     "dinov2": load_dinov2,
 }
+
+
+@contextmanager
+def settings_called(name: str) -> Iterator[None]:
+    """Inside, errors name `features` and `weights` as the user set them: `name` is "--{}" or "evaluate.{}"."""
+    try:
+        yield
+    except (ConfigError, ImportError) as error:
+        message = re.sub("`(features|weights)`", lambda found: name.format(found[1]), str(error))
+        raise type(error)(message) from error
 
 
 def load_extractor(features: str, weights: str | None = None, device: torch.device | str = "cpu") -> Extractor:

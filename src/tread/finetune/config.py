@@ -28,6 +28,7 @@ from tread.finetune.compat.translate import KeyVerdict, Translated, translate
 from tread.finetune.settings import SCRATCH, FinetuneConfig
 from tread.routing.plan import PRESETS
 from tread.routing.plan import read_mapping as read_routes
+from tread.training.checkpoint import moved_run
 
 FILES = (
     *("data_backend_config", "lycoris_config", "user_prompt_library", "peft_lora_target_modules", "tread_config"),
@@ -128,13 +129,18 @@ def read_mapping(
         document = from_environment(document)
     config = _named(document, path)
     config = {name: _by_type(known.get(name), value) for name, value in config.items()}
+    named: set[str] = set()
     for text in overrides:
         name, value = split_assignment(text, "max_train_steps")
         name = name.lstrip("-")
+        named.add(name)
         if name.partition(".")[0] in known:
             config = assigned(config, f"{name}={value}", known, "tread finetune")
         else:  # a key of another trainer
             config[name] = settled(from_text(str | dict[str, Any] | tuple[Any, ...] | None, value, name))
+    if config.get("resume_from_checkpoint") == "latest" and "output_dir" in config.keys() - named:
+        moved = moved_run(Path(path), config["output_dir"])
+        config |= {} if moved is None else {"output_dir": str(moved)}
     for key in [key for key in FILES if key in config]:
         try:
             config[key] = _read_in(key, config)

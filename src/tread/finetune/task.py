@@ -126,7 +126,7 @@ class Finetuning:
         return (
             f"{config.model_family}, {method}: {trained / 1e6:.1f} M of {size / 1e6:.1f} M parameters train, {routes}; "
             f"{counted(len(self.train_set), 'sample')} in {counted(len(set(self.train_set.groups)), 'bucket')}, "
-            f"{counted(accelerator.num_processes, 'process')} on {accelerator.device}{loading}"
+            f"{counted(accelerator.num_processes, 'process')} on {accelerator.device.type}{loading}"
         )
 
     @property

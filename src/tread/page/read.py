@@ -107,6 +107,9 @@ class Run:
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs of a report, all of the same `kind`, with unique names."""
     runs = [read_run(path) for path in paths]
+    real = [path.resolve() for path in paths]
+    if repeated := [path for path, one in zip(paths, real, strict=True) if real.count(one) > 1]:
+        raise ConfigError(f"{' and '.join(shown(str(path), 150) for path in repeated[:2])} are one run: name it once.")
     other = next((run for run in runs if run.kind != runs[0].kind), None)
     if other is not None:
         raise ConfigError(

@@ -22,6 +22,7 @@ from tread.errors import ConfigError, shortened, shown
 from tread.files import is_file
 from tread.objectives import OBJECTIVES
 from tread.pretrain.settings import AUTO, MODELS, ModelConfig, PretrainConfig
+from tread.training.checkpoint import moved_run
 from tread.training.job import CONFIG_FILE, saved_settings
 
 COMMAND = "tread train"
@@ -66,6 +67,8 @@ def layered(given: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     config = merged(base, {group: _group(group, name, folder) for group, name in chosen.items()})
     config = merged(merged(config, layer), {group: {"name": name} for group, name in chosen.items()})
     run = Path(str(_output_dir({**config, **names}, chosen)))
+    if resume == "latest" and file is not None and "output_dir" not in names:
+        run = moved_run(file, run) or run
     if resume == "latest" and is_file(run / CONFIG_FILE):  # else there is nothing to resume yet
         return _resumed(run, texts)
     return _assigned(config, texts, "" if file is None else str(file))

@@ -28,7 +28,7 @@ from torch import Tensor
 from tread.data import Dataset
 from tread.errors import ConfigError, RiskWarning
 from tread.evaluate.compare import Options, compare, measure, measure_place
-from tread.evaluate.features import load_extractor
+from tread.evaluate.features import load_extractor, settings_called
 from tread.evaluate.images import ArrayImages, ImageSource
 from tread.evaluate.statistics import Statistics
 from tread.files import write_text
@@ -143,11 +143,12 @@ class Evaluation:
                 "them with sample.vae, or set evaluate.every=0."
             )
         self.config, self.evaluate, self.accelerator, self.folder = config, evaluate, accelerator, folder / FOLDER
-        with accelerator.main_process_first():  # the others find what it downloads
-            self.extractor = load_extractor(evaluate.features, evaluate.weights, accelerator.device)
         settings = {**config.data, "vae weights": config.sample.vae}
         images = DataImages(dataset, settings, decode, accelerator.device)
-        self.reference = self._measure_reference(images)
+        with settings_called("evaluate.{}"):
+            with accelerator.main_process_first():  # the others find what it downloads
+                self.extractor = load_extractor(evaluate.features, evaluate.weights, accelerator.device)
+            self.reference = self._measure_reference(images)
         if evaluate.reference is not None:  # a file of statistics need not name its extractor, so widths are compared
             held, width = len(self.reference.pool.mean), self.extractor(images.read(0, 1)).pool.shape[1]
             if held != width:

@@ -153,7 +153,7 @@ class Pretraining:
         """One line: what is trained, on what, with which routes."""
         size = sum(parameter.numel() for parameter in self.model.parameters())
         routes = "dense" if self.handle is None else ", ".join(str(route) for route in self.handle.plan.routes)
-        processes, device = self.accelerator.num_processes, self.accelerator.device
+        processes, device = self.accelerator.num_processes, self.accelerator.device.type
         return (
             f"{self.config.model.size} ({size / 1e6:.1f} M parameters, {routes}), {len(self.train_set)} samples of "
             f"{counted(self.dataset.num_classes, 'class')} ({len(self.held_out)} held out), "

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 TRAIN_SECTIONS = {
     *("defaults", "model", "train", "objective", "ema", "checkpoint", "validation", "sample", "evaluate", "log"),
+    "resume",
 }
 """Top-level names that only a config of `tread train` has."""
+SHARED = {"data", "optimizer", "output_dir"}
+"""Top-level names that configs of both jobs have."""
 FINETUNE_KEYS = {"model_family", "pretrained_model_name_or_path"}
 """Names that every config of `tread finetune` has, and those of other trainers too."""
 
@@ -88,7 +91,7 @@ def is_finetune(config: str) -> bool:
     if not isinstance(document, Mapping):
         raise ConfigError(f"{config} is not a mapping of settings; give a config of `tread train` or `tread finetune`.")
     names = {str(name).lstrip("-") for name in document}
-    if names & TRAIN_SECTIONS:
+    if names & TRAIN_SECTIONS or names <= SHARED:  # every config of `tread finetune` has model_family too
         return False
     if names & FINETUNE_KEYS or Path(config).name.lower().endswith(ENV_SUFFIX):
         return True

@@ -10,7 +10,7 @@ import torch
 
 from tread.errors import ConfigError
 from tread.evaluate.compare import evaluate
-from tread.evaluate.features import load_extractor
+from tread.evaluate.features import load_extractor, settings_called
 from tread.files import write_text
 from tread.page.read import FIGURES
 from tread.training.record import origin
@@ -38,7 +38,8 @@ def run_evaluation(
 
         state = PartialState(cpu=chosen.type == "cpu")
         rank, chosen = state.process_index, state.device or chosen
-    report = evaluate(samples, ref, load_extractor(features, weights, chosen), save=save, **options)
+    with settings_called("--{}"):
+        report = evaluate(samples, ref, load_extractor(features, weights, chosen), save=save, **options)
     if save is not None and rank == 0 and not json:
         print(f"saved: {save}")
     if report is not None and rank == 0:

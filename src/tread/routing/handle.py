@@ -212,8 +212,9 @@ class Handle:
         """Restore what `state_dict()` returned."""
         if state.keys() != self.state_dict().keys():
             raise ConfigError(f"the state has {', '.join(state) or 'nothing'}; it must be what state_dict() returned.")
+        micro_step = check_int(state["micro_step"], "micro_step of the state", 0)
         self.set_step(state["step"])
-        self._micro_step.fill_(state["micro_step"])
+        self._micro_step.fill_(micro_step)
 
     @property
     def active_scale(self) -> float:

@@ -14,11 +14,13 @@ _FORCED = 1 << 62  # above every score
 
 
 def check_mask(mask: object) -> None:
-    """Refuse a force mask that is not bool (B, S)."""
+    """Refuse a force mask that is not bool (B, S), B at least 1."""
     if not isinstance(mask, Tensor):
         raise ConfigError(f"force_keep is a {type(mask).__name__}; it must be a tensor, bool (B, S).")
     if mask.dtype != torch.bool or mask.ndim != 2:
         raise ConfigError(f"force_keep is {mask.dtype} of shape {tuple(mask.shape)}; it must be bool (B, S).")
+    if not len(mask):
+        raise ConfigError(f"force_keep has shape {tuple(mask.shape)}, an empty batch; it needs at least one sample.")
 
 
 def check_selection(ids: object, name: str) -> int:

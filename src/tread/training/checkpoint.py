@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 import uuid
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,8 +31,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tread.errors import CheckpointError, reason_of
-from tread.files import fsync, is_safetensors
+from tread.errors import CheckpointError, TreadWarning, reason_of, shown
+from tread.files import fsync, is_folder, is_safetensors
 
 CHECKPOINTS = "checkpoints"
 """The folder, within a run's folder, of its checkpoints."""
@@ -161,6 +162,19 @@ def unwritten(folder: Path, step: int, reason: str) -> CheckpointError:
 def list_checkpoints(folder: Path) -> list[Path]:
     """All checkpoint folders, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def moved_run(config: Path, output_dir: object) -> Path | None:
+    """The folder of a config file if it is a run that was moved: it has checkpoints, and the `output_dir` has none."""
+
+    def has_checkpoints(run: Path) -> bool:
+        return is_folder(run / CHECKPOINTS) and bool(list_checkpoints(run / CHECKPOINTS))
+
+    if not has_checkpoints(config.parent) or has_checkpoints(Path(str(output_dir))):
+        return None
+    message = f"{config}: output_dir {shown(str(output_dir))} has no checkpoints, so the run goes on beside the config"
+    warnings.warn(f"{message}, in {config.parent}; name another output_dir to begin one.", TreadWarning, stacklevel=2)
+    return config.parent
 
 
 def recover(folder: Path) -> None:

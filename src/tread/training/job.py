@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     InitProcessGroupKwargs,
     ProjectConfiguration,
-    broadcast_object_list,
 )
 from torch import distributed
 
@@ -66,7 +65,17 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
         open_group(accelerator.device)
         shard_size(config, accelerator.num_processes)  # refuses one that does not divide
     check_attention(config.train.attention, accelerator.device, config.called("train.attention"))
+    if tracker_of(config) == "wandb":
+        from_main(accelerator, lambda: _log_in(config))
     return accelerator
+
+
+def _log_in(config: JobConfig) -> None:
+    """Log in to wandb before anything is encoded or loaded, which may take hours; offline it does nothing."""
+    import wandb
+
+    with _starting_tracker(config):
+        wandb.login()
 
 
 @contextmanager
@@ -80,16 +89,18 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
     goes_on = source is not None and source.resolve() == folder.resolve()
     if source is not None and not goes_on:
         _check_resumable(source, accelerator)
-    make_folder(folder, f"output_dir {str(folder)!r}", "Name another output_dir.")
-    claim = locked(folder / LOCK_FILE) if accelerator.is_main_process else nullcontext(True)
-    with lost_ranks(config), claim as held:
-        if not broadcast_object_list([held])[0]:
-            raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
-        if accelerator.is_main_process:
+    with lost_ranks(config), ExitStack() as stack:
+
+        def claim() -> None:
+            make_folder(folder, f"output_dir {str(folder)!r}", "Name another output_dir.")
+            if not stack.enter_context(locked(folder / LOCK_FILE)):
+                raise ConfigError(f"another job is training in {folder}: wait for its end, or name another output_dir.")
             with writing(folder / CHECKPOINTS):
                 recover(folder / CHECKPOINTS)
             sweep(folder)  # the lock is held: nobody else writes here
-        accelerator.wait_for_everyone()
+
+        from_main(accelerator, claim)
+        make_folder(folder, f"output_dir {str(folder)!r}", "Name another output_dir.")  # each machine may have its own
         if goes_on:
             _check_resumable(folder, accelerator)
         taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
@@ -141,21 +152,25 @@ def run(
             f"{source} is at step {start} already, and {steps} is {config.train.steps}, so there is nothing to train "
             f"in {folder}: raise {steps}."
         )
-    # only now: a run that could not be resumed, or has nothing left to do, keeps its config
-    if accelerator.is_main_process and start < config.train.steps:
+
+    def write_settings() -> None:
         before = {}
         if source is not None and (source / CONFIG_FILE).is_file():
             before = (saved or saved_settings)(source)
         _write_config(folder, before, settings, accelerator)
         write_start(folder, task, accelerator, start)
-    if start and goes_on:
-        session.make_result(checkpoint_path(folder / CHECKPOINTS, start))  # a kill may have come before it
-        accelerator.wait_for_everyone()
+
+    if (
+        start < config.train.steps
+    ):  # only now: a run that could not be resumed, or has nothing left to do, keeps its own
+        from_main(accelerator, write_settings)
+    if start and goes_on:  # a kill may have come before it
+        from_main(accelerator, lambda: session.make_result(checkpoint_path(folder / CHECKPOINTS, start)))
     if accelerator.log_with:
         flat = {
             name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()
         }
-        _start_tracker(config, accelerator, folder, flat)
+        from_main(accelerator, lambda: _start_tracker(config, accelerator, folder, flat))
     accelerator.print(task.summary())
     _advise(task, config, accelerator)
     return fit(session, folder, start=start)
@@ -163,8 +178,15 @@ def run(
 
 def _start_tracker(config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> None:
     names = {"wandb": {"name": config.log.run or folder.name}}
-    try:
+    with _starting_tracker(config):
         accelerator.init_trackers(config.log.project, config=settings, init_kwargs=names)
+
+
+@contextmanager
+def _starting_tracker(config: JobConfig) -> Iterator[None]:
+    """Turn a tracker's own error into one that names the setting."""
+    try:
+        yield
     except Exception as error:  # wandb's own: no login, no network, a project that is another's
         setting, name = config.called("log.trackers"), tracker_of(config)
         reason = one_line(error).rstrip(".")

@@ -145,12 +145,16 @@ class Session:
                 self.saver.wait()
             self.saved = self.saver.saved
             return
-        if self.accelerator.is_main_process:
+
+        def write() -> None:
             path = checkpoint.save(folder, step, self._parts(), facts, **keep)
             self.saved = step
             self.make_result(path)
+
         if together:
-            self.accelerator.wait_for_everyone()
+            from_main(self.accelerator, write)
+        elif self.accelerator.is_main_process:
+            write()
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of a checkpoint, by part."""

@@ -33,11 +33,12 @@ from tread.training.memory import out_of_memory
 from tread.training.session import Session
 
 LEFT_OUT = (
-    *("output_dir", "cache_dir", "report_to", "tread_config", "max_train_steps", "num_train_epochs", "num_eval_images"),
-    *("eval_steps_interval", "checkpoint_step_interval", "checkpoints_total_limit", "logging_steps", "data_changed"),
-    *("validation_prompt", "validation_steps", "dataloader_num_workers"),
+    *("output_dir", "cache_dir", "vae_batch_size", "text_encoder_batch_size", "dataloader_num_workers", "lora_dtype"),
+    *("tread_config", "max_train_steps", "num_train_epochs", "timeout_minutes", "data_changed", "logging_steps"),
+    *("num_eval_images", "eval_steps_interval", "checkpoint", "validation_", "push_to_hub", "hub_"),
+    *("report_to", "tracker_"),
 )
-"""Settings that no measurement depends on."""
+"""Settings that no measurement depends on, or the beginnings of their names."""
 
 
 class FinetuneTuning:
@@ -55,7 +56,7 @@ class FinetuneTuning:
 
     def identity(self) -> dict[str, Any]:
         """See `Job.identity`."""
-        settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
+        settings = {name: value for name, value in plain(self.config).items() if not name.startswith(LEFT_OUT)}
         checkpoint = newest_checkpoint(resumed_folder(self.config))
         return {"job": "finetune", **settings, "tread_config": self.routing, **checkpoint}
 
@@ -135,6 +136,7 @@ class FinetuneTuning:
                 num_train_epochs=0,
                 eval_steps_interval=steps,
                 validation_prompt=None,
+                validation_on_startup=False,
                 checkpoint_step_interval=steps,
                 checkpoints_total_limit=1,
                 report_to="none",

@@ -1,4 +1,4 @@
-"""The trainers' own loop, as the tuner measures it: `Session.step`, with the learning rate at 0."""
+"""The trainers' own loop, as the tuner measures it: `Session.step`, at a learning rate that changes no weight."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +13,9 @@ from tread.routing.handle import Handle
 from tread.training.session import Session
 from tread.training.task import Task
 from tread.training.trial import turned
+
+RATES = {"prodigy": 1e-100}
+"""Rates of timed steps that are not 0, at which prodigy skips most of the step: an update times this rounds to 0."""
 
 
 class Probed(Task, Protocol):
@@ -51,7 +54,8 @@ class TrainerLoop:
         if ema is not None:  # a decay of 1: the average is updated, for its time, and stays as it is
             ema.decay, ema.warmup = 1.0, 1
         try:
-            return self.session.step(0, repeat(batch), rate=0.0)
+            rate = RATES.get(self.session.config.optimizer.name, 0.0)
+            return self.session.step(0, repeat(batch), rate=rate)
         finally:
             if ema is not None and before is not None:
                 ema.decay, ema.warmup = before

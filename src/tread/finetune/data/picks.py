@@ -44,10 +44,10 @@ class PickSampler(MicroSteps[Pick]):
         super().__init__(**slices)
         self.order, self.caption_dropout, self.seed = order, caption_dropout, seed
 
-    def items(self, index: int, where: Tensor) -> list[Pick]:
-        samples = self.order.batch(index)[where - index * self.order.size]  # (B,)
-        dropped = noise.uniform(self.seed, _DROP_WORD, where) < self.caption_dropout  # (B,)
-        captions = noise.bits(self.seed, _CAPTION_WORD, where)  # (B,)
-        mirrored = noise.uniform(self.seed, _FLIP_WORD, where) < 0.5  # (B,)
-        drawn = (samples, dropped, captions, where, mirrored)
+    def items(self, index: int, positions: Tensor) -> list[Pick]:
+        samples = self.order.batch(index)[positions - index * self.order.size]  # (B,)
+        dropped = noise.uniform(self.seed, _DROP_WORD, positions) < self.caption_dropout  # (B,)
+        captions = noise.bits(self.seed, _CAPTION_WORD, positions)  # (B,)
+        mirrored = noise.uniform(self.seed, _FLIP_WORD, positions) < 0.5  # (B,)
+        drawn = (samples, dropped, captions, positions, mirrored)
         return list(map(Pick, *(values.tolist() for values in drawn)))
