@@ -3,7 +3,7 @@
     python -m benchmarks.attention
 
 Tokens lie before heads in memory, as layers hand them over. `operator` is the product's way to cuDNN
-(`tread.kernels.cudnn`), the others are torch's own kernels.
+(`tread.kernels.attention.cudnn`), the others are torch's own kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from benchmarks.common.record import Facts, Record, options
 from benchmarks.common.timing import alternate
-from tread.kernels import cudnn
-from tread.kernels.attention import KERNELS
+from tread.kernels.attention import cudnn
+from tread.kernels.attention.kernel import KERNELS
 
 OF_TORCH = ("flash", "cudnn", "efficient")
 MASKED = ("cudnn", "efficient")

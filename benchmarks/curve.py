@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.common.record import Facts, Record, compared, options
 from benchmarks.common.timing import alternate, clocks
-from tread.kernels.attention import use_attention
+from tread.kernels.attention.kernel import use_attention
 from tread.models.layers import Block
 from tread.routing.cost import LayerShape, plan_cost
 from tread.routing.handle import Handle

@@ -22,7 +22,7 @@ from benchmarks.common.profile import profile_routing
 from benchmarks.common.record import Facts, Record, options
 from benchmarks.common.steps import Steps, Work, compile_options, job_config, stepping
 from tread.kernels import adaln
-from tread.kernels.attention import Attention
+from tread.kernels.attention.kernel import Attention
 from tread.kernels.compiling import lengths
 from tread.kernels.fast import Fast
 from tread.models import DiT, model_size

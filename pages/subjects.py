@@ -24,7 +24,7 @@ from tread.attach.registry import family_of
 from tread.finetune.families import cosmos3, family_class
 from tread.finetune.family import Batch
 from tread.finetune.model.adapters import add_adapter
-from tread.kernels import cudnn
+from tread.kernels.attention import cudnn
 from tread.kernels.experts import compute_all_experts
 from tread.models import DiT, model_size
 

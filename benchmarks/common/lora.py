@@ -26,7 +26,7 @@ from benchmarks.common.steps import WARM_STEPS, Steps, Work, compile_options, jo
 from tread.attach.registry import layers_of
 from tread.finetune.model.adapters import add_adapter
 from tread.finetune.model.quantize import METHODS, check_precision, quantize
-from tread.kernels.attention import Attention
+from tread.kernels.attention.kernel import Attention
 from tread.kernels.compiling import lengths
 from tread.kernels.fast import Fast
 from tread.training.settings import OptimizerName

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks.common.flops import Flops, count_flops
 from benchmarks.common.record import Facts, compared
 from benchmarks.common.timing import alternate, clocks, watched
-from tread.kernels.attention import Attention
+from tread.kernels.attention.kernel import Attention
 from tread.kernels.fast import Fast
 from tread.kernels.graphs import CALLS
 from tread.routing.handle import Handle

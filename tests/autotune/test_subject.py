@@ -328,5 +328,5 @@ def test_pairs_are_timed_in_alternating_order(tmp_path: Path) -> None:
     ticks = iter(range(1, 7))
     plan = routes_of("2..3@0.5")
     store = Store(tmp_path, {}, {})
-    found = measure_pairs(subject, store, [plan], lambda _: float(next(ticks)), Budget(1e9, lambda: 0.0))
+    found = measure_pairs(subject, store, [plan], lambda step: float(next(ticks)), Budget(1e9, lambda: 0.0))
     assert [(pair["dense"], pair["routed"]) for pair in found["2..3@0.5"]] == [(1.0, 2.0), (4.0, 3.0), (5.0, 6.0)]

@@ -16,7 +16,7 @@ from benchmarks.common.record import Record, compared, options
 from benchmarks.common.timing import Timing, alternate, timed
 from benchmarks.curve import RATIOS, SMOKE, Layers
 from tests.benchmarks.ticks import Ticks
-from tread.kernels.cudnn import attend
+from tread.kernels.attention.cudnn import attend
 from tread.routing.cost import LayerShape, plan_cost
 
 CPU = torch.device("cpu")

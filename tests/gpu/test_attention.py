@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tread.kernels import cudnn
-from tread.kernels.attention import use_attention
+from tread.kernels.attention import cudnn
+from tread.kernels.attention.kernel import use_attention
 
 pytestmark = pytest.mark.gpu
 LAYOUTS = {

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 
 from tests.programs import run
 from tread.errors import ConfigError
-from tread.kernels import attention, cudnn
-from tread.kernels.attention import KERNELS, SAFE, check_attention, explained, relaxed, use_attention
+from tread.kernels.attention import cudnn, kernel
+from tread.kernels.attention.kernel import KERNELS, SAFE, check_attention, explained, relaxed, use_attention
 from tread.models import DiT
 from tread.pretrain.config import compose
 from tread.training.job import make_accelerator
 
 GPU = torch.device("cuda")  # the switches are torch's own and need no GPU to be set
-TORCH = attention._TORCH
+TORCH = kernel._TORCH
 AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)
 MASK = torch.ones(6, 6, dtype=torch.bool).tril()
 
@@ -72,13 +72,13 @@ def device_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_name_is_that_kernel_alone(name) -> None:
     use_attention(name, GPU)
     assert enabled() == {name}
-    assert F.scaled_dot_product_attention is attention._by_torch
+    assert F.scaled_dot_product_attention is kernel._by_torch
 
 
 def test_cudnn_is_our_operator_and_never_torchs_way_to_it() -> None:
     use_attention("cudnn", GPU)
     assert enabled() == set(SAFE), "what does not fit must run too"
-    assert F.scaled_dot_product_attention is attention._by_cudnn
+    assert F.scaled_dot_product_attention is kernel._by_cudnn
 
 
 @pytest.mark.parametrize("name", ["auto", "flash", "efficient", "math", "default"])
@@ -86,7 +86,7 @@ def test_every_other_choice_takes_the_operator_away(name, device_of) -> None:
     device_of(AMPERE)
     use_attention("cudnn", GPU)
     use_attention(name, GPU)
-    assert F.scaled_dot_product_attention is (TORCH if name == "default" else attention._by_torch)
+    assert F.scaled_dot_product_attention is (TORCH if name == "default" else kernel._by_torch)
 
 
 @pytest.mark.parametrize(("capability", "by_cudnn"), [(AMPERE, False), (HOPPER, True), (BLACKWELL, True)])
@@ -94,7 +94,7 @@ def test_auto_prefers_in_its_order_and_can_always_fall_back(capability, by_cudnn
     device_of(capability)
     use_attention("auto", GPU)
     assert enabled() == {"flash", "efficient", "math"}, "flash takes no masks"
-    assert F.scaled_dot_product_attention is (attention._by_cudnn if by_cudnn else attention._by_torch)
+    assert F.scaled_dot_product_attention is (kernel._by_cudnn if by_cudnn else kernel._by_torch)
 
 
 def test_cudnn_is_refused_where_it_is_not(device_of, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_cudnn_is_refused_where_it_is_not(device_of, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match="NVIDIA"):
         check_attention("cudnn", GPU)
     use_attention("auto", GPU)
-    assert F.scaled_dot_product_attention is attention._by_torch
+    assert F.scaled_dot_product_attention is kernel._by_torch
 
 
 def test_a_forced_kernel_does_not_bind_other_models(device_of) -> None:
@@ -155,7 +155,7 @@ def calls() -> Iterator[Calls]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cudnn, "attend", watched("cudnn", cudnn.attend))
-        patch.setattr(attention, "_TORCH", watched("torch", TORCH))
+        patch.setattr(kernel, "_TORCH", watched("torch", TORCH))
         yield found
 
 
@@ -212,7 +212,7 @@ def test_autocast_is_followed_as_torchs_own_does(calls: Calls, monkeypatch: pyte
         out = F.scaled_dot_product_attention(q, k, q)
         use_attention("efficient", GPU)
         with monkeypatch.context() as patch:  # torch's own casts its inputs
-            patch.setattr(attention, "_TORCH", lambda _q, _k, _v, bias, *_, **__: biases.append(bias))
+            patch.setattr(kernel, "_TORCH", lambda _q, _k, _v, bias, *_, **__: biases.append(bias))
             F.scaled_dot_product_attention(q, q, q, torch.empty(2, 1, 1, 16, device="cuda", dtype=torch.bool))
     assert [name for name, _, _ in calls] == ["cudnn"]
     assert out.dtype == biases[0].dtype == torch.bfloat16

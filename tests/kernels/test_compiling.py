@@ -21,8 +21,8 @@ from torch.nn import functional as F
 import tread
 from tests.programs import ROOT, run
 from tests.tiny.runs import ROUTE, TINY, make_session
-from tread.kernels import cudnn
-from tread.kernels.attention import use_attention
+from tread.kernels.attention import cudnn
+from tread.kernels.attention.kernel import use_attention
 from tread.kernels.compiling import Attempt, CompiledLayer, compile_layers, compile_noise, compiles, lengths
 from tread.models import DiT
 from tread.routing import noise

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from tread.kernels import cudnn
+from tread.kernels.attention import cudnn
 
 HEADS, SIZE = 3, 16
 Attend = Callable[..., Tensor]

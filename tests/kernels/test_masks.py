@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tread.kernels.masks import ALIGNED, additive, bias_of
+from tread.kernels.attention.masks import ALIGNED, additive, bias_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -18,7 +18,7 @@ from pages.model_lines import MODELS, Line
 from pages.subjects import RANK, Subject
 from tread.finetune.families import TUNE_FAMILIES
 from tread.finetune.model.adapters import find_linears
-from tread.kernels import cudnn
+from tread.kernels.attention import cudnn
 from tread.kernels.experts import compute_all_experts
 from tread.report.planning.models import documents, find_model
 from tread.routing.cost import LayerShape

@@ -24,7 +24,7 @@ from tread.attach.registry import family_for
 from tread.attach.wiring import Wiring, layer_modules
 from tread.attach.wrappers import naming_forward, unwrapped
 from tread.errors import ConfigError
-from tread.kernels.attention import Attention
+from tread.kernels.attention.kernel import Attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.kernels.fast import SETTINGS, SHAPES, Fast, print_once_per_job

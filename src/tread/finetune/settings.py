@@ -16,7 +16,7 @@ from tread.data.captioned.entries import DataConfig, data_configs
 from tread.errors import ConfigError
 from tread.finetune.consistency import check_settings
 from tread.finetune.target import Weighting
-from tread.kernels.attention import Attention
+from tread.kernels.attention.kernel import Attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Switch
 from tread.objectives.density import PARAMETERS, Density, DensityName

@@ -24,7 +24,7 @@ from tread.finetune.preflight import check_model, trained_experts
 from tread.finetune.run import attach_routes, load_stock, make_trainable, open_job, quantize_stock
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning, TuneBatch
-from tread.kernels import attention
+from tread.kernels.attention import kernel
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.training.memory import is_out_of_memory, out_of_memory
@@ -53,7 +53,7 @@ def try_finetune(config: FinetuneConfig, folder: Path) -> tuple[str, list[Trial]
     config = replace(steps_alone(config, folder), cache_dir=str(cache), resume_from_checkpoint=None)
     config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
-    with out_of_memory(job.memory_advice), attention.explained(config.attention):
+    with out_of_memory(job.memory_advice), kernel.explained(config.attention):
         check_model(config, family, accelerator.device)
         data = prepare(config, family, accelerator, folder, batches=1)
         return _Trials(config, accelerator, folder, family, data).run(job)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tread.around import Around, around
-from tread.kernels.attention import Attention, remember_attention, use_attention
+from tread.kernels.attention.kernel import Attention, remember_attention, use_attention
 from tread.kernels.checkpointing import Checkpointing
 from tread.kernels.compiling import Attempt, Switch, compile_layers, compile_noise
 from tread.kernels.experts import compute_all_experts

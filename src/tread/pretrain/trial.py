@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tread.kernels import attention
+from tread.kernels.attention import kernel
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
 from tread.training.job import make_accelerator
@@ -21,7 +21,7 @@ def try_pretrain(config: PretrainConfig, folder: Path) -> tuple[str, list[Trial]
     """One line about the task, and the outcome for its network; files go to `folder`, not to the run's."""
     config = replace(steps_alone(config, folder), resume=None)
     accelerator = make_accelerator(config)
-    with out_of_memory(config.memory_advice), attention.explained(config.train.attention, "train.attention"):
+    with out_of_memory(config.memory_advice), kernel.explained(config.train.attention, "train.attention"):
         task = Pretraining(config, accelerator, folder)
         batch = next(task.batches(0))
         comparisons: list[Comparison] = []

@@ -164,17 +164,17 @@ def _triton() -> Finding:
 def _attention() -> Finding:
     import torch
 
-    from tread.kernels import attention, cudnn
+    from tread.kernels.attention import cudnn, kernel
 
     device = _device()
     if device.type != "cuda":
         return Finding("attention", "torch's", f"there is one kernel on a {device.type}")
-    if attention.resolved("auto", device) == "cudnn":
+    if kernel.resolved("auto", device) == "cudnn":
         x = torch.ones(1, 1, 64, 64, device=device, dtype=torch.bfloat16)
         cudnn.attend(x, x, x, None)
         major, minor = torch.cuda.get_device_capability(device)
         return Finding("attention", f"cudnn (compute capability {major}.{minor})")
-    return Finding("attention", ", then ".join(attention.SAFE), "cudnn is chosen from compute capability 9.0 on")
+    return Finding("attention", ", then ".join(kernel.SAFE), "cudnn is chosen from compute capability 9.0 on")
 
 
 def _float8() -> Finding:

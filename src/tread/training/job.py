@@ -22,7 +22,7 @@ from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, one_line, shown
 from tread.files import is_file, lock, sweep, write_text, writing
-from tread.kernels.attention import check_attention
+from tread.kernels.attention.kernel import check_attention
 from tread.training.checkpoint import CHECKPOINTS, MANIFEST, checkpoint_path, list_checkpoints, newest, recover
 from tread.training.loop import fit
 from tread.training.metrics import tracker_of
@@ -160,9 +160,8 @@ def run(
         _write_config(folder, before, settings, accelerator)
         write_start(folder, task, accelerator, start)
 
-    if (
-        start < config.train.steps
-    ):  # only now: a run that could not be resumed, or has nothing left to do, keeps its own
+    # only now: a run that could not be resumed, or has nothing left to do, keeps its own
+    if start < config.train.steps:
         from_main(accelerator, write_settings)
     if start and goes_on:  # a kill may have come before it
         from_main(accelerator, lambda: session.make_result(checkpoint_path(folder / CHECKPOINTS, start)))

@@ -17,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tread.errors import CheckpointError, TrainingDiverged
-from tread.kernels import attention
+from tread.kernels.attention import kernel
 from tread.training.checkpoint import CHECKPOINTS
 from tread.training.memory import lost_workers, out_of_memory, peak_memory
 from tread.training.metrics import Metrics
@@ -49,7 +49,7 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=hidden, mininterval=0.5)
     clock, done, stopped_by = _Clock(bar), start, 0
 
-    explained = attention.explained(config.train.attention, config.called("train.attention"))
+    explained = kernel.explained(config.train.attention, config.called("train.attention"))
     with (
         lost_ranks(config),
         stopping(accelerator, config.train.timeout) as (asked, interruptible),

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tread.errors import ConfigError
-from tread.kernels import attention
+from tread.kernels.attention import kernel
 from tread.routing import noise
 from tread.training import checkpoint
 from tread.training.fingerprint import check_data
@@ -87,7 +87,7 @@ class Session:
         compiled: other shapes than training's would fill the compiler's caches."""
         with evaluating(self.task.model):
             eager = torch.compiler.set_stance("force_eager")
-            kernels = attention.relaxed(self.config.train.attention, self.accelerator.device)
+            kernels = kernel.relaxed(self.config.train.attention, self.accelerator.device)
             with self.ema.applied() if self.ema else averaged_weights(self.optimizer), eager, kernels:
                 yield
 

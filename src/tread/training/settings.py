@@ -14,7 +14,7 @@ from typing import Literal
 
 from tread.config.schema import at_least
 from tread.errors import ConfigError
-from tread.kernels.attention import Attention
+from tread.kernels.attention.kernel import Attention
 from tread.kernels.compiling import Switch
 
 Parallel = Literal["ddp", "fsdp", "hsdp"]

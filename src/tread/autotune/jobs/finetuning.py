@@ -25,7 +25,7 @@ from tread.finetune.run import attach_routes, finetune, load_models, open_job
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning, TuneBatch
 from tread.finetune.trial import steps_alone
-from tread.kernels import attention
+from tread.kernels.attention import kernel
 from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.fingerprint import KINDS
@@ -73,7 +73,7 @@ class FinetuneTuning:
     def explained(self) -> Iterator[None]:
         """See `Job.explained`."""
         advice = FinetuneJob.of(self.config).memory_advice
-        with out_of_memory(advice), attention.explained(self.config.attention):
+        with out_of_memory(advice), kernel.explained(self.config.attention):
             yield
 
     def check_verify(self) -> None:

@@ -14,7 +14,7 @@ from tread.autotune.jobs.trainer import TrainerLoop
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
 from tread.errors import ConfigError
-from tread.kernels import attention
+from tread.kernels.attention import kernel
 from tread.models import model_size
 from tread.pretrain.resumed import check_resumed
 from tread.pretrain.run import pretrain
@@ -63,7 +63,7 @@ class PretrainTuning:
     def explained(self) -> Iterator[None]:
         """See `Job.explained`."""
         config = self.config
-        with out_of_memory(config.memory_advice), attention.explained(config.train.attention, "train.attention"):
+        with out_of_memory(config.memory_advice), kernel.explained(config.train.attention, "train.attention"):
             yield
 
     def check_verify(self) -> None:

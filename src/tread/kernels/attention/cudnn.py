@@ -5,8 +5,8 @@
   cause is unknown: the same shapes and layouts alone do not reproduce it. Called from here, with gradient and outputs
   in one layout, the same steps run.
 - A custom operator is opaque to the compiler, which therefore cannot change the layouts in between.
-- A mask is added to the scores as a bias (`tread.kernels.masks`), made inside the operator: compiled code that
-  recomputes a layer would write it out for every head and query.
+- A mask is added to the scores as a bias (`masks.py`), made inside the operator: compiled code that recomputes a
+  layer would write it out for every head and query.
 - `fits` tells which inputs the kernel supports; others go to torch's kernels.
 - On CPUs the operator computes in plain torch operations, for tests.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
-from tread.kernels.masks import bias_of
+from tread.kernels.attention.masks import bias_of
 
 LARGEST_HEAD = 128
 """Largest head size that the backward kernel supports on every GPU."""

@@ -1,10 +1,10 @@
 """The attention kernel, set once for the process.
 
 - Set it before anything is compiled: compiled code keeps the choice.
-- `cudnn` replaces `F.scaled_dot_product_attention`, which every model calls, by the operator of `tread.kernels.cudnn`;
-  inputs that it does not support (float32, causal order) go to torch's other kernels.
+- `cudnn` replaces `F.scaled_dot_product_attention`, which every model calls, by the operator of `cudnn.py`; inputs that
+  it does not support (float32, causal order) go to torch's other kernels.
 - `flash`, `efficient` and `math` enable that backend of torch and no other.
-- For all of them a boolean mask is made a bias that the compiler does not look into (`tread.kernels.masks`).
+- For all of them a boolean mask is made a bias that the compiler does not look into (`masks.py`).
 - `default` leaves everything to torch.
 - `auto` is `cudnn` on Hopper and newer; elsewhere flash, then the backends that take masks, so every model runs.
 - CPUs have a single implementation.
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from tread.errors import ConfigError
-from tread.kernels import cudnn
-from tread.kernels.masks import additive
+from tread.kernels.attention import cudnn
+from tread.kernels.attention.masks import additive
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math", "default"]
 KERNELS = {
@@ -31,7 +31,7 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 SAFE = ("flash", "efficient", "math")
-"""Torch's backends in its order of preference, without its cuDNN backend (see `tread.kernels.cudnn`)."""
+"""Torch's backends in its order of preference, without its cuDNN backend (see `tread.kernels.attention.cudnn`)."""
 _CUDA = torch.backends.cuda
 _SWITCHES = {
     "flash": (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
