@@ -169,7 +169,8 @@ bf16 is far slower on a CPU."""
     """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, with a fallback for \
 attention masks, which it does not take; flash, efficient and math use that kernel alone; default leaves it to torch."""
     graphs: bool = False
-    """Replay the network as CUDA graphs, on one GPU: for steps that are bound by kernel launches on the host."""
+    """Replay the network as CUDA graphs, on one GPU, so that steps do not wait for the host to launch kernels: 5 to \
+15 % of the routed steps of a LoRA on FLUX, for 0.3 GiB. A model that cannot be captured says so and runs without."""
     offload: Literal["none", "auto"] | int = "none"
     """Layers whose frozen weights wait in host memory, quantized if the base is, and are copied to the GPU ahead of \
 their use: a number, or auto for as few as the memory of the first step allows. Their activations are recomputed \

@@ -106,6 +106,7 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
             "train_batch_size": batch,
             "gradient_accumulation_steps": 1,
             "gradient_checkpointing": True,
+            "graphs": False,
             "optimizer": "adamw",
             "learning_rate": 1e-4,
             "lr_scheduler": "constant",
