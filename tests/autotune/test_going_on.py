@@ -9,6 +9,7 @@ import torch
 from tests.autotune.tuned import FAST, OUT, SCRATCH, Law, measurements, tune_cli
 from tests.tiny.runs import forget, go_on, train
 from tread.autotune.goal import Goal, Options
+from tread.autotune.jobs.job import read_job
 from tread.autotune.run import autotune
 from tread.autotune.subject import Subject
 from tread.errors import ConfigError
@@ -160,3 +161,16 @@ def test_a_longer_start_measures_losses_again_and_times_nothing(law: Law, capsys
     assert law.calls == 15 + 2 * 3 * len(measurements(OUT)["result"]["finalists"])
     windows = [name for name in measurements(OUT)["losses"] if " " not in name]
     assert law.asked == 2 * len(windows) + len(measurements(OUT)["losses"]) - len(windows)
+
+
+def test_settings_of_train_that_change_no_measurement_leave_it_the_same_tuning() -> None:
+    kept = read_job(None, []).identity()
+    for setting in (
+        "train.steps=7",
+        "train.epochs=2",
+        "train.workers=3",
+        "train.timeout_minutes=5",
+        "output_dir=there",
+    ):
+        assert read_job(None, [setting]).identity() == kept, setting
+    assert read_job(None, ["train.batch_size=8"]).identity() != kept

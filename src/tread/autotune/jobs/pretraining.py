@@ -29,7 +29,9 @@ from tread.training.memory import out_of_memory
 from tread.training.session import Session
 
 LEFT_OUT = ("output_dir", "log", "checkpoint", "sample", "evaluate", "validation")
-"""Settings that no measurement depends on."""
+"""Sections that no measurement depends on."""
+OF_TRAIN = ("steps", "epochs", "workers", "timeout_minutes")
+"""Settings of the section `train` that none depends on."""
 
 
 class PretrainTuning:
@@ -49,6 +51,7 @@ class PretrainTuning:
         """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
         settings["model"] = {**settings["model"], "tread_config": self.routing, "name": None}
+        settings["train"] = {name: value for name, value in settings["train"].items() if name not in OF_TRAIN}
         return {"job": "train", **settings, **newest_checkpoint(self.config.resumed)}
 
     def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
