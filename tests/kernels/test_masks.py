@@ -9,10 +9,13 @@ from tread.kernels.attention.masks import ALIGNED, additive, bias_of
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_blocked_keys_weigh_nothing(dtype: torch.dtype) -> None:
     mask = torch.rand(2, 1, 3, 13) < 0.5
+    mask[..., 0], mask[0, 0, 1] = True, False
     bias = bias_of(mask, dtype)
     assert bias.dtype == dtype
+    assert bias[0, 0, 1].eq(0).all(), "a query that may look at nothing looks at everything"
+    mask[0, 0, 1] = True
     assert bias[mask].eq(0).all()
-    assert bias[~mask].exp().eq(0).all()
+    assert (bias[~mask].float() + 1000).exp().eq(0).all()
 
 
 def test_numbers_stay_as_they_are() -> None:

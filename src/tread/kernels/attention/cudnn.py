@@ -70,7 +70,7 @@ def attention(
     bias = None if mask is None else bias_of(mask, query.dtype)
     if not query.is_cuda:
         scores = _scores(query, key, bias, scale)
-        out = torch.ops.aten._safe_softmax(scores, -1) @ value.float()
+        out = scores.softmax(-1) @ value.float()
         return _tokens_first(out.to(query.dtype)), scores.logsumexp(-1, keepdim=True)
     run = torch.ops.aten._scaled_dot_product_cudnn_attention
     out, logsumexp, *_ = run(query, key, value, bias, True, 0.0, False, False, scale=scale)
@@ -164,7 +164,7 @@ def _plain_backward(
     logsumexp: Tensor,
     scale: float | None,
 ) -> list[Tensor]:
-    weights = (_scores(query, key, bias, scale) - logsumexp).exp().nan_to_num()  # (B, H, S, T); 0 where all is blocked
+    weights = (_scores(query, key, bias, scale) - logsumexp).exp()  # (B, H, S, T)
     to_weights = gradient.float() @ value.float().mT - (gradient.float() * out.float()).sum(-1, keepdim=True)
     to_scores = weights * to_weights * (query.shape[-1] ** -0.5 if scale is None else scale)
     gradients = to_scores @ key.float(), to_scores.mT @ query.float(), weights.mT @ gradient.float()
