@@ -8,7 +8,7 @@ from . import __doc__
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """`prepare`, `run` or `report`; 1 where a run is not done yet."""
+    """`prepare`, `run`, `report` or `config`; 1 where a run is not done yet."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.finetune_spike",
         description=__doc__,
@@ -29,8 +29,12 @@ def main(arguments: list[str] | None = None) -> int:
     report.add_argument("results", type=Path, help="OUT/results")
     report.add_argument("--json", type=Path, default=Path("benchmarks/results/finetune-spike.json"))
     report.add_argument("--figures", type=Path, default=Path("docs/finetune"))
+    config = commands.add_parser(
+        "config", help="write OUT/config.json, a LoRA on fresh weights, whose steps can be predicted"
+    )
+    config.add_argument("out", type=Path)
     given = parser.parse_args(arguments)
-    return {"prepare": _prepare, "run": _run, "report": _report}[given.command](given)
+    return {"prepare": _prepare, "run": _run, "report": _report, "config": _config}[given.command](given)
 
 
 def _prepare(given: argparse.Namespace) -> int:
@@ -65,6 +69,14 @@ def _report(given: argparse.Namespace) -> int:
     from .report import report
 
     print(report(given.results, given.json, given.figures))
+    return 0
+
+
+def _config(given: argparse.Namespace) -> int:
+    from .arms import SCALES
+    from .run import write_prediction_config
+
+    print(write_prediction_config(given.out, SCALES[json.loads((given.out / "scale.json").read_text())]))
     return 0
 
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from .arms import ARMS, PICTURED, Arm, Scale, arm_config, base_config
 from .measure import NOTE
 from .pictures import Drawing
 from .prepare import some_captions
+
+DEFAULTS = {field.name: field.default for field in fields(FinetuneConfig)}
 
 
 class OutOfTime(Exception):
@@ -153,6 +155,16 @@ def write_transformer(folder: Path, scale: Scale) -> None:
     start_as_identity(model)
     print(f"base: {sum(parameter.numel() for parameter in model.parameters()) / 1e6:.1f} M parameters")
     model.save_pretrained(folder)
+
+
+def write_prediction_config(out: Path, scale: Scale) -> Path:
+    """OUT/config.json: a LoRA on fresh weights, whose steps take as long as on trained ones."""
+    write_transformer(out / "base" / "transformer", scale)
+    arm = arm_config(out, scale, ARMS[0], compiled=torch.cuda.is_available())
+    config = replace(arm, pretrained_model_name_or_path=str(out / "base"), graphs=torch.cuda.is_available())
+    given = {field.name: getattr(config, field.name) for field in fields(config)}
+    write_json(out / "config.json", {name: given[name] for name in given if given[name] != DEFAULTS.get(name)})
+    return out / "config.json"
 
 
 def use_trained(out: Path) -> None:

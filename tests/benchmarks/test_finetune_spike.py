@@ -12,6 +12,8 @@ from benchmarks.finetune_spike.__main__ import main
 from benchmarks.finetune_spike.arms import ARMS, SCALES, arm_config
 from benchmarks.finetune_spike.measure import Run, read_runs, run_seconds, spike_of, step_seconds
 from benchmarks.finetune_spike.prepare import HELD_OUT, wordllama, write_images
+from tread.autotune.jobs.job import read_job
+from tread.autotune.subject import Subject
 
 STEPS = 100
 
@@ -108,6 +110,17 @@ def test_held_out_images_are_in_no_other_folder(real_data, tmp_path):
     for line in captions.splitlines():
         if line.endswith(f"{HELD_OUT[0]},0"):
             assert line.split(".")[0] in folders["tune"] | folders["eval"]
+
+
+@pytest.mark.realdata
+def test_its_steps_can_be_predicted(real_data, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["prepare", str(real_data), str(out), "--smoke"]) == 0
+    assert main(["config", str(out)]) == 0
+    job = read_job(capsys.readouterr().out.split()[-1], [])
+    subject = Subject(job.open(tmp_path / "tuning", (0.5,)))
+    assert subject.summary().startswith("FluxTransformer2DModel of 7 layers")
+    subject.loop.close()
 
 
 @pytest.mark.realdata

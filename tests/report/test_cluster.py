@@ -52,14 +52,14 @@ def error(row: Row, kind: str) -> float:
 FITTED = [row for row in TIMED if not row.name.startswith("h200-families")]
 """Rows that the two rates were fitted to; the others came later."""
 NEAR = ("flux", "wan", "dit/XL/2", "dit/B/2", "qwen_image")
-SLOW = ("pixart_sigma", "prx")
-"""Took twice as long as planned, as docs/scale.md says."""
+SLOW = ("pixart_sigma",)
+"""Took up to twice as long as planned, as docs/scale.md says."""
 
 
 @pytest.mark.parametrize("row", TIMED, ids=str)
 def test_one_gpu_takes_the_time_that_was_measured(row: Row) -> None:
     for kind in ("dense", "routed"):
-        assert abs(error(row, kind)) < (0.13 if row.model in NEAR else 0.57 if row.model in SLOW else 0.26), kind
+        assert abs(error(row, kind)) < (0.13 if row.model in NEAR else 0.5 if row.model in SLOW else 0.26), kind
 
 
 def test_the_mean_error_is_small_and_enough_rows_were_compared() -> None:
