@@ -44,8 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     run.add_argument("--seeds", nargs="+", type=int, default=[0])
     run.add_argument("--seconds", type=float, default=75, help="of training, for each run")
+    run.add_argument("--steps", type=int, help="train so many instead, for runs that must know them: with a cool-down")
     run.add_argument(
-        "--steps", type=int, help="train so many instead, for runs that must know them: with a cool-down, or annealed"
+        "--anneal", type=float, default=0.0, help="train on for so many seconds while the rate falls to zero"
     )
     run.add_argument("--marks", nargs="*", type=float, default=[], help="seconds at which runs are looked at besides")
     run.add_argument("--guides", nargs="*", default=["cfg"], help="ways to sample at the end: cfg sg cfg+sg ag ag+sg")
@@ -145,6 +146,7 @@ def _run(given: argparse.Namespace) -> int:
             marks=tuple(mark for mark in sorted(given.marks) if mark < given.seconds),
             guides=tuple(given.guides) if seed in given.guided_seeds else (),
             equal_to=equal_to(arm),
+            anneal=given.anneal,
         )
         for seed in given.seeds
         for arm in chosen

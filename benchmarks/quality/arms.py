@@ -5,6 +5,8 @@
   what shorter arms are compared with.
 - The rate is six times the paper's: its 1e-4 is for 400,000 steps, these runs have some thousands. The study `rate`
   asks each of the headline's arms for its own: an arm of another rate has it in its name.
+- A run may be annealed at its end: it trains on while the rate falls to zero, and is looked at once more. What came
+  before is the run of a constant rate, and is compared as such.
 - The order is that of importance: an experiment that is cut short has answered the main questions.
 - Any other windows are an arm by their name, such as `0.4@2..5+0.6@6..9`: what `tread autotune` chose, for example.
 """
@@ -30,7 +32,7 @@ ENDLESS = 10**9
 RATES = (1.2e-3, 3e-4)
 """Twice and half the scale's 6e-4; 3e-4 is also the paper's 1e-4, tuned at width 1,152, for a rate that goes as
 1 / width."""
-Study = Literal["headline", "annealed", "rate", "ratio", "selector", "cool-down", "placement", "size", "windows"]
+Study = Literal["headline", "rate", "ratio", "selector", "cool-down", "placement", "size", "windows"]
 Window = tuple[float, int, int]
 """Ratio, first and last layer."""
 
@@ -52,18 +54,16 @@ class Arm:
     size: Literal["S", "B"] = "S"
     learning_rate: float | None = None
     """None takes the scale's."""
-    annealed: bool = False
-    """Whether the rate falls linearly, to zero at the last step."""
 
     @property
     def is_guided(self) -> bool:
         """Whether its weights are saved for guided sampling, which only some studies' tables show."""
-        return self.study in ("headline", "annealed", "rate")
+        return self.study in ("headline", "rate")
 
     @property
     def needs_steps(self) -> bool:
         """Whether its number of steps must be known before it begins."""
-        return self.annealed or self.cooldown > 0
+        return self.cooldown > 0
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -112,8 +112,6 @@ ARMS = (
         for rate in RATES
         for name, ratio in (("dense", 0.0), ("routed", 0.5))
     ),
-    Arm(name="dense-annealed", study="annealed", ratio=0.0, annealed=True),
-    Arm(name="routed-annealed", study="annealed", annealed=True),
     Arm(name="ratio-0.25", study="ratio", ratio=0.25),
     Arm(name="ratio-0.6", study="ratio", ratio=0.6),
     Arm(name="ratio-0.75", study="ratio", ratio=0.75),
@@ -239,7 +237,7 @@ def config_of(arm: Arm, seed: int, scale: Scale, data: Path, *, steps: int) -> P
         "optimizer": {
             "learning_rate": rate,
             "warmup_steps": scale.warmup_steps,
-            "schedule": "linear" if arm.annealed else "constant",
+            "schedule": "constant",
         },
         "validation": {"samples": 0},  # the test images are held out instead
         "log": {"trackers": "none"},

@@ -36,6 +36,8 @@ class Job:
     """Guidance settings to sample with at the end of the run, besides unguided."""
     equal_to: str | None
     """The dense arm at whose final step a routed run is evaluated, too."""
+    anneal: float = 0.0
+    """Seconds of training after the run's end, in which the rate falls to zero."""
 
     @property
     def name(self) -> str:
@@ -70,15 +72,15 @@ class Spec:
 
 
 def looks(arm: Arm, job: Job) -> dict[str, Ways]:
-    """The ways to sample at each type of stop: `mark`, `end` and `equal-steps`."""
+    """The ways to sample at each type of stop: `mark`, `end`, `equal-steps` and `annealed`."""
     guides = [GUIDE_BY_NAME[name] for name in job.guides] if arm.is_guided else []
     usable = [
         guide
         for guide in guides
         if (arm.is_routed or not guide.branches.needs_routes) and (job.marks or not guide.branches.needs_weak)
     ]
-    by_stop = {"mark": [UNGUIDED], "end": [UNGUIDED, *usable]}
-    return by_stop if job.equal_to is None else by_stop | {"equal-steps": [UNGUIDED]}
+    also = {"equal-steps": job.equal_to is not None, "annealed": job.anneal > 0}
+    return {"mark": [UNGUIDED], "end": [UNGUIDED, *usable], **{at: [UNGUIDED] for at in also if also[at]}}
 
 
 def in_order(jobs: Sequence[Job], results: Results) -> Iterator[Job]:
@@ -116,7 +118,7 @@ def expected_seconds(job: Job, scale: Scale, results: Results, work: Path) -> fl
         stops, seconds = {"end": missing_ways(job, results, work)}, 0.0
     else:
         stops = looks(arm, job)
-        seconds = job.seconds + VALIDATE_SECONDS * (1 + job.seconds / scale.validate_seconds)
+        seconds = job.seconds + VALIDATE_SECONDS * (1 + job.seconds / scale.validate_seconds) + job.anneal
     for at, ways in stops.items():
         for guide in ways:
             branches = 1.0 if guide.scale == 1 else 2.0

@@ -29,6 +29,8 @@ ENDS = (
     ("dense", "end", "dense"),
     ("routed", "equal-steps", "routed, equal steps"),
     ("routed", "end", "routed, equal wall-clock"),
+    ("dense", "annealed", "dense, annealed"),
+    ("routed", "annealed", "routed, annealed"),
 )
 """Arm, look and words of what the headline compares."""
 
@@ -95,13 +97,13 @@ def pictures_of_samples(grids: Mapping[str, np.ndarray], folder: Path) -> str:
     ends = [name for name in grids if name.startswith("dense-") and name.endswith("s-end")]
     runs = [name.removeprefix("dense").removesuffix("-end") for name in ends]  # such as -s2-430s
     for run in sorted(runs, key=lambda run: float(run.rpartition("-")[2].removesuffix("s"))):
-        names = [f"{arm}{run}-{at}" for arm, at, _ in ENDS]
-        if all(name in grids for name in names):
-            save_grids([grids[name] for name in names], [words for _, _, words in ENDS], folder / "samples.png")
-        both = [name for name in (names[0], names[-1]) if f"{name}{NEAREST}" in grids]
-        if len(both) > 1:
-            shown = [(grids[name], grids[f"{name}{NEAREST}"]) for name in both]
-            save_nearest(shown, [words for _, at, words in ENDS if at == "end"], folder / "nearest.png")
+        shown = {f"{arm}{run}-{at}": words for arm, at, words in ENDS if at != "annealed"}
+        if all(name in grids for name in shown):
+            save_grids([grids[name] for name in shown], list(shown.values()), folder / "samples.png")
+        ends = {name: words for name, words in shown.items() if name.endswith("-end") and f"{name}{NEAREST}" in grids}
+        if len(ends) > 1:
+            both = [(grids[name], grids[f"{name}{NEAREST}"]) for name in ends]
+            save_nearest(both, list(ends.values()), folder / "nearest.png")
     words = {
         "samples.png": "unguided samples from the same noise, a row for each class",
         "nearest.png": "samples, each with the nearest training image to its right",
@@ -231,6 +233,8 @@ def missing_text(results: Results) -> str:
     guides = [guide.name for guide in GUIDES if guide.name not in ways]
     lines = [f"- {title}: {'; '.join(found)}." for title, found in arms.items() if found]
     lines += [f"- Guidance: {', '.join(guides)}."] if guides else []
+    pair = [any("annealed" in entry for entry in results.done_of(arm)) for arm in ("dense", "routed")]
+    lines += [] if all(pair) else ["- A pair annealed to zero."]
     lines += [
         f"- {name} failed: {entry['error'].splitlines()[0]}"
         for name, entry in results.runs.items()

@@ -128,7 +128,9 @@ def longest(results: Results, arm: str) -> list[Facts]:
 
 
 def snapshot(entry: Facts, at: str) -> Facts | None:
-    """The snapshot of a run at its `end`, at `equal-steps` or at its first `mark`."""
+    """The snapshot of a run at its `end`, at `equal-steps`, at its first `mark`, or when it was `annealed`."""
+    if at == "annealed":
+        return entry.get("annealed")
     return next((look for look in entry["snapshots"] if look["at"] == at), None)
 
 

@@ -6,7 +6,7 @@
 - A run whose compilation failed is recorded as failed: its speed would be that of eager code.
 - A routed run that is looked at where a dense one of its seed and seconds ended comes after that one.
 - A run that is killed leaves its validation losses: results are written at each of them, with the clock stopped.
-- A run whose rate or ratio falls at its end must know its steps beforehand: they follow from the speeds of the dense
+- A run whose ratio falls at its end must know its steps beforehand: they follow from the speeds of the dense
   and the routed run.
 """
 
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +50,7 @@ from .jobs import (
 )
 from .judge import Judge, draw, load_judge_network, read_reference_facts
 from .results import NEAREST, Results, snapshot
-from .training import Clock, Stops, Trial, check_fast, race, save_average, warm_up
+from .training import Clock, Stops, Trial, anneal, check_fast, race, save_average, warm_up
 
 
 def run(spec: Spec) -> bool:
@@ -126,7 +127,7 @@ def work(spec: Spec) -> int:
         except Exception as error:  # recorded; a fresh process continues, since the device may be unusable
             trace = traceback.format_exc()
             print(trace, flush=True)
-            if not done:
+            if entry["status"] != "done":
                 failed = {"status": "failed", "error": f"{type(error).__name__}: {error}", "trace": trace}
                 results.write(job.name, entry | failed)
             return 1
@@ -211,31 +212,31 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
         so_far()
 
     def look(at: str, due: float | None) -> None:
-        validate()
+        annealed = at == "annealed"
+        if not annealed:
+            validate()
         with session.averaged():
             by_time = task.loss_by_time()
+            loss = task.validate()["val_loss"] if annealed else entry["curve"][-1]["val_loss"]
         # only the first mark's weights are saved: the weaker model guides better
-        if arm.is_guided and at != "equal-steps" and (at == "end" or snapshot(entry, at) is None):
+        if arm.is_guided and (at == "end" or (at == "mark" and snapshot(entry, at) is None)):
             save_average(session, weights_file(folder, job, at))
         weak = _earlier(task, folder, job, ways[at])
-        assert session.ema is not None
-        with session.ema.applied():
+        with session.ema.applied() if session.ema else nullcontext():
             found, shown = judge.judge(task.model, task.objective, ways[at], weak=weak, autocast=accelerator.autocast)
         seconds = found["unguided"]["sampling_seconds"]
         entry["forwards_per_second"] = round(found["unguided"]["count"] * scale.solver_steps / max(seconds, 1e-6), 1)
-        entry["snapshots"].append(
-            {
-                "at": at,
-                "due": due,
-                **{key: entry["curve"][-1][key] for key in ("seconds", "steps", "val_loss")},
-                "val_loss_by_time": by_time,
-                "samples": found,
-            }
-        )
+        seen = {"at": at, "due": due, "seconds": round(clock.seconds, 3), "steps": clock.step, "val_loss": loss}
+        seen |= {"val_loss_by_time": by_time, "samples": found}
+        if annealed:
+            entry["annealed"] = seen
+        else:
+            entry["snapshots"].append(seen)
         grid = f"{job.name}-{at}" if at != "mark" else f"{job.name}-{at}-{due:g}s"
         results.write_grid(grid, shown)
         results.write_grid(f"{grid}{NEAREST}", judge.nearest_in_training(shown))
-        so_far()
+        if not annealed:  # the entry's steps, seconds and speed are those of the constant rate
+            so_far()
         words = distances(found, judge.extractor.distance)
         speed = f"sampling {entry['forwards_per_second']:,.0f} forwards/s, {time.monotonic() - began:.0f} s so far"
         losses = f"loss by time {', '.join(f'{loss:.4f}' for loss in by_time)}"
@@ -244,8 +245,12 @@ def make_run(arm: Arm, job: Job, scale: Scale, folder: Path, results: Results, j
     with settling() as settle:
         settle()
         race(session, clock, stops, scale, look, validate)
-    entry["status"] = "done"
-    so_far()
+        entry["status"] = "done"
+        so_far()
+        if job.anneal:
+            anneal(session, clock, job.anneal, scale)
+            look("annealed", None)
+            results.write(job.name, entry)
     accelerator.free_memory()
 
 

@@ -14,7 +14,6 @@ from .results import Results, at_seconds, kernel_name, known_arms, longest, snap
 
 NOTHING = "Not run yet."
 STUDIES = {
-    "annealed": "Rate annealed to zero",
     "rate": "Learning rate",
     "ratio": "Ratio",
     "selector": "Selector",
@@ -74,7 +73,7 @@ def study_rows(results: Results) -> dict[str, list[Facts]]:
 def by_setting(row: Facts) -> tuple[float | int, ...]:
     """The order of a study's lines: dense first, then by what the study varies."""
     arm = row["arm"]
-    varied = *arm.layers, arm.ratio, arm.importance or 0, arm.cooldown, arm.annealed, row["rate"]
+    varied = *arm.layers, arm.ratio, arm.importance or 0, arm.cooldown, row["rate"]
     return (arm.is_routed, *varied, row["seed"])
 
 
@@ -162,5 +161,4 @@ def describe(arm: Arm) -> str:
     words += [] if arm.importance is None else [f"l1, importance {arm.importance:g}"]
     words += [f"last {arm.cooldown:.0%} dense"] if arm.cooldown else []
     words += [] if arm.learning_rate is None else [f"rate {arm.learning_rate:g}"]
-    words += ["rate falling to 0"] if arm.annealed else []
     return ", ".join(words)

@@ -83,8 +83,10 @@ class Clock:
     losses: list[float] = field(default_factory=list)
     """The mean loss of each chunk."""
 
-    def train(self, session: Session, batches: Iterator[Any], count: int) -> float:
-        """Run `count` steps; returns the seconds of one."""
+    def train(
+        self, session: Session, batches: Iterator[Any], count: int, rate: Callable[[int], float] | None = None
+    ) -> float:
+        """Run `count` steps, at the learning rate of each step or at the session's; returns the seconds of one."""
         cuda, first = self.device.type == "cuda", self.step == 0
         if cuda and first:
             torch.cuda.empty_cache()
@@ -92,7 +94,8 @@ class Clock:
         if cuda:
             torch.cuda.synchronize()
         start = time.perf_counter()
-        losses = [session.step(self.step + i, batches)["loss"] for i in range(count)]
+        steps = range(self.step, self.step + count)
+        losses = [session.step(step, batches, rate=rate and rate(step))["loss"] for step in steps]
         if cuda:
             torch.cuda.synchronize()
         took = time.perf_counter() - start
@@ -117,7 +120,7 @@ class Stops:
 
 
 Look = Callable[[str, float | None], None]
-"""Called with the clock stopped: with `mark`, `equal-steps` or `end`, and the seconds that were due."""
+"""Called with the clock stopped: with `mark`, `equal-steps`, `end` or `annealed`, and the seconds that were due."""
 
 
 def race(session: Session, clock: Clock, stops: Stops, scale: Scale, look: Look, validate: Callable[[], None]) -> None:
@@ -142,6 +145,20 @@ def race(session: Session, clock: Clock, stops: Stops, scale: Scale, look: Look,
         if clock.step == equal and not _ended(clock, stops, per_step):
             look("equal-steps", None)
     look("end", stops.seconds)
+
+
+def anneal(session: Session, clock: Clock, seconds: float, scale: Scale) -> None:
+    """Train on, for as many steps as took `seconds` so far, while the rate falls linearly to zero.
+
+    The moving average ends here: it would lag behind weights that settle by themselves.
+    """
+    session.ema = None
+    first, full = clock.step, session.config.optimizer.learning_rate
+    steps = max(1, round(seconds * clock.step / clock.seconds))
+    batches = session.task.batches(first)
+    while left := first + steps - clock.step:
+        count = min(scale.check_steps, left)
+        clock.train(session, batches, count, lambda step: full * (first + steps - step) / steps)
 
 
 def _ended(clock: Clock, stops: Stops, per_step: float) -> bool:

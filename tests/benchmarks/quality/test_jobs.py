@@ -86,17 +86,6 @@ def test_steps_of_a_cool_down(tmp_path: Path) -> None:
     assert steps_of(BY_NAME["routed"], job, results) is None
 
 
-def test_steps_of_an_annealed_run(tmp_path: Path) -> None:
-    """Those that its own arm makes in the time; only its own speed is asked for."""
-    results = Results(tmp_path)
-    results.write("dense", blank(job_of("dense")) | {"status": "done", "steps_per_second": 20.0})
-    assert steps_of(BY_NAME["dense-annealed"], job_of("dense-annealed", seconds=30), results) == 600
-    with pytest.raises(ValueError, match="routed-annealed needs the speeds of routed: run those first"):
-        steps_of(BY_NAME["routed-annealed"], job_of("routed-annealed", seconds=30), results)
-    results.write("routed", blank(job_of("routed")) | {"status": "done", "steps_per_second": 40.0})
-    assert steps_of(BY_NAME["routed-annealed"], job_of("routed-annealed", seconds=30), results) == 1200
-
-
 def test_ways_to_sample() -> None:
     every = ("cfg", "sg", "cfg+sg", "ag", "ag+sg")
 
@@ -108,6 +97,8 @@ def test_ways_to_sample() -> None:
     assert names("routed", "end", guides=every, marks=()) == ["unguided", "cfg", "sg", "cfg+sg"]
     assert names("routed", "mark") == names("routed", "equal-steps") == ["unguided"]
     assert names("ratio-0.25", "end") == ["unguided"]
+    assert names("dense", "annealed") == []
+    assert names("dense", "annealed", anneal=0.1, guides=every) == ["unguided"]
     assert names("routed-0.0003", "end") == ["unguided", "cfg"]
     assert names("routed-0.0003", "equal-steps") == []
 

@@ -16,6 +16,7 @@ from benchmarks.quality.__main__ import main
 from benchmarks.quality.arms import ARMS, BY_NAME, ENDLESS, config_of
 from benchmarks.quality.jobs import Spec, plan
 from benchmarks.quality.judge import Judge
+from benchmarks.quality.report import headline_table
 from benchmarks.quality.results import GRIDS, NEAREST, RESULTS, Results, known_arms, read_grids, run_name, snapshot
 from benchmarks.quality.run import blank, make_run, run, work
 from benchmarks.quality.studies import study_rows
@@ -83,23 +84,41 @@ def test_the_last_steps_of_a_cool_down_are_dense(prepared: Path, judge: Judge, t
     assert kept == [0.5] * 8 + [1.0] * 2
 
 
-def test_the_rate_of_an_annealed_run_falls_to_zero(
-    prepared: Path, judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_is_annealed_after_its_end(
+    prepared: Path, judge: Judge, found: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rates: list[float] = []
-    stock = Session.step
+    """The figures before it are those of a run that is not; after it, those of the weights at rate zero."""
+    stock, rates = Session.step, list[float]()
+    weights: list[torch.Tensor] = []
 
-    def step(session: Session, number: int, batches: Iterator[Any]) -> Any:
-        found = stock(session, number, batches)
+    def step(session: Session, number: int, batches: Iterator[Any], *, rate: float | None = None) -> Any:
+        outcome = stock(session, number, batches, rate=rate)
         rates.append(session.optimizer.param_groups[0]["lr"])
-        return found
+        weights[:] = [parameter.detach().clone() for parameter in session.trained]
+        return outcome
 
     monkeypatch.setattr(Session, "step", step)
-    arm, job = BY_NAME["routed-annealed"], job_of("routed-annealed", steps=10, marks=(), guides=())
-    make_run(arm, job, SMOKE, prepared, Results(tmp_path), judge, blank(job))
-    warm, rate = SMOKE.warmup_steps, SMOKE.learning_rate
-    expected = [rate * min(1.0, (i + 1) / warm) * (10 - i) / 10 for i in range(10)]
-    assert rates == pytest.approx(expected)
+    job, results = job_of("dense", guides=(), anneal=0.2), Results(tmp_path)
+    make_run(BY_NAME["dense"], job, SMOKE, prepared, results, judge, blank(job))
+    rate, warm = SMOKE.learning_rate, SMOKE.warmup_steps
+    constant = [rate * min(1.0, (step + 1) / warm) for step in range(6)]
+    assert rates == pytest.approx([*constant, rate, 0.75 * rate, 0.5 * rate, 0.25 * rate])
+    entry, plain = Results(tmp_path).runs[job.name], found.runs[job.name]
+    for name in ("status", "steps", "train_seconds", "steps_per_second", "curve"):
+        assert entry[name] == plain[name]
+    assert [look["val_loss"] for look in entry["snapshots"]] == [look["val_loss"] for look in plain["snapshots"]]
+    annealed = snapshot(entry, "annealed")
+    assert annealed is not None
+    assert (annealed["steps"], annealed["seconds"]) == (10, 0.5)
+    config = config_of(BY_NAME["dense"], 0, SMOKE, prepared / "data", steps=ENDLESS)
+    task = Trial(config, make_accelerator(config), prepared, SMOKE)
+    for parameter, weight in zip(task.model.parameters(), weights, strict=True):
+        parameter.data.copy_(weight)
+    with torch.no_grad():
+        assert task.validate()["val_loss"] == annealed["val_loss"] != entry["snapshots"][-1]["val_loss"]
+    assert f"{job.name}-annealed" in read_grids(tmp_path / GRIDS)
+    words = [line.split(" | ")[0] for line in headline_table(Results(tmp_path), "FD-Pixels").splitlines()[2:]]
+    assert words == ["| dense", "| dense, annealed"]
 
 
 def test_a_run_of_several_windows(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +322,7 @@ def test_runs_are_in_the_order_of_their_arms(
     assert given[2].jobs[-1].arm == "0.4@2..9"
     assert {job.equal_to for job in given[2].jobs} == {None}
     assert main([*command, "--equal-to", "routed"]) == 2
-    assert (
-        "give none, or a dense arm: dense, dense-0.0012, dense-0.0003, dense-annealed, b2-dense"
-        in capsys.readouterr().err
-    )
+    assert "give none, or a dense arm: dense, dense-0.0012, dense-0.0003, b2-dense" in capsys.readouterr().err
     assert main([*command, "rooted"]) == 2
     assert "arm 'rooted': give dense, routed," in capsys.readouterr().err
 
