@@ -25,12 +25,12 @@ def preset_table() -> str:
 
 
 PAGES: dict[str, Callable[[Path], str]] = {
-    "architecture.md": lambda page: with_tables(page.read_text(), {"tree": file_tree(page.parents[1])}),
     "families.md": lambda page: families.updated(page.read_text()),
-    "finetune.md": lambda page: finetune.updated(page.read_text()),
+    **dict.fromkeys(finetune.TABLES, finetune.updated),
     "routes.md": lambda page: with_tables(page.read_text(), {"presets": preset_table()}),
     "scale.md": lambda page: scale.updated(page.read_text()),
     "settings.md": lambda _: settings_page(),
+    "tree.md": lambda page: with_tables(page.read_text(), {"tree": file_tree(page.parents[1])}),
 }
 """For each page in `docs`, its current text from the page as it is."""
 

@@ -1,4 +1,4 @@
-"""The tables of docs/finetune.md: families, keys of a config, models of flavours, how results are loaded."""
+"""The tables of the pages on fine-tuning: families, keys of a config, models of flavours, how results are loaded."""
 
 import json
 from pathlib import Path
@@ -69,17 +69,16 @@ def model_table() -> str:
 
 
 def loader_table() -> str:
-    """A Markdown table of how stock code loads the adapters of each pipeline."""
-    pipelines = [(name, pipeline) for name in sorted(TUNE_FAMILIES) for pipeline in family_class(name).pipelines]
-    entries = [(name, pipeline, TWO_EXPERTS[:1]) for name, pipeline in pipelines]
-    entries.append(("wan, both experts", "WanPipeline", TWO_EXPERTS))
-    rows = ["| family | pipeline | LoRA | LoKr |", "|---|---|---|---|"]
-    for name, pipeline, parts in entries:
-        lora, lokr = (
-            "<br>".join(f"`{line}`" for line in loading_lines(pipeline, kind, parts)) for kind in ("standard", "lokr")
-        )
-        rows.append(f"| {name} | `{pipeline}` | {lora} | {lokr} |")
-    return "\n".join(rows)
+    """A Markdown table of how stock code loads adapters; pipelines that take the same lines share a row."""
+    pipelines: dict[tuple[str, ...], list[str]] = {}
+    entries = [(pipeline, TWO_EXPERTS[:1], "") for name in TUNE_FAMILIES for pipeline in family_class(name).pipelines]
+    for pipeline, parts, note in [*entries, ("WanPipeline", TWO_EXPERTS, " with both experts of Wan 2.2")]:
+        kinds = (loading_lines(pipeline, kind, parts) for kind in ("standard", "lokr"))
+        lines = tuple("<br>".join(f"`{line}`" for line in kind) for kind in kinds)
+        pipelines.setdefault(lines, []).append(f"`{pipeline}`{note}")
+    common, *others = sorted(pipelines, key=lambda lines: -len(pipelines[lines]))
+    rows = [(", ".join(sorted(pipelines[lines])), *lines) for lines in others]
+    return markdown_table(("pipeline", "LoRA", "LoKr"), [*rows, ("every other one", *common)])
 
 
 def layout_table() -> str:
@@ -88,7 +87,15 @@ def layout_table() -> str:
     return markdown_table(("layout", "defined for"), rows)
 
 
-def updated(page: str) -> str:
-    """docs/finetune.md with its tables written anew."""
-    tables = {"families": family_table(), "keys": key_table(), "models": model_table(), "loaders": loader_table()}
-    return with_tables(page, {**tables, "layouts": layout_table()})
+TABLES = {
+    "finetune.md": {"loaders": loader_table, "layouts": layout_table},
+    "finetune-keys.md": {"keys": key_table},
+    "migrate.md": {"models": model_table},
+    "models.md": {"families": family_table},
+}
+"""For each page on fine-tuning, the functions that make its tables."""
+
+
+def updated(page: Path) -> str:
+    """The text of a page on fine-tuning with its tables written anew."""
+    return with_tables(page.read_text(encoding="utf-8"), {name: make() for name, make in TABLES[page.name].items()})

@@ -15,7 +15,7 @@ def settings_page() -> str:
     parts = [
         "# Settings of `tread train`\n",
         "Generated from the fields of `src/tread/pretrain/settings.py`; `tread train --help` prints the same. "
-        "[finetune.md](finetune.md) has the keys of `tread finetune`.\n",
+        "[finetune-keys.md](finetune-keys.md) has the keys of `tread finetune`.\n",
         textwrap.dedent(
             """\
             Settings come in layers, each over the one before: these defaults, `configs/config.yaml` in a clone, the

@@ -1,4 +1,4 @@
-"""The file tree of docs/architecture.md, one line per module, made from the modules' docstrings.
+"""The file tree of docs/tree.md, one line per module, made from the modules' docstrings.
 
 - A line is the first sentence of a module's docstring; the line of a folder is that of its `__init__.py`.
 - Folders that hold one file for each member of a list (`families`, and the experiments in `benchmarks`) are one line.

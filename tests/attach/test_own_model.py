@@ -6,9 +6,12 @@ import runpy
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from torch import nn
 
 import tread
 from tests.attach.selected import route
@@ -105,3 +108,30 @@ def _packed(latents: torch.Tensor, patch: int) -> torch.Tensor:
     """(B, C, H, W) -> (B, S, C * patch * patch)"""
     cut = latents.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # (B, C, h, p, w, p)
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def test_the_callback_of_the_guide(tmp_path: Path):
+    """docs/attach.md: in transformers' Trainer the step counts optimizer steps, the micro-step their batches."""
+    page = (ROOT / "docs" / "attach.md").read_text()
+    callback = page[page.index("## In other trainers") :].split("```python")[1].partition("```")[0]
+    seen: list[dict[str, int]] = []
+
+    class Flow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.transformer = OWN["PixelTransformer"]()
+
+        def forward(self, images: torch.Tensor, time: torch.Tensor) -> dict[str, torch.Tensor]:
+            loss = self.transformer(images, time).square().mean()
+            seen.append(handle.state_dict())
+            return {"loss": loss}
+
+    model = Flow()
+    handle = tread.attach(model.transformer, {"routes": [route(1, -2)]}, family=OWN["FAMILY"])
+    found: dict = {"handle": handle, "TrainerCallback": transformers.TrainerCallback}
+    exec(callback, found)
+    settings = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "report_to": []}
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, save_strategy="no", **settings)
+    data: Any = [{"images": torch.randn(OWN["SHAPE"]), "time": torch.rand(())} for _ in range(8)]
+    transformers.Trainer(model, arguments, train_dataset=data, callbacks=[found["SetStep"]()]).train()
+    assert [(state["step"], state["micro_step"]) for state in seen] == [(0, 1), (0, 2), (1, 1), (1, 2)]

@@ -68,7 +68,7 @@ def test_steps_of_a_family(tmp_path):
 
 
 def test_every_family_has_a_row_and_fits_the_device():
-    """The table of docs/finetune.md quotes one for each; an H200 has 139 GiB."""
+    """The table of docs/models.md quotes one for each; an H200 has 139 GiB."""
     assert {line.family for line in families.MODELS.values()} == set(TUNE_FAMILIES)
     for line in families.MODELS.values():
         assert 0.5 < families.weights_gib(Subject(line)) < 80, line.title

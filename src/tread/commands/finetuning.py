@@ -17,7 +17,7 @@ def finetune(arguments: list[str]) -> None:
     parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="settings that replace the file's")
     parser.add_argument("--check", action="store_true", help="judge every key, the model and the data; train nothing")
     parser.add_argument("--json", action="store_true", help="with --check: as JSON, for scripts")
-    parser.epilog = "docs/finetune.md lists every key with its default."
+    parser.epilog = "docs/finetune.md is the guide, docs/finetune-keys.md lists every key with its default."
     options = parser.parse_intermixed_args(arguments)
     from tread.finetune import config
 

@@ -1,6 +1,6 @@
 """The settings of `tread finetune`: one flat dataclass, with the key names that people know.
 
-- Defaults are defined here and nowhere else; docs/finetune.md and `tread init` print the docstring under each field.
+- Defaults are defined here and nowhere else; docs/finetune-keys.md and `tread init` print each docstring.
 - Each field has one meaning; `compat` translates the names and values of other trainers when a config is read.
 - Checks across fields are in `consistency.py`.
 - `plan()` adds the default schedule of fine-tunes to the routes, unless the config says `schedule: null`.
@@ -62,7 +62,7 @@ class FinetuneConfig:
     """Everything `tread finetune` reads; `config.read_config` makes it from a file."""
 
     model_family: str
-    """The family of the model; docs/finetune.md has a table of them."""
+    """The family of the model; docs/models.md has a table of them."""
     pretrained_model_name_or_path: str
     """The base model in diffusers format: a folder, or an id on the hub."""
     revision: str | None = None

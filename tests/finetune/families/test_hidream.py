@@ -95,9 +95,7 @@ def test_a_folder_without_llama_is_told_how_to_get_it(hidream: tuple[HiDream, An
     absent = changed(place, tmp_path / "absent", "model_index.json", text_encoder_4=[None, None])
     shutil.rmtree(shutil.copytree(place, tmp_path / "lost") / "text_encoder_4")
     for folder in (absent, tmp_path / "lost"):
-        with pytest.raises(
-            ConfigError, match=r"lacks tokenizer_4 or text_encoder_4: HiDream's Llama.*docs/finetune.md"
-        ):
+        with pytest.raises(ConfigError, match=r"lacks tokenizer_4 or text_encoder_4: HiDream's Llama.*docs/models.md"):
             open_family("hidream", Source(str(folder)))
 
 

@@ -121,7 +121,7 @@ class HiDream(TuneFamily):
             pass
         raise ConfigError(
             f"{self.source.place!r} lacks {' or '.join(LLAMA)}: HiDream's Llama-3.1-8B-Instruct is a model of its own. "
-            "Load the pipeline with it and save both to a folder, as docs/finetune.md shows."
+            "Load the pipeline with it and save both to a folder, as docs/models.md shows."
         )
 
     @property
