@@ -13,7 +13,7 @@ import inspect
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -106,6 +106,8 @@ class TuneFamily(ABC):
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """The pipeline's argument for the guidance scale; `guider`: the scale belongs to that part of the pipeline."""
+    prompt_names: ClassVar[Mapping[str, str]] = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
+    """The pipeline's arguments for the tensors of a text; those of a negative prompt begin with `negative_`."""
     usual_side: ClassVar[int] = 1024
     """Pixels of the side of a square with the largest area that `tread init` suggests for images."""
     unguided: ClassVar[float] = 1.0
@@ -325,11 +327,12 @@ class TuneFamily(ABC):
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         """The stock pipeline's arguments for an encoded prompt; `negative` is None without guidance."""
-        arguments = {}
-        for prefix, encoded in (("", text), ("negative_", negative or {})):
-            names = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
-            arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
-        return arguments
+        texts = {"": text} if negative is None else {"": text, "negative_": negative}
+        return {
+            f"{prefix}{self.prompt_names[name]}": tensor
+            for prefix, one in texts.items()
+            for name, tensor in self.collate_text([one]).items()
+        }
 
     def check_text_width(self, part: str, given: int | None, read: int) -> None:
         """Refuse a text encoder of another model; `given` is the width of its embeddings, None if unknown."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.cosmos import Cosmos
 from tread.finetune.families.first_frame import after_first, with_first
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.family import Batch, Text
 
 PIPELINE = "Cosmos2_5_PredictBasePipeline"
 TIME_GIVEN = 0.0001
@@ -45,9 +45,6 @@ class Cosmos25(Cosmos):
         )  # (B, 512, layers D)
         return [{"embeds": text} for text in embeds]
 
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        return TuneFamily.collate_text(self, texts)
-
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         return encode_videos(pipeline.vae, pixels)
 
@@ -60,9 +57,6 @@ class Cosmos25(Cosmos):
 
     def weight(self, batch: Batch) -> Tensor | None:
         return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        return TuneFamily.prompt_arguments(self, text, negative)
 
     def _starts_clean(self, latents: Tensor) -> bool:
         """Whether the first frame is given; a single image is drawn from text."""

@@ -9,7 +9,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
 
-NAMES = {"t5": "prompt_embeds_t5", "llama": "prompt_embeds_llama3", "pooled": "pooled_prompt_embeds"}
-"""The pipeline's arguments for a text."""
 LLAMA = ("tokenizer_4", "text_encoder_4")
 """Parts that released folders lack for license reasons, and users add."""
 
@@ -36,6 +34,11 @@ class HiDream(TuneFamily):
     )
     longest_text = 128
     lora_targets = ("to_q", "to_k", "to_v", "to_out", "to_q_t", "to_k_t", "to_v_t", "to_out_t")
+    prompt_names: ClassVar = {
+        "t5": "prompt_embeds_t5",
+        "llama": "prompt_embeds_llama3",
+        "pooled": "pooled_prompt_embeds",
+    }
     usual_side = 1008  # at 1024, rounding gives some aspect ratios too many tokens
     guidance = 5.0
     steps = 50
@@ -92,14 +95,6 @@ class HiDream(TuneFamily):
             return_dict=False,
         )
         return -self._image_of(velocity, noisy)
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {}
-        for prefix, encoded in (("", text), ("negative_", negative)):
-            if encoded is not None:
-                batch = self.collate_text([encoded])
-                arguments |= {f"{prefix}{NAMES[name]}": tensor for name, tensor in batch.items()}
-        return arguments
 
     def _image_of(self, output: Tensor, like: Tensor) -> Tensor:
         """The model's output as latents; in train mode it is (B, C, S or more, patch * patch)."""

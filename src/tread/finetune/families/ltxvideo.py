@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.first_frame import after_first, with_first
-from tread.finetune.families.ragged_text import cut, masked_prompt, padded
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import MaskedText, cut
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 
 CONDITION = "LTXConditionPipeline"
@@ -26,7 +26,7 @@ CONDITION_TEXT = 256
 """The most tokens of a caption that LTXConditionPipeline reads."""
 
 
-class LTXVideo(TuneFamily):
+class LTXVideo(MaskedText):
     """LTX-Video."""
 
     name = "ltxvideo"
@@ -34,7 +34,6 @@ class LTXVideo(TuneFamily):
     image_pipelines: ClassVar[dict[str, str]] = {"LTXPipeline": "LTXImageToVideoPipeline", CONDITION: CONDITION}
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 128
-    texts_differ = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     video = True
     frame_rate = 25
@@ -74,10 +73,6 @@ class LTXVideo(TuneFamily):
         )  # (B, L, D), (B, L)
         return [{"embeds": text} for text in cut(embeds, mask)]
 
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
-        return {"embeds": embeds, "mask": mask}
-
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         return encode_videos(pipeline.vae, pixels)
 
@@ -102,9 +97,6 @@ class LTXVideo(TuneFamily):
 
     def weight(self, batch: Batch) -> Tensor | None:
         return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        return masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
 
     @property
     def _halvings(self) -> int:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tread.errors import ConfigError
-from tread.finetune.families.ragged_text import cut, masked_prompt, padded
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import MaskedText, cut
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, EpsilonTarget
 
@@ -21,14 +21,13 @@ ALPHA_TEXT = 120
 """The most tokens of a caption that alpha reads."""
 
 
-class PixArtSigma(TuneFamily):
+class PixArtSigma(MaskedText):
     """PixArt sigma and alpha."""
 
     name = "pixart_sigma"
     pipelines = ("PixArtSigmaPipeline", "PixArtAlphaPipeline")
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 300
-    texts_differ = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
     guidance = 4.5
     steps = 20
@@ -47,10 +46,6 @@ class PixArtSigma(TuneFamily):
             list(captions), do_classifier_free_guidance=False, clean_caption=clean, max_sequence_length=self.text_length
         )  # (B, L, D), (B, L)
         return [{"embeds": text} for text in cut(embeds, mask)]
-
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
-        return {"embeds": embeds, "mask": mask}
 
     def target(self, *, shift: float | None, distance: Distance) -> EpsilonTarget:
         if shift is not None:
@@ -72,7 +67,7 @@ class PixArtSigma(TuneFamily):
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         # binning changes the size; the default negative prompt is refused together with embeds
         plain = {"use_resolution_binning": False, "negative_prompt": None}
-        return plain | masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
+        return plain | super().prompt_arguments(text, negative)
 
     def _size(self, noisy: Tensor) -> dict[str, Tensor | None]:
         config = self.source.config("transformer")

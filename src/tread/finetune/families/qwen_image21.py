@@ -84,7 +84,3 @@ class QwenImage21(TuneFamily):
             return_dict=False,
         )[0]
         return velocity[:, -tokens:].transpose(1, 2).reshape(noisy.shape)  # (B, C, h, w)
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {"prompt_embeds": text["embeds"][None]}
-        return arguments if negative is None else arguments | {"negative_prompt_embeds": negative["embeds"][None]}

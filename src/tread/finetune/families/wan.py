@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, first_images, with_first
-from tread.finetune.families.ragged_text import cut
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import FilledText, cut
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 
 
-class Wan(TuneFamily):
+class Wan(FilledText):
     """Wan 2.1 and 2.2."""
 
     name = "wan"
@@ -81,9 +81,6 @@ class Wan(TuneFamily):
         embeds = encode(pipeline, list(captions), max_sequence_length=self.text_length)  # (B, 512, D)
         return [{"embeds": text} for text in cut(embeds, embeds.ne(0).any(-1))]
 
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        return {"embeds": torch.stack([self._padded(text["embeds"]) for text in texts])}  # (B, 512, D)
-
     @torch.no_grad()
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         batch = encode_videos(pipeline.vae, pixels)
@@ -123,12 +120,6 @@ class Wan(TuneFamily):
     def weight(self, batch: Batch) -> Tensor | None:
         return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
 
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        def padded(one: Text) -> Text:
-            return {name: self._padded(embeds) for name, embeds in one.items()}
-
-        return super().prompt_arguments(padded(text), padded(negative) if negative else None)
-
     @property
     def _transformer(self) -> dict[str, Any]:
         return self.source.config(self.experts[0][0])
@@ -145,6 +136,3 @@ class Wan(TuneFamily):
     def _starts_clean(self, latents: Tensor) -> bool:
         """Whether the clean first frame replaces its noisy latents; a single image is drawn from text."""
         return self._image_to_video and not self._conditioned and latents.shape[2] > 1
-
-    def _padded(self, embeds: Tensor) -> Tensor:
-        return nn.functional.pad(embeds, (0, 0, 0, self.text_length - len(embeds)))  # (L, D) -> (512, D)
