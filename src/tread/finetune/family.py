@@ -25,7 +25,7 @@ from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_images, frames_per_latent, pixels_per_latent
 from tread.finetune.families.tokens import Patch
 from tread.finetune.model.source import Source
-from tread.finetune.target import Distance, FlowTarget, Target
+from tread.finetune.target import Distance, EpsilonTarget, FlowTarget, Target, VelocityTarget
 
 Text = dict[str, Tensor]
 """The embeddings of one caption by name, without a batch axis."""
@@ -106,6 +106,8 @@ class TuneFamily(ABC):
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """The pipeline's argument for the guidance scale; `guider`: the scale belongs to that part of the pipeline."""
+    target_class: ClassVar[type[FlowTarget | VelocityTarget | EpsilonTarget]] = FlowTarget
+    """What the transformer predicts."""
     prompt_names: ClassVar[Mapping[str, str]] = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
     """The pipeline's arguments for the tensors of a text; those of a negative prompt begin with `negative_`."""
     usual_side: ClassVar[int] = 1024
@@ -283,7 +285,7 @@ class TuneFamily(ABC):
 
     def target(self, *, shift: float | None, distance: Distance) -> Target:
         """The training target; `shift` replaces the shift of the stock scheduler."""
-        return FlowTarget.from_scheduler(self.source.config("scheduler"), shift=shift, distance=distance)
+        return self.target_class.from_scheduler(self.source.config("scheduler"), shift=shift, distance=distance)
 
     def train_sound(self) -> None:
         """Train the sound of clips too; a family that draws sound sets `sound_rate`."""

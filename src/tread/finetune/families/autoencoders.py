@@ -14,8 +14,8 @@ from torch import Tensor
 
 def pixels_per_latent(config: Mapping[str, Any]) -> int:
     """Pixels per latent along height and width, from the config of an autoencoder."""
-    if config.get("spatial_compression_ratio"):
-        return int(config["spatial_compression_ratio"])
+    if factor := config.get("spatial_compression_ratio") or config.get("scale_factor_spatial"):
+        return int(factor)
     if "temperal_downsample" in config:
         return 2 ** len(config["temperal_downsample"])
     stages = config.get("encoder_block_out_channels") or config["block_out_channels"]
@@ -24,8 +24,8 @@ def pixels_per_latent(config: Mapping[str, Any]) -> int:
 
 def frames_per_latent(config: Mapping[str, Any]) -> int:
     """Frames per latent frame, from the config of a video autoencoder."""
-    if config.get("temporal_compression_ratio"):
-        return int(config["temporal_compression_ratio"])
+    if factor := config.get("temporal_compression_ratio") or config.get("scale_factor_temporal"):
+        return int(factor)
     return 2 ** sum(config["temperal_downsample"])
 
 

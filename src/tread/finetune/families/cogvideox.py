@@ -22,7 +22,7 @@ from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.first_frame import NEEDS_CLIPS
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
-from tread.finetune.target import Distance, VelocityTarget
+from tread.finetune.target import VelocityTarget
 
 IMAGE = "CogVideoXImageToVideoPipeline"
 
@@ -35,6 +35,7 @@ class CogVideoX(TuneFamily):
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 226
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    target_class = VelocityTarget
     video = True
     guidance = 6.0
     steps = 50
@@ -79,13 +80,6 @@ class CogVideoX(TuneFamily):
             config = pipeline.vae.config
             batch["condition"] = first / config.scaling_factor**2 if config.invert_scale_latents else first
         return batch
-
-    def target(self, *, shift: float | None, distance: Distance) -> VelocityTarget:
-        if shift is not None:
-            raise ConfigError(
-                f"flow_schedule_shift is {shift}, but {self.name} is not a flow model: times are uniform; leave it out."
-            )
-        return VelocityTarget.from_scheduler(self.source.config("scheduler"), distance=distance)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         inputs = noisy

@@ -41,8 +41,10 @@ class HunyuanVideo(TuneFamily):
     texts_differ = True
     lora_targets = JOINT_ATTENTION
     prompt_names: ClassVar = {
-        **{"embeds": "prompt_embeds", "mask": "prompt_embeds_mask"},
-        **{"quoted": "prompt_embeds_2", "quoted_mask": "prompt_embeds_mask_2"},
+        "embeds": "prompt_embeds",
+        "mask": "prompt_embeds_mask",
+        "quoted": "prompt_embeds_2",
+        "quoted_mask": "prompt_embeds_mask_2",
     }
     video = True
     frame_rate = 24

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
-from tread.finetune.families.first_frame import after_first, with_first
+from tread.finetune.families.first_frame import FirstFrame, after_first, with_first
 from tread.finetune.families.ragged_text import MaskedText, cut
 from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
@@ -26,7 +26,7 @@ CONDITION_TEXT = 256
 """The most tokens of a caption that LTXConditionPipeline reads."""
 
 
-class LTXVideo(MaskedText):
+class LTXVideo(FirstFrame, MaskedText):
     """LTX-Video."""
 
     name = "ltxvideo"
@@ -62,10 +62,6 @@ class LTXVideo(MaskedText):
     def multiple(self) -> int:
         return max(32, super().multiple)  # pipelines refuse sides that are not multiples of 32
 
-    @property
-    def takes_image(self) -> bool:
-        return self.first_frame
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds, mask, _, _ = pipeline.encode_prompt(
@@ -80,7 +76,7 @@ class LTXVideo(MaskedText):
         from diffusers.pipelines.ltx.pipeline_ltx import LTXPipeline as stock
 
         timestep = time * 1000
-        if self._starts_clean(noisy):
+        if self.starts_clean(noisy):
             noisy = with_first(noisy, batch["mean"])
             timestep = timestep[:, None] * self.patch.any_in_token(after_first(noisy))  # (B, S)
         frames, rows, columns = noisy.shape[2:]
@@ -95,16 +91,9 @@ class LTXVideo(MaskedText):
         )[0]
         return stock._unpack_latents(velocity, frames, rows, columns, patch, patch_t)  # (B, C, f, h, w)
 
-    def weight(self, batch: Batch) -> Tensor | None:
-        return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
-
     @property
     def _halvings(self) -> int:
         return 2 ** sum(self.source.config("vae")["spatio_temporal_scaling"])
-
-    def _starts_clean(self, latents: Tensor) -> bool:
-        """Whether the first frame is given; a single image is drawn from text."""
-        return self.first_frame and latents.shape[2] > 1
 
     def _positions(self, noisy: Tensor) -> dict[str, Any]:
         frames, rows, columns = noisy.shape[2:]

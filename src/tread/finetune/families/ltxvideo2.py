@@ -121,7 +121,7 @@ class LTXVideo2(LTXVideo):
         from diffusers.pipelines.ltx2.pipeline_ltx2 import LTX2Pipeline as stock
 
         sigma = timestep = time * 1000
-        if self._starts_clean(noisy):
+        if self.starts_clean(noisy):
             noisy = with_first(noisy, batch["mean"])
             timestep = sigma[:, None] * self.patch.any_in_token(after_first(noisy))  # (B, S)
         frames, rows, columns = noisy.shape[2:]

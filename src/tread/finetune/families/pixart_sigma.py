@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.errors import ConfigError
 from tread.finetune.families.ragged_text import MaskedText, cut
 from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
-from tread.finetune.target import Distance, EpsilonTarget
+from tread.finetune.target import EpsilonTarget
 
 ALPHA_TEXT = 120
 """The most tokens of a caption that alpha reads."""
@@ -29,6 +28,7 @@ class PixArtSigma(MaskedText):
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 300
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
+    target_class = EpsilonTarget
     guidance = 4.5
     steps = 20
 
@@ -46,13 +46,6 @@ class PixArtSigma(MaskedText):
             list(captions), do_classifier_free_guidance=False, clean_caption=clean, max_sequence_length=self.text_length
         )  # (B, L, D), (B, L)
         return [{"embeds": text} for text in cut(embeds, mask)]
-
-    def target(self, *, shift: float | None, distance: Distance) -> EpsilonTarget:
-        if shift is not None:
-            raise ConfigError(
-                f"flow_schedule_shift is {shift}, but {self.name} is not a flow model: times are uniform; leave it out."
-            )
-        return EpsilonTarget.from_scheduler(self.source.config("scheduler"), distance=distance)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         return model(

@@ -43,10 +43,6 @@ class QwenImage21(TuneFamily):
     steps = 40
 
     @property
-    def factor(self) -> int:
-        return self.source.config("vae").get("scale_factor_spatial") or 16
-
-    @property
     def patch(self) -> Patch:
         return Patch(1, 1, 1)
 

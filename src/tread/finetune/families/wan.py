@@ -46,14 +46,6 @@ class Wan(FilledText):
             )
 
     @property
-    def factor(self) -> int:
-        return self.source.config("vae").get("scale_factor_spatial") or 8
-
-    @property
-    def frame_factor(self) -> int:
-        return self.source.config("vae").get("scale_factor_temporal") or 4
-
-    @property
     def experts(self) -> tuple[tuple[str, float, float], ...]:
         boundary = self.source.index.get("boundary_ratio")
         if boundary is None:
