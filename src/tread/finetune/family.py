@@ -151,6 +151,11 @@ class TuneFamily(ABC):
             self.steps, self.guidance = self.few_steps
 
     @property
+    def transformer_config(self) -> dict[str, Any]:
+        """The config of the transformer; of two, that of the first."""
+        return self.source.config(self.experts[0][0])
+
+    @property
     def factor(self) -> int:
         """Pixels per latent along height and width."""
         return pixels_per_latent(self.source.config("vae"))
@@ -163,7 +168,7 @@ class TuneFamily(ABC):
     @property
     def patch(self) -> Patch:
         """The patch of latents that makes one token, from the transformer's config."""
-        config = self.source.config("transformer")
+        config = self.transformer_config
         size = config.get("patch_size", 2)
         if isinstance(size, int):
             return Patch(config.get("patch_size_t") or 1, size, size)

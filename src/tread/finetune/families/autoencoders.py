@@ -30,10 +30,13 @@ def frames_per_latent(config: Mapping[str, Any]) -> int:
 
 
 @torch.no_grad()
-def encode_images(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
-    """Pixels (B, 3, 1, H, W) in [-1, 1] -> float32 `mean` (B, C, h, w) and, from an AutoencoderKL, `std`."""
+def encode_images(vae: Any, pixels: Tensor, *, shifted: bool = True) -> dict[str, Tensor]:
+    """Pixels (B, 3, 1, H, W) in [-1, 1] -> float32 `mean` (B, C, h, w) and, from an AutoencoderKL, `std`.
+
+    Without `shifted`, the latents are not shifted by the autoencoder's shift_factor.
+    """
     encoded = vae.encode(pixels.squeeze(2).to(vae.device, vae.dtype))
-    scale, shift = vae.config.scaling_factor, vae.config.get("shift_factor") or 0.0
+    scale, shift = vae.config.scaling_factor, (vae.config.get("shift_factor") if shifted else None) or 0.0
     if not hasattr(encoded, "latent_dist"):
         latents = encoded.latent if hasattr(encoded, "latent") else encoded.latents
         return {"mean": (latents.float() - shift) * scale}

@@ -35,7 +35,7 @@ class Chroma(TuneFamily):
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
         width = source.config("text_encoder").get("d_model")
-        self.check_text_width("text_encoder", width, source.config("transformer")["joint_attention_dim"])
+        self.check_text_width("text_encoder", width, self.transformer_config["joint_attention_dim"])
 
     @property
     def patch(self) -> Patch:

@@ -36,7 +36,7 @@ class Cosmos(FilledText):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        if self._config.get("concat_padding_mask") and importlib.util.find_spec("torchvision") is None:
+        if self.transformer_config.get("concat_padding_mask") and importlib.util.find_spec("torchvision") is None:
             raise ConfigError(
                 f"the transformer of {source.place!r} resizes its padding mask with torchvision, which is not "
                 "installed: run pip install torchvision."
@@ -57,10 +57,6 @@ class Cosmos(FilledText):
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         return self._call(model, noisy[:, :, None], time, batch)[:, :, 0]  # (B, C, h, w)
-
-    @property
-    def _config(self) -> dict[str, Any]:
-        return self.source.config("transformer")
 
     def _call(self, model: nn.Module, latents: Tensor, time: Tensor, batch: Batch, **more: Any) -> Tensor:
         rows, columns = (self.factor * size for size in latents.shape[-2:])

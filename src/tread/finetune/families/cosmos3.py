@@ -67,7 +67,7 @@ class Cosmos3(FirstFrame):
 
     @property
     def patch(self) -> Patch:
-        side = self.source.config("transformer")["latent_patch_size"]
+        side = self.transformer_config["latent_patch_size"]
         return Patch(1, side, side)
 
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
@@ -98,7 +98,7 @@ class Cosmos3(FirstFrame):
         clean = self.starts_clean(noisy)
         if clean:
             noisy = with_first(noisy, batch["mean"])
-        config = self.source.config("transformer")
+        config = self.transformer_config
         rules = tuple((name, config[name]) for name in _RULES)
         fixed = _layout(len(ids), grid, clean, rules, self.frame_factor, float(self.frame_rate), noisy.device)
         (velocity,), _, _ = model(

@@ -46,7 +46,7 @@ class HiDream(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        t5, llama = self._transformer["caption_channels"]
+        t5, llama = self.transformer_config["caption_channels"]
         self.check_text_width("text_encoder_3", source.config("text_encoder_3").get("d_model"), t5)
         self.check_text_width("text_encoder_4", self._llama.get("hidden_size"), llama)
 
@@ -122,9 +122,5 @@ class HiDream(TuneFamily):
     @property
     def _most_tokens(self) -> int:
         """The number of tokens that non-square grids are padded to."""
-        rows, columns = self._transformer["max_resolution"]
-        return rows * columns // self._transformer["patch_size"] ** 2
-
-    @property
-    def _transformer(self) -> dict[str, Any]:
-        return self.source.config("transformer")
+        rows, columns = self.transformer_config["max_resolution"]
+        return rows * columns // self.transformer_config["patch_size"] ** 2

@@ -54,7 +54,7 @@ class HunyuanVideo(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        if source.config("transformer").get("use_meanflow"):
+        if self.transformer_config.get("use_meanflow"):
             raise ConfigError(
                 f"{source.place!r} is a step-distilled HunyuanVideo (use_meanflow of its transformer is true), which "
                 "is told the end of each step: set pretrained_model_name_or_path to a model that is not distilled."
@@ -108,7 +108,7 @@ class HunyuanVideo(TuneFamily):
             given[:, :, 0] = 1
             image = batch["image_embeds"].to(noisy.dtype)
         else:
-            image = noisy.new_zeros(len(noisy), NO_IMAGE, self.source.config("transformer")["image_embed_dim"])
+            image = noisy.new_zeros(len(noisy), NO_IMAGE, self.transformer_config["image_embed_dim"])
         return model(
             hidden_states=torch.cat([noisy, known, given], dim=1),  # (B, 2 C + 1, f, h, w)
             timestep=time * 1000,

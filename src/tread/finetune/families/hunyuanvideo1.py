@@ -101,7 +101,7 @@ class HunyuanVideo1(MaskedText):
             encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
             encoder_attention_mask=batch["text.mask"],
             pooled_projections=batch["text.pooled"].to(noisy.dtype),
-            guidance=torch.full_like(time, 1000.0) if self._config.get("guidance_embeds") else None,
+            guidance=torch.full_like(time, 1000.0) if self.transformer_config.get("guidance_embeds") else None,
             return_dict=False,
         )[0]
 
@@ -116,13 +116,9 @@ class HunyuanVideo1(MaskedText):
         return {"image": images[0]}
 
     @property
-    def _config(self) -> dict[str, Any]:
-        return self.source.config("transformer")
-
-    @property
     def _given(self) -> str | None:
         """The conditioning type for the first frame; None: the model draws from text alone."""
-        return self._config.get("image_condition_type") if self.source.pipeline_name == IMAGE else None
+        return self.transformer_config.get("image_condition_type") if self.source.pipeline_name == IMAGE else None
 
     def _texts(self, embeds: Tensor, pooled: Tensor, mask: Tensor) -> list[Text]:
         """Embeddings (B, L, D) and pooled vectors (B, P) of captions, without the padding that the mask hides."""

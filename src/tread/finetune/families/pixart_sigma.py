@@ -63,7 +63,7 @@ class PixArtSigma(MaskedText):
         return plain | super().prompt_arguments(text, negative)
 
     def _size(self, noisy: Tensor) -> dict[str, Tensor | None]:
-        config = self.source.config("transformer")
+        config = self.transformer_config
         told = config.get("use_additional_conditions")
         if not (config["sample_size"] == 128 if told is None else told):
             return {"resolution": None, "aspect_ratio": None}

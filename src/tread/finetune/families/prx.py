@@ -46,7 +46,7 @@ class PRX(MaskedText):
             raise ConfigError("PRX's pipeline cleans captions with ftfy, which is not installed: pip install ftfy.")
         encoder = source.config("text_encoder")
         width = encoder.get("encoder", encoder).get("hidden_size")
-        self.check_text_width("text_encoder", width, source.config("transformer")["context_in_dim"])
+        self.check_text_width("text_encoder", width, self.transformer_config["context_in_dim"])
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:

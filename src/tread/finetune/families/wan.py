@@ -39,7 +39,7 @@ class Wan(FilledText):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        if self._conditioned and self._transformer["in_channels"] == self._transformer["out_channels"]:
+        if self._conditioned and self.transformer_config["in_channels"] == self.transformer_config["out_channels"]:
             raise ConfigError(
                 f"{source.place!r} draws from text alone and has no inputs for a first frame: leave first_frame out, "
                 "or set pretrained_model_name_or_path to an image-to-video model or to Wan 2.2 TI2V."
@@ -55,7 +55,7 @@ class Wan(FilledText):
 
     @property
     def takes_last_image(self) -> bool:
-        return self._conditioned and self._transformer.get("pos_embed_seq_len") is not None
+        return self._conditioned and self.transformer_config.get("pos_embed_seq_len") is not None
 
     @property
     def encoding(self) -> tuple[object, ...]:
@@ -82,7 +82,7 @@ class Wan(FilledText):
         for frame in (0, -1) if self.takes_last_image else (0,):
             known[:, :, frame] = pixels[:, :, frame]
         batch["condition"] = encode_videos(pipeline.vae, known)["mean"]
-        if self._transformer.get("image_dim") is not None:
+        if self.transformer_config.get("image_dim") is not None:
             ends = (pixels[:, :, :1], pixels[:, :, -1:]) if self.takes_last_image else (pixels,)
             seen = [pipeline.encode_image(first_images(end), device=pipeline.vae.device) for end in ends]
             batch["image_embeds"] = torch.stack(seen, dim=1)  # (B, given frames, I, D)
@@ -111,10 +111,6 @@ class Wan(FilledText):
 
     def weight(self, batch: Batch) -> Tensor | None:
         return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
-
-    @property
-    def _transformer(self) -> dict[str, Any]:
-        return self.source.config(self.experts[0][0])
 
     @property
     def _image_to_video(self) -> bool:
