@@ -9,7 +9,7 @@ from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.models import MODELS
 from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.model.original_names import LAYOUTS
-from tread.finetune.result.card import TWO_EXPERTS, loading_lines
+from tread.finetune.result.card import loading_lines
 from tread.finetune.settings import FinetuneConfig
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -71,8 +71,8 @@ def model_table() -> str:
 def loader_table() -> str:
     """A Markdown table of how stock code loads the adapters of each pipeline."""
     pipelines = [(name, pipeline) for name in sorted(TUNE_FAMILIES) for pipeline in family_class(name).pipelines]
-    entries = [(name, pipeline, TWO_EXPERTS[:1]) for name, pipeline in pipelines]
-    entries.append(("wan, both experts", "WanPipeline", TWO_EXPERTS))
+    entries = [(name, pipeline, ["transformer"]) for name, pipeline in pipelines]
+    entries.append(("wan, both experts", "WanPipeline", ["transformer", "transformer_2"]))
     rows = ["| family | pipeline | LoRA | LoKr |", "|---|---|---|---|"]
     for name, pipeline, parts in entries:
         lora, lokr = (
