@@ -20,7 +20,7 @@ from tread.config.schema import plain
 from tread.errors import ConfigError
 from tread.finetune.data.prepare import prepare
 from tread.finetune.job import FinetuneJob
-from tread.finetune.preflight import check_model, resumed_checkpoints, resumed_folder
+from tread.finetune.preflight import check_model, resumed_checkpoints
 from tread.finetune.run import attach_routes, finetune, load_models, open_job
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning, TuneBatch
@@ -57,7 +57,7 @@ class FinetuneTuning:
     def identity(self) -> dict[str, Any]:
         """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if not name.startswith(LEFT_OUT)}
-        checkpoint = newest_checkpoint(resumed_folder(self.config))
+        checkpoint = newest_checkpoint(FinetuneJob.of(self.config).resumed)
         return {"job": "finetune", **settings, "tread_config": self.routing, **checkpoint}
 
     def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
@@ -107,7 +107,9 @@ class FinetuneTuning:
         for kind in KINDS:  # a resume would compare the few samples that are encoded here with all of the run's
             del task.facts[kind]
         session = Session(task, FinetuneJob.of(config), accelerator)
-        resumed = resumed_folder(self.config)  # without a checkpoint, the weights that a run begins with are measured
+        resumed = FinetuneJob.of(
+            self.config
+        ).resumed  # without a checkpoint, the weights that a run begins with are measured
         done = 0 if resumed is None else session.load(resumed / CHECKPOINTS)
         batches = list(islice(task.batches(0), count))
         first, handle = batches[0], task.routing[0]
