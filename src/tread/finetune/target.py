@@ -218,10 +218,10 @@ class VelocityTarget(DiscreteTarget):
     @classmethod
     def from_scheduler(cls, config: Mapping[str, Any], *, shift: float | None, distance: Distance) -> "VelocityTarget":
         """The target with the noise levels of a stock scheduler's config; its prediction_type must be v_prediction."""
-        kind = config.get("prediction_type")
+        scheduler, kind = _discrete_scheduler(config, shift), config.get("prediction_type")
         if kind != "v_prediction":
             raise ConfigError(f"prediction_type of the scheduler is {kind!r}; a model that predicts v is needed here.")
-        return cls(kept=_discrete_scheduler(config, shift).alphas_cumprod.double(), distance=distance)
+        return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
         of_x, of_noise = self._at("signal", time, x), self._at("noise", time, x)
