@@ -9,7 +9,7 @@ from tread.config.fields import MISSING, fields_of
 from tread.finetune.compat.models import MODELS
 from tread.finetune.families import TUNE_FAMILIES, family_class
 from tread.finetune.model.original_names import LAYOUTS
-from tread.finetune.result.card import TWO_EXPERTS, loading_lines
+from tread.finetune.result.card import loading_lines
 from tread.finetune.settings import FinetuneConfig
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -71,8 +71,10 @@ def model_table() -> str:
 def loader_table() -> str:
     """A Markdown table of how stock code loads adapters; pipelines that take the same lines share a row."""
     pipelines: dict[tuple[str, ...], list[str]] = {}
-    entries = [(pipeline, TWO_EXPERTS[:1], "") for name in TUNE_FAMILIES for pipeline in family_class(name).pipelines]
-    for pipeline, parts, note in [*entries, ("WanPipeline", TWO_EXPERTS, " with both experts of Wan 2.2")]:
+    names = [pipeline for name in TUNE_FAMILIES for pipeline in family_class(name).pipelines]
+    entries = [(pipeline, ["transformer"], "") for pipeline in names]
+    two_experts = ("WanPipeline", ["transformer", "transformer_2"], " with both experts of Wan 2.2")
+    for pipeline, parts, note in [*entries, two_experts]:
         kinds = (loading_lines(pipeline, kind, parts) for kind in ("standard", "lokr"))
         lines = tuple("<br>".join(f"`{line}`" for line in kind) for kind in kinds)
         pipelines.setdefault(lines, []).append(f"`{pipeline}`{note}")

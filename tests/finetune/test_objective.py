@@ -26,7 +26,7 @@ def drawn(seed: int, channels: int = 2) -> Tensor:
 
 def epsilon() -> EpsilonTarget:
     config = dict(diffusers.DPMSolverMultistepScheduler().config) | {"_class_name": "DPMSolverMultistepScheduler"}
-    return EpsilonTarget.from_scheduler(config, distance="l2")
+    return EpsilonTarget.from_scheduler(config, shift=None, distance="l2")
 
 
 @pytest.mark.parametrize("target", [FlowTarget(), FlowTarget(shift=3.0), FlowTarget(dynamic=(0.5, 1.15, 256, 4096))])
@@ -71,7 +71,7 @@ def test_a_scheduler_that_names_no_shift_has_diffusers_own() -> None:
 
 def velocity() -> VelocityTarget:
     config = {"_class_name": "CogVideoXDDIMScheduler", "prediction_type": "v_prediction"}
-    return VelocityTarget.from_scheduler(config | {"rescale_betas_zero_snr": True}, distance="l2")
+    return VelocityTarget.from_scheduler(config | {"rescale_betas_zero_snr": True}, shift=None, distance="l2")
 
 
 @pytest.mark.parametrize("name", ["uniform", "mode", "beta"])

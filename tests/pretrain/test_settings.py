@@ -34,7 +34,7 @@ from tread.pretrain.config import compose
             "train.attention is 'fast'; it must be one of 'auto', 'flash', 'cudnn', 'efficient', 'math', 'default'.",
         ),
         ("optimizer.learning_rate=-1", "optimizer.learning_rate is -1.0; it must be at least 0."),
-        ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]; it must be two numbers with 0 <= value < 1."),
+        ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]; it must be a list of 2 (a number each)."),
         ("optimizer.betas=[0.9,1]", "optimizer.betas is [0.9, 1.0]; it must be two numbers with 0 <= value < 1."),
         ("train.timeout_minutes=-1", "train.timeout_minutes is -1.0; it must be above 0 and at most 10080 (a week)."),
         ("optimizer.eps=0", "optimizer.eps is 0.0; it must be above 0, or an update divides by 0."),
@@ -44,7 +44,7 @@ from tread.pretrain.config import compose
         ("checkpoint.every=-1", "checkpoint.every is -1; it must be at least 0."),
         ("checkpoint.keep=0", "checkpoint.keep is 0; it must be at least 1."),
         ("validation.samples=-1", "validation.samples is -1; it must be at least 0."),
-        ("sample.interval=[1]", "sample.interval is [1.0]; it must be two levels, [low, high]."),
+        ("sample.interval=[1]", "sample.interval is [1]; it must be a list of 2 (a number each) or null."),
         ("sample.interval=[0.7,0.1]", "sample.interval is (0.7, 0.1); its lower end must be below its upper end."),
         ("sample.churn=-1", "sample.churn is -1.0; it must be at least 0."),
         (
@@ -52,7 +52,7 @@ from tread.pretrain.config import compose
             "sample.churn is 3.0, but it needs objective=edm with the solver heun, and this run has flow with euler: "
             "set sample.churn=0.",
         ),
-        ("sample.churn_interval=[1]", "sample.churn_interval is [1.0]; it must be two levels, [low, high]."),
+        ("sample.churn_interval=[1]", "sample.churn_interval is [1]; it must be a list of 2 (a number each) or null."),
         (
             "sample.churn_interval=[2,1]",
             "sample.churn_interval is (2.0, 1.0); its lower end must be below its upper end.",
@@ -94,8 +94,8 @@ def test_overrides_are_what_differs_from_the_preset() -> None:
 
 
 def test_an_interval_is_a_pair() -> None:
-    assert compose(["sample.interval=[0.1,0.7]"]).sample.bounds == (0.1, 0.7)
-    assert compose([]).sample.bounds is None
+    assert compose(["sample.interval=[0.1,0.7]"]).sample.interval == (0.1, 0.7)
+    assert compose([]).sample.interval is None
 
 
 def test_a_shell_reads_the_command_that_goes_on() -> None:

@@ -296,7 +296,7 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
         (["flux", "--batch", "0"], "--batch is 0; it must be at least 1."),
         (["flux", "--lora", "0"], "--lora is 0; it must be at least 1."),
         (["flux", "--optimizer", "sgd"], "--optimizer is 'sgd'"),
-        (["flux", "--html", "no/such/page.html"], "the page cannot be written to no/such/page.html: No such file"),
+        (["flux", "--html", "no/such/page.html"], "cannot write no/such/page.html (No such file"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

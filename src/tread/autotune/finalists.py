@@ -37,14 +37,8 @@ def find_finalists(
         group = plans[begin : begin + GROUP]
         losses = losses_of([plan.routes for plan in group])
         for plan in group:
-            name = key_of(plan.routes)
-            rows[name] = {
-                "plan": name,
-                "seconds": cost.seconds(plan.routes),
-                "speedup": cost.speedup(plan.routes),
-                "gap": plan.gap,
-                "whole_gap": gap(losses[name]) if name in losses else None,
-            }
+            row = predicted(plan, cost)
+            rows[row["plan"]] = row | {"whole_gap": gap(losses[row["plan"]]) if row["plan"] in losses else None}
         # plans that the gap rules out need no time
         pairs = pairs_of([plan.routes for plan in group if goal.allows(measured_gap(rows[key_of(plan.routes)]))])
         for plan in group:
@@ -52,6 +46,12 @@ def find_finalists(
         if best := goal.best({name: (measured_speedup(row), measured_gap(row)) for name, row in rows.items()}):
             return [rows[name] for name in best], list(rows.values())
     return [], list(rows.values())
+
+
+def predicted(plan: Plan, cost: Cost) -> Row:
+    """The row of a plan with what is predicted of it."""
+    routes = plan.routes
+    return {"plan": key_of(routes), "seconds": cost.seconds(routes), "speedup": cost.speedup(routes), "gap": plan.gap}
 
 
 def time_beside_dense(row: Row, pairs: Sequence[Pair]) -> None:

@@ -6,10 +6,11 @@
   drops the same tokens at the same ratio, and a higher ratio drops a superset.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -30,39 +31,39 @@ Show = Callable[[range], Iterable[int]]
 """Iterates over steps with a progress bar."""
 
 
-class Loop(Protocol):
+class Loop(ABC):
     """A training loop as it is measured."""
 
     @property
+    @abstractmethod
     def model(self) -> nn.Module:
         """The trained model, or a module that contains it."""
-        ...
 
     @property
+    @abstractmethod
     def handles(self) -> Sequence[Handle]:
         """The routing handle of each network."""
-        ...
 
     @property
+    @abstractmethod
     def fast(self) -> Sequence[Fast]:
         """The `Fast` of each network; empty if nothing is compiled."""
-        ...
 
+    @abstractmethod
     def step(self, batch: Any) -> Any:
         """A training step that leaves the weights as they are."""
-        ...
 
+    @abstractmethod
     def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
         """The loss of each sample, (B,); see `Finetuning.losses_at`."""
-        ...
 
+    @abstractmethod
     def evaluating(self) -> AbstractContextManager[None]:
         """A context in which the model is in eval mode and uncompiled, with its averaged weights if there are any."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Release everything allocated for the measurements."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

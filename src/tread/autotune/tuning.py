@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from tread.autotune.cost import Cost, Routes, fit, key_of, one_window, ratios_of, routes_of
-from tread.autotune.finalists import find_finalists, measured_gap, measured_speedup, time_beside_dense
+from tread.autotune.finalists import find_finalists, measured_gap, measured_speedup, predicted, time_beside_dense
 from tread.autotune.goal import Options
 from tread.autotune.jobs.job import Job, TrainedJob
 from tread.autotune.measure import (
@@ -210,14 +210,10 @@ class Tuning:
             "windows": sorted(losses),
             "levels": len(LEVELS),
             "rules": subject.rules.to_config() | {"depth": subject.rules.depth},
-            "front": [
-                {"plan": key_of(r), "seconds": cost.seconds(r), "speedup": cost.speedup(r), "gap": plan.gap}
-                for plan in plans
-                for r in (plan.routes,)
-            ],
+            "front": [predicted(plan, cost) for plan in plans],
             "finalists": [],
             "verified": {},
-        }  # fmt: skip
+        }
 
     def _finalists(
         self,

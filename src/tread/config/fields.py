@@ -102,7 +102,8 @@ def describe(hint: Any) -> str:
     if len(options := options_of(hint)) > 1:
         return " or ".join(dict.fromkeys(describe(option) for option in options))
     if origin is tuple:
-        return f"a list ({describe(get_args(hint)[0])} each)"
+        count = "" if get_args(hint)[-1] is ... else f" of {len(get_args(hint))}"
+        return f"a list{count} ({describe(get_args(hint)[0])} each)"
     if origin is dict or dataclasses.is_dataclass(hint):
         return "a mapping of settings"
     return _WORDS[hint]

@@ -2,8 +2,8 @@
 
 - The dataclasses hold types, defaults, documentation and cross-field checks (`__post_init__`). For any other class,
   such as a dataset, the signature is used.
-- Supported types: bool, int, float (an int is accepted), str, Path, `Literal`, `X | None`, `tuple[X, ...]`, nested
-  dataclasses, and `dict[str, Any]` for what another part of the package validates.
+- Supported types: bool, int, float (an int is accepted), str, Path, `Literal`, `X | None`, `tuple[X, ...]`,
+  `tuple[X, X]`, nested dataclasses, and `dict[str, Any]` for what another part of the package validates.
 - Text from a command line and unquoted YAML scalars are parsed by the type of the field: verbatim for text, as YAML
   otherwise.
 """
@@ -132,7 +132,8 @@ def _fits(hint: Any, value: object) -> bool:
             and type(value) in {type(choice) for choice in get_args(hint)}
         )
     if get_origin(hint) is tuple:
-        return isinstance(value, list | tuple)
+        wanted = get_args(hint)
+        return isinstance(value, list | tuple) and (wanted[-1] is ... or len(value) == len(wanted))
     if get_origin(hint) is dict or dataclasses.is_dataclass(hint):
         return isinstance(value, Mapping)
     if hint is float:

@@ -123,14 +123,17 @@ def encode(
     shards = [out / f"shard-{n:06d}.tar" for n in range(len(spans))]
     _claim(out, manifest, files, classes, None if world == 1 else shards[rank::world])
 
-    def read(index: int) -> np.ndarray | DataError:
-        try:
-            return read_image(images / files[index], size)
-        except DataError as error:
-            if not (images / files[index]).exists():  # a lost disk is not a folder of bad images
-                raise DataError(f"image {images / files[index]} has disappeared: restore it and resume") from error
-            return error
-
+    writer = _Writer(
+        images=images,
+        files=files,
+        labels=labels,
+        model=model,
+        dtype=dtype,
+        size=size,
+        kind=kind,
+        batch_size=batch_size,
+        seed=seed,
+    )
     own = dict(zip(shards[rank::world], spans[rank::world], strict=True))
     todo = {shard: span for shard, span in own.items() if not shard.exists()}
     count, left = (sum(map(len, some.values())) for some in (own, todo))
@@ -139,22 +142,7 @@ def encode(
         tqdm(total=count, initial=count - left, desc="encoding", unit="image", disable=rank > 0) as bar,
     ):
         for shard, span in todo.items():
-            skipped: dict[str, str] = {}
-            with atomic_write(shard) as file, tarfile.open(fileobj=file, mode="w") as tar:
-                for batch, results in read_ahead(pool, read, span, batch_size):
-                    pixels = {p: r for p, r in zip(batch, results, strict=True) if isinstance(r, np.ndarray)}
-                    skipped |= {files[p]: str(r) for p, r in zip(batch, results, strict=True) if p not in pixels}
-                    for i, latent in _latents(model, pixels, kind, seed).items():
-                        if not np.isfinite(latent).all():
-                            raise DataError(
-                                f"the VAE gives NaN or infinite latents for {images / files[i]} in {dtype}: "
-                                "encode with dtype float32, or remove the image"
-                            )
-                        _add(tar, f"{i:08d}.cls", str(labels[i]).encode())
-                        _add(tar, f"{i:08d}.latent.npy", _npy(latent))
-                    bar.update(len(batch))
-                # before the rename: a resume skips finished shards, so a kill in between would lose the list
-                _write_skipped(out, {files[i] for i in span}, skipped)
+            writer.write(shard, span, pool, bar)
     missing = sum(not shard.exists() for shard in shards)
     skipped = _read_skipped(out)
     if len(skipped) == len(files):
@@ -167,6 +155,61 @@ def encode(
         settings={"data.path": str(out), "data.vae": model.name, "data.kind": kind, "data.num_classes": len(classes)},
         missing=missing,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Writer:
+    """Writes the shards of one job."""
+
+    images: Path
+    files: list[str]
+    labels: list[int]
+    model: Autoencoder
+    dtype: Dtype
+    size: int
+    kind: StoredKind
+    batch_size: int
+    seed: int
+
+    def write(self, shard: Path, span: range, pool: ThreadPoolExecutor, bar: tqdm) -> None:
+        """Encode the files of `span` into a shard; those that cannot be read are listed beside it."""
+        skipped: dict[str, str] = {}
+        with atomic_write(shard) as file, tarfile.open(fileobj=file, mode="w") as tar:
+            for batch, results in read_ahead(pool, self._read, span, self.batch_size):
+                pixels = {p: r for p, r in zip(batch, results, strict=True) if isinstance(r, np.ndarray)}
+                skipped |= {self.files[p]: str(r) for p, r in zip(batch, results, strict=True) if p not in pixels}
+                for i, latent in self._latents(pixels).items():
+                    _add(tar, f"{i:08d}.cls", str(self.labels[i]).encode())
+                    _add(tar, f"{i:08d}.latent.npy", _npy(latent))
+                bar.update(len(batch))
+            # before the rename: a resume skips finished shards, so a kill in between would lose the list
+            _write_skipped(shard.parent, {self.files[i] for i in span}, skipped)
+
+    def _read(self, index: int) -> np.ndarray | DataError:
+        path = self.images / self.files[index]
+        try:
+            return read_image(path, self.size)
+        except DataError as error:
+            if not path.exists():  # a lost disk is not a folder of bad images
+                raise DataError(f"image {path} has disappeared: restore it and resume") from error
+            return error
+
+    def _latents(self, pixels: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Encode a batch: {file index: uint8 (H, W, 3)} -> {file index: float16 (C or 2C, h, w)}."""
+        if not pixels:
+            return {}
+        x = torch.from_numpy(np.stack(list(pixels.values()))).permute(0, 3, 1, 2)  # (B, 3, H, W)
+        latents: Tensor = self.model.encode(x.float() / 127.5 - 1)  # (B, C or 2C, h, w)
+        if self.kind == "sample" and self.model.has_moments:
+            latents = sample_moments(latents, self.seed, _ENCODE_WORD, torch.tensor(list(pixels)))  # (B, C, h, w)
+        by_file = dict(zip(pixels, latents.half().cpu().numpy(), strict=True))
+        for i, latent in by_file.items():
+            if not np.isfinite(latent).all():
+                raise DataError(
+                    f"the VAE gives NaN or infinite latents for {self.images / self.files[i]} in {self.dtype}: "
+                    "encode with dtype float32, or remove the image"
+                )
+        return by_file
 
 
 def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
@@ -209,17 +252,6 @@ def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[
         raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another folder") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is damaged ({error}): delete {out} and encode again") from error
-
-
-def _latents(model: Autoencoder, pixels: dict[int, np.ndarray], kind: StoredKind, seed: int) -> dict[int, np.ndarray]:
-    """Encode a batch: {file index: uint8 (H, W, 3)} -> {file index: float16 (C or 2C, h, w)}."""
-    if not pixels:
-        return {}
-    x = torch.from_numpy(np.stack(list(pixels.values()))).permute(0, 3, 1, 2)  # (B, 3, H, W)
-    latents: Tensor = model.encode(x.float() / 127.5 - 1)  # (B, C or 2C, h, w)
-    if kind == "sample" and model.has_moments:
-        latents = sample_moments(latents, seed, _ENCODE_WORD, torch.tensor(list(pixels)))  # (B, C, h, w)
-    return dict(zip(pixels, latents.half().cpu().numpy(), strict=True))
 
 
 def _npy(array: np.ndarray) -> bytes:

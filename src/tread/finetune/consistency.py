@@ -40,7 +40,7 @@ def check_settings(config: "FinetuneConfig") -> None:
     _check_adapter(config)
     _check_sharded(config)
     _check_offload(config)
-    _check_optimizer(config)
+    check_rates(**{name: getattr(config, key) for name, key in RATES.items()}, called=RATES)
     if config.max_train_steps == 0 and config.num_train_epochs == 0:
         raise ConfigError("max_train_steps and num_train_epochs are both 0; set one of them to at least 1.")
     if config.experts != "both" and config.model_family != "wan":
@@ -81,10 +81,6 @@ def _check_bounds(config: "FinetuneConfig") -> None:
         value = getattr(config, name)
         if value is not None and value <= 0:
             raise ConfigError(f"{name} is {value}; it must be above 0, or left out.")
-
-
-def _check_optimizer(config: "FinetuneConfig") -> None:
-    check_rates(**{name: getattr(config, key) for name, key in RATES.items()}, called=RATES)
 
 
 def _check_init(config: "FinetuneConfig") -> None:
@@ -165,14 +161,13 @@ def _check_adapter(config: "FinetuneConfig") -> None:
             "base_model_precision is 'nf4' and lora_type is 'lokr', which peft cannot combine: set "
             "base_model_precision to 'int4', or lora_type to 'standard'."
         )
+    kind = f"lora_type is {config.lora_type!r}" if config.adapts else "model_type is 'full'"
     if config.use_dora and (not config.adapts or config.lora_type != "standard"):
-        kind = f"lora_type is {config.lora_type!r}" if config.adapts else "model_type is 'full'"
         raise ConfigError(
             f"use_dora is true, but {kind}, and DoRA is a LoRA: set model_type to 'lora' and lora_type to "
             "'standard', or leave use_dora out."
         )
     if config.init_lora is not None and (not config.adapts or config.lora_type == "lycoris"):
-        kind = f"lora_type is {config.lora_type!r}" if config.adapts else "model_type is 'full'"
         raise ConfigError(
             f"init_lora is {shown(config.init_lora)}, but {kind}: only lora_type 'standard' and 'lokr' go on with an "
             "adapter. To train all weights from it, merge it first (`tread export --merge`)."

@@ -13,7 +13,7 @@ import inspect
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -25,7 +25,7 @@ from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_images, frames_per_latent, pixels_per_latent
 from tread.finetune.families.tokens import Patch
 from tread.finetune.model.source import Source
-from tread.finetune.target import Distance, FlowTarget, Target
+from tread.finetune.target import Distance, EpsilonTarget, FlowTarget, Target, VelocityTarget
 
 Text = dict[str, Tensor]
 """The embeddings of one caption by name, without a batch axis."""
@@ -106,6 +106,10 @@ class TuneFamily(ABC):
     """Default guidance scale of previews."""
     guidance_argument: ClassVar[str] = "guidance_scale"
     """The pipeline's argument for the guidance scale; `guider`: the scale belongs to that part of the pipeline."""
+    target_class: ClassVar[type[FlowTarget | VelocityTarget | EpsilonTarget]] = FlowTarget
+    """What the transformer predicts."""
+    prompt_names: ClassVar[Mapping[str, str]] = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
+    """The pipeline's arguments for the tensors of a text; those of a negative prompt begin with `negative_`."""
     usual_side: ClassVar[int] = 1024
     """Pixels of the side of a square with the largest area that `tread init` suggests for images."""
     unguided: ClassVar[float] = 1.0
@@ -147,6 +151,11 @@ class TuneFamily(ABC):
             self.steps, self.guidance = self.few_steps
 
     @property
+    def transformer_config(self) -> dict[str, Any]:
+        """The config of the transformer; of two, that of the first."""
+        return self.source.config(self.experts[0][0])
+
+    @property
     def factor(self) -> int:
         """Pixels per latent along height and width."""
         return pixels_per_latent(self.source.config("vae"))
@@ -159,7 +168,7 @@ class TuneFamily(ABC):
     @property
     def patch(self) -> Patch:
         """The patch of latents that makes one token, from the transformer's config."""
-        config = self.source.config("transformer")
+        config = self.transformer_config
         size = config.get("patch_size", 2)
         if isinstance(size, int):
             return Patch(config.get("patch_size_t") or 1, size, size)
@@ -281,7 +290,7 @@ class TuneFamily(ABC):
 
     def target(self, *, shift: float | None, distance: Distance) -> Target:
         """The training target; `shift` replaces the shift of the stock scheduler."""
-        return FlowTarget.from_scheduler(self.source.config("scheduler"), shift=shift, distance=distance)
+        return self.target_class.from_scheduler(self.source.config("scheduler"), shift=shift, distance=distance)
 
     def train_sound(self) -> None:
         """Train the sound of clips too; a family that draws sound sets `sound_rate`."""
@@ -325,11 +334,12 @@ class TuneFamily(ABC):
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         """The stock pipeline's arguments for an encoded prompt; `negative` is None without guidance."""
-        arguments = {}
-        for prefix, encoded in (("", text), ("negative_", negative or {})):
-            names = {"embeds": "prompt_embeds", "pooled": "pooled_prompt_embeds"}
-            arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
-        return arguments
+        texts = {"": text} if negative is None else {"": text, "negative_": negative}
+        return {
+            f"{prefix}{self.prompt_names[name]}": tensor
+            for prefix, one in texts.items()
+            for name, tensor in self.collate_text([one]).items()
+        }
 
     def check_text_width(self, part: str, given: int | None, read: int) -> None:
         """Refuse a text encoder of another model; `given` is the width of its embeddings, None if unknown."""

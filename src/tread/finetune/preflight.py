@@ -19,6 +19,7 @@ from tread.errors import ConfigError, DataError, masked, shown
 from tread.finetune.data.prepare import DTYPES, data_checks
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
+from tread.finetune.job import FinetuneJob
 from tread.finetune.model import scratch
 from tread.finetune.model.adapters import find_linears
 from tread.finetune.model.existing import is_local, read_adapter
@@ -186,7 +187,7 @@ def job_dtype(config: FinetuneConfig) -> torch.dtype:
 
 def check_resumed(config: FinetuneConfig) -> None:
     """Refuse to resume a run whose trained weights have other names or shapes, or are of another base or scale."""
-    folder = resumed_folder(config)
+    folder = FinetuneJob.of(config).resumed
     if folder is None or not (folder / CONFIG_FILE).is_file() or not resumed_checkpoints(config):
         return
     before, now = saved_settings(folder), masked(plain(config))
@@ -206,15 +207,9 @@ def _effect(settings: Mapping[str, Any], name: str) -> Any:
     return settings["lora_rank"] if name == "lora_alpha" and value is None else value
 
 
-def resumed_folder(config: FinetuneConfig) -> Path | None:
-    """The folder of the run that a config resumes, or None."""
-    source = config.resume_from_checkpoint
-    return None if source is None else Path(config.output_dir if source == "latest" else source)
-
-
 def resumed_checkpoints(config: FinetuneConfig) -> list[Path]:
     """The checkpoints of the run that a config resumes; empty for a new run."""
-    folder = resumed_folder(config)
+    folder = FinetuneJob.of(config).resumed
     return [] if folder is None else list_checkpoints(folder / CHECKPOINTS)
 
 

@@ -58,7 +58,6 @@ class Model:
     multiple: int = 16
     frame_factor: int = 4
     experts: int = 1
-    takes_image: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the transformer that a run from scratch may change."""
     large: bool = False

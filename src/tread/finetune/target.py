@@ -197,6 +197,17 @@ class DiscreteTarget:
         return per_sample(self._on_device[key][time], like.float())
 
 
+def _discrete_scheduler(config: Mapping[str, Any], shift: float | None) -> Any:
+    """The stock scheduler of a config; refuses a shift, which only flow models have."""
+    import diffusers
+
+    if shift is not None:
+        raise ConfigError(
+            f"flow_schedule_shift is {shift}, but the model is no flow model: times are uniform; leave it out."
+        )
+    return getattr(diffusers, config["_class_name"]).from_config(config)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VelocityTarget(DiscreteTarget):
     """v of a discrete diffusion (Salimans and Ho 2022, arXiv 2202.00512) at a time drawn uniformly from 0..T-1.
@@ -205,14 +216,11 @@ class VelocityTarget(DiscreteTarget):
     """
 
     @classmethod
-    def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "VelocityTarget":
+    def from_scheduler(cls, config: Mapping[str, Any], *, shift: float | None, distance: Distance) -> "VelocityTarget":
         """The target with the noise levels of a stock scheduler's config; its prediction_type must be v_prediction."""
-        import diffusers
-
-        kind = config.get("prediction_type")
+        scheduler, kind = _discrete_scheduler(config, shift), config.get("prediction_type")
         if kind != "v_prediction":
             raise ConfigError(f"prediction_type of the scheduler is {kind!r}; a model that predicts v is needed here.")
-        scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
         return cls(kept=scheduler.alphas_cumprod.double(), distance=distance)
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:
@@ -239,12 +247,9 @@ class EpsilonTarget(DiscreteTarget):
     """(T,) float64: the variances of the forward process."""
 
     @classmethod
-    def from_scheduler(cls, config: Mapping[str, Any], *, distance: Distance) -> "EpsilonTarget":
+    def from_scheduler(cls, config: Mapping[str, Any], *, shift: float | None, distance: Distance) -> "EpsilonTarget":
         """The target with the betas of a stock scheduler's config."""
-        import diffusers
-
-        scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
-        betas = scheduler.betas.double()
+        betas = _discrete_scheduler(config, shift).betas.double()
         return cls(kept=(1 - betas).cumprod(0), betas=betas, distance=distance)
 
     def error(self, prediction: Tensor, x: Tensor, noise: Tensor, time: Tensor) -> Tensor:

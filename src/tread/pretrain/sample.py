@@ -4,8 +4,8 @@ A checkpoint records the shape of its samples and the number of classes, so the 
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,7 @@ from tread.pretrain.settings import PretrainConfig
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import flops_per_sample, generate
 from tread.sampling.grid import image_names, make_grid, save_images
-from tread.sampling.guidance import Branches
 from tread.sampling.guidance.fields import check_interval
-from tread.sampling.solvers import churn_of
 from tread.training.checkpoint import CHECKPOINTS, MANIFEST, newest, read_whole
 from tread.training.parts import load_into, trained
 from tread.words import counted
@@ -144,50 +142,33 @@ def sample_run(
     *,
     classes: str | None = None,
     per_class: int | None = None,
-    guidance: float | None = None,
-    interval: tuple[float, float] | None = None,
-    guidance_kind: str | None = None,
-    strong_ratio: float | None = None,
-    weak_ratio: float | None = None,
-    ratio_schedule: str | None = None,
     weak: Path | None = None,
-    steps: int | None = None,
-    solver: str | None = None,
-    churn: float | None = None,
-    churn_interval: tuple[float, float] | None = None,
-    churn_noise: float | None = None,
     seed: int | None = None,
     seeds: str | None = None,
     batch_size: int = 64,
     averaged: bool = True,
     vae: str | None = None,
     out: Path | None = None,
+    **settings: Any,
 ) -> Path:
     """Write PNGs, batch by batch, and `grid.png`, one row per class, and say what a sample costs; returns its path.
 
-    None means the run's own setting, the first ten classes, 8 images of each and the seed 0. With `seeds` there is one
-    image per seed instead, named by it, of the class `classes[seed % len(classes)]`, by default of all classes: what
-    that `seed` draws first. `weak` is a run or a checkpoint for the guidance kinds `ag` and `ag+sg`; the ratios are
-    those of `guidance.Branches`. Everything that can be refused is refused before the first sample is drawn.
+    `settings` are those of `SampleConfig`, and other guidance kinds; None means the run's own. By default these are the
+    first ten classes, 8 images of each and the seed 0. With `seeds` there is one image per seed instead, named by it,
+    of the class `classes[seed % len(classes)]`, by default of all classes: what that `seed` draws first. `weak` is a
+    run or a checkpoint for the guidance kinds `ag` and `ag+sg`. Everything that can be refused is refused before the
+    first sample is drawn.
     """
-    _check_options(per_class, batch_size, seed, seeds)
-    for option, value in (("--guidance", guidance), ("--churn", churn), ("--churn-noise", churn_noise)):
-        if value is not None:
-            check_number(option, value, at_least=0)
-    check_interval(interval, "--interval")
-    check_interval(churn_interval, "--churn-interval")
+    given = {name: value for name, value in settings.items() if value is not None}
+    _check_options(given, per_class, batch_size, seed, seeds)
     drawn = None if seeds is None else parse_seeds(seeds)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, averaged=averaged, device=device)
-    defaults = opened.config.sample
-    # the run's ratios are defaults for its own kind of guidance only
-    own = defaults.branches if guidance_kind in (None, defaults.guidance_kind) else Branches()
-    branches = Branches(
-        kind=guidance_kind or own.kind,
-        strong_ratio=own.strong_ratio if strong_ratio is None else strong_ratio,
-        weak_ratio=own.weak_ratio if weak_ratio is None else weak_ratio,
-        schedule=ratio_schedule or own.schedule,
-    )
+    sample = opened.config.sample
+    if given.get("guidance_kind", sample.guidance_kind) != sample.guidance_kind:  # the run's ratios are for its own
+        sample = replace(sample, strong_ratio=0.0, weak_ratio=None, ratio_schedule="constant")
+    sample = replace(sample, **given, seed=seed or 0)
+    branches = sample.branches
     if branches.needs_weak != (weak is not None):
         lacks = f"needs --weak: a lesser run, or an earlier checkpoint's folder in {run / CHECKPOINTS}."
         fix = lacks if weak is None else "has no use for --weak; leave it out."
@@ -199,7 +180,7 @@ def sample_run(
         for path, each in ((run, opened), (weak, lesser)):
             _route(each, path)
     pictures = _pictures(opened, classes, PER_CLASS if per_class is None else per_class, drawn)
-    data, vae = opened.config.data, vae or defaults.vae
+    data, vae = opened.config.data, vae or sample.vae
     if data["name"] == "latents" and vae is None:
         print("no --vae given: the pictures show the first latent channels, not images.")
     decode = make_decode(data, opened.shape[0], vae, setting="--vae", batch_size=batch_size, device=device)
@@ -210,39 +191,39 @@ def sample_run(
         raise ConfigError(
             f"cannot write to {str(folder)!r}: {error.strerror}. Name another folder with --out."
         ) from None
-    settings: dict[str, Any] = {
+    drawing: dict[str, Any] = {
         "shape": opened.shape,
-        "seed": seed or 0,
-        "steps": defaults.steps if steps is None else steps,
-        "guidance": defaults.guidance if guidance is None else guidance,
+        "guidance": sample.guidance,
         "null_label": opened.num_classes,
-        "interval": defaults.bounds if interval is None else (interval[0], interval[1]),
-        "branches": branches,
         "weak": None if lesser is None else lesser.model,
-        "solver": solver or defaults.solver,
-        "churn": churn_of(
-            defaults.churn if churn is None else churn,
-            defaults.churn_bounds if churn_interval is None else (churn_interval[0], churn_interval[1]),
-            defaults.churn_noise if churn_noise is None else churn_noise,
-        ),
+        **sample.drawing,
     }
-    flops = flops_per_sample(opened.model, opened.objective, **settings)
-    print(f"{flops / 1e9:.4g} GFLOPs a sample: {branches.kind} {settings['guidance']:g}, {settings['steps']} steps")
+    flops = flops_per_sample(opened.model, opened.objective, **drawing)
+    print(f"{flops / 1e9:.4g} GFLOPs a sample: {branches.kind} {sample.guidance:g}, {sample.steps} steps")
 
     def draw(labels: Tensor, **own: Any) -> Tensor:
         return decode(
-            generate(opened.model, opened.objective, labels, **(settings | own), device=device, progress=False)
+            generate(opened.model, opened.objective, labels, **(drawing | own), device=device, progress=False)
         )
 
     return _draw(pictures, folder, batch_size, draw)
 
 
-def _check_options(per_class: int | None, batch_size: int, seed: int | None, seeds: str | None) -> None:
-    for option, value, low in (("--per-class", per_class, 1), ("--batch-size", batch_size, 1), ("--seed", seed, 0)):
+def _check_options(
+    given: Mapping[str, Any], per_class: int | None, batch_size: int, seed: int | None, seeds: str | None
+) -> None:
+    """Refuse options that are out of bounds, by their names on the command line."""
+    counts = {"--per-class": (per_class, 1), "--batch-size": (batch_size, 1), "--seed": (seed, 0)}
+    for option, (value, low) in (counts | {"--steps": (given.get("steps"), 1)}).items():
         if value is not None:
             check_int(value, option, low)
-        if value is not None and seeds is not None and option != "--batch-size":
+    for option in ("--per-class", "--seed"):
+        if seeds is not None and counts[option][0] is not None:
             raise ConfigError(f"--seeds draws one image for each seed, so {option} says nothing; leave it out.")
+    for name in ("guidance", "churn", "churn_noise"):
+        check_number(f"--{name.replace('_', '-')}", given.get(name, 0), at_least=0)
+    for name in ("interval", "churn_interval"):
+        check_interval(given.get(name), f"--{name.replace('_', '-')}")
 
 
 @dataclass(frozen=True)

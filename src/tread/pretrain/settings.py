@@ -144,13 +144,13 @@ class SampleConfig:
     """euler | heun; null: the objective's own"""
     churn: float = 0.0
     """EDM's S_churn: fresh noise added along the way, with objective=edm and heun; 0: none"""
-    churn_interval: tuple[float, ...] | None = None
+    churn_interval: tuple[float, float] | None = None
     """[S_tmin, S_tmax]: add it only at these levels"""
     churn_noise: float = 1.0
     """EDM's S_noise: standard deviation of the fresh noise"""
     guidance: float = 1.5
     """guidance scale; 1: none"""
-    interval: tuple[float, ...] | None = None
+    interval: tuple[float, float] | None = None
     """[low, high] in the objective's levels: guide only between them"""
     guidance_kind: Literal["cfg", "sg", "cfg+sg"] = "cfg"
     """what the weak branch lacks: its label (cfg), tokens (sg), both (cfg+sg)"""
@@ -167,30 +167,16 @@ class SampleConfig:
 
     def __post_init__(self) -> None:
         at_least(self, "sample", every=0, per_class=1, classes=1, steps=1, guidance=0, seed=0, churn=0, churn_noise=0)
-        for name in ("interval", "churn_interval"):
-            levels = getattr(self, name)
-            if levels is not None and len(levels) != 2:
-                raise ConfigError(f"sample.{name} is {list(levels)}; it must be two levels, [low, high].")
-        check_interval(self.bounds, "sample.interval")
-        check_interval(self.churn_bounds, "sample.churn_interval")
+        check_interval(self.interval, "sample.interval")
+        check_interval(self.churn_interval, "sample.churn_interval")
         _ = self.branches  # refuses ratios that do not go together
 
     @property
     def drawing(self) -> dict[str, Any]:
         """The arguments of `generate` that are settings here, but for the guidance scale."""
-        names = ("seed", "steps", "solver", "branches")
-        churn = churn_of(self.churn, self.churn_bounds, self.churn_noise)
-        return {name: getattr(self, name) for name in names} | {"interval": self.bounds, "churn": churn}
-
-    @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The interval as a pair."""
-        return None if self.interval is None else (self.interval[0], self.interval[1])
-
-    @property
-    def churn_bounds(self) -> tuple[float, float] | None:
-        """The interval of churn as a pair."""
-        return None if self.churn_interval is None else (self.churn_interval[0], self.churn_interval[1])
+        names = ("seed", "steps", "solver", "branches", "interval")
+        churn = churn_of(self.churn, self.churn_interval, self.churn_noise)
+        return {name: getattr(self, name) for name in names} | {"churn": churn}
 
     @property
     def branches(self) -> Branches:

@@ -96,7 +96,7 @@ class OptimizerConfig:
     """how often cosine_with_restarts falls, each time from the full rate"""
     warmup_steps: int = 100
     """steps over which the rate climbs linearly from 0"""
-    betas: tuple[float, ...] = (0.9, 0.999)
+    betas: tuple[float, float] = (0.9, 0.999)
     """decay of the two moments"""
     eps: float = 1e-8
     """added to the denominator of adamw's and prodigy's updates; lion and adafactor have none"""
@@ -107,7 +107,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         at_least(self, "optimizer", learning_rate=0, warmup_steps=0, weight_decay=0, end_rate=0, cycles=1)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"optimizer.betas is {list(self.betas)}; it must be two numbers with 0 <= value < 1.")
         check_rates(
             name=self.name,

@@ -137,7 +137,7 @@ def test_missing_sound_is_a_note(pipeline_folder: PipelineFolder, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--html", "no/such/page.html"], "tread data: the page cannot be written to no/such/page.html: No such file"),
+        (["--html", "no/such/page.html"], "tread data: cannot write no/such/page.html (No such file"),
         (["--most", "0"], "--most must be at least 1"),
         (["data=nowhere"], "tread data: instance_data_dir of data entry 'nowhere' is 'nowhere', which is no folder."),
     ],

@@ -29,7 +29,7 @@ def test_states_and_the_loss_are_those_of_the_stock_scheduler(scheduler: str) ->
     """The error of v is that of x, as the scheduler finds it, divided by the noise's variance."""
     settings = {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "snr_shift_scale": 3.0}
     stock: Any = getattr(diffusers, scheduler)(**settings)
-    target = VelocityTarget.from_scheduler(dict(stock.config) | {"_class_name": scheduler}, distance="l2")
+    target = VelocityTarget.from_scheduler(dict(stock.config) | {"_class_name": scheduler}, shift=None, distance="l2")
     x, noise, off = drawn(4, 2, 3, 4), drawn(4, 2, 3, 4, seed=1), 0.1 * drawn(4, 2, 3, 4, seed=2)
     time = torch.tensor([0, 300, 800, 999])
     noisy = target.mix(x, noise, time)
@@ -49,7 +49,7 @@ def test_a_model_that_predicts_noise_is_refused(pipeline_folder: Folder, tmp_pat
     family = open_family("cogvideox", Source(str(place)))
     with pytest.raises(ConfigError, match="prediction_type of the scheduler is 'epsilon'"):
         family.target(shift=None, distance="l2")
-    with pytest.raises(ConfigError, match=r"flow_schedule_shift is 3.0, but cogvideox is not a flow.*leave it out"):
+    with pytest.raises(ConfigError, match=r"flow_schedule_shift is 3.0, but the model is no flow model.*leave it out"):
         family.target(shift=3.0, distance="l2")
 
 

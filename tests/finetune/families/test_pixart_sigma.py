@@ -58,7 +58,7 @@ def test_texts_are_stored_without_padding(pixart: tuple[PixArtSigma, Any]) -> No
 
 
 def test_a_flow_shift_is_refused(pixart: tuple[PixArtSigma, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"flow_schedule_shift is 3.0, but pixart_sigma is not a flow.*leave it out"):
+    with pytest.raises(ConfigError, match=r"flow_schedule_shift is 3.0, but the model is no flow model.*leave it out"):
         pixart[0].target(shift=3.0, distance="l2")
 
 

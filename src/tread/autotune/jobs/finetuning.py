@@ -3,7 +3,6 @@
 A few batches of the most frequent bucket are encoded into the config's cache, where a run reuses them.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,14 +12,14 @@ from typing import Any
 
 from tread.attach.attach import Attachment
 from tread.attach.registry import family_of, layers_of
-from tread.autotune.jobs.job import batches_of, check_alone, newest_checkpoint, routing_beside, stacks_of
+from tread.autotune.jobs.job import TrainedJob, batches_of, check_alone, newest_checkpoint, routing_beside, stacks_of
 from tread.autotune.jobs.trainer import TrainerLoop
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
 from tread.errors import ConfigError
 from tread.finetune.data.prepare import prepare
 from tread.finetune.job import FinetuneJob
-from tread.finetune.preflight import check_model, resumed_checkpoints, resumed_folder
+from tread.finetune.preflight import check_model, resumed_checkpoints
 from tread.finetune.run import attach_routes, finetune, load_models, open_job
 from tread.finetune.settings import FinetuneConfig
 from tread.finetune.task import Finetuning, TuneBatch
@@ -41,9 +40,10 @@ LEFT_OUT = (
 """Settings that no measurement depends on, or the beginnings of their names."""
 
 
-class FinetuneTuning:
+class FinetuneTuning(TrainedJob):
     """The job of a `FinetuneConfig`."""
 
+    program = "finetune"
     setting = "tread_config"
 
     def __init__(self, config: FinetuneConfig) -> None:
@@ -51,44 +51,33 @@ class FinetuneTuning:
 
     @property
     def routing(self) -> dict[str, Any]:
-        """See `Job.routing`."""
         return routing_beside(self.config.tread_config)
 
     def identity(self) -> dict[str, Any]:
-        """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if not name.startswith(LEFT_OUT)}
-        checkpoint = newest_checkpoint(resumed_folder(self.config))
+        checkpoint = newest_checkpoint(FinetuneJob.of(self.config).resumed)
         return {"job": "finetune", **settings, "tread_config": self.routing, **checkpoint}
 
     def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
-        """See `Job.schedule`."""
         plan = replace(self.config, tread_config=dict(tread_config), max_train_steps=steps, num_train_epochs=0).plan()
         return None if plan is None else plan.schedule
 
-    def said(self, text: str) -> str:
-        """See `Job.said`."""
-        return text
-
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """See `Job.explained`."""
         advice = FinetuneJob.of(self.config).memory_advice
         with out_of_memory(advice), kernel.explained(self.config.attention):
             yield
 
     def check_verify(self) -> None:
-        """See `Job.check_verify`."""
         if self.config.num_eval_images == 0:
             raise ConfigError(
                 "--verify compares validation losses, and num_eval_images is 0: set it, or leave --verify out."
             )
 
     def validation(self) -> dict[str, Any]:
-        """See `TrainedJob.validation`."""
         return {"num_eval_images": self.config.num_eval_images}
 
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
-        """See `Job.open`."""
         beside = {name: value for name, value in self.routing.items() if name != "schedule"}
         config = replace(steps_alone(self.config, folder), tread_config=None)
         if resumed_checkpoints(self.config):  # these hold the adapter's weights; the init_lora file may be gone
@@ -107,7 +96,9 @@ class FinetuneTuning:
         for kind in KINDS:  # a resume would compare the few samples that are encoded here with all of the run's
             del task.facts[kind]
         session = Session(task, FinetuneJob.of(config), accelerator)
-        resumed = resumed_folder(self.config)  # without a checkpoint, the weights that a run begins with are measured
+        resumed = FinetuneJob.of(
+            self.config
+        ).resumed  # without a checkpoint, the weights that a run begins with are measured
         done = 0 if resumed is None else session.load(resumed / CHECKPOINTS)
         batches = list(islice(task.batches(0), count))
         first, handle = batches[0], task.routing[0]
@@ -125,7 +116,6 @@ class FinetuneTuning:
         )
 
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
-        """See `Job.train`."""
         finetune(
             replace(
                 self.config,
@@ -143,11 +133,6 @@ class FinetuneTuning:
                 push_to_hub=False,
             )
         )
-
-    def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
-        """See `Job.command`."""
-        kept = [text for text in settings if not text.startswith(f"{self.setting}=")]
-        return shlex.join(["tread", "finetune", config or "", *kept, f"{self.setting}={path}"])
 
 
 def _forced(batch: TuneBatch) -> int | None:

@@ -1,9 +1,11 @@
 """A job as the tuner sees it, and the helpers that both jobs share."""
 
+import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
@@ -15,7 +17,7 @@ from tread.autotune.subject import FEWEST, Opened
 from tread.config.documents import ENV_SUFFIX
 from tread.errors import ConfigError
 from tread.report.doctor import is_finetune
-from tread.routing.plan import tread_mapping
+from tread.routing.plan import RoutePlan, tread_mapping
 from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 
@@ -23,53 +25,63 @@ BATCHES = 2
 """Batches that sensitivity is measured on, if the data has that many; more if batches are small."""
 
 
-class Job(Protocol):
+class Job(ABC):
     """A config of `tread train` or `tread finetune`, or a custom loop, to be tuned."""
 
     @property
+    @abstractmethod
     def routing(self) -> dict[str, Any]:
         """The config's routing settings other than the routes: the selector, the schedule."""
-        ...
 
+    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """The settings that a measurement depends on."""
-        ...
 
     def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
         """The schedule of a run of `steps` steps with these routes; None if every step drops the full ratio."""
-        ...
+        return RoutePlan.from_config(tread_config).with_total_steps(steps).schedule
 
     def said(self, text: str) -> str:
         """A message that names options of the command, in the words of this job's user."""
-        ...
+        return text
 
+    @abstractmethod
     def explained(self) -> AbstractContextManager[None]:
         """A context that turns an out-of-memory error into a message with the setting to change."""
-        ...
 
+    @abstractmethod
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
         """Load the model and some batches, ready for steps."""
-        ...
 
+    @abstractmethod
     def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
         """The shell command that trains with the routes in a file."""
-        ...
 
 
-class TrainedJob(Job, Protocol):
+class TrainedJob(Job):
     """A job that tread can train, which verifying runs need."""
 
+    program: ClassVar[str]
+    """The command that trains it."""
+    setting: ClassVar[str]
+    """The setting that names the routes."""
+
+    @abstractmethod
     def check_verify(self) -> None:
         """Refuse a config whose runs would have no validation loss."""
-        ...
 
+    @abstractmethod
     def validation(self) -> dict[str, Any]:
         """The settings that a validation loss depends on and that `identity` leaves out."""
-        ...
 
+    @abstractmethod
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
         """Train for `steps` steps with the job's own trainer, resuming a checkpoint in `folder`; None is dense."""
-        ...
+
+    def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
+        kept = [text for text in settings if not text.startswith(f"{self.setting}=")]
+        file = [] if config is None else [config]
+        return shlex.join(["tread", self.program, *file, *kept, f"{self.setting}={path}"])
 
 
 def read_job(config: str | None, settings: Sequence[str]) -> TrainedJob:

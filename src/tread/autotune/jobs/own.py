@@ -1,7 +1,7 @@
 """A custom training loop as the tuner measures it: an attached model, a step and the loss of each token."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tread.attach.attach import Attachment
-from tread.autotune.jobs.job import stacks_of
-from tread.autotune.subject import Opened, check_depth
+from tread.autotune.jobs.job import Job, stacks_of
+from tread.autotune.subject import Loop, Opened, check_depth
 from tread.errors import ConfigError
 from tread.kernels.fast import Fast
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
-from tread.routing.schedule import Schedule
 from tread.training.parts import parameter_counts
 from tread.training.session import evaluating
 from tread.training.trial import turned
@@ -40,7 +39,7 @@ def renamed(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnLoop:
+class OwnLoop(Loop):
     """A `subject.Loop` that calls the user's functions."""
 
     handle: Attachment
@@ -50,17 +49,14 @@ class OwnLoop:
 
     @property
     def model(self) -> nn.Module:
-        """See `Loop.model`."""
         return self.handle.model
 
     @property
     def handles(self) -> Sequence[Handle]:
-        """See `Loop.handles`."""
         return [self.handle]
 
     @property
     def fast(self) -> Sequence[Fast]:
-        """See `Loop.fast`."""
         return [] if self.handle.fast is None else [self.handle.fast]
 
     def step(self, batch: Any) -> None:
@@ -80,7 +76,6 @@ class OwnLoop:
         return [parameter._version for parameter in self.model.parameters()]
 
     def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
-        """See `Loop.losses_at`."""
         losses = self.token_losses(batch, u)  # (B, S)
         if losses.ndim != 2:
             raise ConfigError(f"token_losses returned shape {tuple(losses.shape)}; it must be (samples, tokens).")
@@ -97,7 +92,6 @@ class OwnLoop:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """See `Loop.evaluating`."""
         with evaluating(self.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             yield
 
@@ -107,7 +101,7 @@ class OwnLoop:
             fast.release()
 
 
-class OwnTuning:
+class OwnTuning(Job):
     """The job of a custom loop: all of `tread autotune` except verifying runs."""
 
     def __init__(self, loop: OwnLoop, batches: Sequence[Any], plan: RoutePlan) -> None:
@@ -115,11 +109,9 @@ class OwnTuning:
 
     @property
     def routing(self) -> dict[str, Any]:
-        """See `Job.routing`."""
         return {key: value for key, value in self.plan.to_config().items() if key != "routes"}
 
     def identity(self) -> dict[str, Any]:
-        """See `Job.identity`."""
         model, leaves = self.loop.model, pytree.tree_leaves(self.batches[0])
         weights, trained = parameter_counts(model)
         return {
@@ -136,12 +128,7 @@ class OwnTuning:
             "tread_config": self.routing,
         }
 
-    def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
-        """See `Job.schedule`."""
-        return RoutePlan.from_config(tread_config).with_total_steps(steps).schedule
-
     def said(self, text: str) -> str:
-        """See `Job.said`."""
         return renamed(text)
 
     def explained(self) -> AbstractContextManager[None]:
@@ -167,7 +154,6 @@ class OwnTuning:
         )
 
     def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
-        """See `Job.command`."""
         return f"tread.attach(model, {str(path)!r})"
 
 

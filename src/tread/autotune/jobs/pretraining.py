@@ -1,6 +1,5 @@
 """`tread autotune` on a config of `tread train`."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tread.autotune.cost import Stack
-from tread.autotune.jobs.job import batches_of, check_alone, newest_checkpoint, routing_beside
+from tread.autotune.jobs.job import TrainedJob, batches_of, check_alone, newest_checkpoint, routing_beside
 from tread.autotune.jobs.trainer import TrainerLoop
 from tread.autotune.subject import Opened, check_depth, check_samples, wide_routes
 from tread.config.schema import plain
@@ -21,8 +20,6 @@ from tread.pretrain.run import pretrain
 from tread.pretrain.settings import PretrainConfig
 from tread.pretrain.task import Pretraining
 from tread.pretrain.trial import steps_alone
-from tread.routing.plan import RoutePlan
-from tread.routing.schedule import Schedule
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import make_accelerator
 from tread.training.memory import out_of_memory
@@ -34,9 +31,10 @@ OF_TRAIN = ("steps", "epochs", "workers", "timeout_minutes")
 """Settings of the section `train` that none depends on."""
 
 
-class PretrainTuning:
+class PretrainTuning(TrainedJob):
     """The job of a `PretrainConfig`."""
 
+    program = "train"
     setting = "model.tread_config"
 
     def __init__(self, config: PretrainConfig) -> None:
@@ -44,44 +42,30 @@ class PretrainTuning:
 
     @property
     def routing(self) -> dict[str, Any]:
-        """See `Job.routing`."""
         return routing_beside(self.config.model.tread_config)
 
     def identity(self) -> dict[str, Any]:
-        """See `Job.identity`."""
         settings = {name: value for name, value in plain(self.config).items() if name not in LEFT_OUT}
         settings["model"] = {**settings["model"], "tread_config": self.routing, "name": None}
         settings["train"] = {name: value for name, value in settings["train"].items() if name not in OF_TRAIN}
         return {"job": "train", **settings, **newest_checkpoint(self.config.resumed)}
 
-    def schedule(self, tread_config: Mapping[str, Any], steps: int) -> Schedule | None:
-        """See `Job.schedule`."""
-        return RoutePlan.from_config(tread_config).with_total_steps(steps).schedule
-
-    def said(self, text: str) -> str:
-        """See `Job.said`."""
-        return text
-
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """See `Job.explained`."""
         config = self.config
         with out_of_memory(config.memory_advice), kernel.explained(config.train.attention, "train.attention"):
             yield
 
     def check_verify(self) -> None:
-        """See `Job.check_verify`."""
         if self.config.validation.samples == 0:
             raise ConfigError(
                 "--verify compares validation losses, and validation.samples is 0: set it, or leave --verify out."
             )
 
     def validation(self) -> dict[str, Any]:
-        """See `TrainedJob.validation`."""
         return {"validation.samples": self.config.validation.samples}
 
     def open(self, folder: Path, ratios: Sequence[float]) -> Opened:
-        """See `Job.open`."""
         check_resumed(self.config)
         depth = int((model_size(self.config.model.size) | self.config.model.overrides())["depth"])
         check_depth(depth, ratios)
@@ -112,7 +96,6 @@ class PretrainTuning:
         )
 
     def train(self, tread_config: Mapping[str, Any] | None, steps: int, folder: Path) -> None:
-        """See `Job.train`."""
         pretrain(
             replace(
                 self.config,
@@ -127,8 +110,3 @@ class PretrainTuning:
                 log=replace(self.config.log, trackers="none"),
             )
         )
-
-    def command(self, config: str | None, settings: Sequence[str], path: Path) -> str:
-        """See `Job.command`."""
-        kept = [text for text in settings if not text.startswith(f"{self.setting}=")]
-        return shlex.join(["tread", "train", *([] if config is None else [config]), *kept, f"{self.setting}={path}"])

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from tread.autotune.subject import Show
+from tread.autotune.subject import Loop, Show
 from tread.kernels.fast import Fast
 from tread.routing.handle import Handle
 from tread.training.session import Session
@@ -26,7 +26,7 @@ class Probed(Task, Protocol):
         ...
 
 
-class TrainerLoop:
+class TrainerLoop(Loop):
     """A `subject.Loop` of `tread train` or `tread finetune`."""
 
     def __init__(self, task: Probed, session: Session) -> None:
@@ -34,21 +34,17 @@ class TrainerLoop:
 
     @property
     def model(self) -> nn.Module:
-        """See `Loop.model`."""
         return self.task.model
 
     @property
     def handles(self) -> Sequence[Handle]:
-        """See `Loop.handles`."""
         return self.task.routing
 
     @property
     def fast(self) -> Sequence[Fast]:
-        """See `Loop.fast`."""
         return self.session.fast
 
     def step(self, batch: Any) -> Any:
-        """See `Loop.step`."""
         ema = self.session.ema
         before = None if ema is None else (ema.decay, ema.warmup)
         if ema is not None:  # a decay of 1: the average is updated, for its time, and stays as it is
@@ -61,11 +57,9 @@ class TrainerLoop:
                 ema.decay, ema.warmup = before
 
     def losses_at(self, batch: Any, u: float, kept: Tensor | None = None) -> Tensor:
-        """See `Loop.losses_at`."""
         return self.task.losses_at(batch, u, kept)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """See `Loop.evaluating`."""
         return self.session.averaged()
 
     def start(self, steps: int, show: Show) -> None:

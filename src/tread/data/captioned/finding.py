@@ -87,7 +87,7 @@ def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
             continue
         path = folder / str(name)
         mask = row.get(mask_column) if mask_column else None
-        references = (name for column in reference_columns for name in _listed(row.get(column)))
+        references = filter(None, _cells(row, reference_columns))
         yield Found(
             place=path,
             captions=_captions(config, path, _cells(row, caption_columns) if caption_columns else None),
@@ -116,20 +116,14 @@ def _in_dataset(config: DataConfig) -> Iterator[Found]:
             name = f"{config.place}[{number}]"
             yield Found(place=Path(name), captions=Skipped(name, f"column {file_column} is empty"))
             continue
-        path = place if isinstance(place, Path) else Path(str(place))
-        captions = _captions(config, path, _cells(row, caption_columns))
+        captions = _captions(config, Path(str(place)), _cells(row, caption_columns))
         yield Found(place=place, captions=captions, mask=mask, references=tuple(places(*reference_columns)))
 
 
 def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
-    """The captions in some columns of a row, each of which may hold one or a list."""
+    """The values in some columns of a row, each of which may hold one or a list."""
     cells = (row.get(column) for column in columns)
-    return [caption for cell in cells for caption in (cell if isinstance(cell, list | tuple) else [cell])]
-
-
-def _listed(cell: Any) -> list[Any]:
-    """The values of a cell that holds one, a list, or nothing."""
-    return [value for value in (cell if isinstance(cell, list | tuple) else [cell]) if value]
+    return [value for cell in cells for value in (cell if isinstance(cell, list | tuple) else [cell])]
 
 
 def _choose(

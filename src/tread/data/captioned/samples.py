@@ -156,7 +156,7 @@ def _by_name(folder: Path, setting: str) -> dict[str, Path]:
 
 
 def _shared_name(place: Place, root: Path) -> str:
-    path = place if isinstance(place, Path) else Path(str(place))
+    path = Path(str(place))
     return (path.relative_to(root) if path.is_relative_to(root) else path).with_suffix("").as_posix()
 
 

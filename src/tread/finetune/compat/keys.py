@@ -138,7 +138,7 @@ RULES: dict[str, Rule] = {
     **_each("ema_device ema_cpu_only", ignored("the average is kept on the device of the trained weights")),
     "checkpointing_steps": renamed("checkpoint_step_interval"),
     "validation_step_interval": rules.unless_disabled(renamed("validation_steps")),
-    "validation_steps": rules.unless_disabled(rules.same("validation_steps")),
+    "validation_steps": rules.unless_disabled(lambda value, config: Outcome.runs(validation_steps=value)),
     "validation_disable": rules.no_previews,
     "user_prompt_library": rules.prompts,
     "validation_prompt": rules.prompt,

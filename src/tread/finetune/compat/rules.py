@@ -86,11 +86,6 @@ def unless_off(instead: str, off: tuple[Any, ...] = OFF) -> Rule:
     return lambda value, config: Outcome.ignored("off") if value in off else Outcome.unsupported(instead)
 
 
-def same(name: str) -> Rule:
-    """The rule of a field that runs unchanged, for other rules to build on."""
-    return lambda value, config: Outcome.runs(**{name: value})
-
-
 def renamed(name: str) -> Rule:
     """The rule of a key that is called `name` here; a config that has both keeps ours."""
 

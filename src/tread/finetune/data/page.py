@@ -17,7 +17,7 @@ from tread.data.captioned.masks import read_mask
 from tread.data.captioned.pixels import read_pixels
 from tread.data.captioned.tables import Place, opened
 from tread.data.images import reading, upright_rgb
-from tread.errors import DataError, OutputError, shortened
+from tread.errors import DataError, shortened
 from tread.files import write_text
 from tread.finetune.data.survey import Seen, Survey, facts, visits
 from tread.page.document import Section, asset, document
@@ -62,14 +62,7 @@ def write_page(path: Path, found: Survey, *, heading: str, command: str, most: i
         command=command,
         style=asset("data.css"),
     )
-    try:
-        write_text(path, text, errors="backslashreplace")
-    except OSError as error:
-        raise OutputError(
-            f"the page cannot be written to {path}: {error.strerror}. Give --html a file in a folder that exists and "
-            "that you may write to.",
-            error.strerror or "",
-        ) from error
+    write_text(path, text, errors="backslashreplace")
     return path
 
 

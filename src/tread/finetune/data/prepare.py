@@ -16,19 +16,21 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
 
 from tread.data.captioned.buckets import Bucket, Crop, Size, bucket_of
 from tread.data.captioned.entries import DataConfig
+from tread.data.captioned.finding import Skipped
 from tread.data.captioned.masks import looks_like_text, read_mask
 from tread.data.captioned.samples import Sample, collect, tell_skipped
 from tread.data.captioned.sounds import clip_rate, has_sound
 from tread.data.readable import SKIPPED_FILE
 from tread.errors import ConfigError, DataError
-from tread.finetune.data.cache import Cache, CachedSamples, Entry, Texts
+from tread.finetune.data.cache import Cache, CachedSamples, Entry, Tensors, Texts
 from tread.finetune.data.encode import encode_samples, encode_seen_texts, encode_texts
 from tread.finetune.data.encoder import Encoder
 from tread.finetune.data.hashes import identity
-from tread.finetune.data.items import Picture, Shapes, items_of, whole
+from tread.finetune.data.items import Items, Shapes, items_of, whole
 from tread.finetune.data.long_texts import LongTexts, told
 from tread.finetune.family import Text, TuneFamily
 from tread.finetune.settings import FinetuneConfig
@@ -89,7 +91,24 @@ def prepare(
         samples = _batch_of(samples, configs, family)[: batches * config.train_batch_size * accelerator.num_processes]
     cache = Cache(config.cache_dir, accelerator)
 
-    shapes = Shapes(
+    if family.layered:
+        counts = Counter(len(sample.references) for sample in samples)
+        family.layers = max(counts, key=lambda count: counts[count])
+    encoding = (config.vae_dtype, config.vae_enable_tiling, *family.encoding)
+    named = identity(family.source, family.pixel_parts, *encoding)
+    options: dict[str, Any] = {"shapes": _shapes_of(family), "seen": family.sees, "progress": show}
+    # lazy: it hashes all files, so the first stage that needs the items computes them
+    items = once(lambda: items_of(cache, samples, configs, identity=named, **options))
+    texts, previews_see = _encode_texts(config, family, accelerator, cache, samples, items)
+    entries, skipped = _encode_pictures(config, family, accelerator, cache, items())
+    if show:
+        tell_skipped([*collected.skipped, *skipped], folder / SKIPPED_FILE, say)
+    return _split(cache, entries, texts, config.num_eval_images, previews_see)
+
+
+def _shapes_of(family: TuneFamily) -> Shapes:
+    """The image, clip and sound sizes of a family."""
+    return Shapes(
         multiple=family.multiple,
         frame_factor=family.frame_factor,
         references=family.reference_shape,
@@ -97,75 +116,85 @@ def prepare(
         sound=None if family.sound_rate is None else (family.frame_rate, family.sound_rate),
         alpha=family.alpha,
     )
-    if family.layered:
-        counts = Counter(len(sample.references) for sample in samples)
-        family.layers = max(counts, key=lambda count: counts[count])
-    encoding = (config.vae_dtype, config.vae_enable_tiling, *family.encoding)
-    named = identity(family.source, family.pixel_parts, *encoding)
-    options: dict[str, Any] = {"seen": family.sees, "progress": show}
-    # lazy: it hashes all files, so the first stage that needs the items computes them
-    items = once(lambda: items_of(cache, samples, configs, identity=named, shapes=shapes, **options))
-    device = accelerator.device
-    text_dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
-    text = Encoder(
-        lambda: family.source.pipeline(
-            *family.text_parts, *family.needed_parts, dtype=text_dtype, given=family.stand_ins()
-        ),
+
+
+def _encode_texts(
+    config: FinetuneConfig,
+    family: TuneFamily,
+    accelerator: Accelerator,
+    cache: Cache,
+    samples: Sequence[Sample],
+    items: Callable[[], Items],
+) -> tuple[Texts, tuple[str, ...]]:
+    """Encode captions and prompts; returns them, and the keys of the validation images that the text encoder sees."""
+    say, show = accelerator.print, accelerator.is_main_process
+    dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
+    parts = (*family.text_parts, *family.needed_parts)
+    encoder = Encoder(
+        lambda: family.source.pipeline(*parts, dtype=dtype, given=family.stand_ins()),
         lambda: family.source.check(*family.text_parts, *family.pixel_parts),
-        device,
+        accelerator.device,
         say,
     )
-    text_identity = identity(family.source, family.text_parts, text_dtype, family.text_length, *family.text_encoding)
-    previews_see: list[Picture] = []
+    named = identity(family.source, family.text_parts, dtype, family.text_length, *family.text_encoding)
     prompts = [*config.prompts, config.validation_negative_prompt]
     if family.sees is not None:
-        previews_see = whole(cache, config.validation_images)
+        seen = whole(cache, config.validation_images)
         texts = encode_seen_texts(
             cache,
-            [*items().seen_captions(), *((prompt, previews_see) for prompt in prompts if config.prompts)],
-            encode=lambda caption, images: family.encode_seen(text.pipeline, caption, images),
-            identity=text_identity,
+            [*items().seen_captions(), *((prompt, seen) for prompt in prompts if config.prompts)],
+            encode=lambda caption, images: family.encode_seen(encoder.pipeline, caption, images),
+            identity=named,
             progress=show,
         )
-    else:
-        long = LongTexts(None if family.whole_texts else family.text_length)
+        encoder.free()
+        return texts, tuple(picture.key for picture in seen)
+    long = LongTexts(None if family.whole_texts else family.text_length)
 
-        def encode(batch: Sequence[str]) -> list[Text]:
-            rows = family.encode_text(text.pipeline, batch)
-            long.add(text.pipeline, batch)  # not before: too large a batch is tried again in parts
-            return rows
+    def encode(batch: Sequence[str]) -> list[Text]:
+        rows = family.encode_text(encoder.pipeline, batch)
+        long.add(encoder.pipeline, batch)  # not before: too large a batch is tried again in parts
+        return rows
 
-        texts = encode_texts(
-            cache,
-            [*(caption for sample in samples for caption in sample.captions), "", *prompts],
-            encode=encode,
-            identity=text_identity,
-            batch_size=config.text_encoder_batch_size,
-            progress=show,
-        )
-        if found := gather_object(long.found):
-            say(told(found, long.length))
-    text.free()
-
-    pixels = Encoder(
-        lambda: _autoencoder(config, family), lambda: family.source.check(*family.pixel_parts), device, say
-    )
-    entries, skipped = encode_samples(
+    texts = encode_texts(
         cache,
-        items(),
-        encode=lambda batch, *sound: (
-            family.encode_pixels(pixels.pipeline, batch.to(device))
-            | dict(pair for one in sound for pair in family.encode_sound(pixels.pipeline, one.to(device)).items())
-        ),
-        batch_size=config.vae_batch_size,
-        say=say,
+        [*(caption for sample in samples for caption in sample.captions), "", *prompts],
+        encode=encode,
+        identity=named,
+        batch_size=config.text_encoder_batch_size,
         progress=show,
     )
-    pixels.free()
-    if show:
-        tell_skipped([*collected.skipped, *skipped], folder / SKIPPED_FILE, say)
-    seen = tuple(picture.key for picture in previews_see)
-    return _split(cache, entries, texts, config.num_eval_images, seen)
+    if found := gather_object(long.found):
+        say(told(found, long.length))
+    encoder.free()
+    return texts, ()
+
+
+def _encode_pictures(
+    config: FinetuneConfig, family: TuneFamily, accelerator: Accelerator, cache: Cache, items: Items
+) -> tuple[list[Entry], list[Skipped]]:
+    """Encode images, clips, their sound and masks; returns the entries, and the samples skipped with the reason."""
+    say, device = accelerator.print, accelerator.device
+    encoder = Encoder(
+        lambda: _autoencoder(config, family), lambda: family.source.check(*family.pixel_parts), device, say
+    )
+
+    def encode(pixels: Tensor, *sound: Tensor) -> Tensors:
+        encoded = family.encode_pixels(encoder.pipeline, pixels.to(device))
+        for waveform in sound:
+            encoded |= family.encode_sound(encoder.pipeline, waveform.to(device))
+        return encoded
+
+    entries, skipped = encode_samples(
+        cache,
+        items,
+        encode=encode,
+        batch_size=config.vae_batch_size,
+        say=say,
+        progress=accelerator.is_main_process,
+    )
+    encoder.free()
+    return entries, skipped
 
 
 def _batch_of(samples: Sequence[Sample], configs: Sequence[DataConfig], family: TuneFamily) -> list[Sample]:

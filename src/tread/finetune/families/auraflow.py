@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import FilledText
+from tread.finetune.family import JOINT_ATTENTION, Batch, Text
 
 
-class AuraFlow(TuneFamily):
+class AuraFlow(FilledText):
     """AuraFlow v0.2 and v0.3."""
 
     name = "auraflow"
@@ -32,10 +32,6 @@ class AuraFlow(TuneFamily):
         )
         mask = mask.view(embeds.shape)[..., 0].bool()  # (B, 256); the stock mask repeats each token's value D times
         return [{"embeds": e[m]} for e, m in zip(embeds, mask, strict=True)]
-
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        padded = [F.pad(text["embeds"], (0, 0, 0, self.text_length - len(text["embeds"]))) for text in texts]
-        return {"embeds": torch.stack(padded)}  # (B, 256, D)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         (prediction,) = model(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 def pixels_per_latent(config: Mapping[str, Any]) -> int:
     """Pixels per latent along height and width, from the config of an autoencoder."""
-    if config.get("spatial_compression_ratio"):
-        return int(config["spatial_compression_ratio"])
+    if factor := config.get("spatial_compression_ratio") or config.get("scale_factor_spatial"):
+        return int(factor)
     if "temperal_downsample" in config:
         return 2 ** len(config["temperal_downsample"])
     stages = config.get("encoder_block_out_channels") or config["block_out_channels"]
@@ -24,16 +24,19 @@ def pixels_per_latent(config: Mapping[str, Any]) -> int:
 
 def frames_per_latent(config: Mapping[str, Any]) -> int:
     """Frames per latent frame, from the config of a video autoencoder."""
-    if config.get("temporal_compression_ratio"):
-        return int(config["temporal_compression_ratio"])
+    if factor := config.get("temporal_compression_ratio") or config.get("scale_factor_temporal"):
+        return int(factor)
     return 2 ** sum(config["temperal_downsample"])
 
 
 @torch.no_grad()
-def encode_images(vae: Any, pixels: Tensor) -> dict[str, Tensor]:
-    """Pixels (B, 3, 1, H, W) in [-1, 1] -> float32 `mean` (B, C, h, w) and, from an AutoencoderKL, `std`."""
+def encode_images(vae: Any, pixels: Tensor, *, shifted: bool = True) -> dict[str, Tensor]:
+    """Pixels (B, 3, 1, H, W) in [-1, 1] -> float32 `mean` (B, C, h, w) and, from an AutoencoderKL, `std`.
+
+    Without `shifted`, the latents are not shifted by the autoencoder's shift_factor.
+    """
     encoded = vae.encode(pixels.squeeze(2).to(vae.device, vae.dtype))
-    scale, shift = vae.config.scaling_factor, vae.config.get("shift_factor") or 0.0
+    scale, shift = vae.config.scaling_factor, (vae.config.get("shift_factor") if shifted else None) or 0.0
     if not hasattr(encoded, "latent_dist"):
         latents = encoded.latent if hasattr(encoded, "latent") else encoded.latents
         return {"mean": (latents.float() - shift) * scale}

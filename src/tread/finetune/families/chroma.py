@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ class Chroma(TuneFamily):
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 512
     lora_targets = (*JOINT_ATTENTION, *JOINT_FEED_FORWARD)
+    prompt_names: ClassVar = {"embeds": "prompt_embeds", "mask": "prompt_attention_mask"}
     guidance = 5.0
     steps = 35
     few_steps = (16, 1.0)
@@ -34,7 +35,7 @@ class Chroma(TuneFamily):
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
         width = source.config("text_encoder").get("d_model")
-        self.check_text_width("text_encoder", width, source.config("transformer")["joint_attention_dim"])
+        self.check_text_width("text_encoder", width, self.transformer_config["joint_attention_dim"])
 
     @property
     def patch(self) -> Patch:
@@ -58,10 +59,3 @@ class Chroma(TuneFamily):
             return_dict=False,
         )
         return unpacked(velocity, *noisy.shape[2:])  # (B, C, H, W)
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {}
-        for prefix, encoded in (("", text), ("negative_", negative or {})):
-            names = {"embeds": "prompt_embeds", "mask": "prompt_attention_mask"}
-            arguments |= {f"{prefix}{names[name]}": tensor[None] for name, tensor in encoded.items()}
-        return arguments

@@ -22,7 +22,7 @@ from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.first_frame import NEEDS_CLIPS
 from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
-from tread.finetune.target import Distance, VelocityTarget
+from tread.finetune.target import VelocityTarget
 
 IMAGE = "CogVideoXImageToVideoPipeline"
 
@@ -35,6 +35,7 @@ class CogVideoX(TuneFamily):
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 226
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    target_class = VelocityTarget
     video = True
     guidance = 6.0
     steps = 50
@@ -47,7 +48,7 @@ class CogVideoX(TuneFamily):
                 f"tokenizer_max_length is {text_length}, but the positions of {source.place!r} are for texts of "
                 f"{length} tokens: leave it out."
             )
-        self.frame_rate = 8 if self._config.get("patch_size_t") is None else 16
+        self.frame_rate = 8 if self.transformer_config.get("patch_size_t") is None else 16
 
     @property
     def encoding(self) -> tuple[object, ...]:
@@ -56,8 +57,8 @@ class CogVideoX(TuneFamily):
     def unfit(self, width: int, height: int, frames: int) -> str | None:
         if self._conditioned and frames == 1:
             return NEEDS_CLIPS
-        own = tuple(self._config[name] * self.factor for name in ("sample_width", "sample_height"))
-        if self._config.get("use_learned_positional_embeddings") and (width, height) != own:
+        own = tuple(self.transformer_config[name] * self.factor for name in ("sample_width", "sample_height"))
+        if self.transformer_config.get("use_learned_positional_embeddings") and (width, height) != own:
             return (
                 f"its learned positions are for {own[0]}x{own[1]} pixels and the sample would be {width}x{height}: "
                 "crop the clips to that shape and set resolution to fit"
@@ -80,20 +81,13 @@ class CogVideoX(TuneFamily):
             batch["condition"] = first / config.scaling_factor**2 if config.invert_scale_latents else first
         return batch
 
-    def target(self, *, shift: float | None, distance: Distance) -> VelocityTarget:
-        if shift is not None:
-            raise ConfigError(
-                f"flow_schedule_shift is {shift}, but {self.name} is not a flow model: times are uniform; leave it out."
-            )
-        return VelocityTarget.from_scheduler(self.source.config("scheduler"), distance=distance)
-
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         inputs = noisy
         if self._conditioned:
             known = torch.zeros_like(noisy)
             known[:, :, :1] = batch["condition"].to(noisy.dtype)
             inputs = torch.cat([noisy, known], dim=1)
-        offset = {"ofs": noisy.new_full((1,), 2.0)} if self._config.get("ofs_embed_dim") is not None else {}
+        offset = {"ofs": noisy.new_full((1,), 2.0)} if self.transformer_config.get("ofs_embed_dim") is not None else {}
         return model(
             hidden_states=inputs.transpose(1, 2),  # (B, f, C, h, w)
             encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
@@ -107,17 +101,13 @@ class CogVideoX(TuneFamily):
         return {**super().call_arguments(), "max_sequence_length": self.text_length}
 
     @property
-    def _config(self) -> dict[str, Any]:
-        return self.source.config("transformer")
-
-    @property
     def _conditioned(self) -> bool:
         """Whether the first frame is an input beside the noisy latents."""
         return self.source.pipeline_name == IMAGE
 
     @property
     def _rotated(self) -> bool:
-        return bool(self._config.get("use_rotary_positional_embeddings"))
+        return bool(self.transformer_config.get("use_rotary_positional_embeddings"))
 
     def _even(self, latents: Tensor) -> Tensor:
         """Latents padded to whole tokens along frames, by repeating the first frame."""
@@ -126,7 +116,7 @@ class CogVideoX(TuneFamily):
 
     def _rotations(self, noisy: Tensor) -> tuple[Tensor, Tensor]:
         names = ("patch_size", "patch_size_t", "sample_width", "sample_height", "attention_head_dim")
-        sizes = tuple((name, self._config.get(name)) for name in names)
+        sizes = tuple((name, self.transformer_config.get(name)) for name in names)
         return _tables(sizes, noisy.shape[2:], noisy.device)
 
 

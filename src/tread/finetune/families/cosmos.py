@@ -13,16 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tread.errors import ConfigError
-from tread.finetune.families.autoencoders import encode_videos
-from tread.finetune.families.ragged_text import cut
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.autoencoders import encode_stills
+from tread.finetune.families.ragged_text import FilledText, cut
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 
 
-class Cosmos(TuneFamily):
+class Cosmos(FilledText):
     """Cosmos Predict 2, text to image."""
 
     name = "cosmos"
@@ -37,7 +36,7 @@ class Cosmos(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        if self._config.get("concat_padding_mask") and importlib.util.find_spec("torchvision") is None:
+        if self.transformer_config.get("concat_padding_mask") and importlib.util.find_spec("torchvision") is None:
             raise ConfigError(
                 f"the transformer of {source.place!r} resizes its padding mask with torchvision, which is not "
                 "installed: run pip install torchvision."
@@ -53,24 +52,11 @@ class Cosmos(TuneFamily):
         )  # (B, 512, D)
         return [{"embeds": text} for text in cut(embeds, embeds.ne(0).any(-1))]
 
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        return {"embeds": torch.stack([self._padded(text["embeds"]) for text in texts])}  # (B, 512, D)
-
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        return {name: values[:, :, 0] for name, values in encode_videos(pipeline.vae, pixels).items()}
+        return encode_stills(pipeline.vae, pixels)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         return self._call(model, noisy[:, :, None], time, batch)[:, :, 0]  # (B, C, h, w)
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        def padded(one: Text) -> Text:
-            return {name: self._padded(embeds) for name, embeds in one.items()}
-
-        return super().prompt_arguments(padded(text), padded(negative) if negative else None)
-
-    @property
-    def _config(self) -> dict[str, Any]:
-        return self.source.config("transformer")
 
     def _call(self, model: nn.Module, latents: Tensor, time: Tensor, batch: Batch, **more: Any) -> Tensor:
         rows, columns = (self.factor * size for size in latents.shape[-2:])
@@ -82,9 +68,6 @@ class Cosmos(TuneFamily):
             **more,
             return_dict=False,
         )[0]  # (B, C, f, h, w)
-
-    def _padded(self, embeds: Tensor) -> Tensor:
-        return F.pad(embeds, (0, 0, 0, self.text_length - len(embeds)))  # (L, D) -> (512, D)
 
 
 def no_guardrail() -> dict[str, Any]:

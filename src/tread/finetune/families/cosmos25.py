@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.cosmos import Cosmos
-from tread.finetune.families.first_frame import after_first, with_first
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.first_frame import FirstFrame, after_first, with_first
+from tread.finetune.family import Batch, Text
 
 PIPELINE = "Cosmos2_5_PredictBasePipeline"
 TIME_GIVEN = 0.0001
 """The time of given frames, as in the pipeline."""
 
 
-class Cosmos25(Cosmos):
+class Cosmos25(FirstFrame, Cosmos):
     """Cosmos Predict 2.5."""
 
     name = "cosmos25"
@@ -34,10 +34,6 @@ class Cosmos25(Cosmos):
     video = True
     steps = 36
 
-    @property
-    def takes_image(self) -> bool:
-        return self.first_frame
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds = pipeline._get_prompt_embeds(
@@ -45,25 +41,12 @@ class Cosmos25(Cosmos):
         )  # (B, 512, layers D)
         return [{"embeds": text} for text in embeds]
 
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        return TuneFamily.collate_text(self, texts)
-
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         return encode_videos(pipeline.vae, pixels)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         given = torch.zeros_like(noisy[:, :1])  # (B, 1, f, h, w)
-        if self._starts_clean(noisy):
+        if self.starts_clean(noisy):
             noisy, given = with_first(noisy, batch["mean"]), 1 - after_first(noisy)
             time = torch.where(given[..., :1, :1] == 1, TIME_GIVEN, time.view(-1, 1, 1, 1, 1))  # (B, 1, f, 1, 1)
         return self._call(model, noisy, time, batch, condition_mask=given)
-
-    def weight(self, batch: Batch) -> Tensor | None:
-        return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        return TuneFamily.prompt_arguments(self, text, negative)
-
-    def _starts_clean(self, latents: Tensor) -> bool:
-        """Whether the first frame is given; a single image is drawn from text."""
-        return self.first_frame and latents.shape[2] > 1

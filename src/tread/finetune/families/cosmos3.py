@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.cosmos import no_guardrail
-from tread.finetune.families.first_frame import after_first, with_first
+from tread.finetune.families.first_frame import FirstFrame, with_first
 from tread.finetune.families.tokens import Patch
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 
 PIPELINE = "Cosmos3OmniPipeline"
 
 
-class Cosmos3(TuneFamily):
+class Cosmos3(FirstFrame):
     """Cosmos 3."""
 
     name = "cosmos3"
@@ -66,21 +66,9 @@ class Cosmos3(TuneFamily):
         return no_guardrail() if self._guarded else {}
 
     @property
-    def factor(self) -> int:
-        return self.source.config("vae").get("scale_factor_spatial") or 16
-
-    @property
-    def frame_factor(self) -> int:
-        return self.source.config("vae").get("scale_factor_temporal") or 4
-
-    @property
     def patch(self) -> Patch:
-        side = self.source.config("transformer")["latent_patch_size"]
+        side = self.transformer_config["latent_patch_size"]
         return Patch(1, side, side)
-
-    @property
-    def takes_image(self) -> bool:
-        return self.first_frame
 
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         """The captions themselves, in UTF-8."""
@@ -107,10 +95,10 @@ class Cosmos3(TuneFamily):
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         (ids,), grid = batch["text.ids"], tuple(noisy.shape[2:])
-        clean = self._starts_clean(noisy)
+        clean = self.starts_clean(noisy)
         if clean:
             noisy = with_first(noisy, batch["mean"])
-        config = self.source.config("transformer")
+        config = self.transformer_config
         rules = tuple((name, config[name]) for name in _RULES)
         fixed = _layout(len(ids), grid, clean, rules, self.frame_factor, float(self.frame_rate), noisy.device)
         (velocity,), _, _ = model(
@@ -122,16 +110,9 @@ class Cosmos3(TuneFamily):
         )
         return velocity  # (1, C, f, h, w)
 
-    def weight(self, batch: Batch) -> Tensor | None:
-        return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
-
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         arguments = {"prompt": _caption(text["caption"])}
         return arguments if negative is None else arguments | {"negative_prompt": _caption(negative["caption"])}
-
-    def _starts_clean(self, latents: Tensor) -> bool:
-        """Whether the first frame is given; a single image is drawn from text."""
-        return self.first_frame and latents.shape[2] > 1
 
     @cached_property
     def _tokenizing(self) -> Any:

@@ -49,7 +49,7 @@ class Flux(TuneFamily):
             stream = torch.cat([stream, packed(source)], dim=1)  # (B, S + R, 4 C)
             ids = torch.cat([ids, ids_of(source, image=1)])  # (S + R, 3)
         text = batch["text.embeds"]
-        guided = self.source.config("transformer").get("guidance_embeds", False)
+        guided = self.transformer_config.get("guidance_embeds", False)
         (prediction,) = model(
             hidden_states=stream,
             timestep=time,

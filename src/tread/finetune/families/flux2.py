@@ -72,7 +72,7 @@ class Flux2(TuneFamily):
             )
         encoder = source.config("text_encoder")
         width = encoder.get("text_config", encoder).get("hidden_size")
-        needed = source.config("transformer")["joint_attention_dim"]
+        needed = self.transformer_config["joint_attention_dim"]
         self.check_text_width("text_encoder", width and TEXT_LAYERS * width, needed)
 
     @property

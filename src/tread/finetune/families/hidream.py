@@ -9,7 +9,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,6 @@ from tread.finetune.family import Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
 from tread.finetune.target import Distance, FlowTarget, Target
 
-NAMES = {"t5": "prompt_embeds_t5", "llama": "prompt_embeds_llama3", "pooled": "pooled_prompt_embeds"}
-"""The pipeline's arguments for a text."""
 LLAMA = ("tokenizer_4", "text_encoder_4")
 """Parts that released folders lack for license reasons, and users add."""
 
@@ -36,6 +34,11 @@ class HiDream(TuneFamily):
     )
     longest_text = 128
     lora_targets = ("to_q", "to_k", "to_v", "to_out", "to_q_t", "to_k_t", "to_v_t", "to_out_t")
+    prompt_names: ClassVar = {
+        "t5": "prompt_embeds_t5",
+        "llama": "prompt_embeds_llama3",
+        "pooled": "pooled_prompt_embeds",
+    }
     usual_side = 1008  # at 1024, rounding gives some aspect ratios too many tokens
     guidance = 5.0
     steps = 50
@@ -43,7 +46,7 @@ class HiDream(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        t5, llama = self._transformer["caption_channels"]
+        t5, llama = self.transformer_config["caption_channels"]
         self.check_text_width("text_encoder_3", source.config("text_encoder_3").get("d_model"), t5)
         self.check_text_width("text_encoder_4", self._llama.get("hidden_size"), llama)
 
@@ -93,14 +96,6 @@ class HiDream(TuneFamily):
         )
         return -self._image_of(velocity, noisy)
 
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {}
-        for prefix, encoded in (("", text), ("negative_", negative)):
-            if encoded is not None:
-                batch = self.collate_text([encoded])
-                arguments |= {f"{prefix}{NAMES[name]}": tensor for name, tensor in batch.items()}
-        return arguments
-
     def _image_of(self, output: Tensor, like: Tensor) -> Tensor:
         """The model's output as latents; in train mode it is (B, C, S or more, patch * patch)."""
         if output.shape == like.shape:
@@ -127,9 +122,5 @@ class HiDream(TuneFamily):
     @property
     def _most_tokens(self) -> int:
         """The number of tokens that non-square grids are padded to."""
-        rows, columns = self._transformer["max_resolution"]
-        return rows * columns // self._transformer["patch_size"] ** 2
-
-    @property
-    def _transformer(self) -> dict[str, Any]:
-        return self.source.config("transformer")
+        rows, columns = self.transformer_config["max_resolution"]
+        return rows * columns // self.transformer_config["patch_size"] ** 2

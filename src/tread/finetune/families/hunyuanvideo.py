@@ -9,16 +9,15 @@
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.first_frame import NEEDS_CLIPS, first_images
-from tread.finetune.families.ragged_text import cut, padded
+from tread.finetune.families.ragged_text import cut, filled, padded
 from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
 from tread.finetune.model.source import Source
 
@@ -41,6 +40,12 @@ class HunyuanVideo(TuneFamily):
     longest_text = 1000
     texts_differ = True
     lora_targets = JOINT_ATTENTION
+    prompt_names: ClassVar = {
+        "embeds": "prompt_embeds",
+        "mask": "prompt_embeds_mask",
+        "quoted": "prompt_embeds_2",
+        "quoted_mask": "prompt_embeds_mask_2",
+    }
     video = True
     frame_rate = 24
     guidance = 6.0
@@ -49,7 +54,7 @@ class HunyuanVideo(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        if source.config("transformer").get("use_meanflow"):
+        if self.transformer_config.get("use_meanflow"):
             raise ConfigError(
                 f"{source.place!r} is a step-distilled HunyuanVideo (use_meanflow of its transformer is true), which "
                 "is told the end of each step: set pretrained_model_name_or_path to a model that is not distilled."
@@ -76,11 +81,11 @@ class HunyuanVideo(TuneFamily):
         return [{"embeds": text, "quoted": quote} for text, quote in texts]  # (l, D), (q, E)
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
+        quoted = torch.stack([filled(text["quoted"], QUOTED) for text in texts])  # (B, Q, E)
+        lengths = torch.tensor([len(text["quoted"]) for text in texts], device=quoted.device)
+        quoted_mask = (torch.arange(QUOTED, device=quoted.device) < lengths[:, None]).long()
         embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
-        quoted = [F.pad(text["quoted"], (0, 0, 0, QUOTED - len(text["quoted"]))) for text in texts]
-        lengths = torch.tensor([len(text["quoted"]) for text in texts], device=embeds.device)
-        quoted_mask = (torch.arange(QUOTED, device=embeds.device) < lengths[:, None]).long()
-        return {"embeds": embeds, "mask": mask, "quoted": torch.stack(quoted), "quoted_mask": quoted_mask}
+        return {"embeds": embeds, "mask": mask, "quoted": quoted, "quoted_mask": quoted_mask}
 
     @torch.no_grad()
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
@@ -103,7 +108,7 @@ class HunyuanVideo(TuneFamily):
             given[:, :, 0] = 1
             image = batch["image_embeds"].to(noisy.dtype)
         else:
-            image = noisy.new_zeros(len(noisy), NO_IMAGE, self.source.config("transformer")["image_embed_dim"])
+            image = noisy.new_zeros(len(noisy), NO_IMAGE, self.transformer_config["image_embed_dim"])
         return model(
             hidden_states=torch.cat([noisy, known, given], dim=1),  # (B, 2 C + 1, f, h, w)
             timestep=time * 1000,
@@ -114,14 +119,6 @@ class HunyuanVideo(TuneFamily):
             image_embeds=image,
             return_dict=False,
         )[0]
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
-        names = {"embeds": "embeds", "mask": "embeds_mask", "quoted": "embeds_2", "quoted_mask": "embeds_mask_2"}
-        for prefix, one in (("", text), ("negative_", negative)):
-            collated = {} if one is None else self.collate_text([one])
-            arguments |= {f"{prefix}prompt_{names[name]}": value for name, value in collated.items()}
-        return arguments
 
     @property
     def _conditioned(self) -> bool:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from tread.errors import ConfigError, shown
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, with_first
-from tread.finetune.families.ragged_text import cut, masked_prompt, padded
-from tread.finetune.family import JOINT_ATTENTION, Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import MaskedText, cut
+from tread.finetune.family import JOINT_ATTENTION, Batch, Text
 from tread.finetune.model.source import Source
 
 IMAGE = "HunyuanVideoImageToVideoPipeline"
@@ -28,14 +28,13 @@ EVERY = {"latent_concat": 2, "token_replace": 4}
 """Conditioning type -> stride at which the pipeline reads LLaVA's image tokens."""
 
 
-class HunyuanVideo1(TuneFamily):
+class HunyuanVideo1(MaskedText):
     """HunyuanVideo 1.0."""
 
     name = "hunyuanvideo1"
     pipelines = ("HunyuanVideoPipeline", IMAGE)
     text_parts = ("tokenizer", "text_encoder", "tokenizer_2", "text_encoder_2")
     longest_text = 256
-    texts_differ = True
     lora_targets = JOINT_ATTENTION
     video = True
     frame_rate = 24
@@ -77,8 +76,7 @@ class HunyuanVideo1(TuneFamily):
         return self._texts(*encoded)[0]
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
-        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
-        return {"embeds": embeds, "mask": mask, "pooled": torch.stack([text["pooled"] for text in texts])}
+        return super().collate_text(texts) | {"pooled": torch.stack([text["pooled"] for text in texts])}
 
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         batch = encode_videos(pipeline.vae, pixels)
@@ -103,7 +101,7 @@ class HunyuanVideo1(TuneFamily):
             encoder_hidden_states=batch["text.embeds"].to(noisy.dtype),
             encoder_attention_mask=batch["text.mask"],
             pooled_projections=batch["text.pooled"].to(noisy.dtype),
-            guidance=torch.full_like(time, 1000.0) if self._config.get("guidance_embeds") else None,
+            guidance=torch.full_like(time, 1000.0) if self.transformer_config.get("guidance_embeds") else None,
             return_dict=False,
         )[0]
 
@@ -111,20 +109,16 @@ class HunyuanVideo1(TuneFamily):
         return after_first(batch["mean"]) if self._given == "token_replace" else None
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        return masked_prompt(text["embeds"], None) | {"pooled_prompt_embeds": text["pooled"][None]}
+        return super().prompt_arguments(text, None) | {"pooled_prompt_embeds": text["pooled"][None]}
 
     def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:
         """The unscaled image: LLaVA was given it like that, and the stock pipeline scales it for the autoencoder."""
         return {"image": images[0]}
 
     @property
-    def _config(self) -> dict[str, Any]:
-        return self.source.config("transformer")
-
-    @property
     def _given(self) -> str | None:
         """The conditioning type for the first frame; None: the model draws from text alone."""
-        return self._config.get("image_condition_type") if self.source.pipeline_name == IMAGE else None
+        return self.transformer_config.get("image_condition_type") if self.source.pipeline_name == IMAGE else None
 
     def _texts(self, embeds: Tensor, pooled: Tensor, mask: Tensor) -> list[Text]:
         """Embeddings (B, L, D) and pooled vectors (B, P) of captions, without the padding that the mask hides."""

@@ -14,6 +14,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from tread.errors import DataError, shown
+from tread.finetune.families.autoencoders import encode_images
 from tread.finetune.families.kandinsky5 import Kandinsky5
 from tread.finetune.family import Batch, Text, references
 from tread.finetune.model.source import Source
@@ -55,12 +56,8 @@ class Kandinsky5Image(Kandinsky5):
             ) from error
         return {"embeds": embeds[0], "pooled": pooled[0]}  # (L, D), (P,)
 
-    @torch.no_grad()
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
-        vae = pipeline.vae
-        moments = vae.encode(pixels.squeeze(2).to(vae.device, vae.dtype)).latent_dist
-        scale = vae.config.scaling_factor
-        return {"mean": moments.mean.float() * scale, "std": moments.std.float() * scale}  # (B, C, h, w)
+        return encode_images(pipeline.vae, pixels, shifted=False)
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         given = [reference.to(noisy.dtype) for reference in references(batch)]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tread.errors import ConfigError, DataError
+from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.first_frame import after_first, with_first
 from tread.finetune.families.kandinsky5 import Kandinsky5
 from tread.finetune.family import Batch
@@ -29,7 +30,7 @@ class Kandinsky5Video(Kandinsky5):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        kind = source.config("transformer").get("attention_type", "regular")
+        kind = self.transformer_config.get("attention_type", "regular")
         if kind != "regular":
             raise ConfigError(
                 f"{source.place!r} has sparse attention ({kind}), which cannot be routed: set "
@@ -37,16 +38,15 @@ class Kandinsky5Video(Kandinsky5):
                 "attention (sparse_params=None) in a script of yours with tread.attach (docs/attach.md)."
             )
 
-    @torch.no_grad()
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         if self._given and pixels.shape[2] == 1:
             raise DataError(
                 "the sample is an image, which an image-to-video model would learn to copy: train on videos, or set "
                 "pretrained_model_name_or_path to a text-to-video model."
             )
-        latents = _encode(pipeline.vae, pixels)
+        latents = encode_videos(pipeline.vae, pixels)
         if self._given:
-            alone = _encode(pipeline.vae, pixels[:, :, :1])
+            alone = encode_videos(pipeline.vae, pixels[:, :, :1])
             latents = {name: with_first(value, alone[name]) for name, value in latents.items()}
         return latents
 
@@ -56,7 +56,7 @@ class Kandinsky5Video(Kandinsky5):
         height, width = (self.factor * size for size in noisy.shape[-2:])
         stock: Any = Kandinsky5T2VPipeline._get_scale_factor
         inputs = with_first(noisy, batch["mean"]) if self._given else noisy
-        if self.source.config("transformer").get("visual_cond"):
+        if self.transformer_config.get("visual_cond"):
             known = 1 - after_first(noisy) if self._given else torch.zeros_like(noisy[:, :1])
             inputs = torch.cat([inputs, torch.zeros_like(noisy), known], dim=1)  # (B, 2 C + 1, f, h, w)
         return self.call(model, inputs, time, batch, stock(None, height, width))
@@ -68,10 +68,3 @@ class Kandinsky5Video(Kandinsky5):
     def _given(self) -> bool:
         """Whether the model is conditioned on the first frame."""
         return self.source.pipeline_name == "Kandinsky5I2VPipeline"
-
-
-def _encode(vae: Any, pixels: Tensor) -> Batch:
-    """Pixels (B, 3, F, H, W) -> normalised `mean` and `std`, (B, C, f, h, w)."""
-    moments = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist
-    scale = vae.config.scaling_factor
-    return {"mean": moments.mean.float() * scale, "std": moments.std.float() * scale}

@@ -42,7 +42,7 @@ class Krea2(TuneFamily):
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
         width = source.config("text_encoder").get("text_config", {}).get("hidden_size")
-        self.check_text_width("text_encoder", width, source.config("transformer")["text_hidden_dim"])
+        self.check_text_width("text_encoder", width, self.transformer_config["text_hidden_dim"])
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:

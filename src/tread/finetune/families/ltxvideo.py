@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
-from tread.finetune.families.first_frame import after_first, with_first
-from tread.finetune.families.ragged_text import cut, masked_prompt, padded
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.first_frame import FirstFrame, after_first, with_first
+from tread.finetune.families.ragged_text import MaskedText, cut
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 
 CONDITION = "LTXConditionPipeline"
@@ -26,7 +26,7 @@ CONDITION_TEXT = 256
 """The most tokens of a caption that LTXConditionPipeline reads."""
 
 
-class LTXVideo(TuneFamily):
+class LTXVideo(FirstFrame, MaskedText):
     """LTX-Video."""
 
     name = "ltxvideo"
@@ -34,7 +34,6 @@ class LTXVideo(TuneFamily):
     image_pipelines: ClassVar[dict[str, str]] = {"LTXPipeline": "LTXImageToVideoPipeline", CONDITION: CONDITION}
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 128
-    texts_differ = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     video = True
     frame_rate = 25
@@ -63,20 +62,12 @@ class LTXVideo(TuneFamily):
     def multiple(self) -> int:
         return max(32, super().multiple)  # pipelines refuse sides that are not multiples of 32
 
-    @property
-    def takes_image(self) -> bool:
-        return self.first_frame
-
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
         embeds, mask, _, _ = pipeline.encode_prompt(
             list(captions), do_classifier_free_guidance=False, max_sequence_length=self.text_length
         )  # (B, L, D), (B, L)
         return [{"embeds": text} for text in cut(embeds, mask)]
-
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
-        return {"embeds": embeds, "mask": mask}
 
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         return encode_videos(pipeline.vae, pixels)
@@ -85,7 +76,7 @@ class LTXVideo(TuneFamily):
         from diffusers.pipelines.ltx.pipeline_ltx import LTXPipeline as stock
 
         timestep = time * 1000
-        if self._starts_clean(noisy):
+        if self.starts_clean(noisy):
             noisy = with_first(noisy, batch["mean"])
             timestep = timestep[:, None] * self.patch.any_in_token(after_first(noisy))  # (B, S)
         frames, rows, columns = noisy.shape[2:]
@@ -100,19 +91,9 @@ class LTXVideo(TuneFamily):
         )[0]
         return stock._unpack_latents(velocity, frames, rows, columns, patch, patch_t)  # (B, C, f, h, w)
 
-    def weight(self, batch: Batch) -> Tensor | None:
-        return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        return masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
-
     @property
     def _halvings(self) -> int:
         return 2 ** sum(self.source.config("vae")["spatio_temporal_scaling"])
-
-    def _starts_clean(self, latents: Tensor) -> bool:
-        """Whether the first frame is given; a single image is drawn from text."""
-        return self.first_frame and latents.shape[2] > 1
 
     def _positions(self, noisy: Tensor) -> dict[str, Any]:
         frames, rows, columns = noisy.shape[2:]

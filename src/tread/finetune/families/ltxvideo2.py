@@ -90,7 +90,7 @@ class LTXVideo2(LTXVideo):
         return {"sound.mean": (mean - vae.latents_mean.float()) / spread, "sound.std": std / spread}
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
-        config = self.source.config("transformer")
+        config = self.transformer_config
         text_width = "caption_channels" if config.get("use_prompt_embeddings", True) else "audio_cross_attention_dim"
         silence = {
             "audio_hidden_states": noisy.new_zeros(len(noisy), 1, config["audio_in_channels"]),
@@ -121,7 +121,7 @@ class LTXVideo2(LTXVideo):
         from diffusers.pipelines.ltx2.pipeline_ltx2 import LTX2Pipeline as stock
 
         sigma = timestep = time * 1000
-        if self._starts_clean(noisy):
+        if self.starts_clean(noisy):
             noisy = with_first(noisy, batch["mean"])
             timestep = sigma[:, None] * self.patch.any_in_token(after_first(noisy))  # (B, S)
         frames, rows, columns = noisy.shape[2:]
@@ -161,13 +161,13 @@ class LTXVideo2(LTXVideo):
         return super().guide(pipeline, scale) | ({"audio_guidance_scale": 1.0} if scale <= self.unguided else {})
 
     def _coords(self, grid: tuple[int, int, int], device: torch.device) -> Tensor:
-        config = self.source.config("transformer")
+        config = self.transformer_config
         patch_t, patch, _ = self.patch
         shape = (patch, patch_t, tuple(config["vae_scale_factors"]), config["causal_offset"])
         return _video_coords(grid, *shape, float(self.frame_rate), device)
 
     def _sound_coords(self, length: int, device: torch.device) -> Tensor:
-        config = self.source.config("transformer")
+        config = self.transformer_config
         names = ("audio_sampling_rate", "audio_hop_length", "audio_scale_factor", "causal_offset")
         return _sound_coords(length, *(config[name] for name in names), device)
 

@@ -13,18 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.finetune.families.ragged_text import cut, masked_prompt, padded
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import MaskedText, cut
+from tread.finetune.family import Batch, Text
 
 
-class Lumina2(TuneFamily):
+class Lumina2(MaskedText):
     """Lumina-Image 2.0."""
 
     name = "lumina2"
     pipelines = ("Lumina2Pipeline",)
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 256
-    texts_differ = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
     guidance = 4.0
     steps = 30
@@ -35,10 +34,6 @@ class Lumina2(TuneFamily):
         embeds, mask = pipeline._get_gemma_prompt_embeds(prompts, max_sequence_length=self.text_length)
         return [{"embeds": text} for text in cut(embeds, mask)]
 
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
-        return {"embeds": embeds, "mask": mask}
-
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         return -model(
             hidden_states=noisy,
@@ -47,6 +42,3 @@ class Lumina2(TuneFamily):
             encoder_attention_mask=batch["text.mask"],
             return_dict=False,
         )[0]
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        return masked_prompt(text["embeds"], None if negative is None else negative["embeds"])

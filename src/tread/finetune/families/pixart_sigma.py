@@ -11,25 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tread.errors import ConfigError
-from tread.finetune.families.ragged_text import cut, masked_prompt, padded
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import MaskedText, cut
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
-from tread.finetune.target import Distance, EpsilonTarget
+from tread.finetune.target import EpsilonTarget
 
 ALPHA_TEXT = 120
 """The most tokens of a caption that alpha reads."""
 
 
-class PixArtSigma(TuneFamily):
+class PixArtSigma(MaskedText):
     """PixArt sigma and alpha."""
 
     name = "pixart_sigma"
     pipelines = ("PixArtSigmaPipeline", "PixArtAlphaPipeline")
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 300
-    texts_differ = True
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2")
+    target_class = EpsilonTarget
     guidance = 4.5
     steps = 20
 
@@ -48,17 +47,6 @@ class PixArtSigma(TuneFamily):
         )  # (B, L, D), (B, L)
         return [{"embeds": text} for text in cut(embeds, mask)]
 
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
-        return {"embeds": embeds, "mask": mask}
-
-    def target(self, *, shift: float | None, distance: Distance) -> EpsilonTarget:
-        if shift is not None:
-            raise ConfigError(
-                f"flow_schedule_shift is {shift}, but {self.name} is not a flow model: times are uniform; leave it out."
-            )
-        return EpsilonTarget.from_scheduler(self.source.config("scheduler"), distance=distance)
-
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         return model(
             noisy,
@@ -72,10 +60,10 @@ class PixArtSigma(TuneFamily):
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         # binning changes the size; the default negative prompt is refused together with embeds
         plain = {"use_resolution_binning": False, "negative_prompt": None}
-        return plain | masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
+        return plain | super().prompt_arguments(text, negative)
 
     def _size(self, noisy: Tensor) -> dict[str, Tensor | None]:
-        config = self.source.config("transformer")
+        config = self.transformer_config
         told = config.get("use_additional_conditions")
         if not (config["sample_size"] == 128 if told is None else told):
             return {"resolution": None, "aspect_ratio": None}

@@ -16,19 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from tread.errors import ConfigError
-from tread.finetune.families.ragged_text import masked_prompt, padded
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import MaskedText
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 
 
-class PRX(TuneFamily):
+class PRX(MaskedText):
     """PRX with the autoencoder of FLUX or DC-AE."""
 
     name = "prx"
     pipelines = ("PRXPipeline",)
     text_parts = ("tokenizer", "text_encoder")
     longest_text = 256
-    texts_differ = True
     lora_targets = ("img_qkv_proj", "txt_kv_proj", "to_out.0")
     packages = ("ftfy",)
     imported_first = "transformers.models.t5gemma.modeling_t5gemma"
@@ -47,7 +46,7 @@ class PRX(TuneFamily):
             raise ConfigError("PRX's pipeline cleans captions with ftfy, which is not installed: pip install ftfy.")
         encoder = source.config("text_encoder")
         width = encoder.get("encoder", encoder).get("hidden_size")
-        self.check_text_width("text_encoder", width, source.config("transformer")["context_in_dim"])
+        self.check_text_width("text_encoder", width, self.transformer_config["context_in_dim"])
 
     @torch.no_grad()
     def encode_text(self, pipeline: Any, captions: Sequence[str]) -> list[Text]:
@@ -57,8 +56,8 @@ class PRX(TuneFamily):
         return [{"embeds": text[given]} for text, given in zip(embeds, mask, strict=True)]
 
     def collate_text(self, texts: Sequence[Text]) -> Batch:
-        embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
-        return {"embeds": embeds, "mask": mask.bool()}
+        batch = super().collate_text(texts)
+        return batch | {"mask": batch["mask"].bool()}
 
     def predict(self, model: nn.Module, noisy: Tensor, time: Tensor, batch: Batch) -> Tensor:
         (velocity,) = model(
@@ -72,5 +71,4 @@ class PRX(TuneFamily):
 
     def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
         # binning changes the size
-        prompt = masked_prompt(text["embeds"], None if negative is None else negative["embeds"])
-        return {"use_resolution_binning": False, **prompt}
+        return {"use_resolution_binning": False, **super().prompt_arguments(text, negative)}

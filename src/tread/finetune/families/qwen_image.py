@@ -89,6 +89,11 @@ class QwenImage(TuneFamily):
         embeds, mask = padded([text["embeds"] for text in texts], self.text_multiple)
         return {"embeds": embeds} if mask.all() else {"embeds": embeds, "mask": mask}
 
+    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
+        """The prompts without the padding that compiled layers need."""
+        away = {} if negative is None else {"negative_prompt_embeds": negative["embeds"][None]}
+        return {"prompt_embeds": text["embeds"][None], **away}
+
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         return encode_stills(pipeline.vae, pixels)
 

@@ -43,10 +43,6 @@ class QwenImage21(TuneFamily):
     steps = 40
 
     @property
-    def factor(self) -> int:
-        return self.source.config("vae").get("scale_factor_spatial") or 16
-
-    @property
     def patch(self) -> Patch:
         return Patch(1, 1, 1)
 
@@ -84,7 +80,3 @@ class QwenImage21(TuneFamily):
             return_dict=False,
         )[0]
         return velocity[:, -tokens:].transpose(1, 2).reshape(noisy.shape)  # (B, C, h, w)
-
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        arguments = {"prompt_embeds": text["embeds"][None]}
-        return arguments if negative is None else arguments | {"negative_prompt_embeds": negative["embeds"][None]}

@@ -39,7 +39,7 @@ class SD3(TuneFamily):
         encoded = [pipeline._get_clip_prompt_embeds(captions, clip_model_index=index) for index in (0, 1)]
         clip = torch.cat([embeds for embeds, _ in encoded], dim=-1)  # (B, 77, D1 + D2)
         pooled = torch.cat([vector for _, vector in encoded], dim=-1)  # (B, P)
-        width = self.source.config("transformer")["joint_attention_dim"]
+        width = self.transformer_config["joint_attention_dim"]
         if pipeline.text_encoder_3 is None:
             t5 = clip.new_zeros(len(captions), self.text_length, width)
         else:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from tread.errors import ConfigError
 from tread.finetune.families.autoencoders import encode_videos
 from tread.finetune.families.first_frame import NEEDS_CLIPS, after_first, first_images, with_first
-from tread.finetune.families.ragged_text import cut
-from tread.finetune.family import Batch, Text, TuneFamily
+from tread.finetune.families.ragged_text import FilledText, cut
+from tread.finetune.family import Batch, Text
 from tread.finetune.model.source import Source
 
 
-class Wan(TuneFamily):
+class Wan(FilledText):
     """Wan 2.1 and 2.2."""
 
     name = "wan"
@@ -39,19 +39,11 @@ class Wan(TuneFamily):
 
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
-        if self._conditioned and self._transformer["in_channels"] == self._transformer["out_channels"]:
+        if self._conditioned and self.transformer_config["in_channels"] == self.transformer_config["out_channels"]:
             raise ConfigError(
                 f"{source.place!r} draws from text alone and has no inputs for a first frame: leave first_frame out, "
                 "or set pretrained_model_name_or_path to an image-to-video model or to Wan 2.2 TI2V."
             )
-
-    @property
-    def factor(self) -> int:
-        return self.source.config("vae").get("scale_factor_spatial") or 8
-
-    @property
-    def frame_factor(self) -> int:
-        return self.source.config("vae").get("scale_factor_temporal") or 4
 
     @property
     def experts(self) -> tuple[tuple[str, float, float], ...]:
@@ -63,7 +55,7 @@ class Wan(TuneFamily):
 
     @property
     def takes_last_image(self) -> bool:
-        return self._conditioned and self._transformer.get("pos_embed_seq_len") is not None
+        return self._conditioned and self.transformer_config.get("pos_embed_seq_len") is not None
 
     @property
     def encoding(self) -> tuple[object, ...]:
@@ -81,9 +73,6 @@ class Wan(TuneFamily):
         embeds = encode(pipeline, list(captions), max_sequence_length=self.text_length)  # (B, 512, D)
         return [{"embeds": text} for text in cut(embeds, embeds.ne(0).any(-1))]
 
-    def collate_text(self, texts: Sequence[Text]) -> Batch:
-        return {"embeds": torch.stack([self._padded(text["embeds"]) for text in texts])}  # (B, 512, D)
-
     @torch.no_grad()
     def encode_pixels(self, pipeline: Any, pixels: Tensor) -> Batch:
         batch = encode_videos(pipeline.vae, pixels)
@@ -93,7 +82,7 @@ class Wan(TuneFamily):
         for frame in (0, -1) if self.takes_last_image else (0,):
             known[:, :, frame] = pixels[:, :, frame]
         batch["condition"] = encode_videos(pipeline.vae, known)["mean"]
-        if self._transformer.get("image_dim") is not None:
+        if self.transformer_config.get("image_dim") is not None:
             ends = (pixels[:, :, :1], pixels[:, :, -1:]) if self.takes_last_image else (pixels,)
             seen = [pipeline.encode_image(first_images(end), device=pipeline.vae.device) for end in ends]
             batch["image_embeds"] = torch.stack(seen, dim=1)  # (B, given frames, I, D)
@@ -123,16 +112,6 @@ class Wan(TuneFamily):
     def weight(self, batch: Batch) -> Tensor | None:
         return after_first(batch["mean"]) if self._starts_clean(batch["mean"]) else None
 
-    def prompt_arguments(self, text: Text, negative: Text | None) -> dict[str, Any]:
-        def padded(one: Text) -> Text:
-            return {name: self._padded(embeds) for name, embeds in one.items()}
-
-        return super().prompt_arguments(padded(text), padded(negative) if negative else None)
-
-    @property
-    def _transformer(self) -> dict[str, Any]:
-        return self.source.config(self.experts[0][0])
-
     @property
     def _image_to_video(self) -> bool:
         return self.source.pipeline_name == "WanImageToVideoPipeline"
@@ -145,6 +124,3 @@ class Wan(TuneFamily):
     def _starts_clean(self, latents: Tensor) -> bool:
         """Whether the clean first frame replaces its noisy latents; a single image is drawn from text."""
         return self._image_to_video and not self._conditioned and latents.shape[2] > 1
-
-    def _padded(self, embeds: Tensor) -> Tensor:
-        return nn.functional.pad(embeds, (0, 0, 0, self.text_length - len(embeds)))  # (L, D) -> (512, D)

@@ -33,10 +33,10 @@ class ZImage(TuneFamily):
     def __init__(self, source: Source, text_length: int | None = None) -> None:
         super().__init__(source, text_length)
         width = source.config("text_encoder").get("hidden_size")
-        self.check_text_width("text_encoder", width, source.config("transformer")["cap_feat_dim"])
+        self.check_text_width("text_encoder", width, self.transformer_config["cap_feat_dim"])
 
     def unfit(self, width: int, height: int, frames: int) -> str | None:
-        _, rows, columns = self.source.config("transformer")["axes_lens"]
+        _, rows, columns = self.transformer_config["axes_lens"]
         most_wide, most_high = columns * self.multiple, rows * self.multiple
         if width <= most_wide and height <= most_high:
             return None

@@ -23,7 +23,6 @@ ResultKind = Literal["standard", "lokr", "lycoris", "full"]
 """The adapter's `lora_type`, or `full` for all weights."""
 KINDS: dict[ResultKind, str] = {"standard": "LoRA", "lokr": "LoKr", "lycoris": "lycoris", "full": "all weights"}
 LYCORIS_FILES = {"transformer": "lycoris.safetensors", "transformer_2": "lycoris_2.safetensors"}
-TWO_EXPERTS: tuple[str, ...] = ("transformer", "transformer_2")
 DTYPE = "torch_dtype=torch.bfloat16"
 HELPERS = (("diffusers.utils", "load_image"), ("lycoris", "create_lycoris_from_weights"), ("peft", "PeftModel"))
 ROUTED = (

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from tread.errors import ConfigError
-from tread.files import fsync, writing
+from tread.files import atomic_write, writing
 from tread.finetune.model.adapters import adapter_scale, adapter_state
 from tread.finetune.model.layouts import Linear, check_layout, to_layout
 from tread.finetune.model.original_names import Layout
@@ -49,13 +49,10 @@ def write_layout(
         folder.mkdir(parents=True, exist_ok=True)
         for part, model in models.items():
             tensors = to_layout(layout, config.model_family, _linears(model), _sizes(model))
-            path = folder / f"{name}-{layout}{part.removeprefix('transformer')}.safetensors"
-            temporary = path.with_name(f".{path.name}.tmp")
             stored = {key: tensor.to(dtype).contiguous() for key, tensor in tensors.items()}
-            save_file(stored, temporary, metadata={"format": "pt", **header(config, facts)})
-            fsync(temporary)
-            temporary.replace(path)
-            paths.append(path)
+            paths.append(folder / f"{name}-{layout}{part.removeprefix('transformer')}.safetensors")
+            with atomic_write(paths[-1]) as file:
+                file.write(save(stored, metadata={"format": "pt", **header(config, facts)}))
     return paths
 
 

@@ -65,9 +65,8 @@ def estimate(model: Model, run: Run, plan: RoutePlan) -> Estimate:
     routed = list(dense)
     for route in plan.routes:
         kept = kept_count(total, route.selection_ratio, always=always)
-        routed[route.start_layer_idx : route.end_layer_idx + 1] = [kept] * (
-            route.end_layer_idx - route.start_layer_idx + 1
-        )
+        for layer in route.layers:
+            routed[layer] = kept
     dense_run, routed_run = run.sides
     layer_flops = _layer_flops(model, routed_run, routed)
     outside = _flops(model.outside, run, total, recomputed=False)
@@ -91,8 +90,7 @@ def tokens(model: Model, run: Run) -> tuple[int, int]:
 
 
 def _layer_flops(model: Model, run: Run, counts: Sequence[int]) -> list[float]:
-    layers = [stack for stack in model.stacks for _ in range(stack.count)]
-    return [_flops(layer, run, count) for layer, count in zip(layers, counts, strict=True)]
+    return [_flops(layer, run, count) for layer, count in zip(model.layers, counts, strict=True)]
 
 
 def _flops(layers: Layers, run: Run, image: int, *, recomputed: bool = True) -> float:
@@ -111,9 +109,8 @@ def _at(coefficients: Sequence[float], image: int, text: int) -> float:
 
 def forward_flops(model: Model, run: Run, counts: Sequence[int]) -> float:
     """FLOPs of the layers in one forward of the whole batch."""
-    layers = [stack for stack in model.stacks for _ in range(stack.count)]
-    forwards = (_at(one.flops[run.way]["forward"], n, run.text) for one, n in zip(layers, counts, strict=True))
-    return run.batch * sum(forwards)
+    layers = zip(model.layers, counts, strict=True)
+    return run.batch * sum(_at(layer.flops[run.way]["forward"], count, run.text) for layer, count in layers)
 
 
 def _memory(
@@ -159,11 +156,9 @@ def _fixed(model: Model, run: Run) -> tuple[dict[str, float], float]:
 
 def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, float]:
     """Bytes saved for backward, and the working memory of the largest layer's backward."""
-    layers = [stack for stack in model.stacks for _ in range(stack.count)]
-    total = max(counts)
-    saved = _saved(model.outside.saved[run.way][run.checkpointing], run, total)
+    saved = _saved(model.outside.saved[run.way][run.checkpointing], run, max(counts))
     largest = 0.0
-    for layer, count in zip(layers, counts, strict=True):
+    for layer, count in zip(model.layers, counts, strict=True):
         kept, whole = (_saved(layer.saved[run.way][how], run, count) for how in (run.checkpointing, "none"))
         saved += kept
         apart = 0.0 if run.checkpointing == "none" else APART_BYTES * run.batch * count * layer.adapted.get(run.way, 0)
@@ -174,8 +169,8 @@ def _activations(model: Model, run: Run, counts: Sequence[int]) -> tuple[float, 
 
 def passed(model: Model, run: Run, counts: Sequence[int]) -> float:
     """Bytes of activations that the layers write and read in one forward, whether saved for backward or not."""
-    layers = [stack for stack in model.stacks for _ in range(stack.count)]
-    return sum(_saved(layer.saved[run.way]["none"], run, count) for layer, count in zip(layers, counts, strict=True))
+    layers = zip(model.layers, counts, strict=True)
+    return sum(_saved(layer.saved[run.way]["none"], run, count) for layer, count in layers)
 
 
 def _saved(counts: Saved, run: Run, image: int) -> float:

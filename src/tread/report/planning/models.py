@@ -73,8 +73,13 @@ class Model:
     outside: Layers
 
     @property
+    def layers(self) -> list[Layers]:
+        """The stack of each layer, in order."""
+        return [stack for stack in self.stacks for _ in range(stack.count)]
+
+    @property
     def depth(self) -> int:
-        return sum(stack.count for stack in self.stacks)
+        return len(self.layers)
 
     @property
     def batch(self) -> int:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from tread.errors import OutputError
+from tread.files import write_text
 from tread.report.planning import tables
 from tread.report.planning.models import Model, documents
 from tread.report.planning.settings import Run
@@ -23,14 +23,7 @@ SCRIPTS = ("estimate.js", "noise.js", "state.js", "picture.js", "show.js", "plan
 
 def write_page(path: Path, model: Model, run: Run, plan: RoutePlan) -> None:
     """Write the page, opened at this model, run and plan."""
-    try:
-        path.write_text(page(model, run, plan), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"the page cannot be written to {path}: {error.strerror}. Give --html a file in a folder that exists and "
-            "that you may write to.",
-            error.strerror or "",
-        ) from error
+    write_text(path, page(model, run, plan))
 
 
 def page(model: Model, run: Run, plan: RoutePlan) -> str:

@@ -19,13 +19,13 @@ def weight_bytes(model: Model, precision: str, offload: int = 0) -> float:
 
 def layer_bytes(model: Model, precision: str) -> list[float]:
     """Bytes of the weights of each layer."""
-    stacks = [stack for stack in model.stacks for _ in range(stack.count)]
     ways = [
         dict(zip((stack.name for stack in model.stacks), own, strict=True))
         for own in product((False, True), repeat=len(model.stacks))
     ]
     packed = model.weights["packed"]
-    best = min(([_weights(one, own[one.name]) for one in stacks] for own in ways), key=lambda w: abs(sum(w) - packed))
+    guesses = ([_weights(layer, own[layer.name]) for layer in model.layers] for own in ways)
+    best = min(guesses, key=lambda weights: abs(sum(weights) - packed))
     sizes = PRECISIONS[precision]
     packed_bytes = sum(sizes.get(name, 0) * model.weights[name] for name in ("packed", "rows", "groups"))
     packed_bytes += sizes["all"] * packed

@@ -29,7 +29,7 @@ def make_optimizer(
     make = OPTIMIZERS[check_choice(config.name, "optimizer.name", OPTIMIZERS)]
     arguments: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if config.name != "adafactor":  # it has no betas
-        arguments["betas"] = tuple(config.betas)
+        arguments["betas"] = config.betas
     if config.name.startswith(("adamw", "muon", "prodigy")):
         arguments["eps"] = config.eps
     if config.name == "muon":
