@@ -75,6 +75,12 @@ def test_a_train_config_is_named_as_such(tmp_path: Path) -> None:
         read_config(path)
 
 
+def test_a_finetune_config_is_named_as_such(tmp_path: Path) -> None:
+    path = written(tmp_path / "c.json", {"--model_family": "flux"})
+    with pytest.raises(ConfigError, match="is a config of `tread finetune`: run `tread finetune "):
+        compose([str(path)])
+
+
 @pytest.mark.parametrize(
     "setting",
     ["seed=" + "9" * 5000, "output_dir=\udc80", "resume=" + "a" * 5000, "train.steps=0x" + "f" * 5000, "x" * 9999],

@@ -269,6 +269,24 @@ def test_plan_follows_the_defaults_of_a_config(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "window"),
+    [
+        ("small.yaml", "data: {name: digits}", "2..24"),  # the routes of the default model
+        ("held.json", '{"validation": {"every": 5}}', "2..24"),
+        ("config.env", "MODEL_FAMILY=flux\nTREAD_CONFIG=lora", "3..24"),
+        ("flat.json", '{"--model_family": "flux", "--tread_config": "lora", "data_backend_config": "gone"}', "3..24"),
+        ("outer.yaml", "tread_config: {preset: lora}", "3..24"),
+    ],
+)
+def test_plan_reads_every_config_of_a_job(
+    name: str, text: str, window: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    main(["plan", name, *SHAPE])
+    assert f"layers {window}:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("train.yaml", "model: {preset: B/2, tread_config: null}"),

@@ -67,6 +67,14 @@ def test_the_coefficients_are_those_of_the_law() -> None:
     assert cost.square == pytest.approx([LAYER[stack.name][1] for stack in STACKS], rel=1e-6)
 
 
+def test_a_stack_that_no_window_may_have_is_part_of_the_fixed_time() -> None:
+    tokens, stacks = Tokens(count=4096), (*STACKS, Stack(name="last", first=19, last=20))
+    plans = probes(stacks, RATIOS, first=2, last=18)
+    cost = fit({routes: true_seconds(routes, tokens) for routes in plans}, stacks, tokens)
+    assert (cost.linear[2], cost.square[2]) == (0, 0)
+    assert cost.fixed == pytest.approx(FIXED, rel=1e-6)
+
+
 def test_savings_of_windows_add_up() -> None:
     tokens = Tokens(count=1024)
     cost = fit(
@@ -114,7 +122,8 @@ def test_no_coefficient_is_negative_and_no_nonnegative_fit_is_better() -> None:
         return float(((rows @ coefficients / np.array(list(timed.values())) - 1) ** 2).sum())
 
     for _ in range(2000):
-        other = np.maximum(0, found + np.array([number.gauss(0, 0.02) for _ in found]))
+        step = 10 ** number.uniform(-5, -1)
+        other = np.maximum(0, found + np.array([number.gauss(0, step) for _ in found]))
         assert error(other) >= error(found) - 1e-12
     assert cost.error == pytest.approx(max(abs(cost.seconds(r) / seconds - 1) for r, seconds in timed.items()))
 

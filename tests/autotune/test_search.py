@@ -93,15 +93,30 @@ def test_speeds_that_differ_by_rounding_alone_are_equal() -> None:
     assert fastest.gap == pytest.approx(0.05)
 
 
+def test_of_equal_plans_the_one_with_the_fewest_windows_is_kept() -> None:
+    windows = [
+        Window(route=Route(selection_ratio=0.5, start_layer_idx=a, end_layer_idx=b), saving=(b - a + 1) / 4, gap=0.0)
+        for a, b in ((2, 3), (4, 5), (2, 5))
+    ]
+    for order in itertools.permutations(windows):
+        (fastest,) = front(order, depth=10, longest=4, most=2)
+        assert fastest.routes == (windows[2].route,)
+
+
 def plan(saving: float, gap: float) -> Plan:
     route = Route(selection_ratio=0.5, start_layer_idx=2, end_layer_idx=3)
     return Plan(routes=(route,), saving=saving, gap=gap)
 
 
 def test_the_knee_is_farthest_below_the_line_between_the_ends() -> None:
-    plans = [plan(0.0, 0.0), plan(0.5, 0.1), plan(0.8, 0.5), plan(1.0, 1.0)]
-    assert Goal().ordered(plans, 2.0)[0] == plans[1]
+    plans = [plan(1.0, 1.0), plan(0.8, 0.5), plan(0.5, 0.1), plan(0.0, 0.0)]
+    assert Goal().ordered(plans, 2.0)[0] == plans[2]
     assert Goal().ordered([plans[0]], 2.0) == [plans[0]]
+
+
+def test_of_two_plans_the_knee_is_the_one_of_the_smaller_gap() -> None:
+    plans = [plan(1.0, 0.3), plan(0.5, 0.1)]
+    assert Goal().ordered(plans, 2.0) == plans[::-1]
 
 
 def test_without_windows_there_is_dense_training_alone_and_nothing_to_propose() -> None:

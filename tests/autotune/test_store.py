@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from tread.autotune.measure import Budget
-from tread.autotune.store import FORMAT, KINDS, Store, claimed
+from tread.autotune.store import FILE, FORMAT, KINDS, Store, claimed
 from tread.errors import ConfigError
 
 
@@ -80,6 +81,13 @@ def test_a_folder_that_another_tuning_holds(tmp_path: Path) -> None:
             pass
     with claimed(tmp_path / "out"):
         pass
+
+
+def test_what_a_killed_write_left_is_removed(tmp_path: Path) -> None:
+    half = tmp_path / f".{FILE}.{uuid4().hex}.tmp"
+    half.write_text("{")
+    with claimed(tmp_path):
+        assert not half.exists()
 
 
 def test_a_write_that_fails_leaves_the_last_whole_file(tmp_path: Path) -> None:

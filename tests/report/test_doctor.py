@@ -17,6 +17,10 @@ from tread.attach import registry
 from tread.attach.attach import ModelCall
 from tread.attach.families.flux import FLUX
 from tread.cli import main
+from tread.config.fields import fields_of
+from tread.config.jobs import SHARED, TRAIN_SECTIONS
+from tread.finetune.settings import FinetuneConfig
+from tread.pretrain.settings import PretrainConfig
 from tread.report.doctor import is_finetune
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -191,3 +195,10 @@ def test_configs_are_told_apart() -> None:
     assert not is_finetune("train.json")
     Path("config.env").write_text("export FLUX=true")
     assert is_finetune("config.env")
+
+
+def test_sections_of_a_train_config_are_no_keys_of_a_finetune() -> None:
+    sections = {*fields_of(PretrainConfig)}
+    assert sections <= {*TRAIN_SECTIONS, *SHARED}
+    assert not {*TRAIN_SECTIONS} & {*fields_of(FinetuneConfig)}
+    assert {*SHARED} == sections & {*fields_of(FinetuneConfig)}

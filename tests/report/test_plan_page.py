@@ -295,4 +295,6 @@ def test_the_page_fits_its_window_and_loads_nothing(
 
 def test_without_scripts_the_page_says_what_to_do(browser: Browser, page: Path) -> None:
     browser.open(page, scripts=False)
-    assert "tread plan MODEL" in browser.run("return document.body.innerText")
+    text = browser.run("return document.body.innerText")
+    assert "tread plan MODEL" in text
+    assert "Resolution" not in text, "controls that move nothing are not shown"

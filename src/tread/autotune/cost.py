@@ -188,10 +188,10 @@ def _nonnegative(rows: np.ndarray, values: np.ndarray) -> np.ndarray:
         if not used.any():
             continue
         solution, *_ = np.linalg.lstsq(rows[:, used], values, rcond=None)
-        if solution.min() < -1e-12:
+        if solution.min() < 0:
             continue
         residual = float(((rows[:, used] @ solution - values) ** 2).sum())
         if residual < error:
             best, error = np.zeros(rows.shape[1]), residual
-            best[used] = np.maximum(solution, 0.0)
+            best[used] = solution
     return best

@@ -79,7 +79,7 @@ class Rules:
             return []
         known = {(route.start_layer_idx, route.end_layer_idx + self.depth) for route in PRESETS.values()}
         count = min(edges, after - first + 1) - 1
-        bounds = [first + round((after - first) * index / max(count, 1)) for index in range(count + 1)]
+        bounds = [first + round((after - first) * index / count) for index in range(count + 1)]
         index = {edge: position for position, edge in enumerate(bounds)}
         windows = [(start, end - 1) for start in bounds for end in bounds]
         # every second edge first, so that an interrupted measurement has covered the layers evenly

@@ -65,6 +65,7 @@ def front(windows: Sequence[Window], *, depth: int, longest: int, most: int) -> 
                 ]
             by_layer.append(_unbeaten(candidates, by_layers=True))
         fronts.append(by_layer)
+    # fewest windows first: of equal plans, these are kept
     return _unbeaten([plan for some in fronts for plan in some[depth]], by_layers=False)
 
 
@@ -73,32 +74,29 @@ def _with(plan: Plan, window: Window) -> Plan:
 
 
 def _unbeaten(plans: list[Plan], *, by_layers: bool) -> list[Plan]:
-    """The Pareto front in saving, gap and, `by_layers`, layers; of equal plans, the one with the fewest routes."""
+    """The Pareto front in saving, gap and, `by_layers`, layers; of equal plans, the first: the sort is stable."""
     kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (-round(plan.saving, 9), plan.gap, plan.layers, len(plan.routes))):
+    for plan in sorted(plans, key=lambda plan: (-round(plan.saving, 9), plan.gap)):
         if not any(other.gap <= plan.gap and (not by_layers or other.layers <= plan.layers) for other in kept):
             kept.append(plan)  # plans already in `kept` save as much or more
     return kept
 
 
 def at_speed(plans: Sequence[Plan], dense: float, target: float) -> list[Plan]:
-    """The plans at least `target` times as fast as a dense step of `dense` seconds, the smallest gap first."""
-    return sorted(
-        (plan for plan in plans if dense / (dense - plan.saving) >= target), key=lambda plan: (plan.gap, -plan.saving)
-    )
+    """The plans of a front at least `target` times as fast as a step of `dense` seconds, the smallest gap first."""
+    return [plan for plan in reversed(plans) if dense / (dense - plan.saving) >= target]
 
 
 def within_gap(plans: Sequence[Plan], most: float) -> list[Plan]:
-    """The plans whose gap is at most `most`, the fastest first."""
-    return sorted((plan for plan in plans if plan.gap <= most), key=lambda plan: (-plan.saving, plan.gap))
+    """The plans of a front whose gap is at most `most`, the fastest first."""
+    return [plan for plan in plans if plan.gap <= most]
 
 
 def from_knee(plans: Sequence[Plan]) -> list[Plan]:
     """The plans of a front from its knee on: the one farthest below the line between its ends, then its neighbours."""
     if not plans:
         return []
-    ends = sorted(plans, key=lambda plan: plan.saving)
-    low, high = ends[0], ends[-1]
+    high, low = plans[0], plans[-1]
     across, up = high.saving - low.saving, high.gap - low.gap
 
     def below(plan: Plan) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tread.config.documents import ENV_SUFFIX, Plain, find_recipe, read_document, settled
 from tread.config.fields import Field
+from tread.config.jobs import TRAIN_SECTIONS, job_of
 from tread.config.layers import assigned, settings_of, split_assignment
 from tread.config.schema import from_text, parse, takes_text
 from tread.errors import LONGEST, ConfigError, TreadWarning, shortened, shown
@@ -194,7 +195,8 @@ def _named(found: object, path: str | Path) -> dict[str, Any]:
             " It looks like a data list: name it in a config as data_backend_config." if isinstance(found, list) else ""
         )
         raise ConfigError(f"{path} is {kind}; a config is a mapping of settings.{hint}")
-    if sections := [name for name in ("model", "train", "objective") if name in found and "model_family" not in found]:
+    sections = [name for name in TRAIN_SECTIONS if name in found]
+    if sections and job_of(found, path) == "train":
         raise ConfigError(f"{path} is a config of `tread train`, as it has {sections[0]}: run `tread train {path}`.")
     config: dict[str, Any] = {}
     for key, value in found.items():

@@ -15,6 +15,7 @@ from typing import Any
 
 from tread.config.documents import YAML_SUFFIXES, find_recipe, read_document, settled
 from tread.config.fields import MISSING, fields_of
+from tread.config.jobs import job_of
 from tread.config.layers import Settings, assigned, check_names, merged, settings_of, split_assignment
 from tread.config.schema import arguments, parse
 from tread.data import DATASETS
@@ -112,6 +113,8 @@ def known(chosen: Mapping[str, str]) -> Settings:
 def read_layer(path: Path) -> dict[str, Any]:
     """The settings of a file, under their current names."""
     layer = _document(path)
+    if job_of(layer, path) == "finetune":
+        raise ConfigError(f"{path} is a config of `tread finetune`: run `tread finetune {path}`.")
     if "defaults" in layer:
         layer = _without_hydra(layer)
     for group in GROUPS:

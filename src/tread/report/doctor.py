@@ -15,23 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tread.config.documents import ENV_SUFFIX, find_recipe, read_document
+from tread.config.documents import find_recipe, read_document
+from tread.config.jobs import job_of
 from tread.errors import USER_ERRORS, ConfigError
 from tread.report.machine import GIB, examine
 from tread.words import timed
 
 if TYPE_CHECKING:
     from tread.training.trial import Comparison, Measured, Trial
-
-TRAIN_SECTIONS = {
-    *("defaults", "model", "train", "objective", "ema", "checkpoint", "validation", "sample", "evaluate", "log"),
-    "resume",
-}
-"""Top-level names that only a config of `tread train` has."""
-SHARED = {"data", "optimizer", "output_dir"}
-"""Top-level names that configs of both jobs have."""
-FINETUNE_KEYS = {"model_family", "pretrained_model_name_or_path"}
-"""Names that every config of `tread finetune` has, and those of other trainers too."""
 
 
 def doctor(config: str | None, settings: Sequence[str], as_json: bool) -> int:
@@ -90,15 +81,13 @@ def is_finetune(config: str) -> bool:
     document = read_document(find_recipe(Path(config)))
     if not isinstance(document, Mapping):
         raise ConfigError(f"{config} is not a mapping of settings; give a config of `tread train` or `tread finetune`.")
-    names = {str(name).lstrip("-") for name in document}
-    if names & TRAIN_SECTIONS or names <= SHARED:  # every config of `tread finetune` has model_family too
-        return False
-    if names & FINETUNE_KEYS or Path(config).name.lower().endswith(ENV_SUFFIX):
-        return True
-    raise ConfigError(
-        f"{config} is no config of a job: one of `tread finetune` has model_family, one of `tread train` has sections "
-        "such as model, data and train."
-    )
+    job = job_of(document, config)
+    if job is None:
+        raise ConfigError(
+            f"{config} is no config of a job: one of `tread finetune` has model_family, one of `tread train` has "
+            "sections such as model, data and train."
+        )
+    return job == "finetune"
 
 
 def describe(trial: "Trial") -> str:

@@ -5,12 +5,13 @@ For routes alone, depth, width and tokens are given. For a model by name they ar
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
 from typing import Any
 
-from tread.config.documents import settled
+from tread.config.documents import find_recipe, read_document, settled
+from tread.config.jobs import job_of
 from tread.errors import ConfigError, RiskWarning, check_int, shortened, shown
 from tread.files import is_file
 from tread.report.planning.cluster import make_cluster
@@ -84,8 +85,9 @@ def plan_model(
             raise ConfigError(f"{option} is for several GPUs: give --gpus too.")
     cluster = None if gpus is None else make_cluster(gpus, 8 if per_node is None else per_node, parallel, shard_size)
     links = read_links(collectives)
-    if name in PRESETS or name.lstrip().startswith("{") or is_file(name):
-        what = "is a file, no model" if is_file(name) else "is a preset of routes" if name in PRESETS else "are routes"
+    a_file = is_file(find_recipe(Path(name)))
+    if name in PRESETS or name.lstrip().startswith("{") or a_file:
+        what = "is a file, no model" if a_file else "is a preset of routes" if name in PRESETS else "are routes"
         raise ConfigError(
             f"{shown(name)} {what}: name the model first, as in `tread plan flux --routes {shortened(name, 120)}`, or "
             "give the shape of one, with --depth, --width and --tokens."
@@ -120,15 +122,23 @@ def plan_model(
 
 
 def _plan(config: str, name: str = "tread_config") -> RoutePlan | None:
-    """The plan of a config of routes, or of a run's config that contains one; None if the run is dense."""
-    mapping = read_mapping(config, name)
-    names = {str(name).lstrip("-") for name in mapping}
-    if names & {"defaults", "model", "train"}:  # a config of `tread train`
+    """The plan of routes, or of a config of either job that may have some; None if its run is dense."""
+    path = find_recipe(Path(config))
+    if config in PRESETS or not is_file(path):
+        return RoutePlan.from_config(read_mapping(config, name))
+    document = read_document(path, name)
+    job = job_of(document, path) if isinstance(document, Mapping) else None
+    if job is None:
+        return RoutePlan.from_config(read_mapping(path, name))
+    if job == "train":
         from tread.pretrain.config import layered
 
         routes = settled(layered([config])["model"].get("tread_config"))
-    elif names & {"tread_config", "model_family"}:  # a config of `tread finetune` need not mention routes
-        routes = {str(name).lstrip("-"): value for name, value in mapping.items()}.get("tread_config")
     else:
-        routes = mapping
+        from tread.finetune.config import read_mapping as read_keys
+
+        unread: dict[str, str] = {}  # files that no plan depends on
+        routes = read_keys(path, unread=unread).get("tread_config")
+        if "tread_config" in unread:
+            raise ConfigError(unread["tread_config"])
     return None if routes is None else RoutePlan.from_config(routes)

@@ -183,8 +183,9 @@ function showMemory(found) {
   $("legend").replaceChildren(
     ...used.map((part) => {
       const item = element("li");
-      const size = (found.memory.routed[part] / GIB).toFixed(1);
-      item.append(element("i", { className: `part-${part}` }), `${part} ${size}`);
+      const [routed, dense] = ["routed", "dense"].map((name) => (found.memory[name][part] / GIB).toFixed(1));
+      const size = routed === dense ? routed : `${routed} routed, ${dense} dense`;
+      item.append(element("i", { className: `part-${part}` }), `${part} ${size} GiB`);
       return item;
     }),
   );
