@@ -267,6 +267,8 @@ def test_another_jobs_folder_is_refused(image_folder: Path, tiny_vae: str, tmp_p
         encode(image_folder, tiny_vae, out, **{**SETTINGS, "size": 32})
     with pytest.raises(ConfigError, match=r"kind moments there, sample here; seed 0 there, 1 here"):
         encode(image_folder, tiny_vae, out, **SETTINGS, kind="sample", seed=1)
+    with pytest.raises(ConfigError, match=r"dtype float32 there, bfloat16 here"):
+        encode(image_folder, tiny_vae, out, **SETTINGS, dtype="bfloat16")
     shutil.copy(image_folder / "cat" / "0.png", image_folder / "cat" / "3.png")
     with pytest.raises(ConfigError, match=r"images 6 there, 7 here; files_sha256 \w+ there, \w+ here"):
         encode(image_folder, tiny_vae, out, **SETTINGS)

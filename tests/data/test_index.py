@@ -89,6 +89,13 @@ def test_a_label_that_is_no_number_is_named(tmp_path: Path, npy: Callable, label
         index_shards(shard)
 
 
+@pytest.mark.parametrize("label", [np.array(3.0), np.array([1, 2])])
+def test_an_array_that_is_no_label_is_named(tmp_path: Path, npy: Callable, label: np.ndarray) -> None:
+    files = {"7.latent.npy": npy(np.zeros((4, 1, 1))), "7.cls": npy(label)}
+    with pytest.raises(DataError, match=r"the cls of sample 7 in .*a\.tar is b['\"].*, not a whole number"):
+        index_shards(plain_tar(tmp_path / "a.tar", files))
+
+
 def test_folders_files_globs_and_braces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("s-08.tar", "s-09.tar", "s-10.tar", "t-00.tar", "notes.txt"):
         (tmp_path / name).touch()

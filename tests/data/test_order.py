@@ -61,6 +61,24 @@ def test_windows_hold_so_many_groups_and_every_sample_once(sizes: list[int], win
             assert len(met) == window or not left
 
 
+def test_each_window_is_announced_once_while_the_one_before_is_read() -> None:
+    """Over nearly three epochs: a batch reads nothing but the first window and what was announced before it."""
+    groups = Groups(torch.arange(60) // 6, 2)  # ten groups, five windows an epoch
+    announced: list[list[int]] = []
+    slices = {"batch": 6, "micro_steps": 1, "rank": 0, "world": 1, "start_step": 0, "steps": 28}
+    sampler = StepSampler(Order(60, 1, groups), announced.append, **slices)
+    read: list[set[int]] = []
+    for visits in sampler:
+        read.append({int(groups.of_sample[visit.sample]) for visit in visits})
+        windows = [read[0], *announced]
+        if len(read) > 2:
+            assert read[-1] <= {*windows[-2]}, "of the window before the one announced last"
+    assert len(announced) == 14
+    assert [sorted(groups) for groups in announced[:-1]] == [
+        sorted(read[2 * i] | read[2 * i + 1]) for i in range(1, 14)
+    ]
+
+
 def test_one_window_of_everything_is_the_plain_order() -> None:
     where, groups = torch.arange(200), torch.arange(100) % 7
     assert torch.equal(Order(100, 3, Groups(groups, 7)).indices(where), Order(100, 3).indices(where))

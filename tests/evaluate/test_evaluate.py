@@ -99,6 +99,26 @@ def test_a_saved_reference_stands_for_its_images(tmp_path: Path) -> None:
     assert measure_place(path, corner(), keep_vectors=False, progress=False).vectors is None
 
 
+def test_a_pass_without_features_does_not_stand_for_one_with_them(tmp_path: Path) -> None:
+    without = measure(ArrayImages(BRIGHT), corner(), work=tmp_path, keep_vectors=False, progress=False)
+    assert without.vectors is None
+    again = measure(ArrayImages(BRIGHT), corner(), work=tmp_path, progress=False)
+    assert again.vectors is not None
+
+
+def test_published_statistics_count_and_spare_a_pass(tmp_path: Path) -> None:
+    """ADM's files: statistics of a whole dataset, and some of its images for what needs them."""
+    path = tmp_path / "ref.npz"
+    published = {"mu": np.zeros(4), "sigma": np.eye(4), "features": np.array("Corner")}
+    np.savez(path, arr_0=DARK, **published)
+    measured = measure_place(path, corner(), progress=False)
+    assert (measured.pool.mean == 0).all()
+    assert measured.vectors is not None
+    assert measured.count is None, "how many images the statistics are of is unknown"
+    unreadable = Extractor("Corner", nn.Flatten(), lambda images: images / 0)
+    assert measure_place(path, unreadable, keep_vectors=False, progress=False).vectors is None
+
+
 def test_published_statistics_are_inceptions_unless_they_say_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "ref.npz"
     np.savez(path, mu=np.zeros(4), sigma=np.eye(4))
@@ -218,7 +238,7 @@ def test_the_command_on_two_folders(tmp_path: Path, lite0: Path, capsys: pytest.
     found = json.loads(shown.out)
     assert (found["samples"], found["reference"]) == (6, 5)
     assert found["metrics"]["FD-EffLite0"] > 0
-    assert "warning: samples: 6 images are fewer than the 1280 features" in shown.err
+    assert "warning: samples: 6 images are no more than the 1280 features" in shown.err
     main(["eval", str(dark), "--save", str(tmp_path / "ref.npz"), "--device", "cpu", *weights])
     assert capsys.readouterr().out == f"saved: {tmp_path / 'ref.npz'}\n"
     main(["eval", str(bright), "--ref", str(tmp_path / "ref.npz"), "--device", "cpu", "--frechet-only", *weights])

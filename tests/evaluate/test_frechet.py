@@ -22,6 +22,21 @@ def test_normals_that_share_axes_have_a_closed_form() -> None:
     assert found == pytest.approx(expected, rel=1e-12)
 
 
+def test_small_eigenvalues_count() -> None:
+    """Variances over eight powers of ten, against one of the same directions."""
+    axes = np.linalg.qr(np.random.default_rng(5).normal(size=(5, 5))).Q
+    first, second = np.array([1, 1e-2, 1e-4, 1e-6, 1e-8]), np.full(5, 1e-8)
+    expected = ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
+    found = frechet_distance(np.zeros(5), axes * first @ axes.T, np.zeros(5), axes * second @ axes.T)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_it_is_never_negative() -> None:
+    for seed in range(40):
+        same = covariance(np.random.default_rng(seed), 12, 30)
+        assert frechet_distance(np.zeros(12), same, np.zeros(12), same) >= 0
+
+
 def test_two_dimensions_have_a_closed_form() -> None:
     rng = np.random.default_rng(1)
     first, second = covariance(rng, 2, 2), covariance(rng, 2, 2)

@@ -32,6 +32,13 @@ def test_precision_and_recall_are_the_definition(monkeypatch: pytest.MonkeyPatch
     assert 0 < found[1] < found[0] < 1
 
 
+def test_a_sample_on_the_edge_of_a_manifold_is_inside() -> None:
+    """Four equal features have balls of radius 0, which hold that point."""
+    copies, apart = torch.full((4, 2), 3.0), torch.tensor([[3.0, 4.0]]).repeat(4, 1)
+    assert precision_recall(copies, copies) == (1, 1)
+    assert precision_recall(apart, copies) == (0, 0)
+
+
 def test_a_narrow_model_is_precise_and_recalls_little_wherever_the_features_lie() -> None:
     samples, reference = normal(200, 4) * 0.1, normal(200, 4, seed=1)
     precision, recall = precision_recall(samples, reference)
@@ -74,6 +81,15 @@ def test_kernel_distance_is_unbiased_and_repeatable() -> None:
     assert abs(mean) < std
     assert kernel_distance(x, y, subsets=50, subset_size=100) == (mean, std)
     assert kernel_distance(x + 1, y, subsets=50, subset_size=100)[0] > 10 * std
+
+
+def test_the_subsets_of_both_sides_are_drawn_apart() -> None:
+    """Of a set compared with itself, equal subsets would pair each feature with itself, far below 0."""
+    x = normal(600, 8)
+    mean, std = kernel_distance(x, x, subsets=50, subset_size=100)
+    paired = kernel_distance(x[:100], x[:100])[0]
+    assert abs(mean) < std
+    assert paired < -3 * std
 
 
 def score(probabilities: np.ndarray) -> float:

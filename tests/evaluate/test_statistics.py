@@ -94,6 +94,12 @@ def test_splits_of_the_score_take_every_nth_image(monkeypatch: pytest.MonkeyPatc
     assert inception_score(score["counts"], score["sums"], score["logs"]) == (pytest.approx(5), pytest.approx(0))
 
 
+@pytest.mark.parametrize(("total", "splits"), [(9, 1), (10, 1), (19, 1), (20, 2), (29, 2)])
+def test_a_split_has_at_least_so_many_images(total: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "SPLIT", 10)
+    assert tallied(activations(total), 0, total, 7).score["counts"].shape == (splits,)
+
+
 def test_the_score_of_a_pass_is_the_definition() -> None:
     whole = activations(40)
     assert whole.probabilities is not None

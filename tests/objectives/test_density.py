@@ -82,6 +82,11 @@ def test_times_are_finite_at_the_last_quantiles() -> None:
         times = density.quantile(u)
         assert (times >= 0).all()
         assert (times <= 1).all()
+    # the first and last cells of a narrow density's table hold nothing in float32
+    first, middle, last = Density(name="beta", beta_alpha=30, beta_beta=30).quantile(torch.tensor([0.0, 0.5, 1.0]))
+    assert 0 <= first < 0.25
+    assert middle == pytest.approx(0.5, abs=1e-4)
+    assert 0.75 < last <= 1
 
 
 @pytest.mark.parametrize(
@@ -89,6 +94,7 @@ def test_times_are_finite_at_the_last_quantiles() -> None:
     [
         ({"name": "uniform", "mode_scale": 1.0}, "mode_scale is 1.0, but time_density is 'uniform'"),
         ({"name": "mode", "mode_scale": 2.0}, "mode_scale is 2.0; allowed is -1 <= value <= 1.7519"),
+        ({"name": "mode", "mode_scale": -1.5}, "mode_scale is -1.5; allowed is -1 <= value <= 1.7519"),
         ({"name": "beta", "beta_beta": 0.1}, "beta_beta is 0.1; it must be at least 0.5"),
         ({"name": "logit-normal", "logit_std": 0.0}, "logit_std is 0.0; it must be above 0"),
         ({"name": "logit-normal", "logit_mean": math.nan}, "logit_mean is nan; it must be a number"),

@@ -98,6 +98,8 @@ def test_maths_is_float32_at_least_whatever_the_network_returns() -> None:
                 lambda x, time, labels: x.bfloat16(), x, torch.zeros(2), noise=noise, u=torch.tensor([0.2, 0.7])
             )
             assert loss.dtype == expected
+        slope = Flow().field(lambda x, time, labels: x.bfloat16())(x, 0.5, torch.zeros(2))
+        assert slope.dtype == expected
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,11 @@ def test_maths_is_float32_at_least_whatever_the_network_returns() -> None:
         (
             {"time": "logit-normal", "logit_std": -1.0},
             "objective.logit_std is -1.0; it must be a finite number above 0.",
+        ),
+        (
+            {"logit_std": 0.5},
+            "objective.logit_mean is 0.0 and objective.logit_std is 0.5, but objective.time is 'uniform', "
+            "which uses neither; set objective.time to 'logit-normal'.",
         ),
         (
             {"logit_mean": 0.5},

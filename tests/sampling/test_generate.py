@@ -1,6 +1,7 @@
 """`generate`: the right distribution, and samples that depend on seed, place and label and on nothing else."""
 
-from typing import Any
+import warnings
+from typing import Any, ClassVar, Self
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tread.errors import ConfigError, RiskWarning
 from tread.objectives import EDM, Flow, Net, Objective
 from tread.routing import noise
 from tread.sampling.generate import generate
+from tread.sampling.guidance import Branches
 from tread.sampling.solvers import Churn
 
 SHAPE = (2, 3, 4)
@@ -145,6 +147,8 @@ def test_an_interval_without_a_level_is_said() -> None:
         assert sample(guidance=2.0, interval=(5, 10)).equal(plain)
     with pytest.raises(ConfigError, match="its lower end must be below"):
         sample(guidance=2.0, interval=(0.8, 0.2))
+    with warnings.catch_warnings(action="error"):  # without guidance there is nothing to be lost
+        assert sample(guidance=1.0, interval=(5, 10)).equal(plain)
 
 
 def test_the_default_solver_is_the_objectives_own() -> None:
@@ -160,6 +164,26 @@ def test_every_module_gets_its_mode_back() -> None:
     assert [net.training, net.conv.training, net.dropout.training] == [True, False, True]
     torch.testing.assert_close(sampled, sample(net.eval()))  # no dropout while sampling
     assert not any(module.training for module in net.modules())
+
+
+def test_the_weak_network_samples_in_eval_mode_too() -> None:
+    net, weak = TinyNet(), TinyNet().train()
+    settings: dict[str, Any] = {"guidance": 2.0, "branches": Branches(kind="ag")}
+    sampled = sample(net, weak=weak, **settings)
+    assert weak.training
+    assert sample(net, weak=weak.eval(), **settings).equal(sampled)
+
+
+def test_a_network_with_a_mode_of_its_own_is_told_of_both_changes() -> None:
+    class Merging(TinyNet):
+        told: ClassVar[list[bool]] = []
+
+        def train(self, mode: bool = True) -> Self:
+            self.told.append(mode)
+            return super().train(mode)
+
+    sample(Merging())
+    assert Merging.told == [False, True]
 
 
 def test_a_failing_network_gets_its_mode_back_too() -> None:

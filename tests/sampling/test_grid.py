@@ -62,3 +62,20 @@ def test_names_that_no_font_has_are_escaped(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_control_characters_are_escaped() -> None:
     assert (margin("a\nb", "ä\t") == margin("a\\nb", "\\xe4\\t")).all()
+
+
+def test_each_name_is_whole_and_beside_its_row() -> None:
+    names = ("i", "a long name", "gray")
+    together = margin(*names)  # three rows of 48 pixels, 4 apart
+    for row, name in enumerate(names):
+        alone = margin(name)
+        band = together[row * 52 : row * 52 + 48]
+        assert (band[:, : alone.shape[1]] == alone).all(), "at the same height as of a row alone"
+        assert (band[:, alone.shape[1] :] == 255).all()
+    written = np.flatnonzero((margin("x") < 255).any(1))
+    assert abs(written.mean() - 24) < 6, "in the middle of the row"
+
+
+def test_names_without_a_row_take_no_room() -> None:
+    image = torch.zeros(1, 48, 48, 1, dtype=torch.uint8)
+    assert make_grid(image, columns=1, rows=["i", "a much longer name"]) == make_grid(image, columns=1, rows=["i"])

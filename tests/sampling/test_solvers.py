@@ -119,6 +119,31 @@ def test_churn_raises_levels_as_algorithm_2_says() -> None:
     assert [Churn(s_churn=4).raised(level, 40) > level for level in (1e-9, 1e9)] == [True, True], "without bounds, all"
 
 
+def test_heun_with_churn_is_algorithm_2() -> None:
+    """Karras et al. 2022, line by line, on a denoiser of a single point."""
+    edm, noises = EDM(), some_noise(40).chunk(8)
+    x = edm.sigma_max * some_noise(5)
+    sigmas, steps = edm.levels(8), 8
+
+    def slope(x: Tensor, sigma: float) -> Tensor:
+        return (x - 0.3 / (1 + sigma)) / sigma
+
+    after = x
+    for i in range(steps):
+        gamma = min(3 / steps, math.sqrt(2) - 1) if 0.05 <= sigmas[i] <= 50 else 0.0
+        raised = sigmas[i] + gamma * sigmas[i]
+        start = after + math.sqrt(raised**2 - sigmas[i] ** 2) * 1.003 * noises[i]
+        d = slope(start, raised)
+        after = start + (sigmas[i + 1] - raised) * d
+        if sigmas[i + 1] != 0:
+            after = start + (sigmas[i + 1] - raised) * (d + slope(after, sigmas[i + 1])) / 2
+    churn = Churn(s_churn=3, s_tmin=0.05, s_tmax=50, s_noise=1.003)
+    ours = edm_heun(
+        lambda x, level, labels: slope(x, level), x, LABELS, sigmas, churn=churn, draw=lambda step: noises[step]
+    )
+    torch.testing.assert_close(ours, after)
+
+
 def test_churn_of_settings() -> None:
     assert churn_of(0, (0.5, 8), 1.01) is None
     assert churn_of(4, (0.5, 8), 1.01) == Churn(s_churn=4, s_tmin=0.5, s_tmax=8, s_noise=1.01)

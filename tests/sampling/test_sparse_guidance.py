@@ -192,6 +192,15 @@ def test_a_sample_depends_neither_on_batch_size_nor_on_how_the_work_is_shared(ki
     assert "weak" not in changes or changes["weak"].training
 
 
+@pytest.mark.parametrize("kind", ["cfg", "cfg+sg"])
+def test_a_seed_for_each_sample_drops_the_tokens_of_the_first_sample_of_each(kind: str) -> None:
+    net, branches = tiny_dit(), Branches(kind=kind, strong_ratio=0.25)
+    seeds = torch.tensor([5, 0, 7])
+    together = sample(net, Flow(), LABELS[:3], seed=seeds, branches=branches)
+    alone = [sample(net, Flow(), LABELS[i : i + 1], seed=int(seeds[i]), branches=branches) for i in range(3)]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -255,6 +264,16 @@ def test_impossible_branches_are_refused(settings: dict[str, Any], message: str)
     assert str(error.value) == message
 
 
+def test_what_each_kind_needs() -> None:
+    """Networks for the branches: routes, a label for no class, another network."""
+    needs = {kind: Branches(kind=kind) for kind in ("cfg", "sg", "cfg+sg", "ag", "ag+sg")}
+    assert [kind for kind, branches in needs.items() if branches.needs_routes] == ["sg", "cfg+sg", "ag+sg"]
+    assert [kind for kind, branches in needs.items() if branches.needs_null_label] == ["cfg", "cfg+sg"]
+    assert [kind for kind, branches in needs.items() if branches.needs_weak] == ["ag", "ag+sg"]
+    assert Branches(strong_ratio=0.5, schedule="cosine").needs_routes
+    assert Branches(kind="sg", schedule="cosine").strong_ratio == 0, "one ratio above 0 is enough for a schedule"
+
+
 def test_what_a_network_must_have() -> None:
     net = tiny_dit()
     with pytest.raises(ConfigError, match="guidance kind 'ag' needs a weak model, such as an earlier checkpoint"):
@@ -263,6 +282,7 @@ def test_what_a_network_must_have() -> None:
         sample(net, Flow(), branches=Branches(kind="sg"), weak=net)
     with pytest.raises(ConfigError, match=r"guidance is 2\.0, but the model has no label for 'no class'"):
         sample(net, Flow(), branches=Branches(kind="cfg+sg"), null_label=None)
+    assert sample(net, Flow(), branches=Branches(kind="cfg+sg"), null_label=None, guidance=1.0).isfinite().all()
     net.routing = None
     with pytest.raises(ConfigError, match="a branch of guidance drops tokens, but the model has no routes"):
         sample(net, Flow(), branches=Branches(kind="sg"))

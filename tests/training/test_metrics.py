@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,15 @@ def test_tensorboard_gets_what_the_file_gets(tmp_path: Path) -> None:
             (step, pytest.approx(value)) for step, value in written
         ]
         assert written
+
+
+def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
+    """A run that was killed two steps after its checkpoint repeats them, and so does its log."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, log = tmp_path / "run", "log.trackers=tensorboard"
+    train(folder, "train.steps=4", "checkpoint.every=2", "checkpoint.keep=2", log)
+    shutil.rmtree(folder / "checkpoints/step-00000004")
+    train(folder, "train.steps=5", "resume=latest", log)
+    seen = EventAccumulator(str(folder / "tread")).Reload()
+    assert [event.step for event in seen.Scalars("loss")] == [1, 2, 3, 4, 5]

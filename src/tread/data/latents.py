@@ -239,12 +239,9 @@ class Latents(Dataset):
             return np.frombuffer(raw, dtype, offset=end).reshape(shape)
         # not np.load, which would open an .npz too
         array = np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
-        if (
-            raw[6] == 1
-            and array.flags.c_contiguous
-            and len(raw) == end + array.nbytes
-            and len(self._headers) < _HEADERS
-        ):
+        # of a later version, whose prefix is longer, the size does not fit
+        fits = array.flags.c_contiguous and len(raw) == end + array.nbytes
+        if fits and len(self._headers) < _HEADERS:
             self._headers[raw[:end]] = array.dtype, array.shape, len(raw)
         return array
 

@@ -92,18 +92,17 @@ def measure(
             return Tally.load(whole).statistics()
         if saved.exists():
             tally = Tally.load(saved)
-    fresh, since = False, time.monotonic()
+    since = time.monotonic()
     hidden = not progress or rank > 0
     # leave=None removes a finished bar below another one, such as the trainer's
     with tqdm(total=stop - first, initial=tally.count, desc=label, unit="img", disable=hidden, leave=None) as bar:
         for index, images in _batches(source, first + tally.count, stop, batch_size):
             tally.add(extractor(images), index)
             bar.update(len(images))
-            fresh = True
             if saved is not None and time.monotonic() - since > SAVE_SECONDS:
                 tally.save(saved)
-                fresh, since = False, time.monotonic()
-    if saved is not None and fresh:
+                since = time.monotonic()
+    if saved is not None:
         tally.save(saved)
     joined = _joined(tally)
     if whole is not None and saved is not None:
@@ -220,7 +219,7 @@ def _count_notes(samples: Statistics, reference: Statistics) -> list[str]:
     for name, count in (("samples", samples.count), ("the reference", reference.count)):
         if count is None or count >= USUAL_COUNT:
             continue
-        why = f"fewer than the {width} features: its covariance is singular" if count <= width else "few"
+        why = f"no more than the {width} features: its covariance is singular" if count <= width else "few"
         notes.append(
             f"{name}: {count:,} images are {why}. The Frechet distance falls as the count grows: compare it only with "
             f"figures from the same counts, and take {USUAL_COUNT:,} or more."

@@ -81,8 +81,6 @@ def _draw(features: Tensor, subset: int, side: int, size: int) -> Tensor:
 # Salimans et al. 2016 (arXiv 1606.03498) section 4: exp(E KL(p(y|x) || p(y)))
 def inception_score(counts: np.ndarray, sums: np.ndarray, negentropies: np.ndarray) -> tuple[float, float]:
     """Mean and standard deviation over splits, from each split's count (S,), sum of p (S, C), sum of p log p (S,)."""
-    used = counts > 0
-    counts, sums, negentropies = counts[used], sums[used], negentropies[used]
     marginal = sums / counts[:, None]  # (S, C)
     logs = np.log(marginal, where=marginal > 0, out=np.zeros_like(marginal))
     scores = np.exp(negentropies / counts - (marginal * logs).sum(1))  # (S,)

@@ -107,8 +107,6 @@ class Moments:
         self.merge(part)
 
     def merge(self, other: "Moments") -> None:
-        if other.count == 0:
-            return
         count = self.count + other.count
         gap = other.mean - self.mean  # (D,)
         self.scatter += other.scatter + np.outer(gap, gap) * (self.count * other.count / count)

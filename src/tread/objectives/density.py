@@ -75,9 +75,9 @@ class Density:
             return _mode(u, self.mode_scale)
         if self.name == "beta":
             below = _beta_table(self.beta_alpha, self.beta_beta, u.device).to(u.dtype)  # (cells + 1,)
-            cell = torch.searchsorted(below, u.contiguous(), right=True).clamp(1, _CELLS) - 1
+            cell = torch.searchsorted(below, u.contiguous()).clamp(1, _CELLS) - 1
             inside = (u - below[cell]) / (below[cell + 1] - below[cell]).clamp(min=torch.finfo(u.dtype).tiny)
-            return torch.sin((cell + inside.clamp(0, 1)) * (math.pi / 2 / _CELLS)).square()
+            return torch.sin((cell + inside) * (math.pi / 2 / _CELLS)).square()
         return u
 
     def cdf(self, time: float) -> float:
@@ -126,4 +126,4 @@ def _inverted(rising: Callable[[float], float], value: float) -> float:
     for _ in range(60):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if rising(middle) < value else (low, middle)
-    return 0.5 * (low + high) if 0 < value < 1 else value
+    return 0.5 * (low + high)

@@ -90,7 +90,7 @@ class Flow:
         """(B,): each sample's mean over its elements of the squared error of the velocity."""
         x = at_least_float32(x)
         noise = noise.to(x.dtype)
-        t = self.level(u).to(x.dtype)
+        t = self.level(u)
         x_t = path_state(x, noise, t)
         return mean_square(self.velocity(net, x_t, t, labels) - (noise - x))
 

@@ -169,16 +169,20 @@ def run(
         flat = {
             name: value if isinstance(value, int | float) else str(value) for name, value in flatten(settings).items()
         }
-        from_main(accelerator, lambda: _start_tracker(config, accelerator, folder, flat))
+        from_main(accelerator, lambda: _start_tracker(config, accelerator, folder, flat, start))
     accelerator.print(task.summary())
     _advise(task, config, accelerator)
     return fit(session, folder, start=start)
 
 
-def _start_tracker(config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any]) -> None:
-    names = {"wandb": {"name": config.log.run or folder.name}}
+def _start_tracker(
+    config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any], start: int
+) -> None:
+    # TensorBoard then hides what an earlier start wrote of the steps that are repeated
+    repeated = {"purge_step": start + 1 if start else 0}
+    options = {"wandb": {"name": config.log.run or folder.name}, "tensorboard": repeated}
     with _starting_tracker(config):
-        accelerator.init_trackers(config.log.project, config=settings, init_kwargs=names)
+        accelerator.init_trackers(config.log.project, config=settings, init_kwargs=options)
 
 
 @contextmanager

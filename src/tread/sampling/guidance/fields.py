@@ -127,7 +127,7 @@ def cosine(first: float, last: float, levels: Sequence[float]) -> Ratio:
 
     def ratio(level: float) -> float:
         done = min(sum(other > level for other in levels) / spacings, 1.0)
-        return max(0.0, last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * done)))
+        return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * done))
 
     return ratio
 

@@ -64,7 +64,6 @@ def guide(
         nonlocal level
         if not inside:
             level = level_of(args, kwargs)  # once: reading it again would wait for the strong branch
-            strong_branch.close()  # left open by a forward that failed
             strong_branch.enter_context(drop(strong, level))
 
     def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
