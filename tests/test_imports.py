@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "around": set(),
     "terminal": {"errors"},
     "files": {"errors"},
+    "together": {"errors"},
     "config": {"errors", "words", "files"},
     "routing": {"errors", "config"},
     "kernels": {"errors", "words", "around", "routing"},
@@ -28,15 +29,15 @@ ALLOWED: dict[str, set[str]] = {
     "objectives": {"errors"},
     "sampling": {"errors", "routing", "attach", "objectives"},
     "data": {"errors", "words", "files", "config", "routing"},
-    "evaluate": {"errors", "words", "files", "routing", "data"},
-    "training": {"errors", "files", "config", "routing", "kernels"},
+    "evaluate": {"errors", "words", "files", "together", "routing", "data"},
+    "training": {"errors", "files", "together", "config", "routing", "kernels"},
     "page": {"__init__", "errors", "words", "files", "config", "routing", "sampling", "training"},
     "pretrain": {
-        *("errors", "words", "files", "config", "routing", "kernels", "models"),
+        *("errors", "words", "files", "together", "config", "routing", "kernels", "models"),
         *("objectives", "sampling", "data", "evaluate", "training", "page"),
     },
     "finetune": {
-        *("__init__", "errors", "words", "files", "config", "routing", "kernels", "attach"),
+        *("__init__", "errors", "words", "files", "together", "config", "routing", "kernels", "attach"),
         *("objectives", "sampling", "data", "training", "page"),
     },
     "report": {

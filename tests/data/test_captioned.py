@@ -61,6 +61,7 @@ def test_what_cannot_be_used_is_listed_with_its_reason(tmp_path: Path) -> None:
     picture(tmp_path / "latin.png").with_suffix(".txt").write_bytes(b"caf\xe9")
     (tmp_path / "clip.mp4").touch()
     (tmp_path / "clip.txt").write_text("a clip")
+    (tmp_path / "phone.HEIC").touch()
     found, _ = gather(at(tmp_path, minimum_image_size=33))
     assert names(found.samples) == ["good.png"]
     reasons = {Path(name).name: reason for name, reason in found.skipped}
@@ -71,12 +72,13 @@ def test_what_cannot_be_used_is_listed_with_its_reason(tmp_path: Path) -> None:
         "blank.png": "it has no caption: there is no text in blank.txt",
         "small.png": "its 16x64 pixels are below minimum_image_size 33",
         "clip.mp4": "it is a clip, and the model trains on images",
+        "phone.HEIC": "images of this format are not read: save it as .png or .jpg",
     }
     said: list[str] = []
     tell_skipped(found.skipped, tmp_path / "skipped.txt", said.append)
-    assert said[0] == f"6 files left out, all listed in {tmp_path / 'skipped.txt'}:"
+    assert said[0] == f"7 files left out, all listed in {tmp_path / 'skipped.txt'}:"
     assert len(said) == 6
-    assert len((tmp_path / "skipped.txt").read_text().splitlines()) == 6
+    assert len((tmp_path / "skipped.txt").read_text().splitlines()) == 7
     tell_skipped([], tmp_path / "skipped.txt", said.append)
     assert not (tmp_path / "skipped.txt").exists()
 

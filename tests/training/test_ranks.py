@@ -24,11 +24,13 @@ from tread.data.images import ImageFolder
 from tread.data.order import Order, split
 from tread.data.readable import FEW
 from tread.errors import RankLost
+from tread.pretrain import task as pretraining
 from tread.pretrain.config import compose
 from tread.pretrain.task import Pretraining
 from tread.training import job
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import make_accelerator
+from tread.training.loop import fit
 from tread.training.session import Session
 
 LAUNCH = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0"]
@@ -135,40 +137,49 @@ def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: 
     assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002"]
 
 
-def fail_on_rank_0(where: str, folder: Path) -> None:
-    """Rank 0 meets a full disk, and lives on until rank 1 has ended its wait for it, or for ten seconds."""
-    config = compose([*TINY, "log.trackers=tensorboard", f"output_dir={folder / 'run'}"])
+def fail_on(rank: int, where: str, folder: Path) -> None:
+    """A rank meets a full disk, and lives on until the other one has ended its wait for it, or for ten seconds."""
+    settings = ["log.trackers=tensorboard", "train.steps=1", "validation.samples=8", f"output_dir={folder / 'run'}"]
+    every = {"validating": "validation.every=1", "drawing": "sample.every=1"}.get(where, "validation.every=0")
+    config = compose([*TINY, *settings, every])
     accelerator, full = make_accelerator(config), OSError(errno.ENOSPC, "No space left on device")
     session = Session(Pretraining(config, accelerator, folder), config, accelerator)
     with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RankLost)) as error:
-        if accelerator.is_main_process:
+        if accelerator.process_index == rank:
             patch.setattr(job, "sweep", Mock(side_effect=full))
             patch.setattr(session.task, "saved", Mock(side_effect=full))
             patch.setattr(job, "_start_tracker", Mock(side_effect=full))
+            patch.setattr(pretraining, "make_grid", Mock(side_effect=full))
+            patch.setattr(Pretraining, "validation_losses", Mock(side_effect=full))
         if where == "folder":
             with job.claimed_folder(config, accelerator):
                 pass
         elif where == "tracker":
             (folder / "run").mkdir(exist_ok=True)
             job.run(session.task, config, accelerator, folder / "run", {})
-        else:
+        elif where == "result":
             session.save(folder / CHECKPOINTS, 0)
-    if accelerator.is_main_process:
+        else:
+            fit(session, folder, start=0)
+    if accelerator.process_index == rank:
         deadline = time.monotonic() + 10
-        while not (folder / "rank-1").exists() and time.monotonic() < deadline:
+        while not (folder / f"rank-{1 - rank}").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
     (folder / f"rank-{accelerator.process_index}").write_text(f"{time.time()} {error.value}")
     os._exit(0)
 
 
-@pytest.mark.parametrize("where", ["folder", "tracker", "result"])
-def test_an_error_on_rank_0_is_told_to_the_others(tmp_path: Path, where: str) -> None:
-    """They would wait for it until their timeout."""
-    in_ranks(fail_on_rank_0, where, tmp_path)
-    said = [(tmp_path / f"rank-{rank}").read_text().split(" ", 1) for rank in range(2)]
+CASES = [(0, "folder"), (0, "tracker"), (0, "result"), (0, "drawing"), (0, "validating"), (1, "validating")]
+
+
+@pytest.mark.parametrize(("rank", "where"), CASES)
+def test_an_error_of_one_rank_is_told_to_the_other(tmp_path: Path, rank: int, where: str) -> None:
+    """It would wait for it until its timeout."""
+    in_ranks(fail_on, rank, where, tmp_path)
+    said = [(tmp_path / f"rank-{number}").read_text().split(" ", 1) for number in (rank, 1 - rank)]
     assert said[0][1] == "[Errno 28] No space left on device"
-    assert said[1][1] == f"the first process of this run has ended, so this one ends too: {said[0][1]}"
-    assert said[1][0] < said[0][0], "rank 0 ended first"
+    assert said[1][1] == f"process {rank} of this run has ended, so this one ends too: {said[0][1]}"
+    assert said[1][0] < said[0][0], "the one that failed ended first"
 
 
 @pytest.mark.parametrize("layout", ["ddp", pytest.param("fsdp", marks=pytest.mark.contract)])

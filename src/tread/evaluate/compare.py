@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict, TypeVar, Unpack
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -29,11 +29,11 @@ from tread.evaluate.images import ImageSource, has_images, open_images, write_ba
 from tread.evaluate.metrics import kernel_distance, precision_recall
 from tread.evaluate.statistics import Statistics, Tally, read_statistics
 from tread.files import writing
+from tread.together import gathered, together
 from tread.words import counted
 
 USUAL_COUNT = 10_000
 SAVE_SECONDS = 60
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def measure(
         whole, saved = work / f"{stem}.npz", work / f"{stem}.part-{rank}-of-{world}.npz"
         with writing(work):
             work.mkdir(parents=True, exist_ok=True)
-        if all(_gathered(whole.exists())):
+        if all(gathered(whole.exists())):
             _remove(saved)  # left over if an earlier run was killed before removing it
             return Tally.load(whole).statistics()
         if saved.exists():
@@ -108,7 +108,7 @@ def measure(
     if whole is not None and saved is not None:
         if rank == 0:
             joined.save(whole)
-        _gathered(None)  # barrier: no part is removed before the merged tally is saved
+        gathered(None)  # barrier: no part is removed before the merged tally is saved
         _remove(saved)
     return joined.statistics()
 
@@ -117,15 +117,6 @@ def _remove(part: Path) -> None:
     """Remove a partial tally that has been merged; a failure to remove it is harmless."""
     with suppress(OSError):
         part.unlink(missing_ok=True)
-
-
-def _gathered(value: T) -> list[T]:
-    """All-gather a value, in the order of ranks; also a barrier."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [value]
-    values = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[tuple[int, list[np.ndarray]]]:
@@ -145,7 +136,7 @@ def _batches(source: ImageSource, first: int, stop: int, size: int) -> Iterator[
 
 def _joined(tally: Tally) -> Tally:
     """The tallies of all processes, in order."""
-    parts = _gathered(tally)
+    parts = gathered(tally)
     if len(parts) == 1:
         return tally
     whole = Tally(tally.features, tally.total, keep_vectors=tally.keep_vectors)
@@ -232,6 +223,7 @@ def _count_notes(samples: Statistics, reference: Statistics) -> list[str]:
     return notes
 
 
+@together()
 def evaluate(
     samples: Path,
     reference: Path | None,

@@ -42,6 +42,7 @@ from tread.page.write import write_at_end
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.risks import adapter_risks, warn_once
+from tread.together import together
 from tread.training import checkpoint
 from tread.training.checkpoint import CHECKPOINTS
 from tread.training.job import claimed_folder, end, make_accelerator, run
@@ -59,13 +60,15 @@ def finetune(config: FinetuneConfig) -> Path:
     config, family, accelerator = open_job(config)
     job = FinetuneJob.of(config)
     with claimed_folder(job, accelerator) as folder, out_of_memory(job.memory_advice):
-        check_model(config, family, accelerator.device)
-        data = prepare(config, family, accelerator, folder)
+        with together():
+            check_model(config, family, accelerator.device)
+            data = prepare(config, family, accelerator, folder)
         order = data.train.order(config.train_batch_size * accelerator.num_processes, config.seed)
         config = config.with_steps(order.batches)
         resumed = resumed_checkpoints(config)  # these hold the adapter's weights; the init_lora file may be gone
         with AnonymousPeak() as loading:
-            models = load_models(replace(config, init_lora=None) if resumed else config, family, accelerator.device)
+            with together():
+                models = load_models(replace(config, init_lora=None) if resumed else config, family, accelerator.device)
             handles = {part: attach_routes(config, model) for part, model in models.items()}
             task = Finetuning(config, accelerator, folder, family=family, models=models, handles=handles, data=data)
         task.loading = loading.bytes

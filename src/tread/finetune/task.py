@@ -39,6 +39,7 @@ from tread.kernels.fast import Fast
 from tread.routing import noise
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
+from tread.together import gathered
 from tread.training.checkpoint import read_manifest
 from tread.training.parts import parameter_counts
 from tread.training.task import Review, is_due
@@ -265,7 +266,7 @@ class Finetuning:
             with self.accelerator.autocast():
                 losses = self.sample_losses(self.model, span, batch, draws, self._validated)
             total += losses.double().sum() * counts
-        self.facts["val_loss"] = float(self.accelerator.reduce(total, "sum")) / count  # pyright: ignore[reportArgumentType]
+        self.facts["val_loss"] = sum(gathered(float(total))) / count
         return {"val_loss": self.facts["val_loss"]}
 
     @staticmethod
@@ -296,7 +297,6 @@ class Finetuning:
         if self.accelerator.is_main_process or self.config.sharded:
             with self.accelerator.autocast():
                 self.facts["previews"] = self._previews.draw(self.models, step)
-        self.accelerator.wait_for_everyone()
         return {}
 
     def saved(self, checkpoint: Path) -> None:

@@ -38,6 +38,7 @@ from tread.objectives.objective import Net
 from tread.pretrain.decode import Decode
 from tread.pretrain.settings import EvaluateConfig, PretrainConfig
 from tread.sampling.generate import generate
+from tread.together import gathered, together
 
 FOLDER = "evaluation"
 REFERENCE = int.from_bytes(b"refe")
@@ -145,9 +146,12 @@ class Evaluation:
         self.config, self.evaluate, self.accelerator, self.folder = config, evaluate, accelerator, folder / FOLDER
         settings = {**config.data, "vae weights": config.sample.vae}
         images = DataImages(dataset, settings, decode, accelerator.device)
-        with settings_called("evaluate.{}"):
-            with accelerator.main_process_first():  # the others find what it downloads
-                self.extractor = load_extractor(evaluate.features, evaluate.weights, accelerator.device)
+        with settings_called("evaluate.{}"), together():
+            if not accelerator.is_main_process:
+                gathered(None)  # its download is complete
+            self.extractor = load_extractor(evaluate.features, evaluate.weights, accelerator.device)
+            if accelerator.is_main_process:
+                gathered(None)
             self.reference = self._measure_reference(images)
         if evaluate.reference is not None:  # a file of statistics need not name its extractor, so widths are compared
             held, width = len(self.reference.pool.mean), self.extractor(images.read(0, 1)).pool.shape[1]
@@ -183,7 +187,6 @@ class Evaluation:
             self.folder.mkdir(parents=True, exist_ok=True)  # missing if the reference was a file of statistics
             suffix = f"-{scale.replace(' ', '-')}" if several else ""
             write_text(self.folder / f"step-{step:08d}{suffix}.json", json.dumps(record, indent=2) + "\n")
-        self.accelerator.wait_for_everyone()
         return figures
 
     def _draw_missing_batches(self, images: ModelImages) -> None:

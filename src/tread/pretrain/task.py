@@ -35,6 +35,7 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
+from tread.together import gathered
 from tread.training.fingerprint import fingerprint
 from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
@@ -247,7 +248,7 @@ class Pretraining:
         total = torch.zeros((), device=self.accelerator.device, dtype=torch.float64)
         for _, losses in self.validation_losses():
             total += losses.double().sum()
-        return {"val_loss": float(self.accelerator.reduce(total, "sum")) / count}  # pyright: ignore[reportArgumentType]
+        return {"val_loss": sum(gathered(float(total))) / count}
 
     @torch.no_grad()
     def validation_losses(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -297,7 +298,6 @@ class Pretraining:
                 with writing(path):
                     path.parent.mkdir(exist_ok=True)
                     grid.save(path)
-        self.accelerator.wait_for_everyone()
         return {}
 
     def evaluate(self, step: int) -> dict[str, float]:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from tread.errors import CheckpointError, TrainingDiverged
 from tread.kernels.attention import kernel
+from tread.together import together
 from tread.training.checkpoint import CHECKPOINTS
 from tread.training.memory import lost_workers, out_of_memory, peak_memory
 from tread.training.metrics import Metrics
@@ -117,8 +118,10 @@ def _review(session: Session, done: int, metrics: Metrics, bar: tqdm, interrupti
     if reviews := session.task.reviews(done):
         metrics.flush()  # lines stay in order
         figures: dict[str, float] = {}
+        # a forward of sharded weights is a collective: there an error is noticed as in a step, when the process ends
+        shared = nullcontext if session.config.train.sharded else together
         try:
-            with session.averaged():
+            with session.averaged(), shared():
                 for doing, review in reviews.items():
                     with _showing(bar, doing), interruptible():
                         figures |= review()

@@ -5,17 +5,17 @@ No process waits for another longer than `train.timeout_minutes`, the timeout of
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from tread.errors import RankLost, one_line
+from tread.errors import RankLost
+from tread.together import gathered, together
 from tread.training.settings import JobConfig
 
 Result = TypeVar("Result")
@@ -59,21 +59,9 @@ def _waited(config: JobConfig) -> str:
 
 
 def from_main(accelerator: Accelerator, compute: Callable[[], Result]) -> Result:
-    """Call `compute` on rank 0 alone; every rank returns its result.
-
-    If it raises, the others raise a RankLost that says so, instead of waiting for rank 0 until their timeout.
-    """
-    outcome: list[Any] = [None, None]
-    if accelerator.is_main_process:
-        try:
-            outcome[0] = compute()
-        except Exception as error:
-            with suppress(RuntimeError):  # another rank may be gone too, and this error is the one to report
-                broadcast_object_list([None, one_line(error)])
-            raise
-    result, failure = broadcast_object_list(outcome)
-    if failure is not None:
-        raise RankLost(f"the first process of this run has ended, so this one ends too: {failure}")
+    """Call `compute` on rank 0 alone; every rank returns its result, or raises if rank 0 does."""
+    with together():
+        result: Any = gathered(compute() if accelerator.is_main_process else None)[0]
     return result
 
 

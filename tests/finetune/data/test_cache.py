@@ -1,17 +1,23 @@
 """The cache on disk: encoded once, right after any interruption, shared by processes."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import json
+import os
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor
 
-from tests.finetune.data.encoded import RNG, Encoder, encode, files
-from tread.errors import ConfigError
+from tests.finetune.data.encoded import RNG, Encoder, TextEncoder, encode, files
+from tests.forks import in_ranks
+from tread.errors import ConfigError, RankLost
 from tread.finetune.data.cache import Cache, Tensors
+from tread.finetune.data.encode import encode_texts
+from tread.together import together
 
 
 def test_what_is_there_is_not_encoded_again_and_what_is_damaged_is(pictures: Path, tmp_path: Path) -> None:
@@ -64,28 +70,53 @@ def test_a_killed_run_goes_on_where_it_stopped(pictures: Path, tmp_path: Path) -
     assert files(cache) == files(whole)
 
 
+def encode_in_rank(pictures: Path, folder: Path) -> None:
+    """Each rank writes down what it got, and how many pictures it encoded itself."""
+    ranks, encoder = Accelerator(cpu=True), Encoder()
+    entries, skipped = encode(Cache(folder / "cache", ranks), pictures, encoder)
+    found = [entry.latents for entry in entries], [Path(name).name for name, _ in skipped], sum(encoder.sizes)
+    (folder / f"rank-{ranks.process_index}").write_text(json.dumps(found))
+
+
 def test_two_processes_share_the_work_and_agree(pictures: Path, tmp_path: Path) -> None:
     (pictures / "3.png").write_bytes((pictures / "3.png").read_bytes()[:2000])  # its header is whole
-    barrier = threading.Barrier(2)
-
-    class Rank:
-        def __init__(self, index: int) -> None:
-            self.process_index, self.num_processes = index, 2
-
-        def wait_for_everyone(self) -> None:
-            barrier.wait(timeout=30)
-
-    encoders = [Encoder(), Encoder()]
-    with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(encode, Cache(tmp_path / "cache", Rank(n)), pictures, encoders[n]) for n in range(2)]
-        results = [job.result() for job in running]
-    assert results[0] == results[1]
+    in_ranks(encode_in_rank, pictures, tmp_path)
+    found = [json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
     alone = Cache(tmp_path / "alone")
-    assert results[0][0] == encode(alone, pictures, Encoder())[0]
-    assert [len(entries) for entries, _ in results] == [5, 5]
-    assert [Path(name).name for name, _ in results[0][1]] == ["3.png"]
-    assert [sum(encoder.sizes) for encoder in encoders] == [3, 2]
+    latents = [entry.latents for entry in encode(alone, pictures, Encoder())[0]]
+    assert len(latents) == 5
+    assert found == [[latents, ["3.png"], 3], [latents, ["3.png"], 2]]
     assert files(Cache(tmp_path / "cache")) == files(alone)
+
+
+def fail_in_rank(rank: int, what: str, pictures: Path, folder: Path) -> None:
+    """A rank's encoder fails, and the rank lives on until the other one has ended its wait, or for ten seconds."""
+    ranks = Accelerator(cpu=True)
+    cache, fails = Cache(folder / "cache", ranks), ranks.process_index == rank
+    with pytest.raises((OSError, RankLost)) as error, together():
+        if what == "captions":
+            text = Mock(side_effect=OSError("no such weights")) if fails else TextEncoder()
+            encode_texts(cache, ["red", "blue", "green"], encode=text, identity="text", progress=False)
+        else:
+            encode(cache, pictures, Mock(side_effect=OSError("no such weights")) if fails else Encoder())
+    if fails:
+        deadline = time.monotonic() + 10
+        while not (folder / f"rank-{1 - rank}").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    (folder / f"rank-{ranks.process_index}").write_text(f"{time.time()} {error.value}")
+    os._exit(0)
+
+
+@pytest.mark.parametrize(("rank", "what"), [(0, "captions"), (1, "pictures")])
+def test_an_encoder_that_fails_on_one_rank_ends_the_others(
+    rank: int, what: str, pictures: Path, tmp_path: Path
+) -> None:
+    """They would wait for its share until their timeout."""
+    in_ranks(fail_in_rank, rank, what, pictures, tmp_path)
+    said = [(tmp_path / f"rank-{number}").read_text().split(" ", 1) for number in (rank, 1 - rank)]
+    assert said[0][1] == "no such weights"
+    assert said[1][1] == f"process {rank} of this run has ended, so this one ends too: no such weights"
+    assert said[1][0] < said[0][0], "the one that failed ended first"
 
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from tread.files import files_below, is_file, is_folder
 
 MASK_ENDINGS = (".mask", "_mask", "-mask")
 """Ending of a mask's stem after its picture's stem."""
+UNREAD = (".avif", ".heic", ".heif", ".jfif", ".jxl")
+"""Formats of images that are listed as left out; other files of a folder, such as captions, are none of a run's."""
 TABLE_STRATEGIES = ("csv", "jsonl", "parquet", "huggingface")
 """The caption strategies that need a column of captions."""
 
@@ -62,7 +64,12 @@ def root_of(config: DataConfig) -> Path:
 
 
 def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iterator[Found]:
-    files = [path for path in files_below(folder, apart) if is_image(path) or is_clip(path)]
+    everything = files_below(folder, apart)
+    for path in everything:
+        if path.suffix.lower() in UNREAD:
+            reason = "images of this format are not read: save it as .png or .jpg"
+            yield Found(place=path, captions=Skipped(str(path), reason))
+    files = [path for path in everything if is_image(path) or is_clip(path)]
     pictures = {path.with_suffix("") for path in files}
     masks: dict[Path, Path] = {}
     for path in files:

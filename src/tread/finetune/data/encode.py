@@ -32,6 +32,7 @@ from tread.data.captioned.sounds import read_sound
 from tread.errors import ConfigError, DataError
 from tread.finetune.data.cache import Cache, Entry, ItemKind, Tensors, Texts
 from tread.finetune.data.items import Items, Picture, read_image
+from tread.together import gathered
 from tread.words import counted
 
 EncodePixels = Callable[..., Tensors]
@@ -70,11 +71,11 @@ def encode_samples(
             "minimum_image_size to skip them"
         )
     _encode_pictures(cache, list(items.pictures.values()), encode, batch_size, progress and cache.is_main)
-    cache.ranks.wait_for_everyone()
+    gathered(None)
     sides = [side for entry in entries for side in entry.sides]
     masked = {entry.weight: (entry, items.pictures[entry.latents]) for entry in sides if entry.weight is not None}
     _weigh(cache, list(masked.values()), progress and cache.is_main)
-    cache.ranks.wait_for_everyone()
+    gathered(None)
     return _present(cache, items.entries)
 
 
@@ -246,7 +247,7 @@ def encode_texts(
             for caption, row in zip(batch, rows, strict=True):
                 _store_text(writer, texts.key(caption), caption, row)
             bar.update(len(batch))
-    cache.ranks.wait_for_everyone()
+    gathered(None)
     return texts
 
 
@@ -274,7 +275,7 @@ def encode_seen_texts(
                 continue
             (row,), _ = _in_parts(lambda one: [encode(*one[0])], [(caption, images)], 1, _TEXT_MEMORY)
             _store_text(writer, key, caption, row)
-    cache.ranks.wait_for_everyone()
+    gathered(None)
     return texts
 
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from tread.data.captioned.tables import Place
 from tread.files import files_below, regular, write_text
 from tread.finetune.model.source import Source
+from tread.together import gathered
 
 _PIECE, _PIECES, _DIGEST = 65536, 8, 20
 """Bytes of a piece, pieces of a file, bytes of a hash."""
@@ -33,16 +34,11 @@ class Ranks(Protocol):
     @property
     def num_processes(self) -> int: ...
 
-    def wait_for_everyone(self) -> None: ...
-
 
 class Alone:
     """`Ranks` of a single process."""
 
     process_index, num_processes = 0, 1
-
-    def wait_for_everyone(self) -> None:
-        """Return at once."""
 
 
 def digest(*words: object) -> str:
@@ -72,7 +68,7 @@ class ContentHashes:
             hashed = {_state(place): value for place, value in zip(new, shown, strict=True) if value is not None}
         if hashed:
             self._remember(hashed)
-        self.ranks.wait_for_everyone()
+        gathered(None)
         known = self._remembered()
         return {place: known[state] for place in unique if (state := _state(place)) in known}
 

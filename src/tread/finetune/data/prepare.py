@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from tread.data.captioned.buckets import Bucket, Crop, Size, bucket_of
@@ -34,6 +33,7 @@ from tread.finetune.data.items import Items, Shapes, items_of, whole
 from tread.finetune.data.long_texts import LongTexts, told
 from tread.finetune.family import Text, TuneFamily
 from tread.finetune.settings import FinetuneConfig
+from tread.together import gathered
 from tread.training.fingerprint import KINDS, fingerprint
 from tread.words import counted
 
@@ -164,7 +164,7 @@ def _encode_texts(
         batch_size=config.text_encoder_batch_size,
         progress=show,
     )
-    if found := gather_object(long.found):
+    if found := [text for texts in gathered(long.found) for text in texts]:
         say(told(found, long.length))
     encoder.free()
     return texts, ()
