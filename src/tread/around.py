@@ -34,15 +34,15 @@ class Around:
         """Runs `call`, for example as a CUDA graph; None: it is called as it is."""
         self._class: type = nn.Module
 
-    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The module's output; `forward` is the wrapped function."""
+    def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of `module`: the one it was put on, or a shallow copy; `forward` is the wrapped function."""
         return forward(*args, **kwargs)
 
-    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`call`, through `outer` if there is one."""
         if self.outer is None:
-            return self.call(forward, args, kwargs)
-        return self.outer(lambda *args, **kwargs: self.call(forward, args, kwargs), args, kwargs)
+            return self.call(module, forward, args, kwargs)
+        return self.outer(lambda *args, **kwargs: self.call(module, forward, args, kwargs), args, kwargs)
 
     def put_on(self, module: nn.Module) -> None:
         """Wrap `module` from now on, replacing an earlier wrapper."""
@@ -105,7 +105,7 @@ class _Forward:
         here, own = getattr(module, _KEY, None), module.__dict__.get("forward")
         if torch.compiler.is_compiling():
             forward = functools.partial(self.stock, module) if own is None else own
-            return forward if here is None or here.quiet else functools.partial(_called, here, forward)
+            return forward if here is None or here.quiet else functools.partial(_called, here, module, forward)
         if _first(type(module)) is not self:  # called through super(), which ignores the instance
             return MethodType(self.stock, module)
         own = MethodType(self.stock, module) if own is None else own
@@ -134,8 +134,8 @@ def _first(cls: type) -> Any:
     return next(base.__dict__["forward"] for base in cls.__mro__ if "forward" in base.__dict__)
 
 
-def _called(here: Around, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return here.call(forward, args, kwargs)
+def _called(here: Around, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return here.call(module, forward, args, kwargs)
 
 
 def _wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ def _wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
         here = around(self)
         if here is None or here.quiet:
             return inner(self, *args, **kwargs)
-        return here.run(functools.partial(inner, self), args, kwargs)
+        return here.run(self, functools.partial(inner, self), args, kwargs)
 
     _inner[forward] = inner
     return forward
@@ -162,7 +162,9 @@ class _Wrapped:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         here = around(self.module)
-        return self.inner(*args, **kwargs) if here is None or here.quiet else here.run(self.inner, args, kwargs)
+        if here is None or here.quiet:
+            return self.inner(*args, **kwargs)
+        return here.run(self.module, self.inner, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.inner, memo)

@@ -3,14 +3,18 @@
 import copy
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import compile_regions
 from diffusers.models.transformers import transformer_flux
 from peft import LoraConfig, get_peft_model
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import tread
 from tests.attach.attached import FLUX, ROUTES, Attach, rotary_function, routed
+from tread.attach.compiled import CompiledCall
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -99,3 +103,25 @@ def test_the_models_own_methods_never_notice(tmp_path: Path):
         model.save_pretrained(tmp_path / "saved")
     loaded = transformer_flux.FluxTransformer2DModel.from_pretrained(tmp_path / "saved").train()
     assert FLUX.call(loaded, FLUX.inputs(2)).equal(FLUX.call(model, FLUX.inputs(2)))
+
+
+@pytest.mark.parametrize("first", ["attach", "compile"])
+def test_accelerates_regional_compilation(first: str, attach: Attach, expected: torch.Tensor):
+    """`prepare` returns a shallow copy of the model whose layers are compiled; routing stays outside their code."""
+    torch._dynamo.reset()
+    model, count = FLUX.model().eval(), CompileCounterWithBackend("eager")
+    handle = attach(model, ROUTES) if first == "attach" else None
+    copied: Any = compile_regions(model, backend=count, dynamic=False)
+    handle = handle or attach(copied, ROUTES)
+    copied.train()  # the original stays in eval mode
+    with handle.dense():
+        FLUX.call(copied, FLUX.inputs(2))
+    dense_graphs = count.frame_count
+    torch.testing.assert_close(routed(FLUX, copied, handle), expected, rtol=1e-5, atol=1e-5)
+    assert count.frame_count <= 2 * dense_graphs
+    copied.enable_gradient_checkpointing()
+    torch.testing.assert_close(routed(FLUX, copied, handle), expected, rtol=1e-5, atol=1e-5)
+    handle.detach()
+    assert type(vars(copied)["_gradient_checkpointing_func"]).__name__ == "function"
+    assert not any(isinstance(entry, CompiledCall) for one in copied.modules() for entry in vars(one).values())
+    assert FLUX.call(copied, FLUX.inputs(2)).allclose(FLUX.call(FLUX.model(), FLUX.inputs(2)), atol=1e-5)

@@ -228,17 +228,17 @@ class Attachment(Handle):
         """See `Handle.signature`; adds the number of reference tokens."""
         return *super().signature(training=training), self.references
 
-    def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
-        """The state of one forward with these arguments."""
+    def open(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
+        """The state of one forward of `model`, the attached one or a shallow copy of it, with these arguments."""
         if (state := self.replayed()) is not None:
             return state
-        model, family = self.model, self.family
-        self._wiring.follow()
+        family = self.family
+        self._wiring.follow(model)
         if not torch.compiler.is_compiling():
-            self._check_mode()
+            self._check_mode(model)
         if not self.is_on(training=model.training):
             return self.begin(training=model.training)
-        self._check_parallel()
+        self._check_parallel(model)
         arguments = dict(zip(self._argument_names, args, strict=False)) | kwargs
         if family.refuse is not None and (reason := family.refuse(model, arguments)):
             raise ConfigError(f"{type(model).__name__} cannot be routed in this forward: {reason}")
@@ -253,19 +253,19 @@ class Attachment(Handle):
         per_block = family.per_block or any(arguments.get(name) is not None for name in family.residuals)
         return self.begin(training=model.training, forced=forced, tokens=tokens, offset=offset, per_block=per_block)
 
-    def _check_mode(self) -> None:
+    def _check_mode(self, model: nn.Module) -> None:
         """Warn if the first forward with gradients is in eval mode, which `from_pretrained` leaves a model in."""
-        if self.model.training:
+        if model.training:
             self._said.add(_EVAL_MODE)  # it trains: later forwards in eval mode are meant
             return
         meant = _EVAL_MODE in self._said or self._mode.on is not None or not torch.is_grad_enabled()
-        if not meant and any(parameter.requires_grad for parameter in self.model.parameters()):
+        if not meant and any(parameter.requires_grad for parameter in model.parameters()):
             self.warn([_EVAL_MODE])
 
-    def _check_parallel(self) -> None:
+    def _check_parallel(self, model: nn.Module) -> None:
         """Refuse a routed forward whose ranks share samples (diffusers' `enable_parallelism`): each would drop other
         tokens."""
-        config: Any = getattr(self.model, "_parallel_config", None)
+        config: Any = getattr(model, "_parallel_config", None)
         if config is None:
             return
         if config.context_parallel_config is not None:
@@ -292,11 +292,11 @@ class ModelCall(Around):
         super().__init__()
         self.handle = handle
 
-    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Around.call`."""
         handle = self.handle
         before = handle.state
-        state = handle.state = handle.open(args, kwargs)
+        state = handle.state = handle.open(module, args, kwargs)
         self.quiet = True
         try:
             output = forward(*args, **kwargs)

@@ -52,7 +52,8 @@ class CompiledCall:
         self._checkpointed: Compiled | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs) if self.layer.quiet else self.layer.call(self.inner, args, kwargs)
+        layer = self.layer
+        return self.inner(*args, **kwargs) if layer.quiet else layer.call(layer.block, self.inner, args, kwargs)
 
     def checkpointed(self, around: Callable[..., Any]) -> Callable[..., Any] | None:
         """The same code compiled with checkpointing inside, which costs the host far less than `around`, torch's
@@ -88,12 +89,12 @@ class CheckpointCall:
         if recomputes(module):
             return block(*args, **kwargs)
         if torch.compiler.is_compiling():
-            return layer.call(partial(self.inner, block), args, kwargs)
+            return layer.call(module, partial(self.inner, block), args, kwargs)
         entry = module.__dict__.get("_compiled_call_impl")
         if not isinstance(entry, CompiledCall):
             _advise_compiling(layer, args)
         elif self._stock and (code := entry.checkpointed(partial(self.inner, block))) is not None:
-            return layer.call(code, args, kwargs)
+            return layer.call(module, code, args, kwargs)
         return self.inner(block, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

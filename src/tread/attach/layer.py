@@ -41,14 +41,14 @@ class Layer(Around):
         """Register the module as layer `index`."""
         self._indices.append((index, stack, [(side, *_split(side.name)) for side in stack.sides]))
 
-    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's output, routed if the current forward is."""
         state = self.handle.state
         if torch.compiler.is_compiling() and state.recomputed:
-            return _uncompiled(self, forward, args, kwargs)
+            return _uncompiled(self, module, forward, args, kwargs)
         routed = state.routed
         if not routed:
-            self.handle.check_recomputed_by_torch(type(self.block).__name__, training=self.block.training)
+            self.handle.check_recomputed_by_torch(type(module).__name__, training=module.training)
         index, stack, sides = self._next(state.layer)
         if routed:
             args, kwargs = self._enter(index, stack, sides, args, kwargs)
@@ -141,9 +141,9 @@ class Layer(Around):
 
 
 @_disable_dynamo
-def _uncompiled(layer: Layer, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _uncompiled(layer: Layer, *given: Any) -> Any:
     """`Layer.call` outside the graph: compiled, the two passes of a checkpoint would save different tensors."""
-    return layer.call(forward, args, kwargs)
+    return layer.call(*given)
 
 
 def _to_batch_first(stack: Stack, stream: Tensor) -> Tensor:

@@ -30,10 +30,15 @@ def layer_modules(model: nn.Module, family: Family) -> list[tuple[Stack, nn.Modu
 
 
 class Wiring:
-    """All wrappers of one attached model; `call` is the one around its forward."""
+    """All wrappers of one attached model; `call` is the one around its forward.
+
+    A shallow copy of the model, such as accelerate's regional compilation makes, shares them and is followed too.
+    """
 
     def __init__(self, handle: Handle, model: nn.Module, family: Family, call: Around) -> None:
-        self._handle, self._model, self._family, self._call = handle, model, family, call
+        self._handle, self._family, self._call = handle, family, call
+        self._models = [model]
+        """The attached model and its shallow copies that were called."""
         self.layers: dict[nn.Module, Layer] = {}
         """Module -> its wrapper."""
         static = defaultdict[type, StaticShapes](lambda: StaticShapes(handle))
@@ -44,12 +49,12 @@ class Wiring:
     @property
     def is_on(self) -> bool:
         """Whether the model is wrapped by this."""
-        return around(self._model) is self._call
+        return around(self._models[0]) is self._call
 
     @property
     def is_replaced(self) -> bool:
         """Whether the model is wrapped by another handle's."""
-        return around(self._model) not in (None, self._call)
+        return around(self._models[0]) not in (None, self._call)
 
     def install_rotary(self) -> None:
         """Wrap the family's rotary functions; raises if one is not the function that the family describes."""
@@ -58,14 +63,16 @@ class Wiring:
 
     def put_on(self) -> None:
         """Wrap everything else."""
-        self._call.put_on(self._model)
+        for model in self._models:
+            self._call.put_on(model)
         for block, layer in self.layers.items():
             layer.put_on(block)
-        self.follow()
+        for model in self._models:
+            self.follow(model)
 
     def put_on_again(self) -> Callable[[], None]:
         """Wrap a model that is another handle's or nobody's by now; returns a function that undoes it."""
-        others = [(one, module) for module in (self._model, *self.layers) if (one := around(module)) is not None]
+        others = [(one, module) for module in (*self._models, *self.layers) if (one := around(module)) is not None]
         self.install_rotary()
         self.put_on()
 
@@ -79,20 +86,23 @@ class Wiring:
     def take_off(self) -> None:
         """Remove every wrapper."""
         self.leave_compiled()
-        if isinstance(function := self._model.__dict__.get(_CHECKPOINT), CheckpointCall):
-            self._model.__dict__[_CHECKPOINT] = function.inner
-        self._call.take_off(self._model)
+        for model in self._models:
+            if isinstance(function := model.__dict__.get(_CHECKPOINT), CheckpointCall):
+                model.__dict__[_CHECKPOINT] = function.inner
+            self._call.take_off(model)
         for block, layer in self.layers.items():
             layer.take_off(block)
         for stock in self._family.rotary:
             rotary.remove(stock, self._handle)
 
-    def follow(self) -> None:
-        """Follow what changed since the last forward; raises if a layer is another module."""
-        self._wrap_checkpointing()
+    def follow(self, model: nn.Module) -> None:
+        """Follow what changed since the last forward of `model`; raises if a layer is another module."""
+        self._wrap_checkpointing(model)
         if is_compiling():
             return
-        for index, module in enumerate(self._modules()):
+        if model not in self._models:
+            self._models.append(model)
+        for index, module in enumerate(self._modules(model)):
             layer = self.layers.get(unwrapped(module))
             if layer is None:
                 raise ConfigError(
@@ -103,15 +113,15 @@ class Wiring:
 
     def leave_compiled(self) -> None:
         """Unwrap the entry points of compiled layers."""
-        for module in self._modules():
+        for module in (module for model in self._models for module in self._modules(model)):
             if unwrapped(module) in self.layers:
                 leave_compiled(module)
 
-    def _modules(self) -> Iterator[nn.Module]:
-        return (module for _, module in layer_modules(self._model, self._family))
+    def _modules(self, model: nn.Module) -> Iterator[nn.Module]:
+        return (module for _, module in layer_modules(model, self._family))
 
-    def _wrap_checkpointing(self) -> None:
-        """Wrap the model's checkpoint function, which switching checkpointing on again overwrites."""
-        function = getattr(self._model, _CHECKPOINT, None)
+    def _wrap_checkpointing(self, model: nn.Module) -> None:
+        """Wrap a model's checkpoint function, which switching checkpointing on again overwrites."""
+        function = getattr(model, _CHECKPOINT, None)
         if function is not None and not isinstance(function, CheckpointCall):
-            self._model.__dict__[_CHECKPOINT] = CheckpointCall(self.layers, function)
+            model.__dict__[_CHECKPOINT] = CheckpointCall(self.layers, function)

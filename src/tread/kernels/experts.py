@@ -23,11 +23,9 @@ class AllExperts(Around):
         super().__init__()
         self.mixture, self._compute = mixture, MIXTURES[type(mixture).__name__]
 
-    def call(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Around.call`."""
-        if not self.mixture.training:
-            return forward(*args, **kwargs)
-        return self._compute(self.mixture, *args, **kwargs)
+        return self._compute(module, *args, **kwargs) if module.training else forward(*args, **kwargs)
 
 
 def compute_all_experts(layers: Iterable[nn.Module]) -> Callable[[], None]:
