@@ -192,6 +192,11 @@ def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path, monkeypatch
     )
 
 
+def test_a_setting_in_place_of_the_file_is_called_one() -> None:
+    with pytest.raises(ConfigError, match="'model_family=flux' is a setting, not a config file: name the file first"):
+        read_config("model_family=flux")
+
+
 @pytest.mark.parametrize("text", ["lora_rank", "=3", "--check"])
 def test_an_override_without_a_value(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*: write name=value"):

@@ -76,6 +76,8 @@ def read_document(path: Path, setting: str = "") -> object:
     named = shown(str(path), 200)
     what = f"{setting} names {named}, which" if setting else f"the config file {named}"
     if not is_file(path):
+        if not setting and "=" in path.name:
+            raise ConfigError(f"{named} is a setting, not a config file: name the file first, then settings.")
         beside = "" if path.is_absolute() else f" (paths are relative to the working directory, {Path.cwd()})"
         raise ConfigError(f"{what} does not exist{beside}.")
     try:

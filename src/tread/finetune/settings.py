@@ -87,14 +87,14 @@ model stays as it is, and clips are trained without their sound."""
     data: str | dict[str, Any] | tuple[str | dict[str, Any], ...]
     """What to train on: a folder or table, a mapping, or a list of these; docs/data.md lists the keys."""
     resolution: float | None = None
-    """For data entries that set none: pixels, or megapixels where resolution_type is area."""
+    """Resolution of data entries that set none: in pixels, or in megapixels with resolution_type area."""
     resolution_type: Literal["pixel", "pixel_area", "area"] | None = None
-    """For data entries that set none: resolution is the shorter side, the square root of the area, or the area."""
+    """What resolution is in data entries that set none: the shorter side, the square root of the area, or the area."""
     minimum_image_size: float | None = None
-    """For data entries that set none: smaller images are skipped, and listed."""
+    """Smaller images are skipped and listed, in data entries that set none."""
     trigger_word: str | None = None
-    """For data entries that set none: the word that should stand for the trained subject. It replaces \
-[trigger] in captions and validation prompts, and is put in front of captions that have neither."""
+    """The word that should stand for the trained subject, in data entries that set none. It replaces [trigger] in \
+captions and validation prompts, and is put in front of captions that have neither."""
     caption_dropout_probability: float = 0.1
     """The share of captions replaced by the empty one, which guidance needs."""
     cache_dir: str = "cache"
@@ -157,24 +157,25 @@ no_change: that of mixed_precision, or float32 when all weights are trained."""
     gradient_accumulation_steps: int = 1
     """Forwards per optimizer step."""
     gradient_checkpointing: Checkpointing = True
-    """Compute activations again in the backward pass: far less memory, about a third more time; selective: only \
-those cheap to compute, a quarter of the activations of a LoRA on FLUX for 3 % of the time; dense: everything, in \
-the steps of tread_config's schedule that drop fewer tokens, so that routed steps are fast and the others fit."""
+    """true: recompute activations in the backward pass, which takes far less memory and about a third more time; \
+selective: recompute only cheap ones, which saves a quarter of a FLUX LoRA's activations for 3 % more time; dense: \
+recompute all, but only in the steps of tread_config's schedule that drop fewer tokens."""
     mixed_precision: Literal["auto", "bf16", "no"] = "auto"
     """Precision of the computation; no: float32; auto: bf16 on a GPU or with a base in bf16, else float32, because \
 bf16 is far slower on a CPU."""
     compile: Switch = "auto"
     """Compile the layers, which takes minutes at the start; auto: on a GPU."""
     attention: Attention = "auto"
-    """The kernel that computes attention: auto is cudnn on Hopper and newer, elsewhere flash, with a fallback for \
-attention masks, which it does not take; flash, efficient and math use that kernel alone; default leaves it to torch."""
+    """The attention kernel; auto: cudnn on Hopper and newer, elsewhere flash, or another for masks, which flash does \
+not take; cudnn, flash, efficient and math use that kernel alone; default leaves the choice to torch."""
     graphs: bool = False
-    """Replay the network as CUDA graphs, on one GPU, so that steps do not wait for the host to launch kernels: 5 to \
-15 % of the routed steps of a LoRA on FLUX, for 0.3 GiB. A model that cannot be captured says so and runs without."""
+    """Replay the network as CUDA graphs, on one GPU, so that steps do not wait for the host to launch kernels. A \
+routed LoRA step on FLUX gets 5 to 15 % faster and takes 0.3 GiB more. If a model cannot be captured, the run says so \
+and continues without."""
     offload: Literal["none", "auto"] | int = "none"
-    """Layers whose frozen weights wait in host memory, quantized if the base is, and are copied to the GPU ahead of \
-their use: a number, or auto for as few as the memory of the first step allows. Their activations are recomputed \
-in the backward pass, whatever gradient_checkpointing is. For adapters."""
+    """Layers whose frozen weights stay in host memory, quantized if the base is, and copied to the GPU when they are \
+needed: a number, or auto for as few as the memory of the first step allows. Their activations are recomputed in the \
+backward pass, whatever gradient_checkpointing is. For adapters."""
     parallel: Parallel = "ddp"
     """How processes share the model: ddp keeps it whole on each GPU; fsdp keeps a shard of weights, average and \
 moments on each; hsdp does so in groups of shard_size processes. Sharded runs write their result at the end."""
@@ -264,7 +265,7 @@ eval_steps_interval is 0. `tread export RUN --best` writes its result."""
     resume_from_checkpoint: str | None = None
     """Resume a run: latest (the one in output_dir, if there is one), or the folder of a run."""
     data_changed: Literal["refuse", "accept"] = "refuse"
-    """accept: resume a run although its data has changed since; holds for this resume and is not saved."""
+    """accept: resume a run although its data has changed; this is for one resume and is not saved."""
 
     num_eval_images: int = 16
     """Samples of the dense validation loss: from data entries of dataset_type eval, else from the training data."""
@@ -297,7 +298,7 @@ mapping in .json or .yaml."""
     """Frames per second of clips and of preview videos; null: the family's."""
 
     push_to_hub: bool = False
-    """Upload the result, its card and their previews to the Hugging Face hub at the end, with the token in HF_TOKEN."""
+    """Upload the result, its card and the previews to the Hugging Face hub at the end, with the token in HF_TOKEN."""
     hub_model_id: str | None = None
     """The repository that push_to_hub writes to, OWNER/NAME; null: one of yours, named like output_dir."""
     hub_private: bool = True
