@@ -128,11 +128,11 @@ def draw_quality(results: Results, theme: Theme, path: Path) -> None:
         axes.scatter(look["seconds"], _distance(look), facecolor=theme.background, edgecolor=theme.routed, s=34,
                      linewidth=1.4, zorder=5)  # fmt: skip
     at = mean(map(_seconds, equal)), mean(map(_distance, equal))
-    note(f"after dense's steps: {at[1]:.1f}", at, (-10, -14), color=theme.muted, fontsize=9.5, ha="right")
+    note(f"at dense's number of steps: {at[1]:.1f}", at, (-10, -14), color=theme.muted, fontsize=9.5, ha="right")
     sooner = sorted(pair.at_looks()[SECONDS] for pair in pairs(results) if pair.measure == MEASURE)
     start = SECONDS / mean(sooner)
     axes.plot([start, SECONDS], [goal, goal], color=theme.muted, linewidth=1.1, linestyle=(0, (2, 2)), zorder=2)
-    words = f"dense's last distance, {sooner[0]:.2f} to {sooner[-1]:.2f}× sooner"
+    words = f"dense's final distance, {sooner[0]:.2f} to {sooner[-1]:.2f}× sooner"
     note(words, (start, goal), (-10, -1), color=theme.muted, fontsize=9.5, ha="right")
     _save(figure, path)
 
