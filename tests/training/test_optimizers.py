@@ -22,7 +22,7 @@ FACTORS = {"prodigy": 1e5}
 def settings(
     name: Any = "adamw",
     learning_rate: float = 1e-2,
-    betas: tuple[float, ...] = (0.9, 0.99),
+    betas: tuple[float, float] = (0.9, 0.99),
     weight_decay: float = 0.1,
     eps: float = 1e-8,
 ) -> OptimizerConfig:
