@@ -84,9 +84,3 @@ def test_sizes_that_are_none_are_refused():
 def test_an_unresolved_plan_has_no_cost():
     with pytest.raises(ConfigError, match="resolve"):
         plan_cost(RoutePlan.from_config({"preset": "paper"}), LayerShape(width=8), tokens=4)
-
-
-def test_forced_tokens_cost_more():
-    shape = LayerShape(width=64)
-    free, forced = (plan_cost(PLAN, shape, tokens=256, forced=f) for f in (0, 200))
-    assert forced.routed_flops > free.routed_flops

@@ -105,10 +105,7 @@ def encode(
     if device is None and torch.cuda.is_available():
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
     model = load_vae(vae, dtype=dtype, device=device)
-    if kind == "moments" and not model.has_moments:
-        raise ConfigError(f"{vae} is an AutoencoderTiny, which has no moments: use --kind sample")
-    if size % model.factor:
-        raise ConfigError(f"size is {size}; it must be a multiple of {model.factor}, by which {vae} shrinks images")
+    _check_fits(vae, model, size, kind)
     manifest = {
         "vae": str(Path(vae).resolve()) if Path(vae).exists() else str(vae),
         "size": size,
@@ -134,15 +131,7 @@ def encode(
         batch_size=batch_size,
         seed=seed,
     )
-    own = dict(zip(shards[rank::world], spans[rank::world], strict=True))
-    todo = {shard: span for shard, span in own.items() if not shard.exists()}
-    count, left = (sum(map(len, some.values())) for some in (own, todo))
-    with (
-        ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool,
-        tqdm(total=count, initial=count - left, desc="encoding", unit="image", disable=rank > 0) as bar,
-    ):
-        for shard, span in todo.items():
-            writer.write(shard, span, pool, bar)
+    writer.write_missing(dict(zip(shards[rank::world], spans[rank::world], strict=True)), progress=rank == 0)
     missing = sum(not shard.exists() for shard in shards)
     skipped = _read_skipped(out)
     if len(skipped) == len(files):
@@ -171,7 +160,18 @@ class _Writer:
     batch_size: int
     seed: int
 
-    def write(self, shard: Path, span: range, pool: ThreadPoolExecutor, bar: tqdm) -> None:
+    def write_missing(self, shards: dict[Path, range], progress: bool) -> None:
+        """Write those of the shards, each with the files of its range, that are not there yet."""
+        todo = {shard: span for shard, span in shards.items() if not shard.exists()}
+        count, left = (sum(map(len, some.values())) for some in (shards, todo))
+        with (
+            ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool,
+            tqdm(total=count, initial=count - left, desc="encoding", unit="image", disable=not progress) as bar,
+        ):
+            for shard, span in todo.items():
+                self._write(shard, span, pool, bar)
+
+    def _write(self, shard: Path, span: range, pool: ThreadPoolExecutor, bar: tqdm) -> None:
         """Encode the files of `span` into a shard; those that cannot be read are listed beside it."""
         skipped: dict[str, str] = {}
         with atomic_write(shard) as file, tarfile.open(fileobj=file, mode="w") as tar:
@@ -221,6 +221,13 @@ def _ranks(rank: int | None, world: int | None) -> tuple[int, int]:
     if not 0 <= rank < world:
         raise ConfigError(f"rank is {rank} of a world of {world}; ranks are 0 .. world - 1")
     return rank, world
+
+
+def _check_fits(vae: str | Path, model: Autoencoder, size: int, kind: StoredKind) -> None:
+    if kind == "moments" and not model.has_moments:
+        raise ConfigError(f"{vae} is an AutoencoderTiny, which has no moments: use --kind sample")
+    if size % model.factor:
+        raise ConfigError(f"size is {size}; it must be a multiple of {model.factor}, by which {vae} shrinks images")
 
 
 def _claim(out: Path, manifest: dict[str, Any], files: list[str], classes: list[str], own: list[Path] | None) -> None:

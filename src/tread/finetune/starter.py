@@ -122,6 +122,11 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
         | ({"validation_prompt": prompt, "validation_steps": every} if draws else {})
         | ({"validation_image": image} if image else {}),
     ]
+    return _document(model, sections, scratch) + ("\n" if draws else f"\n{NO_PREVIEWS}\n")
+
+
+def _document(model: str, sections: list[dict[str, Any]], scratch: bool) -> str:
+    """The sections as YAML below a title, with what may be changed in the routes as a comment."""
     routes = [
         "The ratio climbs over the first steps and the last ones run dense, unless schedule is null here.",
         f"For more speed, raise selection_ratio, up to {ADAPTER_RATIO}.",
@@ -130,8 +135,7 @@ def starter_config(family: str, model: str, data: str, scratch: bool = False) ->
         routes = ["Steps keep this ratio from the first to the last, unless a schedule is written here."]
     what = f"A new transformer for {model}" if scratch else f"A LoRA of {model}"
     title = f"# {what}, trained with routing.  Run: tread finetune THIS_FILE [key=value ...]"
-    written = "\n\n".join([title, *(_section(section, routes) for section in sections)])
-    return written + ("\n" if draws else f"\n{NO_PREVIEWS}\n")
+    return "\n\n".join([title, *(_section(section, routes) for section in sections)])
 
 
 def _look_at_model(family: str, place: str) -> Model:

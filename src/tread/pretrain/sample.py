@@ -21,7 +21,7 @@ from tread.objectives.objective import check_number
 from tread.pretrain.build import build_model, build_objective
 from tread.pretrain.config import from_run
 from tread.pretrain.decode import make_decode
-from tread.pretrain.settings import PretrainConfig
+from tread.pretrain.settings import PretrainConfig, SampleConfig
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import flops_per_sample, generate
 from tread.sampling.grid import image_names, make_grid, save_images
@@ -164,10 +164,7 @@ def sample_run(
     drawn = None if seeds is None else parse_seeds(seeds)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     opened = open_run(run, averaged=averaged, device=device)
-    sample = opened.config.sample
-    if given.get("guidance_kind", sample.guidance_kind) != sample.guidance_kind:  # the run's ratios are for its own
-        sample = replace(sample, strong_ratio=0.0, weak_ratio=None, ratio_schedule="constant")
-    sample = replace(sample, **given, seed=seed or 0)
+    sample = _replaced(opened.config.sample, given, seed or 0)
     branches = sample.branches
     if branches.needs_weak != (weak is not None):
         lacks = f"needs --weak: a lesser run, or an earlier checkpoint's folder in {run / CHECKPOINTS}."
@@ -185,12 +182,7 @@ def sample_run(
         print("no --vae given: the pictures show the first latent channels, not images.")
     decode = make_decode(data, opened.shape[0], vae, setting="--vae", batch_size=batch_size, device=device)
     folder = run / "generated" if out is None else out
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {str(folder)!r}: {error.strerror}. Name another folder with --out."
-        ) from None
+    _make(folder)
     drawing: dict[str, Any] = {
         "shape": opened.shape,
         "guidance": sample.guidance,
@@ -224,6 +216,22 @@ def _check_options(
         check_number(f"--{name.replace('_', '-')}", given.get(name, 0), at_least=0)
     for name in ("interval", "churn_interval"):
         check_interval(given.get(name), f"--{name.replace('_', '-')}")
+
+
+def _replaced(own: SampleConfig, given: Mapping[str, Any], seed: int) -> SampleConfig:
+    """A run's own settings with those given in their place; its ratios are for its own kind of guidance."""
+    if given.get("guidance_kind", own.guidance_kind) != own.guidance_kind:
+        own = replace(own, strong_ratio=0.0, weak_ratio=None, ratio_schedule="constant")
+    return replace(own, **given, seed=seed)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write to {str(folder)!r}: {error.strerror}. Name another folder with --out."
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,6 @@ class LayerShape:
     """Width of the MLP's hidden layer; None: four times `width`."""
     gated_mlp: bool = False
     """Whether the MLP has a third matrix, as SwiGLU has."""
-    modulated: bool = True
-    """Whether each layer computes its adaLN modulation."""
     context: int = 0
     """Tokens, such as text, that join the attention and are never dropped."""
 
@@ -43,7 +41,7 @@ class LayerShape:
         projections = 8 * rows * self.width**2
         attention = 4 * rows**2 * self.width
         mlp = (6 if self.gated_mlp else 4) * rows * self.width * self.hidden
-        modulation = 12 * self.width**2 if self.modulated else 0
+        modulation = 12 * self.width**2
         return projections + attention + mlp + modulation
 
     def activation_elements(self, tokens: int) -> int:
@@ -72,8 +70,8 @@ class Cost:
         return self.dense_flops / self.routed_flops
 
 
-def plan_cost(plan: RoutePlan, shape: LayerShape, *, tokens: int, forced: int | None = None) -> Cost:
-    """The cost of a resolved plan on `tokens` tokens; `forced` as in `kept_count`.
+def plan_cost(plan: RoutePlan, shape: LayerShape, *, tokens: int) -> Cost:
+    """The cost of a resolved plan on `tokens` tokens.
 
     >>> paper = RoutePlan.from_config({"preset": "paper"}).resolve(28)
     >>> round(plan_cost(paper, LayerShape(width=1152), tokens=256).speedup, 2)
@@ -84,7 +82,7 @@ def plan_cost(plan: RoutePlan, shape: LayerShape, *, tokens: int, forced: int | 
     counts = [tokens] * plan.depth
     for route in plan.routes:
         for layer in route.layers:
-            counts[layer] = kept_count(tokens, route.selection_ratio, forced)
+            counts[layer] = kept_count(tokens, route.selection_ratio)
     return Cost(
         dense_flops=plan.depth * shape.flops(tokens),
         routed_flops=sum(shape.flops(count) for count in counts),
