@@ -148,6 +148,9 @@ def test_a_table_without_captions_leaves_them_to_text_files(tmp_path: Path) -> N
     assert found.samples[0].captions == ("from the file",)
     with pytest.raises(ConfigError, match=r"no column of captions in \S+t\.csv, which has file_name; name it in capt"):
         gather(DataConfig(metadata_file=str(tmp_path / "t.csv"), caption_strategy="csv"))
+    (tmp_path / "t.csv").write_text("file_name,text\n")
+    with pytest.raises(DataError, match=r"t\.csv has no rows: write one for each sample, below a header line in CSV$"):
+        gather(DataConfig(metadata_file=str(tmp_path / "t.csv")))
 
 
 @pytest.mark.parametrize("ending", [".mask", "_mask", "-mask"])

@@ -82,6 +82,8 @@ def encoded(folder: Path) -> set[Path]:
             "77",
         ),
         ("flux", {"vae_enable_tiling": True}, "vae_enable_tiling is true, but diffusers' AutoencoderTiny tiles"),
+        ("flux", {"cpu_offload": True}, "cpu_offload is true, but parallel is 'ddp'"),
+        ("flux", {"init_lora": "./old/lora.safetensors"}, "which is neither a file nor a folder here"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

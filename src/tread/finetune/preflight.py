@@ -32,6 +32,7 @@ from tread.finetune.target import Adjustments, Target
 from tread.routing.risks import warn_once
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import CONFIG_FILE, saved_settings
+from tread.training.sharding.layout import check_layout
 
 FIXED = (
     "model_family",
@@ -87,7 +88,13 @@ def look(config: FinetuneConfig) -> Findings:
             found.unseen.append(f"the adapter init_lora {shown(adapter)} is not on this disk: a run downloads it first")
             config = replace(config, init_lora=None)
         checks += [*_of_model(config, family, device), *_of_encoders(family)]
-    for check in (*checks, lambda: check_resumed(config), lambda: _check_data(config, family)):
+    layout = FinetuneJob.of(config)
+    for check in (
+        lambda: check_layout(layout),
+        *checks,
+        lambda: check_resumed(config),
+        lambda: _check_data(config, family),
+    ):
         attempt(check)
     return found
 

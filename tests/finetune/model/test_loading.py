@@ -110,6 +110,13 @@ def test_shards_and_variants(how: dict[str, Any], both: bool, flux: Path) -> Non
     assert_same(model, stock(flux, "transformer", torch.bfloat16, **where))
 
 
+def test_a_transformer_need_not_have_the_variant(flux: Path) -> None:
+    """Parts beside it may: stock pipelines load it without, and so does the check before anything is encoded."""
+    stock = Source(str(flux)).transformer("transformer", dtype=torch.float32).state_dict()
+    loaded = Source(str(flux), variant="fp16").transformer("transformer", dtype=torch.float32).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in stock.items())
+
+
 def test_files_that_are_no_safetensors_are_left_to_the_stock_loader(flux: Path) -> None:
     saved_again(flux, safe_serialization=False)
     source = Source(str(flux))

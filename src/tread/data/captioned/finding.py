@@ -16,7 +16,7 @@ from tread.data.captioned.captions import variants
 from tread.data.captioned.entries import LONGEST, TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
 from tread.data.captioned.tables import COLUMNS, Place, cell_places, choose_columns, load_dataset, read_table
-from tread.errors import ConfigError, printable, shown
+from tread.errors import ConfigError, DataError, printable, shown
 from tread.files import files_below, is_file, is_folder
 
 MASK_ENDINGS = (".mask", "_mask", "-mask")
@@ -85,6 +85,8 @@ def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iter
 
 def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
     rows = read_table(table)
+    if not rows:
+        raise DataError(f"{table} has no rows: write one for each sample, below a header line in CSV")
     columns = list(dict.fromkeys(name for row in rows for name in row if isinstance(name, str)))
     file_column, caption_columns, mask_column, reference_columns = _choose(config, columns, str(table))
     for number, row in enumerate(rows, start=1):

@@ -35,8 +35,9 @@ SCALED = (".lora_B.weight", ".lokr_w1", ".lokr_w1_b")
 
 
 def is_local(place: str) -> bool:
-    """Whether an adapter is a local path instead of an id on the hub."""
-    return Path(place).exists()
+    """Whether an adapter is a local path, of a file that may be missing, instead of an id on the hub."""
+    path = Path(place)
+    return path.exists() or path.is_absolute() or place.startswith((".", "~"))
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class Source:
             return Weights(self._files(part))
 
     def _files(self, part: str) -> dict[str, Path]:
-        """The safetensors file of each tensor of a part."""
+        """The safetensors file of each tensor of a part; as in stock pipelines, one need not have the variant."""
         folder = Path(self.place)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
@@ -193,13 +193,15 @@ class Source:
             except LocalEntryNotFoundError:  # the stock loader fetches them
                 return {}
             folder = Path(found)
-        single, index = (folder / part / self._variant_of(name) for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
-        if index.is_file():
-            return {name: folder / part / file for name, file in json.loads(index.read_bytes())["weight_map"].items()}
-        if not single.is_file():
-            return {}
-        with safe_open(single, framework="pt") as file:
-            return dict.fromkeys(file.keys(), single)
+        for named in (self._variant_of, str):
+            single, index = (folder / part / named(name) for name in (WEIGHTS, f"{WEIGHTS}.index.json"))
+            if index.is_file():
+                files = json.loads(index.read_bytes())["weight_map"]
+                return {name: folder / part / file for name, file in files.items()}
+            if single.is_file():
+                with safe_open(single, framework="pt") as file:
+                    return dict.fromkeys(file.keys(), single)
+        return {}
 
     def _variant_of(self, name: str) -> str:
         """The name of a weight file with this source's variant inserted before its suffix."""
