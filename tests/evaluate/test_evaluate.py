@@ -17,7 +17,7 @@ from tread.errors import ConfigError, DataError, RiskWarning
 from tread.evaluate.compare import compare, evaluate, measure, measure_place, save_reference
 from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance
-from tread.evaluate.images import ArrayImages
+from tread.evaluate.images import ArrayImages, open_images
 
 RNG = np.random.default_rng(0)
 BRIGHT = RNG.integers(100, 256, size=(40, 8, 8, 3), dtype=np.uint8)
@@ -104,6 +104,21 @@ def test_a_pass_without_features_does_not_stand_for_one_with_them(tmp_path: Path
     assert without.vectors is None
     again = measure(ArrayImages(BRIGHT), corner(), work=tmp_path, progress=False)
     assert again.vectors is not None
+
+
+def test_a_saved_reference_of_several_sizes_has_the_statistics_alone(tmp_path: Path) -> None:
+    """Photos as they are: their pass is not lost, and the Frechet distance is that of the images."""
+    photos, path = tmp_path / "photos", tmp_path / "ref.npz"
+    photos.mkdir()
+    for i, size in enumerate([(8, 8), (6, 9), (8, 8), (5, 5), (7, 4), (9, 9)]):
+        Image.fromarray(BRIGHT[i]).resize(size).save(photos / f"{i}.png")
+    with pytest.warns(RiskWarning, match=r"image 1 has 6 x 9 .*ref\.npz has the statistics alone"):
+        assert evaluate(photos, None, corner(), save=path, progress=False) is None
+    samples = measure(ArrayImages(DARK), corner(), progress=False)
+    saved, measured = measure_place(path, corner()), measure(open_images(photos), corner(), progress=False)
+    assert saved.count == 6
+    assert saved.vectors is None
+    assert compare(samples, saved).metrics["FD-Corner"] == compare(samples, measured).metrics["FD-Corner"]
 
 
 def test_published_statistics_count_and_spare_a_pass(tmp_path: Path) -> None:

@@ -120,13 +120,13 @@ def test_churn_raises_levels_as_algorithm_2_says() -> None:
 
 
 def test_heun_with_churn_is_algorithm_2() -> None:
-    """Karras et al. 2022, line by line, on a denoiser of a single point."""
+    """Karras et al. 2022, line by line."""
     edm, noises = EDM(), some_noise(40).chunk(8)
     x = edm.sigma_max * some_noise(5)
     sigmas, steps = edm.levels(8), 8
 
     def slope(x: Tensor, sigma: float) -> Tensor:
-        return (x - 0.3 / (1 + sigma)) / sigma
+        return (x - torch.tanh(x) / (1 + sigma)) / sigma
 
     after = x
     for i in range(steps):

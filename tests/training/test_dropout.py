@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from tests.forks import in_ranks
 from tests.tiny.runs import TINY, assert_same_run, forget, losses
 from tread.pretrain.config import compose
 from tread.training.checkpoint import CHECKPOINTS
@@ -46,6 +47,19 @@ class WithDropout:
         return {"looking": dict}
 
     def saved(self, checkpoint: Path) -> None: ...
+
+
+def first_loss(folder: Path) -> None:
+    """The loss of a rank's first step, on the same batch as every other rank's."""
+    accelerator = Accelerator(cpu=True)
+    session = Session(WithDropout(1), compose([*TINY, "train.steps=1"]), accelerator)
+    loss = session.step(0, session.task.batches(0))["loss"]
+    (folder / f"{accelerator.process_index}").write_text(str(float(loss)))
+
+
+def test_each_rank_drops_others(tmp_path: Path) -> None:
+    in_ranks(first_loss, tmp_path)
+    assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()
 
 
 @pytest.mark.parametrize("micro_steps", [1, 2])

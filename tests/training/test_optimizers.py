@@ -179,6 +179,36 @@ def test_small_steps_survive_in_bf16():
     assert square.float().mean().item() == pytest.approx(1 - 0.999**1000, rel=0.02)
 
 
+def test_rounding_is_drawn_anew_for_every_step_weight_and_element():
+    """The weights that a step rounded up: half of them, and no two patterns alike."""
+    weights = [nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = AdamWBF16(weights, lr=2.0**-9, betas=(0.9, 0.999), weight_decay=0.0)  # 1 - 2**-9 is half way
+    patterns: list[Tensor] = []
+    for _ in range(2):
+        for weight in weights:
+            weight.data.fill_(1)
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        patterns += [part for weight in weights for part in (weight == 1).float().flatten().chunk(2)]
+    for i, pattern in enumerate(patterns):
+        assert pattern.mean().item() == pytest.approx(0.5, abs=0.05)
+        for other in patterns[:i]:
+            assert (pattern == other).float().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["adamw-8bit", "lion-8bit"])
+def test_8bit_steps_are_counted_exactly_after_a_resume_in_bf16(name: str):
+    """Bfloat16, which the library gives the state of such a weight, holds whole numbers up to 256."""
+    weights = parameters(torch.bfloat16)
+    optimizer = make_optimizer(weights, settings(name=name))
+    run(optimizer, weights, range(1))
+    state = optimizer.state_dict()
+    for values in state["state"].values():
+        values["step"] = torch.tensor(301.0)
+    optimizer.load_state_dict(state)
+    assert {values["step"] for values in optimizer.state.values()} == {301}
+
+
 def test_an_unknown_name_says_what_is_known():
     with pytest.raises(ConfigError, match=r"optimizer.name is 'adamw8bit'. Did you mean 'adamw-8bit'\?.*adafactor"):
         make_optimizer(parameters(), settings(name="adamw8bit"))

@@ -25,10 +25,10 @@ from tread.data.ahead import read_ahead
 from tread.errors import ConfigError, RiskWarning, check_int
 from tread.evaluate.features import INCEPTION, Extractor, distance_name
 from tread.evaluate.frechet import frechet_distance
-from tread.evaluate.images import ImageSource, has_images, open_images, write_batch
+from tread.evaluate.images import ImageSource, MixedSizes, has_images, open_images, write_batch
 from tread.evaluate.metrics import kernel_distance, precision_recall
 from tread.evaluate.statistics import Statistics, Tally, read_statistics
-from tread.files import writing
+from tread.files import atomic_write, writing
 from tread.together import gathered, together
 from tread.words import counted
 
@@ -272,10 +272,22 @@ def _check_place(place: Path, extractor: Extractor) -> None:
 
 
 def save_reference(path: Path, source: ImageSource, statistics: Statistics) -> None:
-    """Write an ADM reference batch: images, mu, sigma, and the name of the features."""
+    """Write an ADM reference batch: images, mu, sigma, and the name of the features; without images of several sizes,
+    with a warning."""
     arrays = {"mu": statistics.pool.mean, "sigma": statistics.pool.covariance}
     if statistics.spatial is not None:
         arrays |= {"mu_s": statistics.spatial.mean, "sigma_s": statistics.spatial.covariance}
     if statistics.count is not None:
         arrays["count"] = np.array(statistics.count)
-    write_batch(path, source, arrays | {"features": np.array(statistics.features)})
+    arrays["features"] = np.array(statistics.features)
+    try:
+        write_batch(path, source, arrays)
+    except MixedSizes as error:
+        with atomic_write(path) as file:
+            np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+        warnings.warn(
+            f"{error}: {path} has the statistics alone, which give the Frechet distances. Precision, recall and the "
+            "kernel distance need images, resized to one size first.",
+            RiskWarning,
+            stacklevel=2,
+        )

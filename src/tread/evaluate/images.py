@@ -31,6 +31,10 @@ GRID = "grid.png"
 IMAGES_KEY = "arr_0"
 
 
+class MixedSizes(DataError):
+    """Images of several sizes, which one array cannot hold."""
+
+
 class ImageSource(ABC):
     """`len(source)` images; `source.read(first, stop)` gives some of them, uint8 (H, W, 3) each."""
 
@@ -198,7 +202,10 @@ def has_images(path: Path) -> bool:
 
 
 def write_batch(path: Path, source: ImageSource, arrays: Mapping[str, np.ndarray], *, batch_size: int = 256) -> None:
-    """Write an ADM reference batch: the images as `arr_0`, and `arrays` (mu, sigma, mu_s, sigma_s)."""
+    """Write an ADM reference batch: the images as `arr_0`, and `arrays` (mu, sigma, mu_s, sigma_s).
+
+    Raises `MixedSizes` and writes nothing if the images have several sizes.
+    """
     with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open(f"{IMAGES_KEY}.npy", "w", force_zip64=True) as member:
             shape = source.read(0, 1)[0].shape
@@ -207,9 +214,9 @@ def write_batch(path: Path, source: ImageSource, arrays: Mapping[str, np.ndarray
             for first in range(0, len(source), batch_size):
                 for index, image in enumerate(source.read(first, first + batch_size), first):
                     if image.shape != shape:
-                        raise DataError(
+                        raise MixedSizes(
                             f"image {index} has {image.shape[1]} x {image.shape[0]} pixels and the first "
-                            f"{shape[1]} x {shape[0]}; a batch file holds images of one size, so resize them first"
+                            f"{shape[1]} x {shape[0]}; a batch file holds images of one size"
                         )
                     member.write(image.tobytes())
         for name, array in arrays.items():
