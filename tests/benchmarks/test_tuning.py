@@ -122,7 +122,9 @@ def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.Capture
     first = ["run", *common, *arms, "--rates", "1e-3", "3e-3", "--guidance"]
     assert main([*first, "--rehearse"]) == 0
     assert not chosen.exists()
+    assert "raise --budget-seconds" not in capsys.readouterr().out
     assert main([*first, "--budget-seconds", "0"]) == 1
+    assert "what does not fit is not begun; raise --budget-seconds" in capsys.readouterr().out
     assert (work / "base.unfinished.pt").is_file()
     assert main(first) == 0
     assert not (work / "base.unfinished.pt").exists()
