@@ -245,7 +245,7 @@ def test_log_ticks_are_few_and_inside(low: float, high: float) -> None:
 def test_a_single_point_among_lines_is_named_beside_it() -> None:
     """At the end of a line's axis its name would be that of another value."""
     line = Line(name="front", run=0, points=[(1.0, 1.0), (2.0, 5.0), (3.0, 9.0)])
-    for x, anchor in ((1.5, "start"), (3.0, "end")):
+    for x, anchor in ((1.5, "start"), (2.3, "start"), (3.0, "end")):
         point = Line(name="chosen", run=1, points=[(x, 3.0)])
         drawn = draw(Curves(key="k", title="t", x="x", lines=[line, point]))
         (at,) = re.findall(r'<circle cx="([\d.]+)"', drawn)
