@@ -6,6 +6,7 @@
 """
 
 import json
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -148,6 +149,7 @@ def plan(spec: Spec, scale: Scale) -> str:
             compiled.add(kind_of(arm_of(job.arm)))
     total = START_SECONDS + sum(seconds.values())
     lines = [f"{name:<24} {f'{value:6.0f} s' if value else '    done'}" for name, value in seconds.items()]
-    return "\n".join(
-        [f"{'start':<24} {START_SECONDS:6.0f} s", *lines, f"{'in all':<24} {total:6.0f} s, {total / 60:.1f} min"]
-    )
+    lines = [f"{'start':<24} {START_SECONDS:6.0f} s", *lines, f"{'in all':<24} {total:6.0f} s, {total / 60:.1f} min"]
+    if (left := spec.ends - time.time()) < total:
+        lines.append(f"{'budget':<24} {left:6.0f} s: what does not fit is not begun; raise --budget-minutes")
+    return "\n".join(lines)

@@ -1,6 +1,6 @@
 """The figures of docs/results.md and of the short studies in docs/log.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ def save_curves(results: Results, distance: str, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    lengths = {entry["seconds"] for arm in ("dense", "routed") for entry in results.done_of(arm)}
     for arm, color in (("dense", COLORS[0]), ("routed", COLORS[1])):
-        for entry in sorted(results.done_of(arm), key=lambda entry: entry["seed"]):
+        for entry in sorted(results.done_of(arm), key=lambda entry: (entry["seconds"], entry["seed"])):
             looks = sorted(entry["snapshots"], key=lambda found: found["seconds"])
-            style = {"color": color, "linewidth": 1.2, **_seed(arm, entry["seed"])}
+            style = {"color": color, **_line(arm, entry["seed"], entry["seconds"], lengths)}
             distances = [found["samples"]["unguided"][f"{distance} few"] for found in looks]
             for axis, over in zip(axes, ("seconds", "steps"), strict=False):
                 axis.plot([found[over] for found in looks], distances, marker="o", markersize=3.5, **style)
@@ -49,15 +50,15 @@ def save_speedups(every: Sequence[Pair], steps: float, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    colors = {"training": COLORS[1], "test": COLORS[2]}
+    colors, lengths = {"training": COLORS[1], "test": COLORS[2]}, {pair.seconds for pair in every}
     for axis, kind in zip(axes, ("Frechet", "kernel"), strict=True):
         for pair in every:
             curve = pair.curve()
             if not (curve and pair.measure.startswith(kind)):
                 continue
             words = next(words for words in colors if words in pair.measure)
-            style = _seed(f"to {words} images", pair.seed)
-            axis.plot(*zip(*curve, strict=True), color=colors[words], linewidth=1.2, **style)
+            style = _line(f"to {words} images", pair.seed, pair.seconds, lengths)
+            axis.plot(*zip(*curve, strict=True), color=colors[words], **style)
             looks = list(pair.at_looks().items())
             axis.scatter(*zip(*looks, strict=True), color=colors[words], s=12, zorder=3)
         axis.axhline(1, color="#999999", linewidth=1)
@@ -160,9 +161,14 @@ def save_heat_map(
     return True
 
 
-def _seed(words: str, seed: int) -> dict[str, str]:
-    """Line and label of a seed."""
-    return {"linestyle": LINES[seed % len(LINES)], "label": f"{words}, seed {seed}"}
+def _line(words: str, seed: int, seconds: float, lengths: Collection[float]) -> dict[str, Any]:
+    """The line of a run and its label; runs of other `lengths` beside it are told apart by the line's width."""
+    length = f", {seconds:g} s" if len(lengths) > 1 else ""
+    return {
+        "linestyle": LINES[seed % len(LINES)],
+        "linewidth": 1.2 + sum(shorter < seconds for shorter in lengths),
+        "label": f"{words}, seed {seed}{length}",
+    }
 
 
 def _log_axis(axis: Any) -> None:

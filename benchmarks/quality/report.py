@@ -212,15 +212,24 @@ def speed_table(results: Results) -> str:
     for arm in known_arms(results):
         if arm.study == "rate":  # as fast as the headline's
             continue
-        dense = longest(results, "b2-dense" if arm.size == "B" else "dense")
         for entry in longest(results, arm.name)[:1]:
-            ratio = entry["steps_per_second"] / dense[0]["steps_per_second"] if dense else None
+            dense = dense_beside(results, "b2-dense" if arm.size == "B" else "dense", entry)
+            ratio = entry["steps_per_second"] / dense["steps_per_second"] if dense else None
             rows.append((
                 describe(arm), f"{entry['steps_per_second']:.1f}", f"{entry['images_per_second']:,.0f}",
                 "" if ratio is None else f"{ratio:.2f}", f"{entry['ideal_speedup']:.2f}", f"{entry['peak_gib']:.1f}",
             ))  # fmt: skip
     head = ("arm", "steps/s", "images/s", "against dense", "FLOPs allow", "GiB")
     return markdown_table(head, rows) if rows else NOTHING
+
+
+def dense_beside(results: Results, dense: str, entry: Facts) -> Facts | None:
+    """The dense run whose speed a run's is compared with: of the same GPU, seed and length, as far as there is one."""
+
+    def alike(other: Facts) -> list[bool]:
+        return [other.get(name) == entry.get(name) for name in ("gpu", "seed", "seconds")]
+
+    return max(results.done_of(dense), key=alike, default=None)
 
 
 def missing_text(results: Results) -> str:

@@ -64,4 +64,8 @@ def plan(
             seconds[f"s{run.seed} {run_name(arm, run.rate)}"] = left
     total = sum(seconds.values())
     lines = [f"{name:<24} {f'{value:6.0f} s' if value else '    done'}" for name, value in seconds.items()]
-    return "\n".join([*lines, f"{'in all':<24} {total:6.0f} s, {total / 60:.1f} min"])
+    lines.append(f"{'in all':<24} {total:6.0f} s, {total / 60:.1f} min")
+    if given.budget_seconds < total:
+        left = f"{given.budget_seconds:6.0f} s: what does not fit is not begun; raise --budget-seconds"
+        lines.append(f"{'budget':<24} {left}")
+    return "\n".join(lines)

@@ -21,6 +21,8 @@ from .run import loss_of
 CHOOSING = 0
 """The seed that chose the rates; it makes no claim."""
 DISTANCE, KERNEL = "FD-EffLite0", "KD-EffLite0"
+MARKERS = "osD^"
+"""Markers of arms: another one where the colours begin anew."""
 SHOWN = 8
 """Samples of each class in the picture."""
 
@@ -128,21 +130,21 @@ def save_figure(seeds: Sequence[Facts], path: Path) -> None:
     from matplotlib import pyplot
 
     arms = arms_of(seeds)
-    figure, (losses, distances) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for row, (arm, color) in enumerate(zip(arms, COLORS, strict=False)):
+    figure, (losses, distances) = pyplot.subplots(1, 2, figsize=(11, max(4, 0.4 * len(arms))), layout="constrained")
+    for row, arm in enumerate(arms):
+        color, marker = COLORS[row % len(COLORS)], MARKERS[row // len(COLORS) % len(MARKERS)]
         runs = [run for seed in seeds if (run := best(seed, arm.name)) is not None]
-        for number, run in enumerate(runs):
+        for run in runs:
             _, seconds, values = zip(*run["curve"], strict=True)
-            label = None if number else describe(arm)
-            losses.plot(seconds, values, "o-", markersize=3.5, linewidth=1.2, color=color, label=label)
+            losses.plot(seconds, values, f"{marker}-", markersize=3.5, linewidth=1.2, color=color)
         drawn = [figures_of(run)[0] for run in runs if run["samples"]]
-        distances.plot(drawn, [row] * len(drawn), "o", color=color, markersize=6)
+        distances.plot(drawn, [row] * len(drawn), marker, color=color, markersize=6)
     losses.set(title="dense validation loss", xlabel="seconds of training")
-    losses.legend(frameon=False, loc=(0.05, 0.16))
     distances.set(
         title=f"{DISTANCE} of samples, lower is better", yticks=range(len(arms)), ylim=(len(arms) - 0.5, -0.5)
     )
-    distances.set_yticklabels([describe(arm) for arm in arms])
+    for row, label in enumerate(distances.set_yticklabels([describe(arm) for arm in arms])):
+        label.set_color(COLORS[row % len(COLORS)])  # they name the lines to their left too
     for axis in (losses, distances):
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)

@@ -10,6 +10,7 @@ from PIL import Image
 from tests.autotune.tuned import FAST, SCRATCH, Law, gap_of, measurements, tune_cli
 from tests.browser import PHONE, Browser
 from tread.autotune.output.page import heat, write_page
+from tread.autotune.output.text import named
 from tread.autotune.sensitivity import HeatMap, gap, gaps_by_level, heat_maps
 from tread.autotune.store import KINDS
 
@@ -78,6 +79,9 @@ def test_every_figure_is_in_the_page(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert words in text, words
     assert "<b>" not in text
+    for number, finalist in enumerate(figures()["result"]["finalists"], start=1):
+        assert f">{number}: {named(finalist['plan'])}</" in text
+        assert (f">finalist {number}</text>" in text) == (finalist["plan"] in figures()["losses"])
 
 
 def test_a_page_without_a_choice_says_so(tmp_path: Path) -> None:

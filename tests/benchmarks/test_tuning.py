@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks.tuning.__main__ import main
@@ -23,7 +24,7 @@ from benchmarks.tuning.plan import (
     WARM_SECONDS,
     run_seconds,
 )
-from benchmarks.tuning.report import runs_table, verdict
+from benchmarks.tuning.report import runs_table, save_figure, verdict
 from benchmarks.tuning.run import chosen_arm, chosen_rates
 from benchmarks.tuning.training import CAPTION, DROPPED, TIME, Images, Run, losses, steps_within
 from tests.autotune.conftest import law
@@ -115,6 +116,20 @@ def test_steps_fill_the_seconds_at_the_times_of_the_levels() -> None:
     assert steps_within(300, {1.0: 2.0}, Arm.parse("lora-dense")) == 150
 
 
+def test_every_arm_is_drawn_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratios = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    run = {"curve": [(1, 1.0, 0.5), (2, 2.0, 0.4)], "val_loss": 0.4, "samples": {"1": {"distance": 1.0, "kernel": 2.0}}}
+    arms = [Arm.parse(f"lora-{ratio:g}" if ratio else "lora-dense") for ratio in ratios]
+    drawn: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda figure, *_, **__: drawn.extend((line.get_color(), line.get_marker()) for line in figure.axes[0].lines),
+    )
+    save_figure([{"seed": 1, "runs": {arm.name: run | {"arm": arm.name} for arm in arms}}], tmp_path / "tuning.png")
+    assert len(set(drawn)) == len(drawn) == len(arms)
+
+
 def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rehearsed, cut short in the base, gone on with; then other seeds at the rates that the first one chose."""
     common = ["--work", str(work), "--out", str(tmp_path), "--smoke", "--base-seconds", "0.05", "--seconds", "0.1"]
@@ -122,7 +137,9 @@ def test_the_whole_experiment(work: Path, tmp_path: Path, capsys: pytest.Capture
     first = ["run", *common, *arms, "--rates", "1e-3", "3e-3", "--guidance"]
     assert main([*first, "--rehearse"]) == 0
     assert not chosen.exists()
+    assert "raise --budget-seconds" not in capsys.readouterr().out
     assert main([*first, "--budget-seconds", "0"]) == 1
+    assert "what does not fit is not begun; raise --budget-seconds" in capsys.readouterr().out
     assert (work / "base.unfinished.pt").is_file()
     assert main(first) == 0
     assert not (work / "base.unfinished.pt").exists()

@@ -1,5 +1,6 @@
 """The numbers in figures, against figures that were computed by hand or by torch."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,40 @@ def test_a_run_that_went_on_from_another_starts_its_clock_there(tmp_path: Path) 
     assert (clock.at(20), clock.at(22)) == (0, 2)
 
 
+def test_a_clock_leaves_out_speeds_of_nothing_and_steps_that_were_run_again(tmp_path: Path) -> None:
+    speeds = [(2, 10.0), (4, 0.0), (3, 10.0), (2, 10.0), (5, 10.0)]
+    lines = [{"step": 1, "loss": 1.0}, *({"step": step, "images_per_second": speed} for step, speed in speeds)]
+    assert Clock(read_run(write_run(tmp_path / "run", lines))).steps == [0, 2, 3, 5]
+
+
+def test_a_fine_tune_counts_the_samples_of_every_process(tmp_path: Path) -> None:
+    lines = [{"step": 1, "loss": 1.0}]
+    path = write_run(tmp_path / "run", lines, model_family="flux", train_batch_size=2, gradient_accumulation_steps=3)
+    record = json.loads((path / "run.json").read_text())
+    record["starts"][-1]["processes"] = 4
+    (path / "run.json").write_text(json.dumps(record))
+    assert read_run(path).batch == 24
+
+
+def test_a_line_of_equal_values_keeps_its_corners(tmp_path: Path) -> None:
+    kept = [1.0, 1.0, 1.0, 0.5, 0.5, 0.5]
+    run = read_run(write_run(tmp_path / "run", [{"step": i, "tokens_kept": v} for i, v in enumerate(kept, start=1)]))
+    assert figure([run], "tokens-kept").lines[0].points == [(1, 1.0), (3, 1.0), (4, 0.5), (6, 0.5)]
+
+
+@pytest.mark.parametrize(("steps", "unit"), [(100, "seconds"), (120, "minutes"), (7200, "hours")])
+def test_time_is_told_in_a_unit_of_which_there_are_two(tmp_path: Path, steps: int, unit: str) -> None:
+    lines = [{"step": 1, "loss": 1.0}, {"step": steps, "images_per_second": 10.0}, {"step": steps, "val_loss": 1.0}]
+    run = read_run(write_run(tmp_path / "run", lines))
+    assert figure([run], "val-loss-by-time").x == unit
+
+
+def test_a_rate_is_drawn_from_zero_however_small_it_ends(tmp_path: Path) -> None:
+    lines = [{"step": step, "learning_rate": 10.0**-step} for step in range(1, 5)]
+    found = figure([read_run(write_run(tmp_path / "run", lines))], "learning-rate")
+    assert (found.zero, found.log) == (True, False)
+
+
 def test_speedup_by_the_dense_steps_of_the_same_run(tmp_path: Path) -> None:
     """The stretch in which the ratio changes counts for neither; the first, which compiles, is left out."""
     kept = [1.0] * 6 + [0.5] * 6
@@ -99,6 +134,18 @@ def test_speedup_over_a_dense_run_that_is_otherwise_alike(
     (alone,) = speedups(runs[:1])
     assert alone.measured is None
     assert "no dense run beside it" in alone.means
+
+
+@pytest.mark.parametrize("other", [{"grid": [1, 4, 8]}, {"device": "another"}])
+def test_a_run_of_other_samples_or_on_another_device_is_no_measure(tmp_path: Path, other: dict[str, Any]) -> None:
+    lines, facts = (speeds([0.5] * 8, 2, {0.5: 20}), speeds([1.0] * 8, 2, {1.0: 10})), {"grid": [1, 4, 4]}
+    routed, dense = (write_run(tmp_path / str(i), one, facts=facts) for i, one in enumerate(lines))
+    assert speedups([read_run(routed), read_run(dense)])[0].measured == 2.0
+    record = json.loads((dense / "run.json").read_text())
+    record["facts"] |= {"grid": other.get("grid", [1, 4, 4])}
+    record["starts"][-1]["device"] = other.get("device", "cpu")
+    (dense / "run.json").write_text(json.dumps(record))
+    assert speedups([read_run(routed), read_run(dense)])[0].measured is None
 
 
 @pytest.mark.parametrize("size", ["tiny", "modern-tiny"])
@@ -198,7 +245,7 @@ def test_log_ticks_are_few_and_inside(low: float, high: float) -> None:
 def test_a_single_point_among_lines_is_named_beside_it() -> None:
     """At the end of a line's axis its name would be that of another value."""
     line = Line(name="front", run=0, points=[(1.0, 1.0), (2.0, 5.0), (3.0, 9.0)])
-    for x, anchor in ((1.5, "start"), (3.0, "end")):
+    for x, anchor in ((1.5, "start"), (2.3, "start"), (3.0, "end")):
         point = Line(name="chosen", run=1, points=[(x, 3.0)])
         drawn = draw(Curves(key="k", title="t", x="x", lines=[line, point]))
         (at,) = re.findall(r'<circle cx="([\d.]+)"', drawn)

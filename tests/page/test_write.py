@@ -144,6 +144,17 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     assert "********" in page
 
 
+def test_the_overview_of_a_long_run(tmp_path: Path) -> None:
+    """Its lowest validation loss if that was not the last, the mean of its last steps, and hours."""
+    lines = [{"step": step, "loss": float(step)} for step in range(1, 41)]
+    lines += [{"step": 20, "val_loss": 0.25}, {"step": 40, "val_loss": 0.5}, {"step": 40, "images_per_second": 0.1}]
+    page = report(write_run(tmp_path / "run", lines))
+    assert "0.5000; lowest 0.2500 at step 20" in page
+    assert "38.5000, mean of the last 4 steps" in page
+    assert "1 h 6 min" in page
+    assert "GiB" not in page, "the memory was not logged"
+
+
 def test_damaged_lines_are_left_out_with_a_note(routed: Path) -> None:
     whole = report(routed)
     assert "cannot be read" not in whole

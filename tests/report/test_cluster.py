@@ -114,9 +114,16 @@ def test_what_is_moved_is_counted_by_hand() -> None:
         ("reduce_scatter", 4 * weights, 8, 1),
         ("all_reduce", 4 * weights / 8, 8, 8),
     ]
+    assert moved(make_cluster(64, parallel="hsdp", shard_size=32))[-1] == ("all_reduce", 4 * weights / 32, 2, 2)
     assert moved(make_cluster(64, parallel="fsdp"))[0] == ("all_gather", 2 * weights, 64, 8)
     lora = make_run(model, rank=16)
     assert trained_weights(model, lora) == 16 * model.lora["lora"]
+
+
+def test_gradients_are_only_what_they_take_beyond_activations() -> None:
+    model, run, plan = planned("flux", way="full", checkpointing="full")
+    memory = steps(model, run, plan, make_cluster(4, parallel="fsdp"), ASSUMED)[0].memory
+    assert memory["gradients"] == 11_901_408_320 * 4 / 4 - memory["activations"] - memory["working"]
 
 
 def test_a_link_takes_the_bytes_that_leave_a_gpu() -> None:

@@ -257,6 +257,8 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
     assert said == [f"warning: {one}" for one in told]
     plan = RoutePlan.from_config("max-speed").resolve(57)
     assert told == layer_risks(plan) + adapter_risks(plan)
+    main(["plan", "flux", "--full", "--routes", "max-speed", "--json"])
+    assert json.loads(capsys.readouterr().out)["warnings"] == layer_risks(plan)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +266,10 @@ def test_warnings_are_those_of_the_job(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["flx"], "'flx' is no model that `tread plan` knows. Did you mean 'flux'?"),
         (["flux", "--resolution", "1000"], "--resolution is 1000, and sides of flux are multiples of 16 pixels: use"),
+        (
+            ["flux", "--resolution", "8"],
+            "--resolution is 8, and sides of flux are multiples of 16 pixels: use 16 or 32 instead of 8.",
+        ),
         (["flux", "--resolution", "big"], "--resolution is 'big'; give a side in pixels such as 1024, or"),
         (["hidream", "--resolution", "1280x1024"], "--resolution is 1280x1024, which is 5120 tokens, and"),
         (["qwen_image21", "--resolution", "1040"], "--resolution is 1040, and sides of qwen_image21 are"),

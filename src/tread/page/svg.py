@@ -73,7 +73,7 @@ def _curves(figure: Curves) -> Html:
         lines = [line for line in figure.lines if len(line.points) > 1] or figure.lines
         points = [line for line in figure.lines if line not in lines]
         parts += _labels(replace(figure, lines=lines), down, left + width + 6)
-        parts += [_beside(line, across, down, left + width / 2) for line in points if _shows(line, figure)]
+        parts += [_beside(line, across, down, left + width) for line in points if _shows(line, figure)]
     drawing = tag(
         "svg",
         *parts,
@@ -144,10 +144,10 @@ def _shows(line: Line, figure: Curves) -> bool:
     return any(y > 0 or not figure.log for _, y in line.points)
 
 
-def _beside(line: Line, across: Callable[[float], float], down: Callable[[float], float], middle: float) -> Html:
-    """The label of a line that is a single point, on the side with more room."""
+def _beside(line: Line, across: Callable[[float], float], down: Callable[[float], float], edge: float) -> Html:
+    """The label of a line that is a single point: to its lower right, where a rising line is not; left at the edge."""
     ((x, y),) = line.points
-    side = 1 if across(x) < middle else -1
+    side = 1 if across(x) + 7 + CHARACTER * len(shortened(line.name, NAME)) <= edge else -1
     return tag(
         "text",
         shortened(line.name, NAME),

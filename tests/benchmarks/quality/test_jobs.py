@@ -131,6 +131,13 @@ def test_what_does_not_fit_is_not_begun(prepared: Path, tmp_path: Path, capsys: 
     assert not (tmp_path / RESULTS).exists()
 
 
+def test_a_plan_says_that_its_budget_is_too_small(prepared: Path, tmp_path: Path) -> None:
+    needs = float(plan(spec_of(prepared, tmp_path, job_of("dense")), SMOKE).splitlines()[-1].split()[2])
+    short = plan(spec_of(prepared, tmp_path, job_of("dense"), seconds=needs - 5), SMOKE).splitlines()
+    assert short[-1].endswith("s: what does not fit is not begun; raise --budget-minutes")
+    assert plan(spec_of(prepared, tmp_path, job_of("dense"), seconds=needs + 5), SMOKE).splitlines() == short[:-1]
+
+
 def test_compiling_takes_time_too(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

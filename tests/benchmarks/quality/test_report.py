@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.quality import pictures
 from benchmarks.quality.__main__ import kept
 from benchmarks.quality.arms import SCALES
 from benchmarks.quality.images import load
 from benchmarks.quality.judge import Judge, by_class, extract
-from benchmarks.quality.pictures import save_heat_map
-from benchmarks.quality.report import averaged, headline_table, marks_table, pictures_of_samples, report
+from benchmarks.quality.pictures import save_curves, save_heat_map
+from benchmarks.quality.report import (
+    averaged,
+    headline_table,
+    marks_table,
+    pictures_of_samples,
+    report,
+    speed_table,
+)
 from benchmarks.quality.results import GRIDS, NEAREST, RESULTS, Results, run_name, snapshot
 from benchmarks.quality.studies import guidance_table, placements, studies_text
 from tests.programs import ROOT
@@ -227,6 +235,35 @@ def test_the_pages_are_the_report_of_the_kept_results(tmp_path: Path) -> None:
         assert (docs / name).read_text() == (ROOT / "docs" / name).read_text(), "out of date: write the report again"
     drawn = {path.name for path in (docs / "results").iterdir() if path.stat().st_size}
     assert drawn == {"quality.png", "speedup.png", "studies.png", "placement.png"}
+
+
+def test_a_speed_is_compared_with_dense_on_the_same_gpu(tmp_path: Path) -> None:
+    results = Results(tmp_path, kept())
+    alone = speed_table(results)
+    longer = results.runs["dense-s1-430s"] | {"seconds": 1200.0, "steps_per_second": 1.0, "gpu": "another"}
+    results.runs["dense-s1-1200s"] = longer
+    (ours, *rest), (before, *same) = (
+        [line for line in table.splitlines() if " over " in line or "| dense |" in line]
+        for table in (speed_table(results), alone)
+    )
+    assert "| 1.0 |" in ours
+    assert ours != before
+    assert rest == same
+
+
+def test_runs_of_two_lengths_have_lines_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(tmp_path, [path for path in kept() if path.name == "quality-430s-seed1.json"])
+    drawn: dict[str, float] = {}
+    monkeypatch.setattr(
+        pictures, "_finish", lambda _, axes, __: drawn.update({x.get_label(): x.get_linewidth() for x in axes[0].lines})
+    )
+    save_curves(results, "FD-EffLite0", tmp_path / "a.png")
+    assert drawn == {"dense, seed 1": 1.2, "routed, seed 1": 1.2}
+    for name in list(results.runs):
+        results.runs[name.replace("430", "1200")] = results.runs[name] | {"seconds": 1200.0}
+    drawn.clear()
+    save_curves(results, "FD-EffLite0", tmp_path / "b.png")
+    assert drawn == {f"{arm}, seed 1, {s} s": w for arm in ("dense", "routed") for s, w in ((430, 1.2), (1200, 2.2))}
 
 
 def test_the_map_of_windows(tmp_path: Path) -> None:

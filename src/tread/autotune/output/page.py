@@ -76,7 +76,7 @@ def _choice(result: Mapping[str, Any]) -> Html:
     else:
         parts.append(tag("p", "No routes were chosen, for the reason above."))
     if result["finalists"]:
-        parts.append(table(FINALIST_COLUMNS, [_finalist(one, result.get("chosen")) for one in result["finalists"]]))
+        parts.append(table(FINALIST_COLUMNS, _finalists(result)))
     parts.append(tag("p", "Rules that every plan keeps to:"))
     parts.append(tag("ul", *(tag("li", rule) for rule in result["rules"]["sentences"])))
     return joined(parts)
@@ -87,10 +87,14 @@ FINALIST_COLUMNS = (
 )  # fmt: skip
 
 
-def _finalist(one: Mapping[str, Any], chosen: str | None) -> list[object]:
+def _finalists(result: Mapping[str, Any]) -> list[list[object]]:
+    return [_finalist(number, one, result.get("chosen")) for number, one in enumerate(result["finalists"], start=1)]
+
+
+def _finalist(number: int, one: Mapping[str, Any], chosen: str | None) -> list[object]:
     timed, whole = one["timed_speedup"], one["whole_gap"]
     return [
-        named(one["plan"]),
+        f"{number}: {named(one['plan'])}",
         f"{one['speedup']:.3f}",
         "not timed" if timed is None else f"{timed:.3f}",
         f"{one['gap']:.2%}",
@@ -136,17 +140,18 @@ def _sensitivity(facts: Mapping[str, Any]) -> Html:
         "Loss gap of one window, in percent, by its first layer (rows) and last layer (columns); windows without a "
         "figure break a rule, or were not measured.",
     )
-    names = [one["plan"] for one in facts["result"]["finalists"] if one["plan"] in facts["losses"]]
+    finalists = enumerate((one["plan"] for one in facts["result"]["finalists"]), start=1)
     by_level = [
         Line(
-            name=named(name),
-            run=index,
-            points=[(float(level + 1), 100 * gap) for level, gap in enumerate(gaps_by_level(facts["losses"][name]))],
+            name=f"finalist {number}",
+            run=number - 1,
+            points=[(float(level), 100 * gap) for level, gap in enumerate(gaps_by_level(facts["losses"][name]), 1)],
             dotted=True,
         )
-        for index, name in enumerate(names)
+        for number, name in finalists
+        if name in facts["losses"]
     ]
-    note = "In percent, by quarters of the training times from the least noise to the most; each plan as a whole."
+    note = "In percent, by quarters of the training times from the least noise to the most; each finalist as a whole."
     figure = Curves(key="levels", title="loss gap by noise level", x="quarter", lines=by_level, note=note)
     levels = tag("div", draw(figure), class_="charts") if by_level else ""
     return joined([lead, tag("div", *drawn, class_="beside"), levels])

@@ -78,7 +78,7 @@ class Call:
     def seconds(self, links: Links) -> float:
         """Seconds of all calls together."""
         return self.count * links.of(self.nodes).seconds(
-            self.collective, self.size / self.count, self.ranks, max(1, self.ranks // self.nodes)
+            self.collective, self.size / self.count, self.ranks, self.ranks // self.nodes
         )
 
 
@@ -123,7 +123,7 @@ def calls(model: Model, run: Run, cluster: Cluster) -> list[Call]:
     gathered = Call(collective="all_gather", size=2.0 * model.weights["all"], **within)
     collectives = [gathered, gathered, Call(collective="reduce_scatter", size=gradients, **within)]
     if size < gpus:
-        between = {"count": model.depth, "ranks": gpus // size, "nodes": cluster.nodes}
+        between = {"count": model.depth, "ranks": gpus // size, "nodes": min(gpus // size, cluster.nodes)}
         collectives.append(Call(collective="all_reduce", size=gradients / size, **between))
     return collectives
 
