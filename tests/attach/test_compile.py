@@ -15,6 +15,7 @@ import tread
 from tests.attach.selected import cases_of, inner
 from tests.tiny.case import Case
 from tests.tiny.stock import CASES
+from tests.tiny.toy import DEPTH, FAMILY, Toy, inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 3
@@ -164,6 +165,24 @@ def test_both_ways_to_compile_a_model(way: str, first: str):
     outputs, selections, graphs = run(FLUX, lambda arguments: FLUX.call(called, arguments), handle, count)
     assert graphs == [1] * STEPS
     assert_as_eager(FLUX, outputs, selections)
+
+
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.contract)])
+def test_a_ratio_that_changes_in_a_compiled_model(dynamic: bool | None):
+    """Torch compiles a number that changes for any value, which fails for a length that is computed from it."""
+    model, eager_model, count = Toy(), Toy(), fresh_count("eager")
+    config = {"routes": inner(DEPTH), "schedule": {"warmup_steps": 2, "levels": 2}}
+    compiled: Any = torch.compile(model, backend=count, dynamic=dynamic)
+    with (
+        tread.attach(model, config, family=FAMILY) as handle,
+        tread.attach(eager_model, config, family=FAMILY) as other,
+    ):
+        for step in (0, 1, 2, 3):
+            handle.set_step(step)
+            other.set_step(step)
+            torch.testing.assert_close(compiled(**inputs()), eager_model(**inputs()))
+        with handle.routed(0.75, step=4), other.routed(0.75, step=4):
+            torch.testing.assert_close(compiled(**inputs()), eager_model(**inputs()))
 
 
 @pytest.mark.parametrize("first", ["attach", "compile"])

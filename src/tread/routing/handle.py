@@ -242,7 +242,12 @@ class Handle:
         return all(ratio >= route.selection_ratio for ratio, route in ratios)
 
     def _ratio(self, mode: Mode, route: Route) -> float:
-        return route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
+        ratio = route.selection_ratio * self.active_scale if mode.ratio is None else mode.ratio
+        if torch.compiler.is_compiling():  # torch would compile one that changes for any value, and fail at the lengths
+            from torch.fx.experimental.symbolic_shapes import guard_scalar  # takes a second to import
+
+            return guard_scalar(ratio)
+        return ratio
 
     def begin(self, *, training: bool, forced: Forced = NONE_FORCED, **layout: Unpack[Layout]) -> State:
         """The state of one forward; `training` is the model's mode, `forced` the tokens its inputs force, `layout`
