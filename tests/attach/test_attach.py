@@ -48,6 +48,7 @@ def test_a_second_attach_replaces_the_first(attach: Attach):
 ASK: dict[str, Callable[[tread.Attachment], Any]] = {
     "force_keep": lambda handle: handle.force_keep(torch.zeros(2, 16, dtype=torch.bool)).__enter__(),
     "routed": lambda handle: handle.routed(0.5).__enter__(),
+    "reroute": lambda handle: handle.reroute(ROUTES),
 }
 TELL: dict[str, Callable[[tread.Attachment], Any]] = {
     "dense": lambda handle: handle.dense().__enter__(),

@@ -106,6 +106,11 @@ class Attachment(Handle):
         self._check_current()
         super().set_step(step)
 
+    def reroute(self, config: RoutePlan | Mapping[str, Any] | str | Path, *, seed: int | None = None) -> None:
+        """See `Handle.reroute`."""
+        self.check_attached()
+        super().reroute(config, seed=seed)
+
     @contextmanager
     def _set(self, **changes: object) -> Iterator[None]:
         if changes.get("on") is False:  # a detached model is dense anyway
