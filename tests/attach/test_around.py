@@ -90,11 +90,25 @@ class _Own:
         del module.forward
 
 
+class _Elsewhere(_Own):
+    """A method of another object, as methods that several models share are."""
+
+    def put_on(self, module: Any) -> Any:
+        counter = super().put_on(module)
+        self.function = module.forward
+        module.forward = self.forward
+        return counter
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
 OTHERS = {
     "accelerate": _Accelerate,
     "diffusers": lambda: _HookRegistry(_Diffusers),
     "diffusers, new_forward": lambda: _HookRegistry(_Whole),
     "a function": _Own,
+    "a method of another object": _Elsewhere,
 }
 
 
@@ -160,6 +174,7 @@ def test_other_modules_of_a_class_are_stock():
         assert inspect.signature(model.forward) == inspect.signature(other.forward)
         assert other(**inputs()).equal(dense)
         assert other.forward(**inputs()).equal(dense)
+        assert other.forward.__func__ is Toy.forward
         assert handle.selections == []
 
 
@@ -168,6 +183,34 @@ class _Derived(Toy):
 
     def forward(self, x: Tensor, c: Tensor, text: Tensor) -> Tensor:
         return 2 * super().forward(x, c, text)
+
+
+def test_a_class_that_inherits_its_forward_does_so_again():
+    class Heir(Toy):
+        pass
+
+    with tread.attach(Heir(), CONFIG, family=FAMILY):
+        assert "forward" in vars(Heir)
+    assert "forward" not in vars(Heir)
+
+
+def test_a_class_that_was_given_another_forward_keeps_it():
+    class Patched(Toy):
+        pass
+
+    with tread.attach(Patched(), CONFIG, family=FAMILY):
+        Patched.forward = stock = Toy.forward
+    assert vars(Patched)["forward"] is stock
+
+
+def test_detaching_leaves_layers_that_another_model_routes_by_now(routed: Tensor):
+    first, second = Toy(), Toy()
+    first.first, first.second = second.first, second.second
+    earlier = tread.attach(first, CONFIG, family=FAMILY)
+    with tread.attach(second, CONFIG, family=FAMILY) as handle:
+        earlier.detach()
+        handle.set_step(0)
+        assert second(**inputs()).equal(routed)
 
 
 @pytest.mark.parametrize("first", ["base", "derived"])
@@ -208,6 +251,14 @@ def test_what_was_on_the_instance_is_there_again(routed: Tensor):
         first.take_off(model)
         assert "forward" not in model.__dict__
     assert model(**inputs()).equal(Toy()(**inputs()))
+
+
+def test_a_forward_that_was_saved_and_put_back():
+    model: Any = Toy()
+    with tread.attach(model, CONFIG, family=FAMILY):
+        saved, model.forward = model.forward, None
+        model.forward = saved
+        assert "forward" not in vars(model)
 
 
 def test_forward_with_cfg(routed: Tensor):
