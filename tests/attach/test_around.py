@@ -259,6 +259,8 @@ def test_a_forward_that_was_saved_and_put_back():
         saved, model.forward = model.forward, None
         model.forward = saved
         assert "forward" not in vars(model)
+        model.forward = Toy().forward
+        assert vars(model)["forward"].__self__ is not model
 
 
 def test_forward_with_cfg(routed: Tensor):
