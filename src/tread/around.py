@@ -60,10 +60,8 @@ class Around:
             if not patch.users:
                 patch.remove()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """None: a copied module is not attached."""
-
     def __reduce__(self) -> tuple[Any, ...]:
+        """None: a module that was copied or pickled is not attached."""
         return type(None), ()
 
 

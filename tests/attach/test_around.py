@@ -1,6 +1,7 @@
 """Routing stands around `forward`, whatever else is put on it or taken off it, and in whichever order."""
 
 import copy
+import functools
 import inspect
 import itertools
 from collections.abc import Callable
@@ -251,6 +252,15 @@ def test_what_was_on_the_instance_is_there_again(routed: Tensor):
         first.take_off(model)
         assert "forward" not in model.__dict__
     assert model(**inputs()).equal(Toy()(**inputs()))
+
+
+def test_the_signature_of_a_forward_that_is_no_method_stays():
+    """HF's Trainer reads which columns of the data a model takes."""
+    model: Any = Toy()
+    model.forward = functools.partial(Toy.forward, model)
+    expected = inspect.signature(model.forward)
+    with tread.attach(model, CONFIG, family=FAMILY):
+        assert inspect.signature(model.forward) == expected
 
 
 def test_a_forward_that_was_saved_and_put_back():
