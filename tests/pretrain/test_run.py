@@ -84,6 +84,22 @@ def test_seeds_take_turns_in_the_classes_that_are_named(trained: Path, tmp_path:
         assert (found[f"{seed:06d}.png"] == Digits.to_images(expected)[0].squeeze(-1).numpy()).all()
 
 
+def test_samples_are_drawn_in_the_precision_of_the_run(tmp_path: Path) -> None:
+    """As the run's own previews are; another precision is an option."""
+    pictures = ["sample.every=20", "sample.classes=2", "sample.per_class=2", "sample.steps=3"]
+    learning = [
+        "optimizer.warmup_steps=0",
+        "optimizer.learning_rate=1e-2",
+    ]  # a new model predicts zero in any precision
+    folder = train(tmp_path / "run", "train.steps=20", "train.precision=bf16", *pictures, *learning)
+    preview = (folder / "samples" / "step-00000020.png").read_bytes()
+    grids = {
+        given: sample_run(folder, classes="0-1", per_class=2, precision=given, out=tmp_path / str(given)).read_bytes()
+        for given in (None, "bf16", "float32")
+    }
+    assert grids[None] == grids["bf16"] == preview != grids["float32"]
+
+
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "5-3", "1,,2", "1.5", "²", "9" * 5000])
 def test_seeds_that_cannot_be_read(text: str) -> None:
     with pytest.raises(ConfigError, match=r"; write seeds and ranges, e\.g\. 0-49999 or 1,5,7-8\.$"):

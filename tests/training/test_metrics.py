@@ -1,6 +1,7 @@
 """metrics.jsonl: cut back at a resume, robust to a cut-off line, never silent about a loss that is no number."""
 
 import importlib.util
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from PIL import Image
 
 from tests.tiny.runs import train
 from tread.errors import ConfigError, TrainingDiverged
@@ -117,6 +119,21 @@ def test_tensorboard_gets_what_the_file_gets(tmp_path: Path) -> None:
             (step, pytest.approx(value)) for step, value in written
         ]
         assert written
+
+
+def test_tensorboard_gets_the_samples(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    pictures = ["sample.every=1", "sample.classes=2", "sample.per_class=1", "sample.steps=2"]
+    folder = train(tmp_path / "run", "train.steps=2", "log.trackers=tensorboard", *pictures)
+    seen = EventAccumulator(str(folder / "tread")).Reload()
+    logged = seen.Images("samples")
+    assert [event.step for event in logged] == [1, 2]
+    with (
+        Image.open(folder / "samples" / "step-00000002.png") as drawn,
+        Image.open(io.BytesIO(logged[1].encoded_image_string)) as image,
+    ):
+        assert image.tobytes() == drawn.convert("RGB").tobytes()
 
 
 def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def sample(arguments: list[str]) -> None:
     add("--seeds", metavar="RANGE", help="one image per seed, e.g. 0-49999; classes take turns (default: all of them)")
     add("--batch-size", type=int, default=64, help="(default: %(default)s)")
     add("--no-ema", dest="averaged", action="store_false", help="the trained weights, not their average")
+    add("--precision", choices=("bf16", "float32"), help="of the network (default: the run's, as in its previews)")
     add("--vae", help="autoencoder (folder or hub id) that decodes a latent run's samples (default: the run's)")
     add("--out", type=Path, help="folder for the PNGs and grid.png (default: RUN/generated)")
     from tread.pretrain.sample import sample_run

@@ -27,6 +27,7 @@ from tread.files import writing
 from tread.finetune.data.prepare import Prepared
 from tread.finetune.family import Text, TuneFamily
 from tread.finetune.settings import FinetuneConfig
+from tread.training.metrics import track_image
 
 STRIP = 8
 """Frames in the strip of a video, at most."""
@@ -82,7 +83,7 @@ class Previews:
                     if sound is not None:
                         _save_sound(sound, pipeline.vocoder.config.output_sampling_rate, stem.with_suffix(".wav"))
                 drawn.append((prompt, path.relative_to(self.folder).as_posix()))
-                self._track(f"preview {index}: {prompt[:60]}", path, step)
+                track_image(self.accelerator, f"preview {index}: {prompt[:60]}", path, step)
         del pipeline
         if untrained:
             gc.collect()  # the expert and its hooks form a reference cycle, which keeps it in memory
@@ -114,14 +115,6 @@ class Previews:
         drawn = getattr(output, family.result_name or ("frames" if family.video else "images"))
         sound = None if family.sound_rate is None else output.audio[0]
         return drawn if family.result_alone else drawn[0], sound
-
-    def _track(self, name: str, path: Path, step: int) -> None:
-        with Image.open(path) as image:
-            pixels = np.array(image.convert("RGB"))[None]  # (1, H, W, 3)
-        for tracker in self.accelerator.trackers:
-            layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-            if hasattr(tracker, "log_images"):
-                tracker.log_images({name: pixels}, step=step, **layout)
 
 
 def make_previews(

@@ -147,6 +147,7 @@ def sample_run(
     seeds: str | None = None,
     batch_size: int = 64,
     averaged: bool = True,
+    precision: str | None = None,
     vae: str | None = None,
     out: Path | None = None,
     **settings: Any,
@@ -156,8 +157,8 @@ def sample_run(
     `settings` are those of `SampleConfig`, and other guidance kinds; None means the run's own. By default these are the
     first ten classes, 8 images of each and the seed 0. With `seeds` there is one image per seed instead, named by it,
     of the class `classes[seed % len(classes)]`, by default of all classes: what that `seed` draws first. `weak` is a
-    run or a checkpoint for the guidance kinds `ag` and `ag+sg`. Everything that can be refused is refused before the
-    first sample is drawn.
+    run or a checkpoint for the guidance kinds `ag` and `ag+sg`; `precision`, bf16 or float32, is by default what the
+    run trained in. Everything that can be refused is refused before the first sample is drawn.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     _check_options(given, per_class, batch_size, seed, seeds)
@@ -193,10 +194,12 @@ def sample_run(
     flops = flops_per_sample(opened.model, opened.objective, **drawing)
     print(f"{flops / 1e9:.4g} GFLOPs a sample: {branches.kind} {sample.guidance:g}, {sample.steps} steps")
 
+    bf16 = opened.config.train.bf16 if precision is None else precision == "bf16"
+
     def draw(labels: Tensor, **own: Any) -> Tensor:
-        return decode(
-            generate(opened.model, opened.objective, labels, **(drawing | own), device=device, progress=False)
-        )
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            images = generate(opened.model, opened.objective, labels, **(drawing | own), device=device, progress=False)
+        return decode(images)
 
     return _draw(pictures, folder, batch_size, draw)
 

@@ -37,6 +37,7 @@ from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
 from tread.together import gathered
 from tread.training.fingerprint import fingerprint
+from tread.training.metrics import track_image
 from tread.training.sharding.layout import shard
 from tread.training.task import Review, is_due
 from tread.words import counted
@@ -298,6 +299,7 @@ class Pretraining:
                 with writing(path):
                     path.parent.mkdir(exist_ok=True)
                     grid.save(path)
+                track_image(self.accelerator, "samples", path, step)
         return {}
 
     def evaluate(self, step: int) -> dict[str, float]:

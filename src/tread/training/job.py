@@ -41,9 +41,6 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
     """The accelerator of a job, with layout and attention checked; `find_unused`: some trained parameters may get no
     gradient."""
     check_layout(config)
-    precision = config.train.precision
-    if precision == "auto":
-        precision = "bf16" if torch.cuda.is_available() else "float32"
     # a graph must cast its weights anew every time it runs; nothing is cast twice in a forward anyway
     autocast = AutocastKwargs(cache_enabled=False)
     # gradients live where they are exchanged: without the view there is a second copy of them
@@ -56,7 +53,7 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
         rejoin(BACKENDS["cuda"] if torch.cuda.is_available() else "gloo", config.train.timeout)
         accelerator = Accelerator(
             cpu=not torch.accelerator.is_available(),  # else several processes on CPUs would not find each other
-            mixed_precision="bf16" if precision.startswith("bf16") else "no",
+            mixed_precision="bf16" if config.train.bf16 else "no",
             log_with=tracker_of(config),
             project_config=ProjectConfiguration(logging_dir=config.output_dir),
             kwargs_handlers=[autocast, parallel, group],

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from torch import Tensor
 
 from tread.errors import ConfigError, TrainingDiverged
@@ -93,6 +95,16 @@ class Metrics:
         if self._accelerator.is_main_process:
             with writing(self._path), self._path.open("a") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
+
+
+def track_image(accelerator: Accelerator, name: str, path: Path, step: int) -> None:
+    """Send an image file to the trackers."""
+    with Image.open(path) as image:
+        pixels = np.array(image.convert("RGB"))[None]  # (1, H, W, 3)
+    for tracker in accelerator.trackers:
+        layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+        if hasattr(tracker, "log_images"):
+            tracker.log_images({name: pixels}, step=step, **layout)
 
 
 def cut_back(path: Path, step: int) -> None:

@@ -12,6 +12,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from tread.config.schema import at_least
 from tread.errors import ConfigError
 from tread.kernels.attention.kernel import Attention
@@ -60,6 +62,11 @@ class LoopConfig:
     def __post_init__(self) -> None:
         at_least(self, "train", steps=1, batch_size=1, micro_steps=1, seed=0, shard_size=1)
         check_timeout(self.timeout_minutes, "train.timeout_minutes")
+
+    @property
+    def bf16(self) -> bool:
+        """Whether forwards run under bf16 autocast on this machine."""
+        return torch.cuda.is_available() if self.precision == "auto" else self.precision != "float32"
 
     @property
     def sharded(self) -> bool:
