@@ -146,3 +146,17 @@ def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
     train(folder, "train.steps=5", "resume=latest", log)
     seen = EventAccumulator(str(folder / "tread")).Reload()
     assert [event.step for event in seen.Scalars("loss")] == [1, 2, 3, 4, 5]
+
+
+def test_a_resume_goes_on_in_the_same_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    wandb.teardown()  # it remembers the environment of an earlier use in this process
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder, log = tmp_path / "run", "log.trackers=wandb"
+    train(folder, "train.steps=2", log)
+    train(folder, "train.steps=3", "resume=latest", log)
+    other = train(tmp_path / "other", "train.steps=1", log)
+    runs = [{path.name.rpartition("-")[2] for path in (one / "wandb").glob("offline-run-*")} for one in (folder, other)]
+    assert [len(ids) for ids in runs] == [1, 1]
+    assert runs[0] != runs[1]

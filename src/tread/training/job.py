@@ -27,7 +27,7 @@ from tread.training.checkpoint import CHECKPOINTS, MANIFEST, checkpoint_path, li
 from tread.training.loop import fit
 from tread.training.metrics import tracker_of
 from tread.training.ranks import arriving, from_main, lost_ranks, rejoin, restarts
-from tread.training.record import write_start
+from tread.training.record import read_record, write_start, write_wandb_id
 from tread.training.session import Session
 from tread.training.settings import JobConfig
 from tread.training.sharding.layout import BACKENDS, check_layout, open_group, shard_size
@@ -175,11 +175,17 @@ def run(
 def _start_tracker(
     config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any], start: int
 ) -> None:
-    # TensorBoard then hides what an earlier start wrote of the steps that are repeated
-    repeated = {"purge_step": start + 1 if start else 0}
-    options = {"wandb": {"name": config.log.run or folder.name}, "tensorboard": repeated}
+    known = read_record(folder).get("wandb")
+    options = {
+        # hides what an earlier start wrote of the steps that are repeated
+        "tensorboard": {"purge_step": start + 1 if start else 0},
+        # goes on with the curves of an earlier start, and ignores steps that it has already
+        "wandb": {"name": config.log.run or folder.name, "dir": str(folder), "id": known, "resume": "allow"},
+    }
     with _starting_tracker(config):
         accelerator.init_trackers(config.log.project, config=settings, init_kwargs=options)
+    if tracker_of(config) == "wandb":
+        write_wandb_id(folder, accelerator.get_tracker("wandb", unwrap=True).id)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The record of a run, `run.json` in its folder: facts about the model, and an entry for each start.
+"""The record of a run, `run.json` in its folder: facts about the model, an entry for each start, its id in wandb.
 
 Settings are what was asked for; the record is what was run: the command, versions, the device, and the resolved plan,
 seed included, so that the tokens that a step kept can be computed again. A resume adds an entry.
@@ -29,16 +29,26 @@ PACKAGES = ("tread-diffusion", "torch", "accelerate", "diffusers", "transformers
 
 def write_start(folder: Path, task: Task, accelerator: Accelerator, step: int) -> None:
     """Add the start of this process, which trains from `step` on, to the record in `folder`."""
-    record = {
+    before = read_record(folder)
+    record = before | {
         "summary": task.summary(),
         "unit": task.unit,
         # without fingerprints, which are for a resume
         "facts": {name: fact for name, fact in task.facts.items() if name not in KINDS},
         "starts": [
-            *starts(read_record(folder)),
+            *starts(before),
             {"step": step, **origin(accelerator.device, accelerator.num_processes)},
         ],
     }
+    _write(folder, record)
+
+
+def write_wandb_id(folder: Path, name: str) -> None:
+    """Add the run's id in wandb to the record, so that a resume draws on in the same curves."""
+    _write(folder, read_record(folder) | {"wandb": name})
+
+
+def _write(folder: Path, record: dict[str, Any]) -> None:
     write_text(folder / FILE, json.dumps(record, indent=2) + "\n")
 
 
