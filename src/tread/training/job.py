@@ -185,8 +185,8 @@ def _start_tracker(
     with _starting_tracker(config):
         accelerator.init_trackers(config.log.project, config=settings, init_kwargs=options)
     if tracker_of(config) == "wandb":
-        run: Any = accelerator.get_tracker("wandb", unwrap=True)
-        write_wandb_id(folder, run.id)
+        tracker: Any = accelerator.get_tracker("wandb", unwrap=True)
+        write_wandb_id(folder, tracker.id)
 
 
 @contextmanager
