@@ -56,9 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     run.add_argument("--guided-seeds", nargs="*", type=int, default=[0])
     run.add_argument("--budget-minutes", type=float, default=9.3)
-    run.add_argument("--out", type=Path, default=WORK / "results")
+    run.add_argument("--out", type=Path, help="the folder of results; `results` in that of --work")
     run.add_argument("--work", type=Path, default=WORK)
-    run.add_argument("--resume", nargs="*", type=Path, default=[], help="results.json of earlier calls")
+    run.add_argument("--resume", nargs="*", type=_file, default=[], help="results.json of earlier calls")
     run.add_argument(
         "--rehearse", action="store_true", help="few samples, to OUT/rehearsal: fills the compiler's cache"
     )
@@ -67,11 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
     report = commands.add_parser("report", help="write the tables and figures of the documentation")
     speedup = commands.add_parser("speedup", help="print how much sooner routed reaches what dense reaches")
     for command in (report, speedup):
-        command.add_argument("results", type=Path, nargs="*", help="results.json of some calls; all that are kept")
+        command.add_argument("results", type=_file, nargs="*", help="results.json of some calls; all that are kept")
     report.add_argument("--docs", type=Path, default=Path("docs"), help="the folder of results.md and log.md")
-    report.add_argument("--grids", type=Path, nargs="*", default=[], help="grids.npz, to draw the samples anew")
+    report.add_argument("--grids", type=_file, nargs="*", default=[], help="grids.npz, to draw the samples anew")
     given = parser.parse_args(arguments)
     return COMMANDS[given.command](given)
+
+
+def _file(text: str) -> Path:
+    """A file that is there: results that are not would be run again, or taken for runs that were never made."""
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return Path(text)
 
 
 def _pack(given: argparse.Namespace) -> int:
@@ -151,12 +158,13 @@ def _run(given: argparse.Namespace) -> int:
         for seed in given.seeds
         for arm in chosen
     )
+    out = given.out or given.work / "results"
     scale = json.loads((given.work / SCALE).read_text()) if (given.work / SCALE).is_file() else "full"
     spec = Spec(
         jobs=jobs,
         scale="rehearsal" if given.rehearse else scale,
         work=str(given.work),
-        out=str(given.out / "rehearsal" if given.rehearse else given.out),
+        out=str(out / "rehearsal" if given.rehearse else out),
         resume=tuple(str(path) for path in given.resume),
         ends=time.time() + 60 * given.budget_minutes,
     )

@@ -130,15 +130,17 @@ BY_NAME = {arm.name: arm for arm in ARMS}
 
 
 def arm_of(name: str) -> Arm:
-    """The arm of the table with this name, or the one whose windows the name lists."""
+    """The arm of the table with this name or these windows, or a new one with the windows that the name lists."""
     if name in BY_NAME:
         return BY_NAME[name]
-    found = [re.fullmatch(r"(0?\.\d+)@(\d+)\.\.(\d+)", window) for window in name.split("+")]
-    windows = [(float(one[1]), int(one[2]), int(one[3])) for one in found if one is not None]
-    if len(windows) < len(found):
+    matches = [re.fullmatch(r"(0?\.\d+)@(\d+)\.\.(\d+)", window) for window in name.split("+")]
+    windows = [(float(one[1]), int(one[2]), int(one[3])) for one in matches if one is not None]
+    if len(windows) < len(matches):
         raise ConfigError(f"arm {name!r}: give {', '.join(BY_NAME)}, or windows such as 0.4@2..5+0.6@6..9.")
-    (ratio, *layers), *more = sorted(windows, key=lambda window: window[1])
-    return Arm(name=name, study="windows", ratio=ratio, layers=(layers[0], layers[1]), more=tuple(more))
+    (ratio, *layers), *more = windows = sorted(windows, key=lambda window: window[1])
+    name = "+".join(f"{ratio:g}@{start}..{end}" for ratio, start, end in windows)
+    found = Arm(name=name, study="windows", ratio=ratio, layers=(layers[0], layers[1]), more=tuple(more))
+    return next((arm for arm in ARMS if arm == replace(found, name=arm.name, study=arm.study)), found)
 
 
 @dataclass(frozen=True, kw_only=True)

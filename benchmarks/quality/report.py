@@ -141,12 +141,13 @@ def setup_text(results: Results) -> str:
 
 
 def headline_table(results: Results, distance: str) -> str:
-    """Dense, routed at equal steps and routed at equal wall-clock, by length and seed, and their means."""
+    """Dense, routed at equal steps and at equal wall-clock, and other windows, by length and seed, and their means."""
     rows = []
+    windows = [(arm.name, "end", describe(arm)) for arm in known_arms(results) if arm.study == "windows"]
     lengths = {entry["seconds"] for arm in ("dense", "routed") for entry in results.done_of(arm)}
     for length in sorted(lengths, reverse=True):
         means = []
-        for arm, at, words in ENDS:
+        for arm, at, words in (*ENDS, *windows):
             entries = sorted(results.done_of(arm), key=lambda entry: entry["seed"])
             looks = [(entry["seed"], snapshot(entry, at)) for entry in entries if entry["seconds"] == length]
             available = [(seed, look) for seed, look in looks if look is not None]
@@ -242,8 +243,15 @@ def missing_text(results: Results) -> str:
     guides = [guide.name for guide in GUIDES if guide.name not in ways]
     lines = [f"- {title}: {'; '.join(found)}." for title, found in arms.items() if found]
     lines += [f"- Guidance: {', '.join(guides)}."] if guides else []
-    pair = [any("annealed" in entry for entry in results.done_of(arm)) for arm in ("dense", "routed")]
-    lines += [] if all(pair) else ["- A pair annealed to zero."]
+    pairs_of = {
+        "of 20 minutes": lambda entry: entry["seconds"] >= 1200,
+        "annealed to zero": lambda entry: "annealed" in entry,
+    }
+    lines += [
+        f"- A pair {words}."
+        for words, is_one in pairs_of.items()
+        if not all(any(map(is_one, results.done_of(arm))) for arm in ("dense", "routed"))
+    ]
     lines += [
         f"- {name} failed: {entry['error'].splitlines()[0]}"
         for name, entry in results.runs.items()

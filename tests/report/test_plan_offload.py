@@ -1,6 +1,7 @@
 """`tread plan --offload`: weights by layer against the stock classes, what a card needs, and where copies limit."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ from torch import nn
 from tread.attach.registry import layers_of
 from tread.cli import main
 from tread.kernels.offload import ring
+from tread.report.planning.estimate import estimate
 from tread.report.planning.models import find_model
-from tread.report.planning.offload import CARDS
-from tread.report.planning.tables import RESERVED
-from tread.report.planning.weights import layer_bytes, moved
+from tread.report.planning.offload import CARDS, fewest_layers, offloaded, offloading
+from tread.report.planning.settings import make_run
+from tread.report.planning.tables import GIB, RESERVED
+from tread.report.planning.weights import layer_bytes, moved, weight_bytes
+from tread.routing.plan import RoutePlan
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -105,3 +109,45 @@ def test_weights_that_cannot_be_moved_are_not_offloaded(capsys: pytest.CaptureFi
         main(["plan", "flux", "--precision", "int8-bnb", "--offload", "auto"])
     said = capsys.readouterr().err
     assert "--offload is auto, but --precision is int8-bnb, whose weights cannot be moved: use int8 or nf4." in said
+
+
+def test_layers_have_all_packed_bytes_with_their_scales() -> None:
+    for name in ("flux", "wan", "qwen_image"):
+        model = find_model(name)
+        for precision in ("bf16", "int8", "int4", "nf4"):
+            count = model.weights
+            others = 2 * (count["all"] - count["packed"] + count["float32"]) + count["buffers"]
+            assert sum(layer_bytes(model, precision)) == pytest.approx(weight_bytes(model, precision) - others)
+
+
+def test_offloaded_layers_are_evenly_spread_and_have_no_more_slots_than_layers() -> None:
+    model = find_model("flux")
+    sizes = layer_bytes(model, "bf16")
+    assert max(sizes) > min(sizes)
+    assert moved(model, "bf16", 0) == (0, 0)
+    assert moved(model, "bf16", 1) == (sizes[0], sizes[0]), "one layer alone has nowhere to go"
+    assert moved(model, "bf16", 19)[0] == pytest.approx(sum(sizes[::3]))
+    assert moved(model, "bf16", 57)[0] == pytest.approx(sum(sizes))
+
+
+def test_all_layers_may_be_needed_and_may_not_be_enough() -> None:
+    model = find_model("flux")
+    (away, slots), most = moved(model, "bf16", 57), 12 - RESERVED
+    assert fewest_layers(model, "bf16", most, 12) == 0
+    assert fewest_layers(model, "bf16", most + (away - slots) / GIB - 1e-6, 12) == 57
+    assert fewest_layers(model, "bf16", most + (away - slots) / GIB + 0.01, 12) is None
+    plan = RoutePlan.from_config("lora").resolve(model.depth)
+    assert offloaded(model, make_run(model, batch=64), plan, "auto").offload == 57, "no card is large enough"
+
+
+def test_offloaded_runs_are_checkpointed_and_have_no_graphs() -> None:
+    model = find_model("flux")
+    plan = RoutePlan.from_config("lora").resolve(model.depth)
+    run = make_run(model, graphs=True, batch=4)
+    assert offloaded(model, run, plan, "57") == replace(run, checkpointing="full", graphs=False, offload=57)
+    assert offloaded(model, run, plan, "0") == run
+    found = offloading(model, run, plan)
+    assert found == offloading(model, offloaded(model, run, plan, "20"), plan), "whatever is offloaded already"
+    whole = estimate(model, offloaded(model, run, plan, "1"), plan).gib[1]  # one layer has its own slot
+    assert found[0].fewest == {card: fewest_layers(model, "bf16", whole, card) for card in CARDS}
+    assert found[0].layer_gib == max(layer_bytes(model, "bf16")) / GIB

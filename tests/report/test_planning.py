@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tread.finetune.families import TUNE_FAMILIES
 from tread.report.planning.estimate import choices, estimate
 from tread.report.planning.models import documents, find_model
 from tread.report.planning.settings import make_run
-from tread.report.planning.tables import RESERVED
+from tread.report.planning.tables import RESERVED, WORKING
 from tread.routing.plan import RoutePlan
 from tread.routing.risks import adapter_risks, layer_risks
 
@@ -177,7 +177,9 @@ def test_a_model_of_one_dtype_is_trained_in_bf16() -> None:
     assert {choice.precision for choice in choices(model, run, plan)} == {"bf16"}
 
 
-@pytest.mark.parametrize(("size", "padding"), [("1024", 0), ("2048", 0), ("768x1024", 1024), ("1344x768", 64)])
+@pytest.mark.parametrize(
+    ("size", "padding"), [("512", 0), ("1024", 0), ("2048", 0), ("768x1024", 1024), ("1344x768", 64)]
+)
 def test_an_image_that_is_not_square_is_padded_and_padding_is_never_dropped(size: str, padding: int) -> None:
     """HiDream: 4,096 tokens, as the pipeline's own 1024 x 1024 pixels have."""
     model = find_model("hidream")
@@ -185,6 +187,31 @@ def test_an_image_that_is_not_square_is_padded_and_padding_is_never_dropped(size
     assert found.padding == padding
     assert found.layers[0] == found.image + padding
     assert found.layers[10] == found.image - found.image // 2 + padding
+
+
+def test_adapters_results_are_held_apart_only_in_layers_that_run_again() -> None:
+    model = find_model("flux")
+    without = replace(model, stacks=tuple(replace(stack, adapted={}) for stack in model.stacks))
+    plan = RoutePlan.from_config("lora").resolve(model.depth)
+    for checkpointing, again in (("none", False), ("selective", True), ("full", True)):
+        run = make_run(model, checkpointing=checkpointing)
+        held, bare = (estimate(one, run, plan).memory[0]["working"] for one in (model, without))
+        assert (held > bare) is again, checkpointing
+
+
+def test_every_copy_of_trained_weights_leaves_spare_segments() -> None:
+    """Weights and gradients; AdamW's two moments, or Lion's one; the average."""
+    model = find_model("dit/B/2")
+    plan = RoutePlan.from_config("paper").resolve(model.depth)
+    spare = model.weights["spare_32"]
+    assert spare > 0
+    for optimizer, ema, copies in (("lion", False, 3), ("adamw", False, 4), ("adamw", True, 5)):
+        settings: dict[str, Any] = {"optimizer": optimizer, "ema": ema}
+        graphs, eager = (
+            estimate(model, make_run(model, graphs=on, **settings), plan).memory[1] for on in (True, False)
+        )
+        capture = WORKING["graphs"] * eager["activations"]
+        assert graphs["working"] - eager["working"] - capture == pytest.approx(copies * spare), optimizer
 
 
 @pytest.mark.parametrize("name", documents())

@@ -45,7 +45,11 @@ def test_windows_are_an_arm_by_their_name(prepared: Path) -> None:
     assert [str(route) for route in RoutePlan.from_config(routes).routes] == ["route 2..5 at 0.4", "route 6..9 at 0.6"]
     assert describe(arm) == "0.4 over 2..5 and 0.6 over 6..9"
     assert kind_of(arm) == kind_of(arm_of("0.6@2..5+0.4@6..8")) != kind_of(arm_of("0.6@2..5"))
-    assert arm_of("routed") is BY_NAME["routed"]
+    assert arm_of("routed") is arm_of("0.5@2..8") is BY_NAME["routed"]  # one arm is not run under two names
+    assert arm_of(".60@2..8") is BY_NAME["ratio-0.6"]
+    assert arm_of("0.5@2..6") is BY_NAME["layers-2-6"]
+    assert arm_of("0.40@2..5+.6@6..9") == arm
+    assert arm.name == "0.4@2..5+0.6@6..9"
     for name in ("rooted", "0.5@2", "1.5@2..8", "0.5@2..8+", "-0.5@2..8"):
         with pytest.raises(ConfigError, match="or windows such as"):
             arm_of(name)

@@ -19,14 +19,16 @@ from benchmarks.quality.report import (
     averaged,
     headline_table,
     marks_table,
+    missing_text,
     pictures_of_samples,
     report,
     speed_table,
 )
 from benchmarks.quality.results import GRIDS, NEAREST, RESULTS, Results, run_name, snapshot
+from benchmarks.quality.run import blank
 from benchmarks.quality.studies import guidance_table, placements, studies_text
 from tests.programs import ROOT
-from tests.tiny.quality import SECONDS, SMOKE, spec_of
+from tests.tiny.quality import SECONDS, SMOKE, job_of, spec_of
 from tread.evaluate.compare import compare
 from tread.evaluate.statistics import Tally
 
@@ -73,6 +75,18 @@ def test_the_nearest_training_images(prepared: Path, judge: Judge) -> None:
     features = extract(judge.extractor, drawn)
     expected = ((features[:, None] - extract(judge.extractor, train)[None]) ** 2).sum(-1).argmin(1)
     assert expected.tolist() == list(range(50, 70))
+
+
+def test_a_long_pair_and_an_annealed_one_are_missing_until_both_arms_have_run(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for arm, missing in (("dense", True), ("routed", False)):
+        job = job_of(arm, seconds=1200)
+        results.write(job.name, blank(job) | {"status": "done", "annealed": {}})
+        lines = missing_text(results).splitlines()
+        assert ("- A pair of 20 minutes." in lines) is ("- A pair annealed to zero." in lines) is missing
+    short = results.only(lambda entry: entry["arm"]["name"] == "dense")
+    short.runs["routed-s0-430s"] = blank(job_of("routed", seconds=430)) | {"status": "done"}
+    assert "- A pair of 20 minutes." in missing_text(short)
 
 
 def test_samples_learned_by_heart_are_closer_to_training(judge: Judge) -> None:
@@ -211,6 +225,10 @@ def test_the_tables_of_several_lengths_and_seeds(tmp_path: Path) -> None:
         ["1", "9", "20.0", "6.00"],
         ["mean", "9", "20.0", "5.00"],
     ]
+    routed = results.runs[run_name("dense", 0, 20.0)] | {"arm": {"name": "0.5@3..9"}}
+    results.write(run_name("0.5@3..9", 0, 20.0), routed)
+    assert "| 0.5 over 3..9 | 0 | 9 | 20.0 | 4.00 |" in headline_table(results, "FD-EffLite0"), "of all samples, too"
+    del results.runs[run_name("0.5@3..9", 0, 20.0)]
     assert marks_table(results, "FD-EffLite0").splitlines()[0] == "| arm | seed | run of | 10 s | 20 s | 30 s |"
     assert marks_table(results, "FD-EffLite0").splitlines()[-1] == "| dense | 0 | 30 s | 2.00 |  | 2.00 |"
 

@@ -296,6 +296,16 @@ def test_a_rehearsal_is_kept_apart(prepared: Path, tmp_path: Path, monkeypatch: 
         ("smoke", tmp_path),
         ("rehearsal", tmp_path / "rehearsal"),
     ]
+    assert main(["run", "--work", str(prepared)]) == 0
+    assert Path(given[2].out) == prepared / "results", "results lie beside the images they are of"
+
+
+@pytest.mark.parametrize("command", [["report"], ["speedup"], ["run", "--resume"], ["report", "--grids"]])
+def test_results_that_are_not_there_are_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`report` would write a page without them, and `run` would make their runs again."""
+    with pytest.raises(SystemExit):
+        main([*command, "nowhere.json"])
+    assert "there is no file nowhere.json" in capsys.readouterr().err
 
 
 def test_runs_are_in_the_order_of_their_arms(

@@ -35,7 +35,7 @@ def layer_bytes(model: Model, precision: str) -> list[float]:
 def _weights(layers: Layers, own: bool) -> float:
     """Weights of one layer; with `own`, text tokens have linears of their own."""
     once, image, text, *_ = layers.flops["full"]["forward"]
-    return (once + (image + text if own else max(image, text))) / 2
+    return (once + image + own * text) / 2
 
 
 def moved(model: Model, precision: str, number: int) -> tuple[float, float]:
