@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
         *("objectives", "sampling", "data", "training", "page"),
     },
     "report": {
-        *("__init__", "errors", "words", "files", "config", "routing", "kernels", "attach"),
+        *("__init__", "errors", "words", "files", "together", "config", "routing", "kernels", "attach"),
         *("evaluate", "training", "page", "pretrain", "finetune"),
     },
     "autotune": {

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from accelerate import Accelerator
+from torch import distributed
 
 from tests.forks import in_ranks
 from tests.programs import ROOT, environment, finished
@@ -23,14 +24,17 @@ from tests.training.ranks import main
 from tread.data.images import ImageFolder
 from tread.data.order import Order, split
 from tread.data.readable import FEW
-from tread.errors import RankLost
+from tread.errors import ConfigError, RankLost
 from tread.pretrain import task as pretraining
 from tread.pretrain.config import compose
+from tread.pretrain.run import pretrain
 from tread.pretrain.task import Pretraining
+from tread.together import together
 from tread.training import job
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
 from tread.training.job import make_accelerator
 from tread.training.loop import fit
+from tread.training.ranks import lost_ranks
 from tread.training.session import Session
 
 LAUNCH = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0"]
@@ -162,9 +166,7 @@ def fail_on(rank: int, where: str, folder: Path) -> None:
         else:
             fit(session, folder, start=0)
     if accelerator.process_index == rank:
-        deadline = time.monotonic() + 10
-        while not (folder / f"rank-{1 - rank}").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(folder / f"rank-{1 - rank}")
     (folder / f"rank-{accelerator.process_index}").write_text(f"{time.time()} {error.value}")
     os._exit(0)
 
@@ -180,6 +182,89 @@ def test_an_error_of_one_rank_is_told_to_the_other(tmp_path: Path, rank: int, wh
     assert said[0][1] == "[Errno 28] No space left on device"
     assert said[1][1] == f"process {rank} of this run has ended, so this one ends too: {said[0][1]}"
     assert said[1][0] < said[0][0], "the one that failed ended first"
+
+
+def wait_for(path: Path) -> bool:
+    """Whether another rank writes a file within ten seconds."""
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return path.exists()
+
+
+def fail_early(folder: Path) -> None:
+    """Rank 0 fails, and ends, while rank 1 is long in its own work."""
+    rank = Accelerator(cpu=True).process_index
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RankLost)), lost_ranks(), together():
+        patch.setattr("tread.together.PATIENCE", 0.2)
+        if rank == 0:
+            raise OSError("no such weights")
+        assert wait_for(folder / "ended")
+    if rank == 0:
+        distributed.destroy_process_group()  # as at the end of a program
+        (folder / "ended").touch()
+    os._exit(0)
+
+
+def test_an_error_is_not_kept_back_until_the_others_have_done_their_own_work(tmp_path: Path) -> None:
+    """Which may be hours of encoding."""
+    in_ranks(fail_early, tmp_path)
+
+
+def fail_before_shards(folder: Path) -> None:
+    """Rank 1 cannot read its data, and lives on until rank 0 has ended."""
+    config = compose([*TINY, "train.parallel=hsdp", "train.shard_size=1", f"output_dir={folder}"])
+    accelerator = make_accelerator(config)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RankLost)):
+        if accelerator.process_index == 1:
+            patch.setattr(pretraining, "build_dataset", Mock(side_effect=OSError("no such disk")))
+        Pretraining(config, accelerator, folder)
+    assert accelerator.process_index == 0 or wait_for(folder / "ended")
+    (folder / "ended").touch()
+    os._exit(0)
+
+
+def test_data_that_one_rank_cannot_read_ends_the_other_before_it_opens_process_groups(tmp_path: Path) -> None:
+    in_ranks(fail_before_shards, tmp_path)
+
+
+def end_in_report(folder: Path) -> None:
+    """Rank 0 ends while it writes the report of a run."""
+    config = compose([*TINY, "train.steps=1", f"output_dir={folder / 'run'}"])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RankLost, match="has ended, so this one ends too"):
+        patch.setattr("tread.page.write.page", lambda *_: os._exit(0))
+        pretrain(config)
+    os._exit(0)
+
+
+def test_a_rank_that_ends_after_the_last_step_ends_the_other_with_a_sentence(tmp_path: Path) -> None:
+    in_ranks(end_in_report, tmp_path)
+
+
+def train_on_own_data(folder: Path) -> None:
+    """Each rank has another folder of images."""
+    data = folder / f"data-{os.environ['RANK']}"
+    settings = [
+        "data=images",
+        f"data.path={data}",
+        "data.size=8",
+        "validation.samples=2",
+        f"output_dir={folder / 'run'}",
+    ]
+    message = (
+        "the data of process 1 of this run is not that of process 0: 'b' has 3 files instead of 5. Give all machines"
+    )
+    with pytest.raises(ConfigError, match=message):
+        pretrain(compose([*TINY, *settings]))
+    os._exit(0)
+
+
+def test_ranks_that_have_other_data_are_refused(tmp_path: Path) -> None:
+    """Each would draw its part of a batch from samples of its own."""
+    for rank, count in enumerate((5, 3)):
+        write_images(tmp_path / f"data-{rank}", "a", count=5, size=8)
+        write_images(tmp_path / f"data-{rank}", "b", count=count, size=8)
+    in_ranks(train_on_own_data, tmp_path)
 
 
 @pytest.mark.parametrize("layout", ["ddp", pytest.param("fsdp", marks=pytest.mark.contract)])

@@ -29,7 +29,7 @@ from tread.evaluate.images import ImageSource, MixedSizes, has_images, open_imag
 from tread.evaluate.metrics import kernel_distance, precision_recall
 from tread.evaluate.statistics import Statistics, Tally, read_statistics
 from tread.files import atomic_write, writing
-from tread.together import gathered, together
+from tread.together import gathered
 from tread.words import counted
 
 USUAL_COUNT = 10_000
@@ -223,7 +223,6 @@ def _count_notes(samples: Statistics, reference: Statistics) -> list[str]:
     return notes
 
 
-@together()
 def evaluate(
     samples: Path,
     reference: Path | None,

@@ -81,8 +81,8 @@ def finetune(config: FinetuneConfig) -> Path:
         saved = replace(config, data_changed="refuse")  # "accept" holds for this resume only
         stopped = run(task, FinetuneJob.of(config, accelerator.num_processes), accelerator, folder, plain(saved))
         write_at_end(folder, accelerator)
-    del task, models, handles
-    end(accelerator)
+        del task, models, handles
+        end(accelerator)
     if accelerator.is_main_process:  # after `end`: other ranks need not wait for the file and its upload
         if config.sharded:
             write_newest(folder, config)

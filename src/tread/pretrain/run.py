@@ -22,6 +22,6 @@ def pretrain(config: PretrainConfig) -> Path:
         kept = replace(config, checkpoint=replace(config.checkpoint, data_changed="refuse"))  # accepted once
         stopped = run(task, config, accelerator, folder, plain(kept), saved=lambda run: plain(from_run(run)))
         write_at_end(folder, accelerator)
-    accelerator.print(f"run: {folder}")
-    end(accelerator, stopped)
+        accelerator.print(f"run: {folder}")
+        end(accelerator, stopped)
     return folder

@@ -35,7 +35,7 @@ from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.sampling.generate import generate
 from tread.sampling.grid import make_grid
-from tread.together import gathered
+from tread.together import gathered, together
 from tread.training.fingerprint import fingerprint
 from tread.training.metrics import track_image
 from tread.training.sharding.layout import shard
@@ -60,17 +60,18 @@ class Pretraining:
 
     def __init__(self, config: PretrainConfig, accelerator: Accelerator, folder: Path) -> None:
         self.accelerator, self.folder = accelerator, folder
-        self.dataset = build_dataset(config.data)  # the ranks of a machine share the work of an index
-        if accelerator.is_main_process and (doubt := self.dataset.doubt()) is not None:
-            accelerator.print(f"warning: {doubt}")
-        self.train_set, self.held_out, self._groups = self._split(config)
-        config = self.config = config.with_steps(len(self.train_set))
-        self.objective: Objective = build_objective(config.objective)
-        self.model: DiT = self._make_model()
-        self.handle: Handle | None = None
-        if config.model.tread_config is not None:
-            plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
-            self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, config.train.seed)))
+        with together():  # before `shard`, which opens process groups
+            self.dataset = build_dataset(config.data)  # the ranks of a machine share the work of an index
+            if accelerator.is_main_process and (doubt := self.dataset.doubt()) is not None:
+                accelerator.print(f"warning: {doubt}")
+            self.train_set, self.held_out, self._groups = self._split(config)
+            config = self.config = config.with_steps(len(self.train_set))
+            self.objective: Objective = build_objective(config.objective)
+            self.model: DiT = self._make_model()
+            self.handle: Handle | None = None
+            if config.model.tread_config is not None:
+                plan = RoutePlan.from_config(config.model.tread_config).with_total_steps(config.train.steps)
+                self.handle = self.model.route(plan, seed=int(noise.bits(plan.seed, config.train.seed)))
         if config.train.sharded:
             shard(self.model, self.model.blocks, config, accelerator)
         self.facts: dict[str, Any] = self._make_facts()

@@ -13,6 +13,8 @@ from tread.evaluate.compare import evaluate
 from tread.evaluate.features import load_extractor, settings_called
 from tread.files import write_text
 from tread.page.read import FIGURES
+from tread.together import together
+from tread.training.ranks import lost_ranks
 from tread.training.record import origin
 
 
@@ -38,7 +40,7 @@ def run_evaluation(
 
         state = PartialState(cpu=chosen.type == "cpu")
         rank, chosen = state.process_index, state.device or chosen
-    with settings_called("--{}"):
+    with lost_ranks(), settings_called("--{}"), together():
         report = evaluate(samples, ref, load_extractor(features, weights, chosen), save=save, **options)
     if save is not None and rank == 0 and not json:
         print(f"saved: {save}")

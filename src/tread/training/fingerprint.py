@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tread.errors import ConfigError
+from tread.together import gathered
 from tread.training.settings import JobConfig
 
 Fingerprint = Mapping[str, Sequence[int | str]]
@@ -51,6 +52,18 @@ def describe_changes(before: Fingerprint, now: Fingerprint, what: str = "files")
             told.append(f"{name!r} has other {what}")
     more = f", and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
     return ", ".join(told[:SHOWN]) + more
+
+
+def check_shared(facts: Mapping[str, Any]) -> None:
+    """Refuse data that is not the same on all processes, whose batches would not be parts of one."""
+    first, *others = gathered({key: facts[key] for key in KINDS if key in facts})
+    for rank, data in enumerate(others, start=1):
+        told = [describe_changes(first[key], data[key], KINDS[key]) for key in first]
+        if any(told):
+            raise ConfigError(
+                f"the data of process {rank} of this run is not that of process 0: {', '.join(filter(None, told))}. "
+                "Give all machines the same files."
+            )
 
 
 def check_data(

@@ -24,6 +24,7 @@ from tread.errors import ConfigError, Stopped, masked, one_line, shown
 from tread.files import is_file, lock, sweep, write_text, writing
 from tread.kernels.attention.kernel import check_attention
 from tread.training.checkpoint import CHECKPOINTS, MANIFEST, checkpoint_path, list_checkpoints, newest, recover
+from tread.training.fingerprint import check_shared
 from tread.training.loop import fit
 from tread.training.metrics import tracker_of
 from tread.training.ranks import arriving, from_main, lost_ranks, rejoin, restarts
@@ -47,7 +48,7 @@ def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Acceler
     parallel = DistributedDataParallelKwargs(find_unused_parameters=find_unused, gradient_as_bucket_view=True)
     # accelerate drops a timeout that equals its default, and torch then sets another one
     group = InitProcessGroupKwargs(timeout=config.train.timeout + timedelta(microseconds=1))
-    if config.train.sharded and torch.cuda.is_available():
+    if torch.cuda.is_available():  # over gloo, unlike over NCCL, a process notices that another one has ended
         group.backend = BACKENDS["cuda"]
     with arriving(config):
         rejoin(BACKENDS["cuda"] if torch.cuda.is_available() else "gloo", config.train.timeout)
@@ -139,6 +140,7 @@ def run(
     to report changes.
     """
     settings = masked(settings)
+    check_shared(task.facts)  # the ranks meet here before they open process groups, which wait for one that has ended
     session = Session(task, config, accelerator)
     source = _resumed_from(config, folder)
     start = 0 if source is None else session.load(source / CHECKPOINTS)

@@ -66,15 +66,16 @@ def from_main(accelerator: Accelerator, compute: Callable[[], Result]) -> Result
 
 
 @contextmanager
-def lost_ranks(config: JobConfig) -> Iterator[None]:
-    """Turn a failed collective, whose error does not name the process that ended, into a RankLost."""
+def lost_ranks(config: JobConfig | None = None) -> Iterator[None]:
+    """Turn a failed collective, whose error does not name the process that ended, into a RankLost; `config`: the job
+    whose timeout it is, if it is not torch's."""
     try:
         yield
     except RuntimeError as error:
         if not _is_lost_rank(error):
             raise
         waited = "timed out" in str(error).lower()
-        what = f"has not answered for {_waited(config)}" if waited else "has ended"
+        what = f"has not answered for {_waited(config) if config else 'too long'}" if waited else "has ended"
         raise RankLost(
             f"another process of this run {what}, so this one ends too: the error is in that process's own output."
         ) from error

@@ -119,6 +119,22 @@ def test_an_encoder_that_fails_on_one_rank_ends_the_others(
     assert said[1][0] < said[0][0], "the one that failed ended first"
 
 
+def encode_apart(pictures: Path, folder: Path) -> None:
+    """Each rank has a cache of its own."""
+    ranks = Accelerator(cpu=True)
+    cache = Cache(folder / f"cache-{ranks.process_index}", ranks)
+    message = r"what another process encoded is not in cache_dir '\S+': name a folder that all machines"
+    with pytest.raises(ConfigError, match=message), together():
+        encode(cache, pictures, Encoder())
+    with pytest.raises(ConfigError, match=message), together():
+        encode_texts(cache, ["red", "blue"], encode=TextEncoder(), identity="text", progress=False)
+
+
+def test_processes_that_do_not_share_a_cache_are_refused(pictures: Path, tmp_path: Path) -> None:
+    """Each would train on the half that it encoded."""
+    in_ranks(encode_apart, pictures, tmp_path)
+
+
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cache_dir '\S+/file/cache' cannot be created \(.+\); name another"):

@@ -88,11 +88,14 @@ class Cache:
         self._put(self.path(kind, key).with_suffix(".skipped"), printable(reason).encode())
 
     def why_not(self, kind: ItemKind, key: str) -> str:
-        """The reason recorded by `skip`."""
+        """The reason recorded by `skip`; raises if there is none, where another process has its own folder."""
         try:
             return self.path(kind, key).with_suffix(".skipped").read_text(encoding="utf-8")
         except OSError:
-            return f"it is missing in {self.folder}: all processes of a run must share one cache_dir"
+            raise ConfigError(
+                f"what another process encoded is not in cache_dir {str(self.folder)!r}: name a folder that all "
+                "machines of the run share."
+            ) from None
 
     def _put(self, path: Path, content: bytes) -> None:
         try:

@@ -248,6 +248,9 @@ def encode_texts(
                 _store_text(writer, texts.key(caption), caption, row)
             bar.update(len(batch))
     gathered(None)
+    for key in map(texts.key, unique):
+        if not cache.path("text", key).exists():
+            cache.why_not("text", key)
     return texts
 
 

@@ -34,7 +34,7 @@ from tread.finetune.data.long_texts import LongTexts, told
 from tread.finetune.family import Text, TuneFamily
 from tread.finetune.settings import FinetuneConfig
 from tread.together import gathered
-from tread.training.fingerprint import KINDS, fingerprint
+from tread.training.fingerprint import KINDS, check_shared, fingerprint
 from tread.words import counted
 
 LOOKED_AT = 64
@@ -64,14 +64,19 @@ class Prepared:
         return max(sorted(counts), key=lambda bucket: counts[bucket])
 
     def fingerprints(self) -> dict[str, Any]:
-        """Fingerprints of the data for a checkpoint: training files, eval files, and the captions of both."""
-        kinds: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
-        for sample in self.samples:
-            place = sample.place.name if isinstance(sample.place, Path) else sample.place
-            kind, entry = "held_out" if sample.held_out else "contents", f"data[{sample.dataset}]"
-            kinds[kind].setdefault(entry, []).append(f"{place} {sample.size} {sample.frames}")
-            kinds["captions"].setdefault(entry, []).extend(f"{place} {caption}" for caption in sample.captions)
-        return {kind: fingerprint(groups) for kind, groups in kinds.items()}
+        """Those of the samples that could be encoded, for a checkpoint."""
+        return fingerprints(self.samples)
+
+
+def fingerprints(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Fingerprints of samples: training files, eval files, and the captions of both."""
+    kinds: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
+    for sample in samples:
+        place = sample.place.name if isinstance(sample.place, Path) else sample.place
+        kind, entry = "held_out" if sample.held_out else "contents", f"data[{sample.dataset}]"
+        kinds[kind].setdefault(entry, []).append(f"{place} {sample.size} {sample.frames}")
+        kinds["captions"].setdefault(entry, []).extend(f"{place} {caption}" for caption in sample.captions)
+    return {kind: fingerprint(groups) for kind, groups in kinds.items()}
 
 
 def prepare(
@@ -87,6 +92,7 @@ def prepare(
     for check in data_checks(family, collected.samples, configs):
         check()
     samples = collected.samples
+    check_shared(fingerprints(samples))
     if batches is not None:
         samples = _batch_of(samples, configs, family)[: batches * config.train_batch_size * accelerator.num_processes]
     cache = Cache(config.cache_dir, accelerator)
