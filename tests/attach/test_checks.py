@@ -177,10 +177,23 @@ def test_one_layer_that_takes_a_side_is_enough_but_all_take_the_stream():
     check_family(model, side(name="cond")())
 
 
+class DeepSpeedEngine(nn.Module):
+    """DeepSpeed's wrapper has this name and attribute, but needs more than the CPU to be made."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+class SubclassedEngine(DeepSpeedEngine):
+    """A subclass wraps as its base does, such as DeepSpeed's PipelineEngine and most of peft's models."""
+
+
 def test_layers_are_found_inside_wrappers():
     layer = Layer()
     compiled: Any = torch.compile(layer, backend="eager")
-    for wrapped in (layer, compiled, checkpoint_wrapper(layer), checkpoint_wrapper(compiled)):
+    others = DeepSpeedEngine(compiled), SubclassedEngine(layer)
+    for wrapped in (layer, compiled, checkpoint_wrapper(layer), checkpoint_wrapper(compiled), *others):
         assert unwrapped(wrapped) is layer
     assert argument_names(checkpoint_wrapper(layer)) == (["x", "cond", "rope", "joint"], False)
     model = Mine()

@@ -77,6 +77,7 @@ def test_forward_mode_gradients(attach: Attach):
         output, tangent, *_ = torch.func.jvp(predict, (x,), (direction,))
         kept = handle.kept  # usable outside the transform
         assert kept is not None
+        assert handle.selections[0].data_ptr(), "the transform's own tensors have no storage to copy or save"
         assert handle.state_dict() == {"step": 0, "micro_step": 1}
         handle.set_step(0)
         assert predict(x).equal(output)

@@ -9,9 +9,21 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+import tread
 from tests.attach.forms import FORMS
-from tests.attach.recomputing import COMPILED, DEVICES, SOME, TWO, backend, compare
-from tests.tiny.toy import Arguments, Toy, plain
+from tests.attach.recomputing import (
+    COMPILED,
+    DEVICES,
+    ROUTES,
+    SOME,
+    TWO,
+    assert_same,
+    backend,
+    collected,
+    compare,
+    gradients,
+)
+from tests.tiny.toy import FAMILY, TOKENS, Arguments, Toy, inputs, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -40,6 +52,25 @@ def test_compiled_layers(name: str, way: str, device: str):
         late = SOME.index(name) % 2 == 0
         compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, **TWO)
         compare(FORMS[name], wrap=COMPILED[way], late=late, exact=False, device=device, detached=True)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("way", COMPILED)
+def test_attached_anew_before_the_backward(way: str):
+    """The compiled code is routed by the second handle at that time, and the recomputation by the first."""
+    reference, model = Toy(), Toy(form=FORMS["a layer, non-reentrant"])
+    with tread.attach(reference, {"routes": ROUTES["inner"]}, family=FAMILY) as handle:
+        expected, _ = gradients(reference, handle)
+    COMPILED[way](model)
+    first = tread.attach(model, {"routes": ROUTES["inner"]}, family=FAMILY)
+    first.set_step(3)
+    arguments = inputs()
+    output = model(**arguments)
+    with tread.attach(model, {"routes": ROUTES["all"]}, family=FAMILY) as second:
+        (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+        assert_same(collected(model, [arguments]), expected, exact=False)
+        model(**inputs())
+        assert second.selections[0].shape == (2, TOKENS // 2)
 
 
 @pytest.mark.usefixtures("fresh")

@@ -26,6 +26,8 @@ def test_checkpointing_turned_on_off_and_on_again_while_attached(attach: Attach,
         turn()
         assert routed(FLUX, model, handle).equal(expected)
     model.enable_gradient_checkpointing()
+    for _ in range(2):
+        assert routed(FLUX, model, handle).equal(expected)
     stock = FLUX.model()
     stock.enable_gradient_checkpointing()
     handle.detach()
@@ -44,6 +46,22 @@ def test_two_models_share_a_rotary_function_and_the_last_puts_it_back(attach: At
     assert routed(FLUX, other, second).equal(expected)
     second.detach()
     assert rotary_function() is stock
+
+
+def test_detached_before_the_backward_of_a_checkpointed_forward(attach: Attach):
+    """The recomputation rotates by a table per sample, as the forward did."""
+    found = []
+    for checkpointed in (False, True):
+        model = FLUX.model()
+        if checkpointed:
+            model.enable_gradient_checkpointing()
+        handle = attach(model, ROUTES)
+        handle.set_step(0)
+        output = FLUX.call(model, FLUX.inputs(2))
+        handle.detach()
+        output.square().mean().backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_a_deep_copy_is_a_stock_model(attach: Attach, expected: torch.Tensor):

@@ -274,6 +274,18 @@ def test_a_state_used_again_in_backward_is_refused(what: str, reentrant: bool):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
+def test_a_dense_state_may_be_used_again_in_backward(reentrant: bool):
+    handle = Handle(PLAN, depth=12)
+    with handle.dense():
+        state = handle.begin(training=True)
+    x = X.clone().requires_grad_()
+    out = checkpoint(lambda x: state.exit(2, state.enter(2, x)).square(), x, use_reentrant=reentrant)
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.equal(2 * X)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
 def test_a_forward_is_recomputed_inside_checkpointed_functions_alone(reentrant: bool):
     """Compiled layers ask it; a log that stayed would also take the calls after its function."""
     handle = Handle(PLAN, depth=12)

@@ -66,7 +66,8 @@ def test_a_window_sees_the_kept_rows_and_leaves_the_others(layout: str):
     assert short.equal(taken(X, rows))
     inner = state.exit(1, -short, end)
     assert inner.equal(-short), "carried to the next layer"
-    full = state.exit(2, state.enter(2, inner, end) - 1, end)
+    assert state.enter(2, inner, end) is inner
+    full = state.exit(2, inner - 1, end)
     for b in range(2):
         for token in range(TEXT + IMAGE):
             assert full[b, token].equal(-X[b, token] - 1 if token in rows[b] else X[b, token])

@@ -33,8 +33,12 @@ BOUND_BY_HOST = (
 def follow_compile(layer: Layer, module: nn.Module) -> None:
     """Wrap every entry point of compiled code of `module`, an item of the list of layers."""
     for owner, name in _entry_points(module):
-        if not isinstance(entry := owner.__dict__[name], CompiledCall):
-            setattr(owner, name, CompiledCall(layer, entry))
+        entry = owner.__dict__[name]
+        if isinstance(entry, CompiledCall):
+            if entry.layer is layer:
+                continue
+            entry = entry.inner  # that of a later handle, while a forward of this one is recomputed
+        setattr(owner, name, CompiledCall(layer, entry))
 
 
 def leave_compiled(module: nn.Module) -> None:
