@@ -1,6 +1,7 @@
 """Folders of pictures and clips, each with its caption in a file beside it."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ def write_sounding(folder: Path, *, rate: int = 24) -> Path:
     return folder
 
 
-def write_clip(path: Path, frames: np.ndarray, sound: np.ndarray | None, rate: int, sampled: int = 16000) -> Path:
+def write_clip(
+    path: Path, frames: np.ndarray, sound: np.ndarray | None, rate: int | Fraction, sampled: int = 16000
+) -> Path:
     """A lossless clip of frames, uint8 (F, H, W, 3), and sound in [-1, 1], (channels, N)."""
     import av
 
