@@ -17,7 +17,7 @@ from tread.files import regular
 
 _ROUNDING = 1e-3
 """Tolerance of a time, in frames: containers round times to a time base of their own."""
-_COARSE = 2e-3
+TIME_ERROR = 2e-3
 """Seconds by which a time after the first frame may be off: Matroska rounds both to milliseconds."""
 SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 
@@ -77,7 +77,7 @@ def _unrounded(seconds: float, rate: Fraction | None) -> float:
     At a constant rate this is the time before rounding; else it is off by less than the rounding itself.
     """
     exact = float(round(seconds * rate) / rate) if rate else seconds
-    return exact if abs(exact - seconds) < _COARSE else seconds
+    return exact if abs(exact - seconds) < TIME_ERROR else seconds
 
 
 def resampled(frames: Iterable[Timed], rate: float) -> Iterator[Image.Image]:
@@ -105,7 +105,7 @@ def resampled(frames: Iterable[Timed], rate: float) -> Iterator[Image.Image]:
 
 def resampled_count(seconds: float, rate: float) -> int:
     """The number of frames that `resampled` makes of a clip of this duration, at least 1, whatever its rounding."""
-    return max(1, math.ceil((seconds - _COARSE) * rate - _ROUNDING))
+    return max(1, math.ceil((seconds - TIME_ERROR) * rate - _ROUNDING))
 
 
 def open_clip(path: Path) -> Any:
