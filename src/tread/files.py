@@ -4,6 +4,7 @@
   rename. Several processes may write the same file at once; the last to finish wins. `write_text` is it for a string.
 - `sweep` removes the temporary files of killed processes.
 - `exclusive` lets one process of a machine at a time do a thing; the system gives the lock back where one is killed.
+- `unwritable` says whether a folder can be written in, or made, without making it.
 - `writing` turns the failure of a write, which names no file where the disk is full, into a sentence that does.
 - `is_file` and `is_folder` answer for any text: no file has a name that the file system does not take. `regular` keeps
   readers from a pipe or a device, which may never end.
@@ -16,6 +17,7 @@ import errno
 import hashlib
 import os
 import re
+import tempfile
 import uuid
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -52,6 +54,16 @@ def write_text(path: Path, text: str, *, errors: str = "strict") -> None:
     """Write a text file by `atomic_write`, in UTF-8; `errors` as in `str.encode`."""
     with atomic_write(path) as file:
         file.write(text.encode(errors=errors))
+
+
+def unwritable(folder: Path) -> str | None:
+    """The reason why no file can be written in a folder, which need not exist yet; None if one can."""
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there):
+            return None
+    except OSError as error:
+        return reason_of(error)
 
 
 def sweep(folder: Path) -> None:

@@ -5,6 +5,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
+from tests.tiny import pictures
 from tread.data.captioned.buckets import Bucket, Crop, bucket_of, crop_of
 from tread.data.captioned.entries import DataConfig, VideoConfig
 from tread.data.captioned.pixels import count_frames, probe, read_pixels
@@ -120,6 +122,30 @@ def test_a_frame_rate_chooses_the_frames_that_are_shown_then(
     np.testing.assert_array_equal(read_pixels(path, crop).numpy(), frames[indices])
     with pytest.raises(DataError, match=f"it ends after {len(indices)} of {len(indices) + 1} frames"):
         read_pixels(path, replace(crop, bucket=Bucket(32, 16, len(indices) + 1)))
+
+
+@pytest.mark.parametrize(("frames", "rate"), [(8, 24.0), (16, 24.0), (24, 24.0), (24, 20.0), (188, 25.0)])
+def test_every_counted_frame_can_be_read(tmp_path: Path, frames: int, rate: float) -> None:
+    """Matroska rounds times to milliseconds: film at 23.976 frames per second ends a little earlier."""
+    pytest.importorskip("av")
+    content = RNG.integers(0, 256, (frames, 8, 8, 3), dtype=np.uint8)
+    path = pictures.write_clip(tmp_path / "a.mkv", content, None, Fraction(24000, 1001))
+    count = count_frames(path, rate)
+    shown = [int(n / rate * 24000 / 1001) for n in range(count)]
+    crop = replace(whole(8, 8, count), frame_rate=rate)
+    np.testing.assert_array_equal(read_pixels(path, crop).numpy(), content[shown])
+    assert frames / (24000 / 1001) * rate - count < 0.1
+
+
+@pytest.mark.parametrize("rate", [24, 30, 60])
+def test_a_clip_read_at_its_own_rate_has_every_frame_once(tmp_path: Path, rate: int) -> None:
+    """Rounded to milliseconds, frame 2 of 30 per second starts at 67 ms, after the 66.7 that it is read at."""
+    pytest.importorskip("av")
+    content = RNG.integers(0, 256, (90, 8, 8, 3), dtype=np.uint8)
+    path = pictures.write_clip(tmp_path / "a.mkv", content, None, rate)
+    assert count_frames(path, float(rate)) == 90
+    crop = replace(whole(8, 8, 90), frame_rate=float(rate))
+    np.testing.assert_array_equal(read_pixels(path, crop).numpy(), content)
 
 
 def test_frames_of_any_duration_are_shown_when_a_player_shows_them(tmp_path: Path) -> None:

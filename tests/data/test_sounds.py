@@ -46,6 +46,13 @@ def test_one_channel_is_both_ears_and_other_rates_are_resampled(tmp_path: Path) 
     np.testing.assert_allclose(found[0, 100:-100], expected[100:-100], atol=5e-3)
 
 
+def test_packets_follow_each_other_without_clicks(tmp_path: Path) -> None:
+    """Matroska rounds their times to milliseconds, 44 samples."""
+    sound = ramps(22050)
+    path = write_clip(tmp_path / "a.mkv", FRAMES, sound, 10, sampled=44100)
+    np.testing.assert_allclose(read_sound(path, 0.5, 44100).numpy(), sound, atol=1e-4)
+
+
 def test_what_has_no_sound(tmp_path: Path) -> None:
     mute = write_clip(tmp_path / "mute.mkv", FRAMES, None, 10)
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")

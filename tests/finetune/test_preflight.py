@@ -83,6 +83,16 @@ def encoded(folder: Path) -> set[Path]:
         ),
         ("flux", {"vae_enable_tiling": True}, "vae_enable_tiling is true, but diffusers' AutoencoderTiny tiles"),
         ("flux", {"cpu_offload": True}, "cpu_offload is true, but parallel is 'ddp'"),
+        (
+            "flux",
+            {"output_dir": f"{__file__}/run"},
+            f"cannot write to output_dir '{__file__}/run': Not a directory. Name",
+        ),
+        (
+            "flux",
+            {"cache_dir": f"{__file__}/cache"},
+            f"cache_dir '{__file__}/cache' cannot be created (Not a directory",
+        ),
         ("flux", {"init_lora": "./old/lora.safetensors"}, "which is neither a file nor a folder here"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -117,6 +127,22 @@ def test_a_part_that_is_cut_off(
     file.write_bytes(file.read_bytes()[:-100])
     (problem,) = refused(tmp_path, settings(tmp_path, base), capsys)
     assert f"{part} of {base} cannot be loaded" in problem
+
+
+def test_a_folder_that_holds_another_run(
+    pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(tmp_path, pipeline_folder("flux"))
+    forget()
+    finetune(read_config(written(tmp_path, config)))
+    (problem,) = refused(tmp_path, config, capsys)
+    assert problem.startswith(f"{tmp_path / 'run'} already holds a run: continue it with resume_from_checkpoint=latest")
+    assert check(written(tmp_path, config | {"resume_from_checkpoint": "latest", "max_train_steps": 2})) == 0
+
+
+def test_looking_at_folders_makes_none(pipeline_folder: Folder, tmp_path: Path) -> None:
+    assert check(written(tmp_path, settings(tmp_path, pipeline_folder("flux")))) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "data"}
 
 
 def test_other_shapes_on_resume(pipeline_folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Folders of pictures and clips, each with its caption in a file beside it."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ def write_sounding(folder: Path, *, rate: int = 24) -> Path:
     return folder
 
 
-def write_clip(path: Path, frames: np.ndarray, sound: np.ndarray | None, rate: int, sampled: int = 16000) -> Path:
+def write_clip(
+    path: Path, frames: np.ndarray, sound: np.ndarray | None, rate: int | Fraction, sampled: int = 16000
+) -> Path:
     """A lossless clip of frames, uint8 (F, H, W, 3), and sound in [-1, 1], (channels, N)."""
     import av
 
@@ -85,10 +88,12 @@ def write_clip(path: Path, frames: np.ndarray, sound: np.ndarray | None, rate: i
             container.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
         container.mux(video.encode())
         if sound is not None:
-            packed = (sound * 32767).round().astype(np.int16).T.reshape(1, -1)  # (1, N channels)
-            frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format="s16", layout=layout)
-            frame.sample_rate, frame.pts = sampled, 0
-            container.mux(audio.encode(frame))
+            samples = (sound * 32767).round().astype(np.int16).T  # (N, channels)
+            for start in range(0, len(samples), 1024):  # a packet, as AAC has them
+                packed = np.ascontiguousarray(samples[start : start + 1024]).reshape(1, -1)
+                frame = av.AudioFrame.from_ndarray(packed, format="s16", layout=layout)
+                frame.sample_rate, frame.pts = sampled, start
+                container.mux(audio.encode(frame))
             container.mux(audio.encode())
     return path
 

@@ -16,6 +16,7 @@ from torch import nn
 from tread.config.schema import plain
 from tread.data.captioned.samples import collect
 from tread.errors import ConfigError, DataError, masked, shown
+from tread.finetune.data.cache import check_cache
 from tread.finetune.data.prepare import DTYPES, data_checks
 from tread.finetune.families import distilled_risks, open_family
 from tread.finetune.family import TuneFamily
@@ -31,7 +32,7 @@ from tread.finetune.settings import FinetuneConfig
 from tread.finetune.target import Adjustments, Target
 from tread.routing.risks import warn_once
 from tread.training.checkpoint import CHECKPOINTS, list_checkpoints
-from tread.training.job import CONFIG_FILE, saved_settings
+from tread.training.job import CONFIG_FILE, check_folder, saved_settings
 from tread.training.sharding.layout import check_layout
 
 FIXED = (
@@ -91,6 +92,8 @@ def look(config: FinetuneConfig) -> Findings:
     layout = FinetuneJob.of(config)
     for check in (
         lambda: check_layout(layout),
+        lambda: check_folder(layout),
+        lambda: check_cache(config.cache_dir),
         *checks,
         lambda: check_resumed(config),
         lambda: _check_data(config, family),

@@ -202,7 +202,7 @@ lowering the rate; muon takes AdamW's rate and orthogonalises the steps of matri
     lr_end: float = 0.0
     """The rate at the last step, for every lr_scheduler but constant."""
     lr_power: float = 1.0
-    """Exponent of lr_scheduler polynomial, which decays with (1 - step / steps) ** lr_power."""
+    """Exponent of lr_scheduler polynomial: (1 - step / steps) ** lr_power, counted from the end of the warm-up."""
     lr_num_cycles: int = 1
     """Cycles of lr_scheduler cosine_with_restarts, each of which decays from learning_rate."""
     adam_beta1: float = 0.9

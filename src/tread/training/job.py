@@ -21,7 +21,7 @@ from torch import distributed
 from tread.config.documents import read_document, settled
 from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, one_line, shown
-from tread.files import is_file, lock, sweep, write_text, writing
+from tread.files import is_file, lock, sweep, unwritable, write_text, writing
 from tread.kernels.attention.kernel import check_attention
 from tread.training.checkpoint import CHECKPOINTS, MANIFEST, checkpoint_path, list_checkpoints, newest, recover
 from tread.training.fingerprint import check_shared
@@ -101,14 +101,30 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
         make_folder(folder, f"output_dir {str(folder)!r}", "Name another output_dir.")  # each machine may have its own
         if goes_on:
             _check_resumable(folder, accelerator)
-        taken = not goes_on and list_checkpoints(folder / CHECKPOINTS)
+        taken = _taken(config, folder)
         accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
-        if taken:
-            raise ConfigError(
-                f"{folder} already holds a run: continue it with {config.called('resume')}=latest, or name another "
-                "output_dir."
-            )
+        if taken is not None:
+            raise taken
         yield folder
+
+
+def check_folder(config: JobConfig) -> None:
+    """Refuse an output_dir that `claimed_folder` would refuse, without making it."""
+    folder = Path(config.output_dir)
+    if reason := unwritable(folder):
+        raise ConfigError(f"cannot write to output_dir {str(folder)!r}: {reason}. Name another output_dir.")
+    if (taken := _taken(config, folder)) is not None:
+        raise taken
+
+
+def _taken(config: JobConfig, folder: Path) -> ConfigError | None:
+    """The refusal of a folder that holds another run than the one to resume."""
+    source = _resumed_from(config, folder)
+    if (source is not None and source.resolve() == folder.resolve()) or not list_checkpoints(folder / CHECKPOINTS):
+        return None
+    return ConfigError(
+        f"{folder} already holds a run: continue it with {config.called('resume')}=latest, or name another output_dir."
+    )
 
 
 def _check_resumable(run_folder: Path, accelerator: Accelerator) -> None:

@@ -94,11 +94,11 @@ class OptimizerConfig:
     learning_rate: float = 3e-3
     """for the tiny model on the digits; the paper has 1e-4 for S/2 to XL/2"""
     schedule: ScheduleName = "constant"
-    """constant, or down to end_rate at train.steps: linear | cosine | polynomial | cosine_with_restarts"""
+    """constant, or down to end_rate after the warm-up: linear | cosine | polynomial | cosine_with_restarts"""
     end_rate: float = 0.0
     """the rate that a schedule ends at"""
     power: float = 1.0
-    """polynomial falls with (1 - step / steps) to this power"""
+    """polynomial falls with (1 - step / steps) to this power, both counted from the end of the warm-up"""
     cycles: int = 1
     """how often cosine_with_restarts falls, each time from the full rate"""
     warmup_steps: int = 100

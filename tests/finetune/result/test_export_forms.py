@@ -187,6 +187,15 @@ def test_merged_weights_never_go_to_a_run_that_was_moved(run: Callable[..., Path
     assert not (moved / LORA).exists()
 
 
+def test_a_base_model_that_has_moved_is_named_with_its_setting(run: Callable[..., Path], tmp_path: Path):
+    copied = shutil.copytree(run("lora"), tmp_path / "run")
+    config = copied / "config.yaml"
+    base = next(line for line in config.read_text().splitlines() if line.startswith("pretrained_model_name_or_path"))
+    config.write_text(config.read_text().replace(base, f"pretrained_model_name_or_path: {tmp_path}/gone"))
+    with pytest.raises(ConfigError, match=rf"pretrained_model_name_or_path '{tmp_path}/gone'.*in {config}: change it"):
+        export(copied, out=tmp_path / "out")
+
+
 def test_export_writes_layouts_beside_the_result(run: Callable[..., Path], tmp_path: Path):
     folder = run("lora")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

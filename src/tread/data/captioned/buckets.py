@@ -65,7 +65,8 @@ class Crop:
         return self.left * width, self.top * height, self.right * width, self.bottom * height
 
     def __str__(self) -> str:
-        rate = "" if self.frame_rate is None else f" at {self.frame_rate:g} fps"
+        # a word of cache keys, so other words for other frames: " at" was before times were rid of their rounding
+        rate = "" if self.frame_rate is None else f" resampled to {self.frame_rate:g} fps"
         box = f"{self.left:.6f},{self.top:.6f},{self.right:.6f},{self.bottom:.6f}"
         return f"{self.bucket} of {box}{rate}{' mirrored' * self.mirrored}"
 

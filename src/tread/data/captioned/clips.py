@@ -17,6 +17,8 @@ from tread.files import regular
 
 _ROUNDING = 1e-3
 """Tolerance of a time, in frames: containers round times to a time base of their own."""
+TIME_ERROR = 2e-3
+"""Seconds by which a time after the first frame may be off: Matroska rounds both to milliseconds."""
 SUFFIXES = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".webm")
 
 _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
@@ -52,7 +54,7 @@ def rate_of(container: Any) -> Fraction:
 
 
 Timed = tuple[Image.Image, float | None, float | None]
-"""A frame, its start time and its duration in seconds; None where the file has none."""
+"""A frame, its start after the first one and its duration in seconds; None where the file has none."""
 
 
 def timed_clip(path: Path) -> Iterator[Timed]:
@@ -60,10 +62,22 @@ def timed_clip(path: Path) -> Iterator[Timed]:
     with open_clip(path) as container:
         if not container.streams.video:
             raise ValueError("it has no video stream")
-        for frame in container.decode(container.streams.video[0]):
+        stream, first = container.streams.video[0], None
+        for frame in container.decode(stream):
             image = frame.to_image()
             turn = _TURNS.get(round(frame.rotation) % 360)
-            yield image if turn is None else image.transpose(turn), frame.time, None
+            first = frame.time if first is None else first
+            time = None if frame.time is None else _unrounded(frame.time - first, stream.average_rate)
+            yield image if turn is None else image.transpose(turn), time, None
+
+
+def _unrounded(seconds: float, rate: Fraction | None) -> float:
+    """A time that the container has rounded, at a whole number of frames if it is near one.
+
+    At a constant rate this is the time before rounding; else it is off by less than the rounding itself.
+    """
+    exact = float(round(seconds * rate) / rate) if rate else seconds
+    return exact if abs(exact - seconds) < TIME_ERROR else seconds
 
 
 def resampled(frames: Iterable[Timed], rate: float) -> Iterator[Image.Image]:
@@ -75,25 +89,23 @@ def resampled(frames: Iterable[Timed], rate: float) -> Iterator[Image.Image]:
     ['a', 'a', 'b', 'b']
     """
     shown: Image.Image | None = None
-    first, start, gap, count = 0.0, 0.0, 1 / rate, 0
+    start, gap, count = 0.0, 1 / rate, 0
     for image, time, seconds in frames:
         if time is None:
             raise ValueError("its frames have no times, so its frame rate cannot be changed")
-        if shown is None:
-            first, shown = time, image
-        while (count + _ROUNDING) / rate < time - first:
+        while shown is not None and (count + _ROUNDING) / rate < time:
             yield shown
             count += 1
         gap = seconds or (time - start if time > start else gap)
         shown, start = image, time
-    while shown is not None and (count + _ROUNDING) / rate < start - first + gap:
+    while shown is not None and (count + _ROUNDING) / rate < start + gap:
         yield shown
         count += 1
 
 
 def resampled_count(seconds: float, rate: float) -> int:
-    """The number of frames that `resampled` makes of a clip of this duration, at least 1."""
-    return max(1, math.ceil(seconds * rate - _ROUNDING))
+    """The number of frames that `resampled` makes of a clip of this duration, at least 1, whatever its rounding."""
+    return max(1, math.ceil((seconds - TIME_ERROR) * rate - _ROUNDING))
 
 
 def open_clip(path: Path) -> Any:

@@ -1,6 +1,7 @@
 """The sound of video clips, read with PyAV: whether a clip has an audio stream, and its samples.
 
-- Sound is aligned with the picture: samples before the first frame are cut, and gaps at either end are silence.
+- Sound is aligned with the picture: samples before the first frame are cut, and gaps at either end are silence. Packets
+  follow each other without gaps of the container's rounding, which would be clicks.
 - It is resampled to one rate and stereo: mono is copied to both channels, more than two channels are mixed down.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tread.data.captioned.clips import open_clip, rate_of
+from tread.data.captioned.clips import TIME_ERROR, open_clip, rate_of
 from tread.data.captioned.pixels import is_clip
 from tread.data.captioned.tables import Place
 from tread.data.images import reading
@@ -45,6 +46,8 @@ def read_sound(place: Place, seconds: float, rate: int) -> Tensor:
                 for part in resampler.resample(frame):
                     samples = torch.from_numpy(part.to_ndarray())  # (1 or 2, n)
                     at = following if part.time is None else round((part.time - start) * rate)
+                    if abs(at - following) < TIME_ERROR * rate:  # no gap, but a time that the container has rounded
+                        at = following
                     following = at + samples.shape[1]
                     first, last = max(at, 0), min(following, out.shape[1])
                     if first < last:

@@ -24,8 +24,8 @@ from torch.utils.data import Dataset
 
 from tread.data.captioned.buckets import Bucket, BucketOrder
 from tread.data.captioned.samples import Sample
-from tread.errors import ConfigError, DataError, printable
-from tread.files import atomic_write
+from tread.errors import ConfigError, DataError, printable, reason_of
+from tread.files import atomic_write, unwritable
 from tread.finetune.data.hashes import Alone, ContentHashes, Ranks, digest
 from tread.finetune.data.picks import Pick
 from tread.finetune.family import reference_name
@@ -49,9 +49,7 @@ class Cache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"cache_dir {str(folder)!r} cannot be created ({error.strerror}); name another folder."
-            ) from error
+            raise _no_folder(folder, reason_of(error)) from error
         if self.is_main:
             self._sweep()
         self.hashes = ContentHashes(self.folder, self.ranks)
@@ -113,6 +111,16 @@ class Cache:
             with suppress(OSError):  # another process has just renamed it
                 if time.time() - path.stat().st_mtime > _STALE:
                     path.unlink()
+
+
+def check_cache(folder: str) -> None:
+    """Refuse a cache_dir that cannot be created, without making it; one that exists may hold all items already."""
+    if not Path(folder).is_dir() and (reason := unwritable(Path(folder))):
+        raise _no_folder(folder, reason)
+
+
+def _no_folder(folder: str | Path, reason: str) -> ConfigError:
+    return ConfigError(f"cache_dir {str(folder)!r} cannot be created ({reason}); name another folder.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,7 +129,8 @@ def _of_sample(
 
     def picture(place: Place, crop: Crop, sound: tuple[float, int] | None = None) -> Picture:
         crop = replace(crop, mirrored=mirrored)
-        words = () if sound is None else sound
+        # the last word is for other samples: before it, gaps between packets were clicks
+        words = () if sound is None else (*sound, "joined")
         made = Picture(digest(FORMAT, contents[place], crop, identity, *words), place, crop, sound, shapes.alpha)
         return items.pictures.setdefault(made.key, made)
 

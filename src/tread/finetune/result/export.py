@@ -14,6 +14,7 @@ from tread.errors import CheckpointError, ConfigError
 from tread.finetune.config import read_config
 from tread.finetune.model.merge import merge_adapter
 from tread.finetune.model.original_names import Layout
+from tread.finetune.preflight import source_of
 from tread.finetune.result.card import called
 from tread.finetune.result.layout import check_kind, write_layout
 from tread.finetune.result.write import RECORD, write_result
@@ -103,7 +104,12 @@ def _config(run: Path) -> FinetuneConfig:
             f"{run} is a run of `tread train`, whose checkpoints are its result: draw from it with `tread sample {run}`"
             f", or from one checkpoint with `tread sample {run / CHECKPOINTS}/STEP`."
         )
-    return read_config(run / CONFIG_FILE)
+    config = read_config(run / CONFIG_FILE)
+    try:
+        source_of(config)
+    except ConfigError as error:  # a base model that has moved
+        raise ConfigError(f"{error} The setting is in {run / CONFIG_FILE}: change it there.") from error
+    return config
 
 
 def _best(run: Path, step: int | None) -> tuple[Path, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The learning rate as a function of the step: `constant`, `linear`, `cosine`, `polynomial`, `cosine_with_restarts`.
 
-Each falls from the configured rate to `end_rate` over the whole run, while the warm-up multiplies its first steps. A
-rate depends on the step alone, so that a resumed run has the rates of an uninterrupted one.
+Each climbs linearly to the configured rate over the warm-up, then falls to `end_rate` over the remaining steps. A rate
+depends on the step alone, so that a resumed run has the rates of an uninterrupted one.
 """
 
 import math
@@ -11,13 +11,15 @@ from tread.training.settings import OptimizerConfig
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     """The rate at optimizer step `step`, counted from 0, of a run of `steps`."""
-    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    share = _share(config, step, steps)
-    return warmup * (config.learning_rate * share + config.end_rate * (1 - share))
+    warmup = config.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup * config.learning_rate
+    share = _share(config, step - warmup, steps - warmup)
+    return config.learning_rate * share + config.end_rate * (1 - share)
 
 
 def _share(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The share of the way from `end_rate` up to `learning_rate`."""
+    """The share of the way from `end_rate` up to `learning_rate`, at a step after the warm-up."""
     match config.schedule:
         case "constant":
             return 1.0
