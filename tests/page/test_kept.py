@@ -16,6 +16,7 @@ from tests.tiny.runs import train
 from tread.cli import main
 from tread.page.kept import COVER, grid_cells, heat_map, kept_tokens, layer_shares, selection
 from tread.page.read import read_run
+from tread.sampling.grid import GAP
 from tread.training.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -97,7 +98,16 @@ def test_dropped_tokens_are_covered_and_kept_ones_are_the_picture(routed: Path) 
             own = cell[row * 6 + 3, column * 6 + 3]
             expected = own if token in ids[sample].tolist() else own * 0.15 + np.array(COVER) * 0.85
             assert np.abs(there - expected).max() <= 1
+    assert "a token was kept 50.0% of the time" in first.notes[0], "the heat map has no steps of the warm-up"
     assert first.masks[step].caption == f"step {step}: 32 of 64 tokens kept (50%)"
+
+
+def test_a_grid_has_no_more_rows_than_classes(tmp_path: Path) -> None:
+    """Ten rows are asked for by default, and `tread train` draws one for each class there is."""
+    facts = {"shape": [3, 8, 8], "num_classes": 2}
+    run = read_run(write_run(tmp_path / "run", KEPT, facts=facts, sample={"per_class": 3, "classes": 10}))
+    Image.new("RGB", (3 * (8 + GAP) - GAP, 2 * (8 + GAP) - GAP)).save(tmp_path / "grid.png")
+    assert [cell.size for cell in grid_cells(tmp_path / "grid.png", run)] == [(8, 8), (8, 8)]
 
 
 def test_each_layer_has_its_share(runs: Path) -> None:
