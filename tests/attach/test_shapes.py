@@ -166,7 +166,8 @@ def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool, a
 def test_many_lengths_share_code_that_the_user_compiled(monkeypatch: pytest.MonkeyPatch, attach: Attach) -> None:
     """So that torch's limit of variants holds, past which it would run eager; prompts count too."""
     monkeypatch.setattr(static, "STATIC_SHAPES", 2)
-    static_code: list[bool] = []
+    limits, static_code = torch._dynamo.config, list[bool]()
+    before = limits.recompile_limit
 
     def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
         static_code.append(not any(isinstance(one, torch.SymInt) for one in examples))
@@ -183,3 +184,6 @@ def test_many_lengths_share_code_that_the_user_compiled(monkeypatch: pytest.Monk
     for inputs in buckets("qwenimage", 6, seed=1)[3:]:
         step(QWEN, model, handle, inputs)
     assert len(static_code) == count
+    assert limits.recompile_limit == static.RECOMPILE_LIMIT
+    handle.detach()
+    assert limits.recompile_limit == before

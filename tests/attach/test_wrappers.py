@@ -48,6 +48,23 @@ def test_two_models_share_a_rotary_function_and_the_last_puts_it_back(attach: At
     assert rotary_function() is stock
 
 
+@pytest.mark.usefixtures("nothing_frozen")
+def test_a_rotary_function_that_was_replaced_later_stays(attach: Attach, monkeypatch: pytest.MonkeyPatch):
+    gc.collect()
+    stock, calls = getattr(rotary_function(), "stock", rotary_function()), []
+
+    def mine(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return stock(*args, **kwargs)
+
+    model = FLUX.model()
+    handle = attach(model, ROUTES)
+    monkeypatch.setattr(transformer_flux, "apply_rotary_emb", mine)
+    handle.detach()
+    FLUX.call(model, FLUX.inputs(2))
+    assert calls
+
+
 def test_detached_before_the_backward_of_a_checkpointed_forward(attach: Attach):
     """The recomputation rotates by a table per sample, as the forward did."""
     found = []

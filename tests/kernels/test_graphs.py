@@ -136,6 +136,31 @@ def test_values_that_only_look_the_same_are_two_signatures(captures: list[Stand]
     assert len(captures) == 3
 
 
+def test_a_graph_serves_one_dtype_and_one_buffer(captures: list[Stand]) -> None:
+    """An input is copied into the graph's own, which would convert it, and a buffer is read where it was."""
+
+    class Shifted(nn.PReLU):
+        shift: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:  # pyright: ignore
+            return x * self.weight + self.shift
+
+    network = Graphs(model := Shifted(), [])
+    x = torch.randn(2, 4)
+    for given in (x, x.double()):
+        for _ in range(CALLS + 1):
+            assert network(given).equal(model(given))
+    assert len(captures) == 2
+    model.shift = torch.ones(4)
+    for _ in range(CALLS + 1):
+        assert network(x).equal(model(x))
+    assert len(captures) == 3
+
+
 def test_weights_that_moved_are_captured_anew(captures: list[Stand]) -> None:
     model, _, network, given = make()
 

@@ -300,5 +300,8 @@ def test_a_forward_is_recomputed_inside_checkpointed_functions_alone(reentrant: 
     x = checkpoint(function, X.clone().requires_grad_(), use_reentrant=reentrant)
     assert seen == [True]
     assert not state.recomputed
+    assert handle.repeatable
     checkpoint(function, x, use_reentrant=reentrant).sum().backward()
+    assert seen[2:] == [not reentrant] * 2, "a reentrant recomputation is not compared with the first pass"
     assert not state.recomputed
+    assert handle.repeatable

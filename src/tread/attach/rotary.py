@@ -86,7 +86,8 @@ def remove(rotary: Rotary, user: object) -> None:
     users.discard(user)
     if not users:
         module, name = _resolve(rotary.function)
-        setattr(module, name, getattr(module, name).stock)
+        function = getattr(module, name)
+        setattr(module, name, getattr(function, "stock", function))  # its own, if another library replaced ours
 
 
 def _resolve(path: str) -> tuple[Any, str]:

@@ -100,7 +100,7 @@ class State:
 
     @property
     def recomputed(self) -> bool:
-        """Whether a checkpointed function runs in this forward, in its first pass or recomputed."""
+        """Whether a checkpointed function runs in this forward: its first pass, or one that is compared with it."""
         return bool(self.logs) or self.script is not None
 
     @property
