@@ -54,7 +54,7 @@ def together() -> Iterator[None]:
     except RankLost:
         raise
     except Exception as error:
-        if KNOWN not in getattr(error, "__notes__", ()):
+        if distributed.is_initialized() and KNOWN not in getattr(error, "__notes__", ()):
             with suppress(RuntimeError):  # another process may be gone too, and this error is the one to report
                 if _arrived(PATIENCE):
                     _exchanged((None, one_line(error)))

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tests.attach.attached import BY_NAME, FLUX, ROUTES, Attach
 from tests.attach.steps import DEVICES, adapted, assert_same, inputs_of, options, step
 from tread.attach import static
 from tread.kernels import graphs
+from tread.kernels.fast import SETTINGS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QWEN = BY_NAME["qwenimage"]
@@ -163,11 +165,14 @@ def test_code_that_the_user_compiled_is_static(checkpointed: bool, late: bool, a
     assert len(symbols) == count
 
 
+@torch._dynamo.config.patch(recompile_limit=8)
 def test_many_lengths_share_code_that_the_user_compiled(monkeypatch: pytest.MonkeyPatch, attach: Attach) -> None:
     """So that torch's limit of variants holds, past which it would run eager; prompts count too."""
     monkeypatch.setattr(static, "STATIC_SHAPES", 2)
     limits, static_code = torch._dynamo.config, list[bool]()
-    before = limits.recompile_limit
+    # as in a process of its own: models of other tests may still hold its settings
+    monkeypatch.setattr(SETTINGS, "_users", WeakSet())
+    monkeypatch.setattr(SETTINGS, "_restore", [])
 
     def backend(graph: torch.fx.GraphModule, examples: list[Any]) -> Any:
         static_code.append(not any(isinstance(one, torch.SymInt) for one in examples))
@@ -186,4 +191,4 @@ def test_many_lengths_share_code_that_the_user_compiled(monkeypatch: pytest.Monk
     assert len(static_code) == count
     assert limits.recompile_limit == static.RECOMPILE_LIMIT
     handle.detach()
-    assert limits.recompile_limit == before
+    assert limits.recompile_limit == 8
