@@ -1,6 +1,7 @@
 """The frame of a job around the loop: accelerator, run folder and its saved settings, trackers, shutdown."""
 
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -193,18 +194,17 @@ def run(
 def _start_tracker(
     config: JobConfig, accelerator: Accelerator, folder: Path, settings: dict[str, Any], start: int
 ) -> None:
-    known = read_record(folder).get("wandb")
+    wandb_id = str(read_record(folder).get("wandb") or secrets.token_hex(8))
     options = {
         # hides what an earlier start wrote of the steps that are repeated
         "tensorboard": {"purge_step": start + 1 if start else 0},
         # goes on with the curves of an earlier start, and ignores steps that it has already
-        "wandb": {"name": config.log.run or folder.name, "dir": str(folder), "id": known, "resume": "allow"},
+        "wandb": {"name": config.log.run or folder.name, "dir": str(folder), "id": wandb_id, "resume": "allow"},
     }
     with _starting_tracker(config):
         accelerator.init_trackers(config.log.project, config=settings, init_kwargs=options)
     if tracker_of(config) == "wandb":
-        tracker: Any = accelerator.get_tracker("wandb", unwrap=True)
-        write_wandb_id(folder, tracker.id)
+        write_wandb_id(folder, wandb_id)
 
 
 @contextmanager
