@@ -309,7 +309,7 @@ def test_plan_warns_of_risks_and_refuses_mistakes(
 ) -> None:
     main(["plan", "max-speed", *SHAPE])
     warned = capsys.readouterr().err
-    assert warned.count("warning: route 1..27 at 0.7") == 4
+    assert warned.count("warning: route 1..27 at 0.7") == 3
     (tmp_path / "numbers.yaml").write_text("1: 2")
     assert fail("plan", str(tmp_path / "numbers.yaml"), *SHAPE).startswith("tread plan: tread_config: unknown key '1'.")
     assert fail("plan", "papr", *SHAPE).startswith("tread plan: tread_config is 'papr': no preset (balanced, ")

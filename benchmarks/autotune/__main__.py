@@ -27,9 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one of the commands; 0, or 1 if a prediction misses its goal."""
     parser = argparse.ArgumentParser(description=about.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("predict", "gaps", "rank"))
-    parser.add_argument("given", nargs="*", help="a config and settings, or the files of results")
+    parser.add_argument("given", nargs="*", help="a config and settings; files of results, or paper")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file")
-    parser.add_argument("--arms", nargs="+", type=Path, default=[], help="with gaps: results whose arms are measured")
+    parser.add_argument("--arms", nargs="+", default=[], help="with gaps: results whose arms are measured, or paper")
     parser.add_argument("--gaps", type=Path, help="with rank: what gaps wrote")
     parser.add_argument("--seconds", type=float, default=430.0, help="the length of the runs (default: %(default)g)")
     parser.add_argument("--start-steps", type=int, default=200, help="with gaps, where the weights are new")
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts: dict[str, Any] = {"command": command, "machine": machine()}
     if options.what == "rank":
         known = {} if options.gaps is None else json.loads(options.gaps.read_text())["gaps"]
-        facts |= rank.correlate([Path(path) for path in options.given], known, options.seconds)
+        facts["figure"] = rank.figure_of(options.given, options.seconds)
+        facts |= rank.correlate(rank.arms_of(options.given, options.seconds), known)
         for name, one in facts["scores"].items():
             print(
                 f"{name:<22} kendall {one['kendall']:+.2f}, spearman {one['spearman']:+.2f}, chance {one['chance']:.3f}"
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name:<28} {told} ({one['error']:+.1%})")
             print(f"worst {facts['worst']:.1%}, goal {facts['goal']:.0%}")
         else:
-            facts |= measure_gaps(config, settings, rank.read_arms(options.arms, options.seconds), options.start_steps)
+            facts |= measure_gaps(config, settings, rank.arms_of(options.arms, options.seconds), options.start_steps)
             print(json.dumps(facts["gaps"], indent=1))
     write_json(options.out, facts)
     return int(facts.get("worst", 0.0) > facts.get("goal", 1.0))

@@ -1,8 +1,8 @@
-"""Do cheap scores rank arms as long runs do? Rank correlations over all arms of `benchmarks.quality` of one length.
+"""Do cheap scores rank arms as long runs do? Rank correlations over the arms of `benchmarks.quality`, or the paper's.
 
-- An arm's truth is its Frechet distance (of the first few samples, which every result has) after equal wall-clock, the
-  mean over its seeds; lower is better.
-- Scores: the speed-up that was measured in those runs; the loss gap (of `gaps`); and the order of the tuner's rules,
+- An arm's truth is its Frechet distance, the mean over its seeds; lower is better. Ours is that of the first few
+  samples, which every result has, after equal wall-clock; the paper's is FID after equal steps.
+- Scores: the speed-up (measured, or of FLOPs); the loss gap (of `gaps`); and the order of the tuner's rules,
   arms that break one behind all others, then by speed-up.
 - The chance is that of a correlation as high or higher among all orders of the arms. With n arms it is never below
   1 / n!, so that few arms prove nothing whatever their correlation.
@@ -11,17 +11,23 @@
 import itertools
 import json
 import math
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from tread.autotune.rules import Rules
 from tread.routing.route import Route
 
+from .arm import Arm
+from .paper import FIGURE as PAPERS_FIGURE
+from .paper import paper_arms
+
 FIGURE = "FD-EffLite0 few"
+PAPER = "paper"
+"""The word that stands for the paper's arms where files of results are expected."""
 TOKENS = 256
 ENOUGH = 6
 """Arms from which on a correlation is worth a word."""
@@ -30,16 +36,14 @@ EXACT = 8
 DRAWN = 20_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One way to train, with the means over its seeds."""
+def arms_of(given: Sequence[str], seconds: float) -> list[Arm]:
+    """The paper's arms, for the word `paper`; else those in files of results."""
+    return paper_arms() if list(given) == [PAPER] else read_arms([Path(path) for path in given], seconds)
 
-    name: str
-    routes: tuple[Route, ...]
-    depth: int
-    distance: float
-    steps_per_second: float
-    seeds: int
+
+def figure_of(given: Sequence[str], seconds: float) -> str:
+    """The distance of those arms, in words."""
+    return PAPERS_FIGURE if list(given) == [PAPER] else f"{FIGURE} after {seconds:g} s"
 
 
 def read_arms(paths: Sequence[Path], seconds: float) -> list[Arm]:
@@ -65,15 +69,15 @@ def _arm(name: str, runs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> Ar
         ),
         depth=size["depth"],
         distance=mean(one["samples"]["unguided"][FIGURE] for one in ends),
-        steps_per_second=mean(run["steps_per_second"] for run, _ in runs),
+        speed=mean(run["steps_per_second"] for run, _ in runs),
         seeds=len({run["seed"] for run, _ in runs}),
     )
 
 
 def scores(arms: Sequence[Arm], gaps: dict[str, float]) -> dict[str, dict[str, float]]:
     """Scores by name, each a number per arm of which more is better; a score that lacks an arm is left out."""
-    dense = next((arm.steps_per_second for arm in arms if not arm.routes), None)
-    speeds = {arm.name: arm.steps_per_second / (dense or 1.0) for arm in arms}
+    dense = next((arm.speed for arm in arms if not arm.routes), None)
+    speeds = {arm.name: arm.speed / (dense or 1.0) for arm in arms}
     allowed = {arm.name: not arm.routes or not _rules(arm).broken(arm.routes) for arm in arms}
     most = max(speeds.values(), default=0.0)
     found = {
@@ -120,18 +124,26 @@ def _sign(value: float) -> int:
 
 def chance(one: Sequence[float], other: Sequence[float]) -> float:
     """How often an order drawn at random correlates as much as this one, or more."""
-    found = kendall(one, other) - 1e-12
+    a, b = np.asarray(one), np.asarray(other)
     if len(one) <= EXACT:
-        drawn = list(itertools.permutations(other))
+        orders = np.array(list(itertools.permutations(b)))  # (orders, arms)
     else:
-        number = random.Random(0)
-        drawn = [number.sample(list(other), len(other)) for _ in range(DRAWN)]
-    return mean(kendall(one, order) >= found for order in drawn)
+        orders = np.random.default_rng(0).permuted(np.tile(b, (DRAWN, 1)), axis=1)  # (orders, arms)
+
+    def agreement(values: np.ndarray) -> np.ndarray:
+        """Twice the pairs in the same order as in `one`, less those in the opposite one; ties count for neither."""
+        return (_signs(a) * _signs(values)).sum((-2, -1))
+
+    return float((agreement(orders) >= agreement(b)).mean())
 
 
-def correlate(paths: Sequence[Path], gaps: dict[str, float], seconds: float) -> dict[str, Any]:
+def _signs(values: np.ndarray) -> np.ndarray:
+    """The sign of every difference, (..., arms) -> (..., arms, arms)."""
+    return np.sign(values[..., :, None] - values[..., None, :])
+
+
+def correlate(arms: Sequence[Arm], gaps: dict[str, float]) -> dict[str, Any]:
     """The arms, their scores, and the rank correlation of each score with the distances."""
-    arms = read_arms(paths, seconds)
     better = [-arm.distance for arm in arms]
     found = {}
     for name, values in scores(arms, gaps).items():
@@ -143,10 +155,8 @@ def correlate(paths: Sequence[Path], gaps: dict[str, float], seconds: float) -> 
             "values": values,
         }
     return {
-        "seconds": seconds,
-        "figure": FIGURE,
         "arms": {
-            arm.name: {"distance": arm.distance, "steps_per_second": arm.steps_per_second, "seeds": arm.seeds,
+            arm.name: {"distance": arm.distance, "speed": arm.speed, "seeds": arm.seeds,
                        "breaks": _rules(arm).broken(arm.routes) if arm.routes else []}
             for arm in arms
         },
@@ -157,7 +167,7 @@ def correlate(paths: Sequence[Path], gaps: dict[str, float], seconds: float) -> 
 
 def verdict(count: int) -> str:
     """What so many arms can show."""
+    if count >= ENOUGH:
+        return f"{count} arms were run at length; the chance says how often a random order does as well."
     chances = f"with {count} arms even a perfect order comes about by chance once in {math.factorial(count)}"
-    if count < ENOUGH:
-        return f"{count} arms were run at length: {chances}, so this proves nothing; run at least {ENOUGH}."
-    return f"{count} arms were run at length: {chances}."
+    return f"{count} arms were run at length: {chances}, so this proves nothing; run at least {ENOUGH}."

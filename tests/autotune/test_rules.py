@@ -25,7 +25,7 @@ def plan(depth: int, *routes: Route) -> RoutePlan:
 @pytest.mark.parametrize(
     ("rules", "routes", "words"),
     [
-        (Rules(depth=12, tokens=1024, adapts=False), [route(0.5, 1, 7)], "starts before layer 2"),
+        (Rules(depth=12, tokens=1024, adapts=False), [route(0.5, 0, 7)], "starts before layer 1"),
         (Rules(depth=12, tokens=1024, adapts=False), [route(0.5, 5, 11)], "includes the last of 12 layers"),
         (Rules(depth=12, tokens=1024, adapts=False), [route(0.5, 2, 10)], "3 of 12 layers"),
         (Rules(depth=12, tokens=1024, adapts=False), [route(0.5, 2, 5), route(0.5, 6, 10)], "3 of 12 layers"),
@@ -43,7 +43,7 @@ def test_the_windows_of_our_own_study() -> None:
     rules = Rules(depth=12, tokens=256, adapts=False)
     starts_and_ends = [(1, 6), (1, 7), (1, 8), (1, 10), (2, 6), (2, 8), (2, 10), (4, 6), (4, 8), (4, 10), (5, 11)]
     allowed = [window for window in starts_and_ends if not rules.broken([route(0.5, *window)])]
-    assert allowed == [(2, 6), (2, 8), (4, 6), (4, 8), (4, 10)]
+    assert allowed == [(1, 6), (1, 7), (1, 8), (2, 6), (2, 8), (4, 6), (4, 8), (4, 10)]
 
 
 @pytest.mark.parametrize("depth", [5, 6, 8, 13])
@@ -103,8 +103,8 @@ def test_a_rerouted_handle_warns_like_a_new_one() -> None:
         handle.reroute(RoutePlan(routes=(route(0.25, 3, -2),)))
         assert handle.plan.seed == 7
         assert handle.plan.routes == (route(0.25, 3, 6),)
-        with pytest.raises(RiskWarning, match="starts before layer 2"):
-            handle.reroute(RoutePlan(routes=(route(0.25, 1, 3),)))
+        with pytest.raises(RiskWarning, match="starts before layer 1"):
+            handle.reroute(RoutePlan(routes=(route(0.25, 0, 2),)))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_a_shallow_model_is_advised_to_train_dense() -> None:
 def test_the_advice_is_no_risk_itself() -> None:
     """The window that it names, by the words of the warnings."""
     for depth in (6, 12, 57):
-        long = [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -1}]
+        long = [{"selection_ratio": 0.5, "start_layer_idx": 0, "end_layer_idx": -1}]
         first, last, few = layer_risks(RoutePlan.from_config({"routes": long}).resolve(depth))
         start = re.search(r"Set start_layer_idx to (\d+), or", first)
         latest = re.search(r"Set end_layer_idx to -4 \(the paper\) or at most (-\d+)\.$", last)
@@ -63,6 +63,16 @@ def test_the_advice_is_no_risk_itself() -> None:
         for end, risks in ((int(window[2]), 0), (int(window[2]) + 1, 1)):
             route = {"selection_ratio": 0.5, "start_layer_idx": int(window[1]), "end_layer_idx": end}
             assert len(layer_risks(RoutePlan.from_config({"routes": [route]}).resolve(depth))) == risks
+
+
+def test_a_window_over_layer_0_is_told_and_one_from_layer_1_is_not() -> None:
+    """In the paper's long runs 1..8 was as good as 2..8, and 0..8 was not."""
+    first, later = (
+        [{"selection_ratio": 0.5, "start_layer_idx": start, "end_layer_idx": start + 7}] for start in (0, 1)
+    )
+    (risk,) = layer_risks(RoutePlan.from_config({"routes": first}).resolve(12))
+    assert risk.startswith("route 0..7 at 0.5 starts before layer 1: the first layer builds")
+    assert layer_risks(RoutePlan.from_config({"routes": later}).resolve(12)) == []
 
 
 def test_a_mask_of_three_quarters_is_told() -> None:

@@ -1,7 +1,7 @@
 """Which routes may be proposed: those that carry none of the risks that tread warns about.
 
 Measured sensitivity does not predict long runs: a ratio that won after 30 seconds lost after 430 (docs/results.md).
-The limits that held in every run are in `tread.routing.risks`, and the tuner keeps to them: first and last layers,
+The limits that held in every run are in `tread.routing.risks`, and the tuner keeps to them: first and last layer,
 layers that a dropped token still passes, the ratio on few tokens and that of an adapter.
 """
 
@@ -13,9 +13,9 @@ from tread.errors import ConfigError
 from tread.routing.plan import PRESETS, RoutePlan
 from tread.routing.risks import (
     ADAPTER_RATIO,
+    EARLIEST_START,
     FEW_TOKENS,
     FEWEST_LAYERS,
-    FIRST_LAYERS,
     HIGH_RATIO,
     adapter_risks,
     layer_risks,
@@ -52,7 +52,7 @@ class Rules:
     @property
     def first(self) -> int:
         """The first layer that a window may have."""
-        return FIRST_LAYERS
+        return EARLIEST_START
 
     @property
     def last(self) -> int:
@@ -72,7 +72,7 @@ class Rules:
         """Windows (start, end): those of the presets, and those between any two of at most `edges` evenly spread edges.
 
         >>> Rules(depth=12, tokens=1024, adapts=False).windows(3)
-        [(2, 8), (2, 9), (3, 8), (6, 10), (2, 5)]
+        [(2, 8), (2, 9), (3, 8), (1, 5), (6, 10)]
         """
         first, after = self.first, self.last + 1
         if after <= first:

@@ -222,7 +222,7 @@ def check_depth(depth: int, ratios: Sequence[float]) -> None:
     rules = Rules(depth=depth, tokens=1, adapts=False)
     if depth < len(ratios) or rules.last < rules.first or rules.longest < 1:
         raise ConfigError(
-            f"the model has {depth} layers: a window that leaves the first two, the last one and four in all to every "
+            f"the model has {depth} layers: a window that leaves the first layer, the last and four in all to every "
             "token needs at least 5, and one for each ratio that is tried. Train it dense."
         )
 

@@ -7,8 +7,10 @@ from tread.errors import RiskWarning
 from tread.routing.budget import kept_count
 from tread.routing.plan import PRESETS, RoutePlan
 
-FIRST_LAYERS = 2
-"""Layers before the best start of a window (the paper)."""
+EARLIEST_START = 1
+"""The earliest start of a window that did as well as any other in the paper."""
+BEST_START = 2
+"""The best start in the paper."""
 FEW_TOKENS = 256
 HIGH_RATIO = 0.5
 """Ratios above it lost quality at `FEW_TOKENS` tokens (the paper)."""
@@ -20,20 +22,20 @@ ADAPTER_RATIO = 0.5
 """The highest ratio of the LoRA runs of docs/results.md."""
 _LIBRARIES = ("tread", "torch", "contextlib")
 """Top-level modules whose frames a warning skips."""
-_LATEST_END = FIRST_LAYERS - FEWEST_LAYERS - 1
-"""The largest end_layer_idx of a window that starts at `FIRST_LAYERS` and leaves `FEWEST_LAYERS` layers."""
+_LATEST_END = BEST_START - FEWEST_LAYERS - 1
+"""The largest end_layer_idx of a window that starts at `BEST_START` and leaves `FEWEST_LAYERS` layers."""
 
 
 def layer_risks(plan: RoutePlan) -> list[str]:
-    """Risks of the windows of a resolved plan: over the first layers or the last one, or over too many of them."""
+    """Risks of the windows of a resolved plan: over the first layer or the last one, or over too many of them."""
     assert plan.depth is not None
     risks = []
     for route in plan.routes:
-        if route.start_layer_idx < FIRST_LAYERS:
+        if route.start_layer_idx < EARLIEST_START:
             risks.append(
-                f"{route} starts before layer {FIRST_LAYERS}: the first layers build what the dropped tokens carry "
-                f"past the window, and the paper found layer {FIRST_LAYERS} the best start. Set start_layer_idx to "
-                f"{FIRST_LAYERS}, or preset 'paper'."
+                f"{route} starts before layer {EARLIEST_START}: the first layer builds what the dropped tokens carry "
+                "past the window. In the paper (DiT-B/2, 400,000 steps) windows 1..8 and 2..8 lowered FID by 21.7 and "
+                f"21.9, window 0..8 by 16.3. Set start_layer_idx to {BEST_START}, or preset 'paper'."
             )
         if route.end_layer_idx == plan.depth - 1:
             risks.append(
@@ -55,7 +57,7 @@ def _passage_risks(plan: RoutePlan, depth: int) -> list[str]:
     routes = " and ".join(str(route) for route in plan.routes)
     advice = "A model this shallow trains better dense."
     if depth > FEWEST_LAYERS:
-        window = f"start_layer_idx {FIRST_LAYERS} and end_layer_idx {_LATEST_END}"
+        window = f"start_layer_idx {BEST_START} and end_layer_idx {_LATEST_END}"
         advice = f"Leave {FEWEST_LAYERS}, for example with {window}."
     return [
         f"{routes}: a dropped token passes {left} of {depth} layers. Trained from scratch, windows that left it three "

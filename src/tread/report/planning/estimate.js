@@ -201,7 +201,7 @@ function warningsOf(state, depth, image) {
       .replaceAll("{tokens}", image);
   const found = [];
   for (const route of routes) {
-    if (route.start < risks.first_layers) found.push(said(risks.first, route));
+    if (route.start < risks.earliest_start) found.push(said(risks.first, route));
     if (route.end === depth - 1) found.push(said(risks.last, route));
   }
   const left = routes.reduce((sum, route) => sum - (route.end - route.start + 1), depth);

@@ -67,7 +67,7 @@ def risk_sentences() -> dict[str, Any]:
     (few,), (adapter,) = risks.token_risks(plan, tokens), risks.adapter_risks(plan)
     return {
         "first": first,
-        "first_layers": risks.FIRST_LAYERS,
+        "earliest_start": risks.EARLIEST_START,
         "last": last.replace(f"of {depth} layers", "of {depth} layers"),
         "passage": passage.replace(f"0 of {depth} layers", "{left} of {depth} layers"),
         "fewest_layers": risks.FEWEST_LAYERS,
