@@ -122,7 +122,7 @@ class Described:
         self._configs = {"transformer": transformer, "vae": dict(line.vae), "scheduler": {}}
         self.pipeline_name = family_class(line.family).pipelines[line.pipeline]
         self.index: dict[str, Any] = {}
-        self.parts, self.place = ("transformer", "vae", *family_class(line.family).text_parts), line.title
+        self.parts, self.name_or_path = ("transformer", "vae", *family_class(line.family).text_parts), line.title
 
     def config(self, part: str) -> Any:
         return self._configs.get(part, {})

@@ -59,7 +59,7 @@ def write_text(path: Path, text: str, *, errors: str = "strict") -> None:
 def unwritable(folder: Path) -> str | None:
     """The reason why no file can be written in a folder, which need not exist yet; None if one can."""
     try:
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=there):
             return None
     except OSError as error:

@@ -35,7 +35,7 @@ def at(folder: Path, **changes: Any) -> DataConfig:
 
 
 def names(samples: list[Sample]) -> list[str]:
-    return [Path(str(sample.place)).name for sample in samples]
+    return [Path(str(sample.media)).name for sample in samples]
 
 
 def test_a_folder_with_text_files_needs_no_settings(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_folder_with_text_files_needs_no_settings(tmp_path: Path) -> None:
     picture(tmp_path / ".thumbs" / "b.png")
     (tmp_path / "notes.pdf").touch()
     found, said = gather(at(tmp_path))
-    assert [(s.place, s.captions, s.size) for s in found.samples] == [
+    assert [(s.media, s.captions, s.size) for s in found.samples] == [
         (tmp_path / "a" / "z.jpg", ("another",), (4, 4)),
         (tmp_path / "b.png", ("a red wall",), (8, 6)),
     ]
@@ -122,7 +122,7 @@ def test_tables_of_every_kind(tmp_path: Path) -> None:
     csv = tmp_path / "t.csv"
     csv.write_text('file,caption\nimages/b.png,"one, two"\nimages/a.png,\nimages/none.png,x\n,y\n')
     found, _ = gather(DataConfig(type="csv", metadata_file=str(csv)))
-    assert [(Path(str(s.place)).name, s.captions) for s in found.samples] == [("b.png", ("one, two",))]
+    assert [(Path(str(s.media)).name, s.captions) for s in found.samples] == [("b.png", ("one, two",))]
     assert [(Path(name).name, reason) for name, reason in found.skipped] == [
         ("a.png", "it has no caption in the table"),
         ("none.png", "there is no such file"),
@@ -132,7 +132,7 @@ def test_tables_of_every_kind(tmp_path: Path) -> None:
     rows = [{"image": "c.png", "say": ["one", "two"]}, {"image": "a.png", "say": "three"}]
     lines.write_text("\n\n".join(json.dumps(row) for row in rows))
     found, _ = gather(at(tmp_path / "images", metadata_file=str(lines), caption_column="say"))
-    assert [(Path(str(s.place)).name, s.captions) for s in found.samples] == [
+    assert [(Path(str(s.media)).name, s.captions) for s in found.samples] == [
         ("c.png", ("one", "two")),
         ("a.png", ("three",)),
     ]
@@ -193,7 +193,7 @@ def test_a_subfolder_that_data_names_holds_no_samples_of_the_folder_around_it(tm
     one = at(tmp_path, conditioning_data_dir=str(tmp_path / "masks"), instance_prompt="any")
     found, _ = gather(one, at(tmp_path / "other" / ".." / "held", dataset_type="eval"))
     assert [
-        (sample.place.name, sample.mask, sample.held_out) for sample in found.samples if isinstance(sample.place, Path)
+        (sample.media.name, sample.mask, sample.held_out) for sample in found.samples if isinstance(sample.media, Path)
     ] == [
         ("a.png", mask, False),
         ("b.png", None, False),
@@ -298,7 +298,7 @@ def test_clips_and_animations_are_for_video_models(
 
     def frames_of(is_video_model: bool, /, **changes: Any) -> dict[str, int]:
         found, _ = gather(at(tmp_path, **changes), video=is_video_model)
-        return {Path(str(s.place)).stem: s.frames for s in found.samples}
+        return {Path(str(s.media)).stem: s.frames for s in found.samples}
 
     assert frames_of(True) == {"clip": 7, "moving": 5, "still": 1}
     assert frames_of(False) == {"moving": 1, "still": 1}

@@ -33,7 +33,7 @@ def gather(place: Path | str, **changes: Any) -> Collected:
 
 def first_pixel(collected: Collected, index: int) -> list[int]:
     sample = collected.samples[index]
-    return read_pixels(sample.place, Crop(Bucket(6, 4), 0.0, 0.0, 1.0, 1.0))[0, 0, 0].tolist()
+    return read_pixels(sample.media, Crop(Bucket(6, 4), 0.0, 0.0, 1.0, 1.0))[0, 0, 0].tolist()
 
 
 def made(colours: list[str], **columns: list[Any]) -> Any:
@@ -80,7 +80,7 @@ def test_an_image_folder_with_metadata(tmp_path: Path) -> None:
         pixels(colour).save(folder / f"{colour}.png")
     (folder / "metadata.csv").write_text("file_name,text\nblue.png,the sea\nred.png,a rose\n")
     found = gather(tmp_path / "d", type="huggingface", dataset_name=str(tmp_path / "d"))
-    assert {s.captions[0]: Path(str(s.place)) for s in found.samples} == {
+    assert {s.captions[0]: Path(str(s.media)) for s in found.samples} == {
         "a rose": folder / "red.png",
         "the sea": folder / "blue.png",
     }

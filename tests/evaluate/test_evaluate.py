@@ -14,7 +14,7 @@ from tests.forks import in_ranks
 from tests.programs import ROOT, finished
 from tread.cli import main
 from tread.errors import ConfigError, DataError, RiskWarning
-from tread.evaluate.compare import compare, evaluate, measure, measure_place, save_reference
+from tread.evaluate.compare import compare, evaluate, measure, save_reference, statistics_at
 from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ArrayImages, open_images
@@ -94,9 +94,9 @@ def test_a_saved_reference_stands_for_its_images(tmp_path: Path) -> None:
     path = tmp_path / "ref.npz"
     save_reference(path, ArrayImages(DARK), theirs)
     ours = measure(ArrayImages(BRIGHT), corner(), progress=False)
-    again = measure_place(path, corner(), progress=False)
+    again = statistics_at(path, corner(), progress=False)
     assert compare(ours, again) == compare(ours, theirs)
-    assert measure_place(path, corner(), keep_vectors=False, progress=False).vectors is None
+    assert statistics_at(path, corner(), keep_vectors=False, progress=False).vectors is None
 
 
 def test_a_pass_without_features_does_not_stand_for_one_with_them(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_saved_reference_of_several_sizes_has_the_statistics_alone(tmp_path: P
     with pytest.warns(RiskWarning, match=r"image 1 has 6 x 9 .*ref\.npz has the statistics alone"):
         assert evaluate(photos, None, corner(), save=path, progress=False) is None
     samples = measure(ArrayImages(DARK), corner(), progress=False)
-    saved, measured = measure_place(path, corner()), measure(open_images(photos), corner(), progress=False)
+    saved, measured = statistics_at(path, corner()), measure(open_images(photos), corner(), progress=False)
     assert saved.count == 6
     assert saved.vectors is None
     assert compare(samples, saved).metrics["FD-Corner"] == compare(samples, measured).metrics["FD-Corner"]
@@ -126,21 +126,21 @@ def test_published_statistics_count_and_spare_a_pass(tmp_path: Path) -> None:
     path = tmp_path / "ref.npz"
     published = {"mu": np.zeros(4), "sigma": np.eye(4), "features": np.array("Corner")}
     np.savez(path, arr_0=DARK, **published)
-    measured = measure_place(path, corner(), progress=False)
+    measured = statistics_at(path, corner(), progress=False)
     assert (measured.pool.mean == 0).all()
     assert measured.vectors is not None
     assert measured.count is None, "how many images the statistics are of is unknown"
     unreadable = Extractor("Corner", nn.Flatten(), lambda images: images / 0)
-    assert measure_place(path, unreadable, keep_vectors=False, progress=False).vectors is None
+    assert statistics_at(path, unreadable, keep_vectors=False, progress=False).vectors is None
 
 
 def test_published_statistics_are_inceptions_unless_they_say_otherwise(tmp_path: Path) -> None:
     path = tmp_path / "ref.npz"
     np.savez(path, mu=np.zeros(4), sigma=np.eye(4))
     with pytest.raises(ConfigError, match="holds statistics of Inception; with `features` of Corner give images"):
-        measure_place(path, corner())
+        statistics_at(path, corner())
     np.savez(path, mu=np.zeros(4), sigma=np.eye(4), features=np.array("Corner"))
-    report = compare(measure(ArrayImages(BRIGHT), corner(), progress=False), measure_place(path, corner()))
+    report = compare(measure(ArrayImages(BRIGHT), corner(), progress=False), statistics_at(path, corner()))
     assert list(report.metrics) == ["FD-Corner"]
     assert report.reference is None
     assert "precision, recall and the kernel distance were not taken" in report.notes[-1]

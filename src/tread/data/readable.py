@@ -43,10 +43,10 @@ class Readable(torch.utils.data.Dataset[tuple[Tensor, int]]):
                 self._leave_out(candidate, error)  # raises before every sample is left out
             candidate = (candidate + 1) % len(self)
 
-    def _leave_out(self, place: int, error: DataError) -> None:
+    def _leave_out(self, position: int, error: DataError) -> None:
         """List and report a sample once; raise a DataError if too many are unreadable."""
-        if place not in self._unreadable:
-            self._unreadable.add(place)
+        if position not in self._unreadable:
+            self._unreadable.add(position)
             line = f"{error}\n"
             # other processes append to this file, and may have listed this sample
             with writing(self._file), self._file.open("a+") as file:

@@ -61,17 +61,17 @@ def check_loaded(model: nn.Module, info: Mapping[str, Any], what: str, folder: P
         )
 
 
-def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: Any) -> nn.Module:
+def check_weights(cls: Any, name_or_path: str, part: str, *, quantized: bool, **where: Any) -> nn.Module:
     """Load a pipeline's part, of the stock class `cls`, on the meta device and pass it to `check_loaded`.
 
-    `place` is the pipeline's folder or hub id; `where` may hold `revision` and `variant`. A part without files of that
-    variant is loaded without it.
+    `name_or_path` is the pipeline's folder or hub id; `where` may hold `revision` and `variant`. A part without files
+    of that variant is loaded without it.
     """
-    what, folder = f"{part} of {place}", _folder(place, part, where.get("revision"))
+    what, folder = f"{part} of {name_or_path}", _folder(name_or_path, part, where.get("revision"))
     stock = next(base.__module__.partition(".")[0] for base in cls.__mro__ if ".pipelines." not in base.__module__)
     options = {"subfolder": part, "output_loading_info": True, **where}
     if ".pipelines." in cls.__module__ and folder is not None:  # PRX's text encoder overlooks subfolder
-        place = str(folder)
+        name_or_path = str(folder)
         del options["subfolder"]
     if stock == "transformers":
         options["ignore_mismatched_sizes"] = True  # its error names no tensor
@@ -79,11 +79,11 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
         options["device_map"] = "meta" if stock == "transformers" else {"": "meta"}
     try:
         try:
-            loaded = cls.from_pretrained(place, **options)
+            loaded = cls.from_pretrained(name_or_path, **options)
         except OSError:
             if options.pop("variant", None) is None:
                 raise
-            loaded = cls.from_pretrained(place, **options)
+            loaded = cls.from_pretrained(name_or_path, **options)
     except ImportError:
         raise
     except Exception as error:  # stock loaders raise whatever the files make them raise
@@ -98,11 +98,11 @@ def check_weights(cls: Any, place: str, part: str, *, quantized: bool, **where: 
     return model
 
 
-def check_tokenizer(cls: Any, place: str, part: str, *, revision: str | None = None) -> None:
+def check_tokenizer(cls: Any, name_or_path: str, part: str, *, revision: str | None = None) -> None:
     """Refuse a tokenizer of a pipeline without its vocabulary."""
 
     def has(name: str) -> bool:
-        return _find(place, part, name, revision) is not None
+        return _find(name_or_path, part, name, revision) is not None
 
     names = dict(cls.vocab_files_names)
     if not names:  # a byte-level tokenizer without a vocabulary file
@@ -112,23 +112,24 @@ def check_tokenizer(cls: Any, place: str, part: str, *, revision: str | None = N
     if not any(has(name) for name in sorted(single)) and not (several and all(has(name) for name in several)):
         known = " or ".join(dict.fromkeys([*sorted(single), " with ".join(several)] if several else sorted(single)))
         raise ConfigError(
-            f"{part} of {place} has no vocabulary: a {cls.__name__} needs {known}. Get that part of the model again."
+            f"{part} of {name_or_path} has no vocabulary: a {cls.__name__} needs {known}. Get that part of the model "
+            "again."
         )
 
 
-def _find(place: str, part: str, name: str, revision: str | None) -> Path | None:
+def _find(name_or_path: str, part: str, name: str, revision: str | None) -> Path | None:
     """The path of a part's file, in its folder or in the hub's cache; None if there is none."""
     from transformers.utils.hub import cached_file
 
     try:
-        path = cached_file(place, name, subfolder=part, revision=revision)
+        path = cached_file(name_or_path, name, subfolder=part, revision=revision)
     except OSError:
         return None
     return None if path is None else Path(path)
 
 
-def _folder(place: str, part: str, revision: str | None) -> Path | None:
-    config = _find(place, part, "config.json", revision)
+def _folder(name_or_path: str, part: str, revision: str | None) -> Path | None:
+    config = _find(name_or_path, part, "config.json", revision)
     return None if config is None else config.parent
 
 

@@ -145,35 +145,35 @@ def _joined(tally: Tally) -> Tally:
     return whole
 
 
-def measure_place(
-    place: Path, extractor: Extractor, label: str = "images", count: int | None = None, **options: Unpack[Options]
+def statistics_at(
+    path: Path, extractor: Extractor, label: str = "images", count: int | None = None, **options: Unpack[Options]
 ) -> Statistics:
     """`measure` for a path; statistics of this extractor that an `.npz` holds are used instead of its images.
 
     With `count` only the first images are measured, and stored statistics are ignored.
     """
-    published = _published(place, extractor)
+    published = _published(path, extractor)
     if count is not None:
-        if not has_images(place):
-            raise ConfigError(f"{place} holds statistics and no images to count; leave --count out.")
-        return measure(open_images(place, count), extractor, label, **options)
+        if not has_images(path):
+            raise ConfigError(f"{path} holds statistics and no images to count; leave --count out.")
+        return measure(open_images(path, count), extractor, label, **options)
     if published is None:
-        return measure(open_images(place), extractor, label, **options)
-    if not has_images(place) or not options.get("keep_vectors", True):
+        return measure(open_images(path), extractor, label, **options)
+    if not has_images(path) or not options.get("keep_vectors", True):
         return published
-    measured = measure(open_images(place), extractor, label, **options)
+    measured = measure(open_images(path), extractor, label, **options)
     # ADM's files hold statistics of the whole dataset but only some of its images, so `count` is the published one
     return replace(measured, count=published.count, pool=published.pool, spatial=published.spatial or measured.spatial)
 
 
-def _published(place: Path, extractor: Extractor) -> Statistics | None:
+def _published(path: Path, extractor: Extractor) -> Statistics | None:
     """Stored statistics of this extractor, or None; refused if there are only others and no images."""
-    stored = read_statistics(place)
+    stored = read_statistics(path)
     if stored is not None and stored.features == extractor.name:
         return stored
-    if not has_images(place):
+    if not has_images(path):
         contents = "neither images nor mu and sigma" if stored is None else f"statistics of {stored.features}"
-        raise ConfigError(f"{place} holds {contents}; with `features` of {extractor.name} give images.")
+        raise ConfigError(f"{path} holds {contents}; with `features` of {extractor.name} give images.")
     return None
 
 
@@ -242,31 +242,31 @@ def evaluate(
         raise ConfigError(f"--work is {str(work)!r}, which is a file; name a folder.")
     if save is not None and not has_images(samples):
         raise ConfigError(f"--save writes images, and {samples} holds none; give it to --ref as it is.")
-    for place in (samples, reference):  # both are checked before the first image is measured
-        if place is not None:
-            _check_place(place, extractor)
+    for path in (samples, reference):  # both are checked before the first image is measured
+        if path is not None:
+            _check(path, extractor)
     if save is not None:
         with writing(save):
             save.parent.mkdir(parents=True, exist_ok=True)
     options = Options(batch_size=batch_size, keep_vectors=not frechet_only, work=work, progress=progress)
-    ours = measure_place(samples, extractor, "samples", count, **options)
+    ours = statistics_at(samples, extractor, "samples", count, **options)
     if save is not None and (not dist.is_initialized() or dist.get_rank() == 0):
         save_reference(save, open_images(samples, count), ours)
     if reference is None:
         return None
-    theirs = measure_place(reference, extractor, "reference", **options)
+    theirs = statistics_at(reference, extractor, "reference", **options)
     report = compare(ours, theirs, device=extractor.device)
     for note in report.notes:
         warnings.warn(note, RiskWarning, stacklevel=2)
     return report
 
 
-def _check_place(place: Path, extractor: Extractor) -> None:
+def _check(path: Path, extractor: Extractor) -> None:
     """Refuse a path without at least 2 images or usable statistics."""
-    _published(place, extractor)
-    if has_images(place) and (count := len(open_images(place))) < 2:
+    _published(path, extractor)
+    if has_images(path) and (count := len(open_images(path))) < 2:
         raise ConfigError(
-            f"{place} has {counted(count, 'image')} and so no covariance; give at least 2, and thousands for a figure."
+            f"{path} has {counted(count, 'image')} and so no covariance; give at least 2, and thousands for a figure."
         )
 
 

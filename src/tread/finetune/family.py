@@ -238,7 +238,7 @@ class TuneFamily(ABC):
     @property
     def distilled(self) -> bool:
         """Whether the model was distilled to a few steps, according to model_index.json or else to its name."""
-        words = re.split(r"[\W_]+", Path(self.source.place).name.lower())
+        words = re.split(r"[\W_]+", Path(self.source.name_or_path).name.lower())
         return bool(self.source.index.get("is_distilled")) or not FEW_STEPS.isdisjoint(words)
 
     @property
@@ -345,8 +345,8 @@ class TuneFamily(ABC):
         """Refuse a text encoder of another model; `given` is the width of its embeddings, None if unknown."""
         if given is not None and given != read:
             raise ConfigError(
-                f"{part} of {self.source.place!r} gives embeddings of width {given}, but the transformer reads {read}: "
-                "it is another model's text encoder. Get that part of the model again."
+                f"{part} of {self.source.name_or_path!r} gives embeddings of width {given}, but the transformer "
+                f"reads {read}: it is another model's text encoder. Get that part of the model again."
             )
 
     def image_arguments(self, images: Sequence[Image], width: int, height: int) -> dict[str, Any]:

@@ -76,11 +76,11 @@ def look(config: FinetuneConfig) -> Findings:
             found.problems.append(str(error))
             return None
 
-    family, place = None, config.pretrained_model_name_or_path
-    if is_here(place, config.revision):
+    family, name_or_path = None, config.pretrained_model_name_or_path
+    if is_here(name_or_path, config.revision):
         family = attempt(lambda: open_model(config))
     else:
-        found.unseen.append(f"the model {shown(place)} is not on this disk: a run downloads it first")
+        found.unseen.append(f"the model {shown(name_or_path)} is not on this disk: a run downloads it first")
     checks: list[Callable[[], object]] = []
     if family is not None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -104,8 +104,8 @@ def look(config: FinetuneConfig) -> Findings:
 
 def source_of(config: FinetuneConfig) -> Source:
     """The base model of a config, with the changes to its transformer."""
-    place = config.pretrained_model_name_or_path
-    return Source(place, revision=config.revision, variant=config.variant, changes=config.transformer)
+    name_or_path = config.pretrained_model_name_or_path
+    return Source(name_or_path, revision=config.revision, variant=config.variant, changes=config.transformer)
 
 
 def open_model(config: FinetuneConfig) -> TuneFamily:
@@ -223,15 +223,15 @@ def resumed_checkpoints(config: FinetuneConfig) -> list[Path]:
     return [] if folder is None else list_checkpoints(folder / CHECKPOINTS)
 
 
-def is_here(place: str, revision: str | None) -> bool:
+def is_here(name_or_path: str, revision: str | None) -> bool:
     """Whether a model is a folder, or its index is in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if Path(place).exists():
+    if Path(name_or_path).exists():
         return True
     try:
-        return isinstance(try_to_load_from_cache(place, "model_index.json", revision=revision), str)
+        return isinstance(try_to_load_from_cache(name_or_path, "model_index.json", revision=revision), str)
     except HFValidationError:  # not a hub id but a path that does not exist: `Source` refuses it
         return True
 

@@ -138,11 +138,11 @@ def _document(model: str, sections: list[dict[str, Any]], scratch: bool) -> str:
     return "\n\n".join([title, *(_section(section, routes) for section in sections)])
 
 
-def _look_at_model(family: str, place: str) -> Model:
+def _look_at_model(family: str, name_or_path: str) -> Model:
     try:
-        source = Source(place)
+        source = Source(name_or_path)
         experts = sum(name.startswith("transformer") for name in source.parts)
-        found = Model(experts=experts, large=_is_large(family, place))
+        found = Model(experts=experts, large=_is_large(family, name_or_path))
         found = replace(found, depth=source.depth or found.depth, sizes=depth_keys(source.config("transformer")))
         opened = open_family(family, source)
         warn_once(distilled_risks(opened), set())
@@ -150,20 +150,20 @@ def _look_at_model(family: str, place: str) -> Model:
         return replace(found, **{name: getattr(opened, name) for name in names})
     except (ConfigError, ImportError) as error:
         warnings.warn(str(error), TreadWarning, stacklevel=2)
-        return Model(large=_is_large(family, place))
+        return Model(large=_is_large(family, name_or_path))
 
 
-def _is_large(family: str, place: str) -> bool:
+def _is_large(family: str, name_or_path: str) -> bool:
     """Whether the transformer is LARGE: by file size for a local folder, else by family."""
-    if not Path(place).is_dir():
+    if not Path(name_or_path).is_dir():
         return family in LARGE_FAMILIES
-    return sum(path.stat().st_size for path in Path(place, "transformer").glob("*.safetensors")) >= LARGE
+    return sum(path.stat().st_size for path in Path(name_or_path, "transformer").glob("*.safetensors")) >= LARGE
 
 
-def _look_at_data(place: str, *, video: bool, layered: bool, model: Model) -> tuple[dict[str, Any], list[Sample]]:
+def _look_at_data(origin: str, *, video: bool, layered: bool, model: Model) -> tuple[dict[str, Any], list[Sample]]:
     """The data entry for a folder or table, and its samples."""
-    entry = data_configs(place)[0]
-    folder = Path(place)
+    entry = data_configs(origin)[0]
+    folder = Path(origin)
     pairs: Path | list[Path] | None = None
     if model.takes_references:
         pairs = _beside(folder, ("references", "reference", "sources", "source"))
@@ -171,11 +171,11 @@ def _look_at_data(place: str, *, video: bool, layered: bool, model: Model) -> tu
         pairs = sorted(path for path in folder.parent.glob(f"{folder.name}-layer-*") if path.is_dir())
         if not pairs:
             pairs = [folder.with_name(f"{folder.name}-layer-{number}") for number in (1, 2)]
-            message = f"the model trains on images with their layers: put these, named as in {place}, into folders "
+            message = f"the model trains on images with their layers: put these, named as in {origin}, into folders "
             warnings.warn(f"{message}like {pairs[0]}, from the back to the front.", TreadWarning, stacklevel=2)
     elif pairs is None and model.needs_references:
         pairs = folder.with_name(f"{folder.name}-reference")
-        message = f"the model trains on pairs: put the source images, named as in {place}, into {pairs}."
+        message = f"the model trains on pairs: put the source images, named as in {origin}, into {pairs}."
         warnings.warn(message, TreadWarning, stacklevel=2)
     if pairs is not None:
         folders = [str(path) for path in pairs] if isinstance(pairs, list) else str(pairs)
@@ -192,7 +192,7 @@ def _look_at_data(place: str, *, video: bool, layered: bool, model: Model) -> tu
             continue
         if captions:
             warnings.warn(
-                f"{place} has no captions, so file names are used; write a .txt file beside each image.",
+                f"{origin} has no captions, so file names are used; write a .txt file beside each image.",
                 TreadWarning,
                 stacklevel=2,
             )
@@ -229,8 +229,8 @@ def _route(depth: int, ratio: float) -> dict[str, float | int]:
 def _first_images(samples: list[Sample], layered: bool) -> str | list[str] | None:
     """Preview images from the data: the references of a sample if they are files; for layers, the sample's image."""
     if layered:
-        return next((str(sample.place) for sample in samples if isinstance(sample.place, Path)), None)
-    files = ([str(place) for place in sample.references if isinstance(place, Path)] for sample in samples)
+        return next((str(sample.media) for sample in samples if isinstance(sample.media, Path)), None)
+    files = ([str(media) for media in sample.references if isinstance(media, Path)] for sample in samples)
     references = next(filter(None, files), None)
     return references[0] if references is not None and len(references) == 1 else references
 

@@ -63,11 +63,11 @@ def _curves(figure: Curves, axes: Any) -> None:
 
 
 def _bars(figure: Bars, axes: Any) -> None:
-    for place, bar in enumerate(reversed(figure.bars)):
+    for position, bar in enumerate(reversed(figure.bars)):
         colour = PALETTE[bar.run % COLOURS]
         face = {"facecolor": "white", "edgecolor": colour, "linestyle": "--"} if bar.pale else {"color": colour}
-        axes.barh(place, bar.value, height=0.6, **face)
-        axes.text(bar.value, place, f" {bar.label}", va="center")
+        axes.barh(position, bar.value, height=0.6, **face)
+        axes.text(bar.value, position, f" {bar.label}", va="center")
     axes.set_yticks(range(len(figure.bars)), [_plain(bar.name) for bar in reversed(figure.bars)])
     axes.margins(x=0.15)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tread.data import Dataset
 from tread.errors import ConfigError, RiskWarning
-from tread.evaluate.compare import Options, compare, measure, measure_place
+from tread.evaluate.compare import Options, compare, measure, statistics_at
 from tread.evaluate.features import load_extractor, settings_called
 from tread.evaluate.images import ArrayImages, ImageSource
 from tread.evaluate.statistics import Statistics
@@ -166,7 +166,7 @@ class Evaluation:
         options["work"] = self.folder / "reference"
         if self.evaluate.reference is None:
             return measure(data, self.extractor, "reference", **options)
-        return measure_place(Path(self.evaluate.reference), self.extractor, "reference", **options)
+        return statistics_at(Path(self.evaluate.reference), self.extractor, "reference", **options)
 
     def _options(self) -> Options:
         return Options(batch_size=self.evaluate.batch_size, keep_vectors=not self.evaluate.frechet_only)

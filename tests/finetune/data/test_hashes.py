@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tread.data.captioned.tables import Cell, Place
+from tread.data.captioned.tables import Cell, Media
 from tread.finetune.data import hashes
 from tread.finetune.data.hashes import Alone, ContentHashes, digest, identity
 from tread.finetune.model.source import Source
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Place]:
+def files(tmp_path: Path) -> list[Media]:
     paths = [tmp_path / f"{n}.bin" for n in range(4)]
     for n, path in enumerate(paths):
         path.write_bytes(bytes([n]) * 1000)
@@ -28,7 +28,7 @@ class Rank(Alone):
         self.process_index, self.num_processes = index, 2
 
 
-def test_hashes_are_blake2b_of_the_content(files: list[Place], tmp_path: Path) -> None:
+def test_hashes_are_blake2b_of_the_content(files: list[Media], tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     cell = Cell(datasets.Dataset.from_dict({"x": [{"bytes": b"abc"}]}), "x", 0, "cell")
     missing = tmp_path / "missing"
@@ -38,7 +38,7 @@ def test_hashes_are_blake2b_of_the_content(files: list[Place], tmp_path: Path) -
 
 
 def test_a_file_is_read_once_and_again_when_it_changes(
-    files: list[Place], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[Media], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = ContentHashes(tmp_path, Alone()).of(files, progress=False)
     read: list[Path] = []
@@ -61,13 +61,13 @@ def test_a_cell_is_read_once_and_again_when_its_dataset_changes(tmp_path: Path) 
     for last in (b"abc", b"abc", b"abd"):
         datasets.Dataset.from_dict({"x": [{"bytes": b"first"}, {"bytes": last}]}).save_to_disk(tmp_path / "d")
         table = datasets.load_from_disk(tmp_path / "d")
-        cells: list[Place] = [Cell(table, "x", row, f"x[{row}]") for row in range(2)]
+        cells: list[Media] = [Cell(table, "x", row, f"x[{row}]") for row in range(2)]
         found.append(list(ContentHashes(tmp_path, Alone()).of(cells, progress=False).values()))
     assert found[0] == found[1] == [hashlib.blake2b(b, digest_size=20).hexdigest() for b in (b"first", b"abc")]
     assert found[2] == [found[0][0], hashlib.blake2b(b"abd", digest_size=20).hexdigest()]
 
 
-def test_processes_hash_their_share_and_know_all(files: list[Place], tmp_path: Path) -> None:
+def test_processes_hash_their_share_and_know_all(files: list[Media], tmp_path: Path) -> None:
     ContentHashes(tmp_path, Rank(1)).of(files, progress=False)
     assert len(json.loads((tmp_path / "hashes-1.json").read_text())) == 2
     both = ContentHashes(tmp_path, Rank(0)).of(files, progress=False)
@@ -76,7 +76,7 @@ def test_processes_hash_their_share_and_know_all(files: list[Place], tmp_path: P
     (tmp_path / ".." / "hashes-0.json").unlink()
 
 
-def test_a_damaged_memory_costs_time_only(files: list[Place], tmp_path: Path) -> None:
+def test_a_damaged_memory_costs_time_only(files: list[Media], tmp_path: Path) -> None:
     first = ContentHashes(tmp_path, Alone()).of(files, progress=False)
     path = tmp_path / "hashes-0.json"
     path.write_bytes(path.read_bytes()[:-10])

@@ -64,7 +64,7 @@ def test_one_batch_is_of_the_most_frequent_bucket_that_is_trained_on(
     config = replace(config, data=tuple(entries))
     family = open_family("flux", Source(config.pretrained_model_name_or_path))
     data = prepare(config, family, Accelerator(cpu=True), tmp_path, batches=1)
-    assert [Path(str(entry.sample.place)).name for entry in data.train.entries] == ["1.png", "3.png"]
+    assert [Path(str(entry.sample.media)).name for entry in data.train.entries] == ["1.png", "3.png"]
     assert len(list((tmp_path / "cache" / "latents").rglob("*.safetensors"))) == 2
 
 

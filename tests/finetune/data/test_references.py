@@ -185,14 +185,14 @@ def test_a_preview_from_two_images_is_the_stock_pipeline_s(pipeline_folder: Any,
 
 
 def family(counts: range) -> Any:
-    source: Any = SimpleNamespace(pipeline_name="EditPipeline", place="edits", index={})
+    source: Any = SimpleNamespace(pipeline_name="EditPipeline", name_or_path="edits", index={})
     return type("Edits", (Flux,), {"reference_counts": counts})(source)
 
 
 def test_a_number_of_references_that_the_model_cannot_take_is_refused() -> None:
     def sample(count: int) -> Sample:
         places = tuple(Path(f"{n}.png") for n in range(count))
-        return Sample(place=Path("x.png"), captions=("x",), size=(8, 8), references=places)
+        return Sample(media=Path("x.png"), captions=("x",), size=(8, 8), references=places)
 
     check_references(family(range(1, 4)), [sample(1), sample(3)])
     check_references(family(range(3)), [sample(0), sample(2)])

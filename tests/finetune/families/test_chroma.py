@@ -60,7 +60,7 @@ def test_checkpointing_keeps_the_mask(chroma: tuple[Chroma, Any]) -> None:
     noisy, time = drawn(2, 16, 4, 6), torch.tensor([0.5, 0.9])
 
     def gradients(*, stock: bool = False, **settings: Any) -> list[Tensor]:
-        config = make_config(Path(family.source.place), "data", model_family="chroma", compile=False, **settings)
+        config = make_config(Path(family.source.name_or_path), "data", model_family="chroma", compile=False, **settings)
         (model,) = load_models(config, family, torch.device("cpu")).values()
         if stock:
             model.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]

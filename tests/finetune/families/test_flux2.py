@@ -90,11 +90,11 @@ def test_times_are_shifted_as_the_pipeline_shifts_them(dev: tuple[Flux2, Any], p
 
 def test_references_are_taken_and_not_needed(dev: tuple[Flux2, Any]) -> None:
     family, _ = dev
-    plain = Sample(dataset=0, place=Path("a.png"), captions=("a",), size=(64, 64))
+    plain = Sample(dataset=0, media=Path("a.png"), captions=("a",), size=(64, 64))
     one, two = (replace(plain, references=(Path("c.png"),) * n, reference_sizes=((64, 64),) * n) for n in (1, 2))
     for samples in ([plain], [one], [two], [plain, one, two]):
         check_references(family, samples)
-    config = make_config(Path(family.source.place), "data", model_family="flux2", validation_prompt="a fox")
+    config = make_config(Path(family.source.name_or_path), "data", model_family="flux2", validation_prompt="a fox")
     check_image(config, family)
     assert "load_image" not in example(family, ["transformer"], config, {})
     pairs = {"instance_data_dir": "data", "conditioning_data_dir": "more", "conditioning_type": "reference"}

@@ -80,7 +80,7 @@ def test_grids_that_are_not_square_have_a_limit(hidream: tuple[HiDream, Any], tm
     Image.new("RGB", (272, 64)).save(tmp_path / "data" / "a.png")
     (tmp_path / "data" / "a.txt").write_text("a cat")
     data = {"instance_data_dir": str(tmp_path / "data"), "resolution": 144, "resolution_type": "pixel_area"}
-    config = make_config(Path(family.source.place), tmp_path / "data", model_family="hidream")
+    config = make_config(Path(family.source.name_or_path), tmp_path / "data", model_family="hidream")
     (problem,) = look(replace(config, data=data)).problems
     assert problem.endswith(
         "cannot train a HiDreamImagePipeline: 288 x 64 pixels are 72 tokens and it takes 64 unless the sides are "
@@ -91,22 +91,22 @@ def test_grids_that_are_not_square_have_a_limit(hidream: tuple[HiDream, Any], tm
 
 def test_a_folder_without_llama_is_told_how_to_get_it(hidream: tuple[HiDream, Any], tmp_path: Path) -> None:
     """As it is released: the index names no Llama, or one that is not there."""
-    place = hidream[0].source.place
-    absent = changed(place, tmp_path / "absent", "model_index.json", text_encoder_4=[None, None])
-    shutil.rmtree(shutil.copytree(place, tmp_path / "lost") / "text_encoder_4")
+    path = hidream[0].source.name_or_path
+    absent = changed(path, tmp_path / "absent", "model_index.json", text_encoder_4=[None, None])
+    shutil.rmtree(shutil.copytree(path, tmp_path / "lost") / "text_encoder_4")
     for folder in (absent, tmp_path / "lost"):
         with pytest.raises(ConfigError, match=r"lacks tokenizer_4 or text_encoder_4: HiDream's Llama.*docs/models.md"):
             open_family("hidream", Source(str(folder)))
 
 
 def test_other_encoders_and_distilled_models(hidream: tuple[HiDream, Any], tmp_path: Path) -> None:
-    place = hidream[0].source.place
-    other = changed(place, tmp_path / "other", "text_encoder_4/config.json", hidden_size=24)
+    path = hidream[0].source.name_or_path
+    other = changed(path, tmp_path / "other", "text_encoder_4/config.json", hidden_size=24)
     with pytest.raises(ConfigError, match=r"text_encoder_4 of .* width 24, but the transformer reads 16"):
         open_family("hidream", Source(str(other)))
     scheduler = {"_class_name": "FlowMatchLCMScheduler", "shift": 6.0}
     dev = open_family(
-        "hidream", Source(str(changed(place, tmp_path / "d", "scheduler/scheduler_config.json", **scheduler)))
+        "hidream", Source(str(changed(path, tmp_path / "d", "scheduler/scheduler_config.json", **scheduler)))
     )
     assert dev.distilled
     assert (dev.steps, dev.guidance) == (28, 1.0)

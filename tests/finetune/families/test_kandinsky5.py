@@ -40,7 +40,7 @@ def test_texts_of_two_lengths_are_refused(pipeline_folder: Folder, tmp_path: Pat
         ConfigError, match=r"a batch of kandinsky5_image has texts of \d+ and \d+ tokens, but the model"
     ):
         text_of(family, pipeline, PROMPTS)
-    config = make_config(Path(family.source.place), write_noise(tmp_path / "data"), model_family=family.name)
+    config = make_config(Path(family.source.name_or_path), write_noise(tmp_path / "data"), model_family=family.name)
     with pytest.raises(ConfigError, match=r"train_batch_size is 2, but the model of kandinsky5_image would read"):
         check_batch(config, family)
 

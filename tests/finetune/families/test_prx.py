@@ -56,11 +56,11 @@ def test_captions_are_cleaned_as_the_pipeline_cleans_them(prx: tuple[PRX, Any]) 
 def test_as_many_tokens_are_read_as_the_tokenizer_says(prx: tuple[PRX, Any], tmp_path: Path) -> None:
     family, _ = prx
     assert family.text_length == 256
-    place = shutil.copytree(family.source.place, tmp_path / "model")
-    config = place / "tokenizer" / "tokenizer_config.json"
+    copy = shutil.copytree(family.source.name_or_path, tmp_path / "model")
+    config = copy / "tokenizer" / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": 40}))
-    assert open_family("prx", Source(str(place))).text_length == 40
-    assert open_family("prx", Source(str(place)), 20).text_length == 20
+    assert open_family("prx", Source(str(copy))).text_length == 40
+    assert open_family("prx", Source(str(copy)), 20).text_length == 20
 
 
 def test_a_deep_autoencoder_s_latents_are_tokens(pipeline_folder: Folder) -> None:
@@ -84,7 +84,7 @@ def test_an_adapter_is_a_peft_folder(prx: tuple[PRX, Any], tmp_path: Path) -> No
 
 def test_the_card_imports_the_text_encoder_before_diffusers(prx: tuple[PRX, Any]) -> None:
     """Else transformers has lost the class that diffusers adds to it, and the pipeline does not load."""
-    config = make_config(Path(prx[0].source.place), "data", model_family="prx")
+    config = make_config(Path(prx[0].source.name_or_path), "data", model_family="prx")
     torch_line, encoder_line, diffusers_line = example(prx[0], ["transformer"], config, {}).splitlines()[:3]
     assert torch_line == "import torch"
     assert encoder_line.startswith("import transformers.models.t5gemma.modeling_t5gemma")
@@ -94,16 +94,16 @@ def test_the_card_imports_the_text_encoder_before_diffusers(prx: tuple[PRX, Any]
 def test_what_cannot_be_tuned_is_refused(prx: tuple[PRX, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from diffusers.pipelines.prx import pipeline_prx
 
-    place = shutil.copytree(prx[0].source.place, tmp_path / "prx-512-distilled")
-    distilled = open_family("prx", Source(str(place)))
+    copy = shutil.copytree(prx[0].source.name_or_path, tmp_path / "prx-512-distilled")
+    distilled = open_family("prx", Source(str(copy)))
     assert distilled.distilled
     assert (distilled.steps, distilled.guidance) == (8, 1.0)
-    file = place / "text_encoder" / "config.json"
+    file = copy / "text_encoder" / "config.json"
     config = json.loads(file.read_text())
     config["encoder"]["hidden_size"] = 24
     file.write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"text_encoder of .* width 24, but the transformer reads 16"):
-        open_family("prx", Source(str(place)))
+        open_family("prx", Source(str(copy)))
     monkeypatch.delattr(pipeline_prx, "ftfy")
     with pytest.raises(ConfigError, match="cleans captions with ftfy, which is not installed: pip install ftfy"):
         open_family("prx", prx[0].source)
@@ -116,7 +116,7 @@ def test_the_text_encoder_is_checked_by_its_own_config(prx: tuple[PRX, Any], tmp
     family, _ = prx
     model: Any = family.source.check("text_encoder")["text_encoder"]
     assert model.embed_tokens.weight.shape[1] == 16
-    place = shutil.copytree(family.source.place, tmp_path / "model")
-    save_file({}, place / "text_encoder" / "model.safetensors", metadata={"format": "pt"})
+    copy = shutil.copytree(family.source.name_or_path, tmp_path / "model")
+    save_file({}, copy / "text_encoder" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"text_encoder of .* is not whole"):
-        check_weights(type(model), str(place), "text_encoder", quantized=False)
+        check_weights(type(model), str(copy), "text_encoder", quantized=False)

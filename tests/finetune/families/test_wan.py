@@ -95,7 +95,7 @@ def test_a_first_frame_is_given_with_what_clip_sees_in_it(wan: Open, clip: Tenso
 
 def test_an_image_has_nothing_to_teach_an_image_to_video_model(wan: Open) -> None:
     video, image = (
-        Sample(place=Path(name), size=(64, 64), captions=("a",), frames=n) for name, n in (("a.mp4", 9), ("b.png", 1))
+        Sample(media=Path(name), size=(64, 64), captions=("a",), frames=n) for name, n in (("a.mp4", 9), ("b.png", 1))
     )
     configs = [DataConfig(instance_data_dir="data")]
     check_sizes(wan("wan-i2v")[0], [video], configs)

@@ -180,7 +180,7 @@ def test_the_header_says_where_it_came_from(flux: tuple[TuneFamily, Path]):
         header = file.metadata()
         names = list(file.keys())
     assert all(name.startswith("transformer.") for name in names)
-    assert header["base_model"] == family.source.place
+    assert header["base_model"] == family.source.name_or_path
     assert json.loads(header["tread_config"]) == PLAN
     assert (header["steps"], header["rank"], header["adapter"]) == ("2", "4", "standard")
     assert json.loads(header["lora_adapter_metadata"])["transformer.lora_alpha"] == 6
@@ -188,7 +188,7 @@ def test_the_header_says_where_it_came_from(flux: tuple[TuneFamily, Path]):
 
 def test_the_card(flux: tuple[TuneFamily, Path]):
     family, _ = flux
-    config = make_config(Path(family.source.place), "flux", "standard", optimizer="lion", learning_rate=3e-5)
+    config = make_config(Path(family.source.name_or_path), "flux", "standard", optimizer="lion", learning_rate=3e-5)
     facts: Facts = {
         "step": 700,
         "tread_config": {**PLAN, "schedule": {"warmup_steps": 10}},
@@ -199,7 +199,7 @@ def test_the_card(flux: tuple[TuneFamily, Path]):
     }
     text = card(family, ["transformer"], config, facts)
     front = yaml.safe_load(re.findall(r"\A---\n(.*?)---\n", text, flags=re.DOTALL)[0])
-    assert front["base_model"] == family.source.place
+    assert front["base_model"] == family.source.name_or_path
     assert front["library_name"] == "diffusers"
     assert {"lora", "tread", "flux"} <= set(front["tags"])
     assert front["pipeline_tag"] == "text-to-image"
@@ -228,7 +228,7 @@ def test_a_save_that_fails_leaves_the_earlier_result(
     flux: tuple[TuneFamily, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     family, _ = flux
-    config = make_config(Path(family.source.place), "flux", "standard")
+    config = make_config(Path(family.source.name_or_path), "flux", "standard")
     call = stock_call(family, "flux")
     models = trained_models(family, config, call)
     paths = write_result(tmp_path, family, models, config, {"step": 1})
@@ -248,7 +248,7 @@ def test_a_save_that_fails_leaves_the_earlier_result(
 def test_a_result_knows_its_checkpoint(flux: tuple[TuneFamily, Path], tmp_path: Path):
     """By the step and by the save: a step may be taken twice, with other settings."""
     family, _ = flux
-    config = make_config(Path(family.source.place), "flux", "standard")
+    config = make_config(Path(family.source.name_or_path), "flux", "standard")
     models = trained_models(family, config, stock_call(family, "flux"))
     write_result(tmp_path, family, models, config, {"step": 3, "id": "a", "files": {}, "previews": [("a", "gone.png")]})
     assert has_result(tmp_path, {"step": 3, "id": "a"})

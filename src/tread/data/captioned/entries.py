@@ -142,10 +142,10 @@ class DataConfig:
     """Settings of video clips."""
 
     def __post_init__(self) -> None:
-        place = {"local": "instance_data_dir", "csv": "metadata_file", "huggingface": "dataset_name"}[self.type]
+        key = {"local": "instance_data_dir", "csv": "metadata_file", "huggingface": "dataset_name"}[self.type]
         has_table = self.type == "local" and self.metadata_file is not None
-        if getattr(self, place) is None and not has_table:
-            raise ConfigError(f"data entry {self.name!r} of type {self.type!r} has no {place}; name its place there.")
+        if getattr(self, key) is None and not has_table:
+            raise ConfigError(f"data entry {self.name!r} of type {self.type!r} has no {key}; set it.")
         if self.metadata_file is not None and not self.metadata_file.lower().endswith(TABLES):
             raise self._wrong("metadata_file", f"it must end with {', '.join(TABLES)}")
         if self.caption_strategy in ("csv", "jsonl", "parquet") and self.metadata_file is None:
@@ -189,11 +189,11 @@ class DataConfig:
     @property
     def name(self) -> str:
         """The name of this entry in messages."""
-        place = self.instance_data_dir or self.metadata_file or self.dataset_name or "data"
-        return self.id or Path(place).name or place
+        origin = self.instance_data_dir or self.metadata_file or self.dataset_name or "data"
+        return self.id or Path(origin).name or origin
 
     @property
-    def place(self) -> str:
+    def origin(self) -> str:
         """The path or dataset name, as given."""
         local = self.metadata_file or self.instance_data_dir
         return (self.dataset_name if self.type == "huggingface" else local) or ""
@@ -222,13 +222,13 @@ def data_configs(value: object) -> list[dict[str, Any]]:
     return entries
 
 
-def _entry_at(place: str) -> dict[str, Any]:
-    path = Path(place)
+def _entry_at(origin: str) -> dict[str, Any]:
+    path = Path(origin)
     if path.suffix.lower() in TABLES:
-        return {"metadata_file": place}
+        return {"metadata_file": origin}
     if not is_folder(path):
-        return {"instance_data_dir": place}
+        return {"instance_data_dir": origin}
     saved = any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
     if saved or any(path.glob("*.parquet")) or any(path.glob("data/*.parquet")):
-        return {"type": "huggingface", "dataset_name": place}
-    return {"instance_data_dir": place}
+        return {"type": "huggingface", "dataset_name": origin}
+    return {"instance_data_dir": origin}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tread.data.captioned.captions import variants
 from tread.data.captioned.entries import LONGEST, TABLES, DataConfig
 from tread.data.captioned.pixels import is_clip, is_image
-from tread.data.captioned.tables import COLUMNS, Place, cell_places, choose_columns, load_dataset, read_table
+from tread.data.captioned.tables import COLUMNS, Media, choose_columns, load_dataset, media_in_cell, read_table
 from tread.errors import ConfigError, DataError, printable, shown
 from tread.files import files_below, is_file, is_folder
 
@@ -38,10 +38,10 @@ class Skipped(NamedTuple):
 class Found:
     """A candidate sample, not checked yet."""
 
-    place: Place
+    media: Media
     captions: tuple[str, ...] | Skipped
-    mask: Place | None = None
-    references: tuple[Place, ...] = ()
+    mask: Media | None = None
+    references: tuple[Media, ...] = ()
 
 
 def find(config: DataConfig, apart: Collection[str] = ()) -> Iterator[Found]:
@@ -60,7 +60,7 @@ def find(config: DataConfig, apart: Collection[str] = ()) -> Iterator[Found]:
 
 def root_of(config: DataConfig) -> Path:
     """The folder that names are relative to."""
-    return Path(config.instance_data_dir) if config.instance_data_dir else Path(config.place).parent
+    return Path(config.instance_data_dir) if config.instance_data_dir else Path(config.origin).parent
 
 
 def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iterator[Found]:
@@ -68,7 +68,7 @@ def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iter
     for path in everything:
         if path.suffix.lower() in UNREAD:
             reason = "images of this format are not read: save it as .png or .jpg"
-            yield Found(place=path, captions=Skipped(str(path), reason))
+            yield Found(media=path, captions=Skipped(str(path), reason))
     files = [path for path in everything if is_image(path) or is_clip(path)]
     pictures = {path.with_suffix("") for path in files}
     masks: dict[Path, Path] = {}
@@ -80,7 +80,7 @@ def _in_folder(config: DataConfig, folder: Path, apart: Collection[str]) -> Iter
     beside = set(masks.values())
     for path in files:
         if path not in beside:
-            yield Found(place=path, captions=_captions(config, path, None), mask=masks.get(path.with_suffix("")))
+            yield Found(media=path, captions=_captions(config, path, None), mask=masks.get(path.with_suffix("")))
 
 
 def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
@@ -92,13 +92,13 @@ def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
     for number, row in enumerate(rows, start=1):
         name = row.get(file_column)
         if not name:
-            yield Found(place=table, captions=Skipped(f"{table} row {number}", f"column {file_column} is empty"))
+            yield Found(media=table, captions=Skipped(f"{table} row {number}", f"column {file_column} is empty"))
             continue
         path = folder / str(name)
         mask = row.get(mask_column) if mask_column else None
         references = filter(None, _cells(row, reference_columns))
         yield Found(
-            place=path,
+            media=path,
             captions=_captions(config, path, _cells(row, caption_columns) if caption_columns else None),
             mask=folder / str(mask) if mask else None,
             references=tuple(folder / str(reference) for reference in references),
@@ -108,25 +108,25 @@ def _in_table(config: DataConfig, table: Path, folder: Path) -> Iterator[Found]:
 def _in_dataset(config: DataConfig) -> Iterator[Found]:
     table = load_dataset(config)
     # `datasets` calls the file column of an image folder `image`, whatever the table calls it
-    file_column, caption_columns, mask_column, reference_columns = _choose(config, table.column_names, config.place)
+    file_column, caption_columns, mask_column, reference_columns = _choose(config, table.column_names, config.origin)
     for number in range(len(table)):
         row = table[number]
 
-        def places(*columns: str | None, row: Any = row, number: int = number) -> list[Place]:
+        def media_of(*columns: str | None, row: Any = row, number: int = number) -> list[Media]:
             cells = (
-                cell_places(table, column, number, row[column], f"{config.place}/{column}")
+                media_in_cell(table, column, number, row[column], f"{config.origin}/{column}")
                 for column in columns
                 if column is not None
             )
-            return [place for cell in cells for place in cell]
+            return [media for cell in cells for media in cell]
 
-        place, mask = (next(iter(places(column)), None) for column in (file_column, mask_column))
-        if place is None:
-            name = f"{config.place}[{number}]"
-            yield Found(place=Path(name), captions=Skipped(name, f"column {file_column} is empty"))
+        media, mask = (next(iter(media_of(column)), None) for column in (file_column, mask_column))
+        if media is None:
+            name = f"{config.origin}[{number}]"
+            yield Found(media=Path(name), captions=Skipped(name, f"column {file_column} is empty"))
             continue
-        captions = _captions(config, Path(str(place)), _cells(row, caption_columns))
-        yield Found(place=place, captions=captions, mask=mask, references=tuple(places(*reference_columns)))
+        captions = _captions(config, Path(str(media)), _cells(row, caption_columns))
+        yield Found(media=media, captions=captions, mask=mask, references=tuple(media_of(*reference_columns)))
 
 
 def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:

@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tread.data.captioned.buckets import Crop
-from tread.data.captioned.tables import Place, opened
+from tread.data.captioned.tables import Media, opened
 from tread.data.images import reading
 
 MaskKind = Literal["mask", "segmentation"]
 
 
-def read_mask(place: Place, crop: Crop, kind: MaskKind) -> Tensor:
+def read_mask(media: Media, crop: Crop, kind: MaskKind) -> Tensor:
     """The weights of the pixels in a bucket, float32 (H, W) in [0, 1]."""
-    with reading(place):
-        with Image.open(opened(place)) as image:
+    with reading(media):
+        with Image.open(opened(media)) as image:
             weights = _weights(ImageOps.exif_transpose(image), kind)  # (h, w)
         grey = Image.fromarray(weights)
         # BOX is area averaging: every pixel of the crop counts in exactly one output pixel

@@ -19,7 +19,7 @@ from torch import Tensor
 from tread.data import images
 from tread.data.captioned import clips
 from tread.data.captioned.buckets import Crop
-from tread.data.captioned.tables import Place, opened
+from tread.data.captioned.tables import Media, opened
 from tread.data.images import reading
 
 _ANIMATED = ("GIF", "PNG", "WEBP")
@@ -36,12 +36,12 @@ def is_clip(path: Path) -> bool:
     return path.suffix.lower() in clips.SUFFIXES
 
 
-def probe(place: Place) -> tuple[int, int, int]:
+def probe(media: Media) -> tuple[int, int, int]:
     """Width and height as shown, and the number of frames; images are not decoded."""
-    with reading(place):
-        if isinstance(place, Path) and is_clip(place):
-            return clips.probe_clip(place)
-        with Image.open(opened(place)) as image:
+    with reading(media):
+        if isinstance(media, Path) and is_clip(media):
+            return clips.probe_clip(media)
+        with Image.open(opened(media)) as image:
             width, height = image.size
             # the base class's method: PNG's override decodes the whole picture to find a tag after it
             if Image.Image.getexif(image).get(_ORIENTATION, 1) >= 5:  # these orientations swap the sides
@@ -50,21 +50,21 @@ def probe(place: Place) -> tuple[int, int, int]:
             return width, height, getattr(image, "n_frames", 1) if image.format in _ANIMATED else 1
 
 
-def count_frames(place: Place, rate: float) -> int:
+def count_frames(media: Media, rate: float) -> int:
     """The number of frames of a clip or an animation resampled to `rate` frames per second."""
-    with reading(place):
-        if isinstance(place, Path) and is_clip(place):
-            return clips.resampled_count(clips.clip_seconds(place), rate)
-        with Image.open(opened(place)) as image:
+    with reading(media):
+        if isinstance(media, Path) and is_clip(media):
+            return clips.resampled_count(clips.clip_seconds(media), rate)
+        with Image.open(opened(media)) as image:
             return clips.resampled_count(sum(_seconds(frame) for frame in ImageSequence.Iterator(image)), rate)
 
 
-def read_pixels(place: Place, crop: Crop, *, alpha: bool = False) -> Tensor:
+def read_pixels(media: Media, crop: Crop, *, alpha: bool = False) -> Tensor:
     """The picture in its bucket: uint8 (F, H, W, 3), or (F, H, W, 4) with its transparency."""
     bucket = crop.bucket
     frames: list[np.ndarray] = []
-    with reading(place):
-        timed = _timed(place, alpha=alpha)
+    with reading(media):
+        timed = _timed(media, alpha=alpha)
         frames_read = (
             (frame for frame, _, _ in timed) if crop.frame_rate is None else clips.resampled(timed, crop.frame_rate)
         )
@@ -80,13 +80,13 @@ def read_pixels(place: Place, crop: Crop, *, alpha: bool = False) -> Tensor:
     return torch.from_numpy(np.stack(frames))  # (F, H, W, 3 or 4)
 
 
-def _timed(place: Place, *, alpha: bool) -> Iterator[clips.Timed]:
+def _timed(media: Media, *, alpha: bool) -> Iterator[clips.Timed]:
     """The frames of an image, animation or clip with their times; a clip has no transparency."""
-    if isinstance(place, Path) and is_clip(place):
-        yield from clips.timed_clip(place)
+    if isinstance(media, Path) and is_clip(media):
+        yield from clips.timed_clip(media)
         return
     start = 0.0
-    with Image.open(opened(place)) as image:
+    with Image.open(opened(media)) as image:
         for frame in ImageSequence.Iterator(image):
             yield images.upright_rgba(frame) if alpha else images.upright_rgb(frame), start, _seconds(frame)
             start += _seconds(frame)

@@ -28,7 +28,7 @@ from tread.data.captioned.entries import ConditioningType, DataConfig
 from tread.data.captioned.finding import Found, Skipped, find, root_of
 from tread.data.captioned.masks import MaskKind
 from tread.data.captioned.pixels import count_frames, is_clip, is_image, probe
-from tread.data.captioned.tables import Place
+from tread.data.captioned.tables import Media
 from tread.errors import ConfigError, DataError, nearest, printable
 from tread.files import files_below, write_text
 from tread.words import counted
@@ -41,16 +41,16 @@ Pairs = dict[ConditioningType, list[dict[str, Path]]]
 class Sample:
     """One picture or clip with its caption."""
 
-    place: Place
+    media: Media
     captions: tuple[str, ...]
     """One or more; a visit draws one of them."""
     size: Size
     """Width and height as shown."""
     frames: int = 1
-    mask: Place | None = None
+    mask: Media | None = None
     mask_kind: MaskKind = "mask"
     mask_size: Size | None = None
-    references: tuple[Place, ...] = ()
+    references: tuple[Media, ...] = ()
     reference_sizes: tuple[Size, ...] = ()
     dataset: int = 0
     """Index of its data entry."""
@@ -155,8 +155,8 @@ def _by_name(folder: Path, setting: str) -> dict[str, Path]:
     return {_shared_name(path, folder): path for path in reversed(files_below(folder)) if is_image(path)}
 
 
-def _shared_name(place: Place, root: Path) -> str:
-    path = Path(str(place))
+def _shared_name(media: Media, root: Path) -> str:
+    path = Path(str(media))
     return (path.relative_to(root) if path.is_relative_to(root) else path).with_suffix("").as_posix()
 
 
@@ -164,10 +164,10 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
     """The sample with its size, or the reason why it is left out."""
     if isinstance(found.captions, Skipped):
         return found.captions
-    name, shared = str(found.place), _shared_name(found.place, root_of(config))
-    if isinstance(found.place, Path) and not found.place.is_file():
+    name, shared = str(found.media), _shared_name(found.media, root_of(config))
+    if isinstance(found.media, Path) and not found.media.is_file():
         return Skipped(name, "there is no such file")
-    moves = isinstance(found.place, Path) and is_clip(found.place)
+    moves = isinstance(found.media, Path) and is_clip(found.media)
     if moves and (not video or config.dataset_type == "image"):
         why = "dataset_type is image" if video else "the model trains on images"
         return Skipped(name, f"it is a clip, and {why}")
@@ -184,7 +184,7 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
         if isinstance(pair, Path) and not pair.is_file():
             return Skipped(name, f"there is no file {pair}")
     try:
-        width, height, frames = probe(found.place)
+        width, height, frames = probe(found.media)
         mask_size = None if mask is None else probe(mask)[:2]
         reference_sizes = tuple(probe(reference)[:2] for reference in references)
     except DataError as error:
@@ -192,7 +192,7 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
     frames = frames if video and config.dataset_type != "image" else 1
     if frames > 1 and config.video.frame_rate is not None:
         try:
-            frames = count_frames(found.place, config.video.frame_rate)
+            frames = count_frames(found.media, config.video.frame_rate)
         except DataError as error:
             return Skipped(name, str(error))
     if config.dataset_type == "video" and frames == 1:
@@ -203,7 +203,7 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
     if smallest is not None and measure((width, height), config.resolution_type) < smallest:
         return Skipped(name, f"its {width}x{height} pixels are below minimum_image_size {smallest:g}")
     return Sample(
-        place=found.place,
+        media=found.media,
         captions=found.captions,
         size=(width, height),
         frames=frames,
@@ -219,7 +219,7 @@ def _describe(found: Found, *, config: DataConfig, dataset: int, pairs: Pairs, v
 
 
 def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
-    where = f"nothing to train on in {config.place} (data entry {config.name!r})"
+    where = f"nothing to train on in {config.origin} (data entry {config.name!r})"
     if skipped:
         reason = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
         fix = ""
@@ -229,7 +229,7 @@ def _nothing(config: DataConfig, skipped: list[Skipped]) -> DataError:
     root = root_of(config)
     counts = Counter(path.suffix.lower() or path.name for path in files_below(root)) if root.is_dir() else Counter()
     found = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5)) or "no files at all"
-    return DataError(f"{where}: found {found}; put images or clips with .txt captions there, or name another place")
+    return DataError(f"{where}: found {found}; put images or clips with .txt captions there, or name another folder")
 
 
 def _say_masks(config: DataConfig, samples: list[Sample], pairs: Pairs, say: Callable[[str], None]) -> None:
@@ -240,7 +240,7 @@ def _say_masks(config: DataConfig, samples: list[Sample], pairs: Pairs, say: Cal
         names = (str(path) for by_name in folders for path in sorted(by_name.values()))
         raise DataError(
             f"none of the {len(samples)} samples of data entry {config.name!r} has a mask in its folder of masks: the "
-            f"first sample is {samples[0].place}, the first mask {next(names, 'missing')}. Give masks the names of "
+            f"first sample is {samples[0].media}, the first mask {next(names, 'missing')}. Give masks the names of "
             "their images, or leave out the folder"
         )
     if not masked:

@@ -14,31 +14,31 @@ from torch import Tensor
 
 from tread.data.captioned.clips import TIME_ERROR, open_clip, rate_of
 from tread.data.captioned.pixels import is_clip
-from tread.data.captioned.tables import Place
+from tread.data.captioned.tables import Media
 from tread.data.images import reading
 
 
-def has_sound(place: Place) -> bool:
+def has_sound(media: Media) -> bool:
     """Whether a sample is a clip with a sound track."""
-    if not isinstance(place, Path) or not is_clip(place):
+    if not isinstance(media, Path) or not is_clip(media):
         return False
-    with reading(place), open_clip(place) as container:
+    with reading(media), open_clip(media) as container:
         return bool(container.streams.audio)
 
 
-def clip_rate(place: Path) -> float:
+def clip_rate(media: Path) -> float:
     """Frames per second of a clip, on average."""
-    with reading(place), open_clip(place) as container:
+    with reading(media), open_clip(media) as container:
         return float(rate_of(container))
 
 
-def read_sound(place: Place, seconds: float, rate: int) -> Tensor:
+def read_sound(media: Media, seconds: float, rate: int) -> Tensor:
     """The sound of a clip's first seconds at `rate` samples per second: (2, N) float32 in [-1, 1]."""
-    assert isinstance(place, Path)
+    assert isinstance(media, Path)
     out = torch.zeros(2, round(seconds * rate))
-    with reading(place):
-        start = _first_time(place)
-        with open_clip(place) as container:
+    with reading(media):
+        start = _first_time(media)
+        with open_clip(media) as container:
             stream = container.streams.audio[0]
             resampler = _resampler("mono" if stream.channels == 1 else "stereo", rate)
             following = 0

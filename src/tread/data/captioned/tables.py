@@ -1,7 +1,7 @@
 """Tables of samples: CSV, JSONL and Parquet files, and Hugging Face datasets.
 
 - A table gives one mapping per sample; columns are named by the settings or recognised by their usual names.
-- A picture is a `Place`: a file, or a cell of a dataset that holds the file's bytes. Cells are read on demand.
+- `Media` is a picture or a clip: a file, or a cell of a dataset that holds the file's bytes. Cells are read on demand.
 - `datasets` and `pyarrow` are imported only to read a dataset or a Parquet file.
 """
 
@@ -53,12 +53,12 @@ class Cell:
         return (cell if self.index is None else cell[self.index])["bytes"]
 
 
-Place = Path | Cell
+Media = Path | Cell
 
 
-def opened(place: Place) -> Path | io.BytesIO:
+def opened(media: Media) -> Path | io.BytesIO:
     """A path or stream that Pillow and PyAV can open."""
-    return regular(place) if isinstance(place, Path) else io.BytesIO(place.read())
+    return regular(media) if isinstance(media, Path) else io.BytesIO(media.read())
 
 
 def choose_columns(columns: Sequence[str], config: DataConfig, setting: str, where: str) -> tuple[str, ...]:
@@ -127,24 +127,24 @@ def load_dataset(config: DataConfig) -> Any:
     """The dataset of a `huggingface` entry, with decoding of images and videos turned off."""
     with needs("a Hugging Face dataset needs datasets", "data"):
         import datasets
-    place = config.place
+    origin = config.origin
     # datasets shows a progress bar per file
     quiet = not datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
-        saved = any((Path(place) / name).is_file() for name in ("state.json", "dataset_dict.json"))
-        found: Any = datasets.load_from_disk(place) if saved else datasets.load_dataset(place)
+        saved = any((Path(origin) / name).is_file() for name in ("state.json", "dataset_dict.json"))
+        found: Any = datasets.load_from_disk(origin) if saved else datasets.load_dataset(origin)
     except Exception as error:  # builders raise whatever the files make them raise
         reason = one_line(error)[:300]
         raise DataError(
-            f"dataset_name {place!r} cannot be loaded ({reason}): give a folder or the id of a dataset in reach"
+            f"dataset_name {origin!r} cannot be loaded ({reason}): give a folder or the id of a dataset in reach"
         ) from error
     finally:
         if not quiet:
             datasets.enable_progress_bars()
     if isinstance(found, Mapping):
         if config.split not in found:
-            raise ConfigError(f"split is {config.split!r}; {place!r} has {', '.join(found)}.")
+            raise ConfigError(f"split is {config.split!r}; {origin!r} has {', '.join(found)}.")
         found = found[config.split]
     for column, feature in found.features.items():
         if isinstance(feature, datasets.Image | datasets.Video):
@@ -152,16 +152,16 @@ def load_dataset(config: DataConfig) -> Any:
     return found
 
 
-def cell_places(table: Any, column: str, row: int, value: object, where: str) -> list[Place]:
+def media_in_cell(table: Any, column: str, row: int, value: object, where: str) -> list[Media]:
     """The pictures in a cell, which may hold one, a list or nothing."""
     if isinstance(value, list | tuple):
-        found = (_cell_place(table, column, row, one, f"{where}[{row}]", i) for i, one in enumerate(value))
+        found = (_cell_media(table, column, row, one, f"{where}[{row}]", i) for i, one in enumerate(value))
     else:
-        found = (_cell_place(table, column, row, value, f"{where}[{row}]", None),)
-    return [place for place in found if place is not None]
+        found = (_cell_media(table, column, row, value, f"{where}[{row}]", None),)
+    return [media for media in found if media is not None]
 
 
-def _cell_place(table: Any, column: str, row: int, value: object, name: str, index: int | None) -> Place | None:
+def _cell_media(table: Any, column: str, row: int, value: object, name: str, index: int | None) -> Media | None:
     if isinstance(value, str):
         return Path(value)
     if isinstance(value, Mapping):

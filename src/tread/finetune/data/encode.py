@@ -67,7 +67,7 @@ def encode_samples(
         width, height = first.sample.size
         say(
             f"{len(enlarged)} of {len(items.entries)} samples are smaller than their bucket and are enlarged (the "
-            f"first is {first.sample.place}, {width}x{height} to {first.bucket}); lower resolution, or set "
+            f"first is {first.sample.media}, {width}x{height} to {first.bucket}); lower resolution, or set "
             "minimum_image_size to skip them"
         )
     _encode_pictures(cache, list(items.pictures.values()), encode, batch_size, progress and cache.is_main)
@@ -147,8 +147,8 @@ class _Writer:
 def _read(picture: Picture) -> tuple[Tensor, ...] | DataError:
     """Pixels (F, H, W, 3), or 4 with transparency, and the sound (2, N) if it is encoded too."""
     try:
-        pixels = read_pixels(picture.place, picture.crop, alpha=picture.alpha)
-        return (pixels,) if picture.sound is None else (pixels, read_sound(picture.place, *picture.sound))
+        pixels = read_pixels(picture.media, picture.crop, alpha=picture.alpha)
+        return (pixels,) if picture.sound is None else (pixels, read_sound(picture.media, *picture.sound))
     except DataError as error:
         return error
 
@@ -213,7 +213,7 @@ def _present(cache: Cache, entries: Sequence[Entry | Skipped]) -> tuple[list[Ent
                 needed[side.weight] = "weights"
         missing = next((key for key, kind in needed.items() if not cache.path(kind, key).exists()), None)
         if missing is not None:
-            skipped.append(Skipped(str(entry.sample.place), cache.why_not(needed[missing], missing)))
+            skipped.append(Skipped(str(entry.sample.media), cache.why_not(needed[missing], missing)))
         else:
             present.append(entry)
     if not present and skipped:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from tread.data.captioned.tables import Place
+from tread.data.captioned.tables import Media
 from tread.files import files_below, regular, write_text
 from tread.finetune.model.source import Source
 from tread.together import gathered
@@ -56,21 +56,21 @@ class ContentHashes:
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self.folder, self.ranks = folder, ranks
 
-    def of(self, places: Iterable[Place], *, progress: bool = True) -> dict[Place, str]:
+    def of(self, files: Iterable[Media], *, progress: bool = True) -> dict[Media, str]:
         """The hash of each file or table cell; one that cannot be read is left out."""
-        unique = list(dict.fromkeys(places))
+        unique = list(dict.fromkeys(files))
         rank, known = self.ranks.process_index, self._remembered()
         share = unique[rank :: self.ranks.num_processes]
-        new = [place for place in share if _state(place) not in known]
+        new = [media for media in share if _state(media) not in known]
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             results = pool.map(content_hash, new)
             shown = tqdm(results, total=len(new), desc="hashing", unit="file", disable=not progress or not new)
-            hashed = {_state(place): value for place, value in zip(new, shown, strict=True) if value is not None}
+            hashed = {_state(media): value for media, value in zip(new, shown, strict=True) if value is not None}
         if hashed:
             self._remember(hashed)
         gathered(None)
         known = self._remembered()
-        return {place: known[state] for place in unique if (state := _state(place)) in known}
+        return {media: known[state] for media in unique if (state := _state(media)) in known}
 
     def _remembered(self) -> dict[tuple[str, int, int], str]:
         known: dict[tuple[str, int, int], str] = {}
@@ -86,19 +86,19 @@ class ContentHashes:
 
 def identity(source: Source, parts: Sequence[str], *words: object) -> str:
     """The hash of a pipeline's parts, independent of their path; `words` are settings that change the encoding."""
-    folder = Path(source.place)
+    folder = Path(source.name_or_path)
     if folder.is_dir():
         files = [path for part in parts for path in files_below(folder / part)]
         weights = [f"{path.relative_to(folder).as_posix()} {_hash_pieces(path)}" for path in files]
     else:
-        weights = [source.place, _commit(source) or source.revision]
+        weights = [source.name_or_path, _commit(source) or source.revision]
     return digest(source.pipeline_name, *parts, *words, *weights)
 
 
 def _commit(source: Source) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(source.place, "model_index.json", revision=source.revision)
+    path = try_to_load_from_cache(source.name_or_path, "model_index.json", revision=source.revision)
     return Path(path).parent.name if isinstance(path, str) else None
 
 
@@ -111,23 +111,23 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
 
 
-def _state(place: Place) -> tuple[str, int, int]:
+def _state(media: Media) -> tuple[str, int, int]:
     """Path, size and modification time of a file, or the identity of a cell: the key of a stored hash."""
-    if not isinstance(place, Path):
-        return place.identity, 0, 0
+    if not isinstance(media, Path):
+        return media.identity, 0, 0
     try:
-        stat = place.stat()
+        stat = media.stat()
     except OSError:
-        return str(place.absolute()), -1, -1
-    return str(place.absolute()), stat.st_size, stat.st_mtime_ns
+        return str(media.absolute()), -1, -1
+    return str(media.absolute()), stat.st_size, stat.st_mtime_ns
 
 
-def content_hash(place: Place) -> str | None:
+def content_hash(media: Media) -> str | None:
     """The hash of a file or of a cell; None if it cannot be read."""
-    if not isinstance(place, Path):
-        return hashlib.blake2b(place.read(), digest_size=_DIGEST).hexdigest()
+    if not isinstance(media, Path):
+        return hashlib.blake2b(media.read(), digest_size=_DIGEST).hexdigest()
     try:
-        with open(regular(place), "rb") as file:
+        with open(regular(media), "rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST)).hexdigest()
     except OSError:
         return None

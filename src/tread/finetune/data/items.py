@@ -20,7 +20,7 @@ from tread.data.captioned.entries import DataConfig
 from tread.data.captioned.finding import Skipped
 from tread.data.captioned.pixels import probe, read_pixels
 from tread.data.captioned.samples import Sample
-from tread.data.captioned.tables import Place
+from tread.data.captioned.tables import Media
 from tread.finetune.data.cache import FORMAT, Cache, Entry
 from tread.finetune.data.hashes import digest
 
@@ -33,7 +33,7 @@ class Picture:
     """An image or video to encode, cropped, and the key of its item."""
 
     key: str
-    place: Place
+    media: Media
     crop: Crop
     sound: tuple[float, int] | None = None
     """Seconds of sound to encode with a clip, and the sampling rate; None: no sound."""
@@ -95,14 +95,14 @@ def items_of(
 
     All processes call it together with the same samples and get the same result.
     """
-    places = [place for s in samples for place in (s.place, s.mask, *s.references) if place is not None]
-    contents = cache.hashes.of(places, progress=progress and cache.is_main)
+    files = [media for s in samples for media in (s.media, s.mask, *s.references) if media is not None]
+    contents = cache.hashes.of(files, progress=progress and cache.is_main)
     items = Items()
     for sample in samples:
-        needed = (place for place in (sample.place, sample.mask, *sample.references) if place is not None)
-        unread = next((place for place in needed if place not in contents), None)
+        needed = (media for media in (sample.media, sample.mask, *sample.references) if media is not None)
+        unread = next((media for media in needed if media not in contents), None)
         if unread is not None:
-            items.entries.append(Skipped(str(sample.place), f"{unread} cannot be read"))
+            items.entries.append(Skipped(str(sample.media), f"{unread} cannot be read"))
             continue
         config = configs[sample.dataset]
         mirrored = bool(config.horizontal_flip) and not sample.held_out
@@ -117,7 +117,7 @@ def items_of(
 def _of_sample(
     sample: Sample,
     config: DataConfig,
-    contents: Mapping[Place, str],
+    contents: Mapping[Media, str],
     identity: str,
     shapes: Shapes,
     items: Items,
@@ -127,25 +127,25 @@ def _of_sample(
 ) -> Entry:
     """The entry of a sample; the pictures to encode for it, and those that the text encoder sees, go to `items`."""
 
-    def picture(place: Place, crop: Crop, sound: tuple[float, int] | None = None) -> Picture:
+    def picture(media: Media, crop: Crop, sound: tuple[float, int] | None = None) -> Picture:
         crop = replace(crop, mirrored=mirrored)
         # the last word is for other samples: before it, gaps between packets were clicks
         words = () if sound is None else (*sound, "joined")
-        made = Picture(digest(FORMAT, contents[place], crop, identity, *words), place, crop, sound, shapes.alpha)
+        made = Picture(digest(FORMAT, contents[media], crop, identity, *words), media, crop, sound, shapes.alpha)
         return items.pictures.setdefault(made.key, made)
 
     bucket = bucket_of(sample.size, config, shapes.multiple, frames=sample.frames, frame_factor=shapes.frame_factor)
-    crop = crop_of(sample.size, bucket, config, contents[sample.place])
+    crop = crop_of(sample.size, bucket, config, contents[sample.media])
     sound = None if shapes.sound is None else (bucket.frames / shapes.sound[0], shapes.sound[1])
-    image = picture(sample.place, crop, sound)
+    image = picture(sample.media, crop, sound)
     references = [
-        picture(place, _reference_crop(sample, size, crop, contents[place], contents[sample.place], config, shapes))
-        for place, size in zip(sample.references, sample.reference_sizes, strict=True)
+        picture(media, _reference_crop(sample, size, crop, contents[media], contents[sample.media], config, shapes))
+        for media, size in zip(sample.references, sample.reference_sizes, strict=True)
     ]
     shown: list[Picture] = []
     if seen is not None:
         shown = [_still(image)] if seen == "first frame" else references
-        shown = [replace(one, key=digest(FORMAT, contents[one.place], one.crop)) for one in shown]
+        shown = [replace(one, key=digest(FORMAT, contents[one.media], one.crop)) for one in shown]
         items.seen.update((one.key, one) for one in shown)
     return Entry(
         sample=sample,
@@ -193,12 +193,12 @@ def _reference_config(config: DataConfig, shapes: Shapes) -> tuple[DataConfig, i
 
 def whole(cache: Cache, paths: Sequence[str]) -> list[Picture]:
     """Image files as pictures that are not cropped; all processes call it together."""
-    places = [Path(path) for path in paths]
-    contents = cache.hashes.of(places, progress=False)
-    crops = [Crop(Bucket(*probe(place)[:2]), 0.0, 0.0, 1.0, 1.0) for place in places]
-    return [Picture(digest(FORMAT, contents[p], crop), p, crop) for p, crop in zip(places, crops, strict=True)]
+    files = [Path(path) for path in paths]
+    contents = cache.hashes.of(files, progress=False)
+    crops = [Crop(Bucket(*probe(media)[:2]), 0.0, 0.0, 1.0, 1.0) for media in files]
+    return [Picture(digest(FORMAT, contents[p], crop), p, crop) for p, crop in zip(files, crops, strict=True)]
 
 
 def read_image(picture: Picture) -> Image.Image:
     """The pixels of a picture as a Pillow image."""
-    return Image.fromarray(read_pixels(picture.place, picture.crop)[0].numpy())
+    return Image.fromarray(read_pixels(picture.media, picture.crop)[0].numpy())

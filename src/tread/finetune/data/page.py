@@ -15,7 +15,7 @@ from PIL import Image
 
 from tread.data.captioned.masks import read_mask
 from tread.data.captioned.pixels import read_pixels
-from tread.data.captioned.tables import Place, opened
+from tread.data.captioned.tables import Media, opened
 from tread.data.images import reading, upright_rgb
 from tread.errors import DataError, shortened
 from tread.files import write_text
@@ -84,7 +84,7 @@ def _left_out(found: Survey) -> Html:
 
 def _figure(one: Seen) -> Html:
     """A sample: its crop, its mask and references, its captions."""
-    sample, name = one.sample, Path(str(one.sample.place)).name
+    sample, name = one.sample, Path(str(one.sample.media)).name
     first, *others = sample.captions
     try:
         pictures, note = _pictures(one)
@@ -106,15 +106,15 @@ def _figure(one: Seen) -> Html:
 def _pictures(one: Seen) -> tuple[list[Html], str]:
     """The pictures of a sample, and a note about its mask."""
     sample, crop, note = one.sample, one.crop, ""
-    pixels = read_pixels(sample.place, crop).numpy()  # (F, H, W, 3)
-    made = [_image(_together(spread(list(pixels), FRAMES)), f"{sample.place}: the crop")]
+    pixels = read_pixels(sample.media, crop).numpy()  # (F, H, W, 3)
+    made = [_image(_together(spread(list(pixels), FRAMES)), f"{sample.media}: the crop")]
     if sample.mask is not None:
         weights = read_mask(sample.mask, crop, sample.mask_kind).numpy()  # (H, W)
         faded = pixels[0] * (FADED + (1 - FADED) * weights[..., None])
         faded += 128 * (1 - FADED) * (1 - weights[..., None])
         made.append(_image(faded.round().astype(np.uint8), "the same, faded where the loss weighs less"))
         note = f", {weights.mean():.0%} of it under the mask"
-    made += [_image(_opened(place), "a reference image") for place in sample.references]
+    made += [_image(_opened(media), "a reference image") for media in sample.references]
     return made, note
 
 
@@ -126,8 +126,8 @@ def _together(frames: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([*rows], axis=0)
 
 
-def _opened(place: Place) -> np.ndarray:
-    with reading(place), Image.open(opened(place)) as image:
+def _opened(media: Media) -> np.ndarray:
+    with reading(media), Image.open(opened(media)) as image:
         return np.asarray(upright_rgb(image))
 
 

@@ -72,10 +72,10 @@ def fingerprints(samples: Sequence[Sample]) -> dict[str, Any]:
     """Fingerprints of samples: training files, eval files, and the captions of both."""
     kinds: dict[str, dict[str, list[str]]] = {kind: {} for kind in KINDS}
     for sample in samples:
-        place = sample.place.name if isinstance(sample.place, Path) else sample.place
+        media = sample.media.name if isinstance(sample.media, Path) else sample.media
         kind, entry = "held_out" if sample.held_out else "contents", f"data[{sample.dataset}]"
-        kinds[kind].setdefault(entry, []).append(f"{place} {sample.size} {sample.frames}")
-        kinds["captions"].setdefault(entry, []).extend(f"{place} {caption}" for caption in sample.captions)
+        kinds[kind].setdefault(entry, []).append(f"{media} {sample.size} {sample.frames}")
+        kinds["captions"].setdefault(entry, []).extend(f"{media} {caption}" for caption in sample.captions)
     return {kind: fingerprint(groups) for kind, groups in kinds.items()}
 
 
@@ -284,7 +284,7 @@ def check_references(family: TuneFamily, samples: Sequence[Sample]) -> None:
     wrong = [sample for sample in samples if len(sample.references) not in allowed]
     if wrong:
         raise ConfigError(
-            f"{wrong[0].place} has {counted(len(wrong[0].references), 'reference image')}, but a {name} takes at most "
+            f"{wrong[0].media} has {counted(len(wrong[0].references), 'reference image')}, but a {name} takes at most "
             f"{allowed.stop - 1}: remove the others from data."
         )
 
@@ -299,7 +299,7 @@ def check_sizes(family: TuneFamily, samples: Sequence[Sample], configs: Sequence
     if unfit:
         (first, reason), name = unfit[0], family.source.pipeline_name
         raise ConfigError(
-            f"{len(unfit)} of {len(samples)} samples, the first {first.place}, cannot train a {name}: {reason}."
+            f"{len(unfit)} of {len(samples)} samples, the first {first.media}, cannot train a {name}: {reason}."
         )
 
 
@@ -307,17 +307,17 @@ def check_sound(family: TuneFamily, samples: Sequence[Sample], configs: Sequence
     """Refuse samples without sound, and clips whose sound would drift from the picture, if sound is trained."""
     if family.sound_rate is None:
         return
-    mute = [sample for sample in samples if not has_sound(sample.place)]
+    mute = [sample for sample in samples if not has_sound(sample.media)]
     if mute:
         raise ConfigError(
-            f"sound is 'train', but {len(mute)} of {len(samples)} samples, the first {mute[0].place}, have no sound: "
+            f"sound is 'train', but {len(mute)} of {len(samples)} samples, the first {mute[0].media}, have no sound: "
             "leave them out of data, or set sound to 'keep'."
         )
     for sample in samples:
-        rate = configs[sample.dataset].video.frame_rate or clip_rate(Path(str(sample.place)))
+        rate = configs[sample.dataset].video.frame_rate or clip_rate(Path(str(sample.media)))
         if not math.isclose(rate, family.frame_rate, rel_tol=DRIFT):
             raise ConfigError(
-                f"{sample.place} is read at {rate:g} frames per second, but framerate is {family.frame_rate:g}, so "
+                f"{sample.media} is read at {rate:g} frames per second, but framerate is {family.frame_rate:g}, so "
                 f"sound and picture would drift apart: set video.frame_rate in data to {family.frame_rate:g}, or "
                 f"framerate to {rate:g}."
             )

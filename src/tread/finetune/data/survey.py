@@ -38,7 +38,7 @@ class Seen:
     def crop(self) -> Crop:
         """The crop that a run would encode."""
         random = self.config.crop_style == "random"
-        content = content_hash(self.sample.place) if random else None
+        content = content_hash(self.sample.media) if random else None
         return crop_of(self.sample.size, self.bucket, self.config, content or "0" * 16)
 
 
@@ -82,11 +82,13 @@ def visits(some: Sequence[Seen]) -> int:
 def survey(config: FinetuneConfig) -> Survey:
     """Collect the data of a config into buckets and run the checks of a run on it."""
     notes: list[str] = []
-    family, place = None, config.pretrained_model_name_or_path
-    if is_here(place, config.revision):
+    family, name_or_path = None, config.pretrained_model_name_or_path
+    if is_here(name_or_path, config.revision):
         family = open_model(config)
     else:
-        notes.append(f"The model {place} is not on this disk: buckets are for sides that are multiples of {MULTIPLE}.")
+        notes.append(
+            f"The model {name_or_path} is not on this disk: buckets are for sides that are multiples of {MULTIPLE}."
+        )
     video = family_class(config.model_family).video
     multiple, factor = MULTIPLE, FRAME_FACTOR if video else 1
     if family is not None:

@@ -83,15 +83,15 @@ def open_family(
         fits = next((other for other in TUNE_FAMILIES if source.pipeline_name in family_class(other).pipelines), None)
         advice = f"set model_family to {fits!r}" if fits else _untuned(source.pipeline_name)
         raise ConfigError(
-            f"model_family is {name!r}, but {source.place!r} is a {source.pipeline_name}: {advice}, or name a model of "
-            f"that family ({', '.join(cls.pipelines)})."
+            f"model_family is {name!r}, but {source.name_or_path!r} is a {source.pipeline_name}: {advice}, or name a "
+            f"model of that family ({', '.join(cls.pipelines)})."
         )
     if first_frame:
         twin = cls.image_pipelines.get(source.pipeline_name, source.pipeline_name)
         if twin not in cls.image_pipelines.values():
             raise ConfigError(
-                f"first_frame is true, but {source.place!r} is a {source.pipeline_name}, which cannot be trained on "
-                "given first frames: leave first_frame out, or name an image-to-video model."
+                f"first_frame is true, but {source.name_or_path!r} is a {source.pipeline_name}, which cannot be "
+                "trained on given first frames: leave first_frame out, or name an image-to-video model."
             )
         source = source.drawn_by(twin)
     family = cls(source, text_length)
@@ -117,6 +117,6 @@ def distilled_risks(family: "TuneFamily") -> list[str]:
     if not family.distilled:
         return []
     return [
-        f"{family.source.place!r} is distilled to a few steps, which training undoes: samples blur, and more so the "
-        "longer it trains. Tune the model that it was distilled from, or keep the run short."
+        f"{family.source.name_or_path!r} is distilled to a few steps, which training undoes: samples blur, and more "
+        "so the longer it trains. Tune the model that it was distilled from, or keep the run short."
     ]

@@ -45,7 +45,7 @@ class CogVideoX(TuneFamily):
         super().__init__(source, text_length or length)
         if text_length not in (None, length) and not self._rotated:
             raise ConfigError(
-                f"tokenizer_max_length is {text_length}, but the positions of {source.place!r} are for texts of "
+                f"tokenizer_max_length is {text_length}, but the positions of {source.name_or_path!r} are for texts of "
                 f"{length} tokens: leave it out."
             )
         self.frame_rate = 8 if self.transformer_config.get("patch_size_t") is None else 16

@@ -38,7 +38,7 @@ class Cosmos(FilledText):
         super().__init__(source, text_length)
         if self.transformer_config.get("concat_padding_mask") and importlib.util.find_spec("torchvision") is None:
             raise ConfigError(
-                f"the transformer of {source.place!r} resizes its padding mask with torchvision, which is not "
+                f"the transformer of {source.name_or_path!r} resizes its padding mask with torchvision, which is not "
                 "installed: run pip install torchvision."
             )
 

@@ -115,8 +115,8 @@ class HiDream(TuneFamily):
         except ConfigError:  # model_index.json may name a part that is missing
             pass
         raise ConfigError(
-            f"{self.source.place!r} lacks {' or '.join(LLAMA)}: HiDream's Llama-3.1-8B-Instruct is a model of its own. "
-            "Load the pipeline with it and save both to a folder, as docs/models.md shows."
+            f"{self.source.name_or_path!r} lacks {' or '.join(LLAMA)}: HiDream's Llama-3.1-8B-Instruct is a model of "
+            "its own. Load the pipeline with it and save both to a folder, as docs/models.md shows."
         )
 
     @property

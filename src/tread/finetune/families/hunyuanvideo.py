@@ -56,8 +56,9 @@ class HunyuanVideo(TuneFamily):
         super().__init__(source, text_length)
         if self.transformer_config.get("use_meanflow"):
             raise ConfigError(
-                f"{source.place!r} is a step-distilled HunyuanVideo (use_meanflow of its transformer is true), which "
-                "is told the end of each step: set pretrained_model_name_or_path to a model that is not distilled."
+                f"{source.name_or_path!r} is a step-distilled HunyuanVideo (use_meanflow of its transformer is "
+                "true), which is told the end of each step: set pretrained_model_name_or_path to a model that is not "
+                "distilled."
             )
 
     def unfit(self, width: int, height: int, frames: int) -> str | None:

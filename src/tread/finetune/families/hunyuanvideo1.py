@@ -46,8 +46,9 @@ class HunyuanVideo1(MaskedText):
         if source.pipeline_name == IMAGE:
             if self._given not in EVERY:
                 raise ConfigError(
-                    f"image_condition_type of the transformer of {source.place!r} is {shown(self._given)}, but a "
-                    f"{IMAGE} needs {' or '.join(EVERY)}: set pretrained_model_name_or_path to an image-to-video model."
+                    f"image_condition_type of the transformer of {source.name_or_path!r} is {shown(self._given)}, "
+                    f"but a {IMAGE} needs {' or '.join(EVERY)}: set pretrained_model_name_or_path to an image-to-video "
+                    "model."
                 )
             self.sees_first_frame = True
             self.text_parts = (*self.text_parts, "image_processor")

@@ -33,7 +33,7 @@ class Kandinsky5Video(Kandinsky5):
         kind = self.transformer_config.get("attention_type", "regular")
         if kind != "regular":
             raise ConfigError(
-                f"{source.place!r} has sparse attention ({kind}), which cannot be routed: set "
+                f"{source.name_or_path!r} has sparse attention ({kind}), which cannot be routed: set "
                 "pretrained_model_name_or_path to a model of 5 seconds with regular attention, or train it with full "
                 "attention (sparse_params=None) in a script of yours with tread.attach (docs/attach.md)."
             )

@@ -44,8 +44,9 @@ class LTXVideo(FirstFrame, MaskedText):
         super().__init__(source, text_length or (CONDITION_TEXT if source.pipeline_name == CONDITION else None))
         if source.config("scheduler").get("stochastic_sampling"):
             raise ConfigError(
-                f"{source.place!r} is a distilled LTX-Video (stochastic_sampling of its scheduler is true), which "
-                "training would teach to need many steps: set pretrained_model_name_or_path to a dev or base model."
+                f"{source.name_or_path!r} is a distilled LTX-Video (stochastic_sampling of its scheduler is true), "
+                "which training would teach to need many steps: set pretrained_model_name_or_path to a dev or base "
+                "model."
             )
 
     @property

@@ -56,8 +56,8 @@ class LTXVideo2(LTXVideo):
         registers = source.config("connectors").get("video_connector_num_learnable_registers") or 1
         if self.text_length % registers:
             raise ConfigError(
-                f"tokenizer_max_length is {self.text_length}, but the connectors of {source.place!r} fill captions up "
-                f"with {registers} registers: set it to a multiple of {registers}, or leave it out."
+                f"tokenizer_max_length is {self.text_length}, but the connectors of {source.name_or_path!r} fill "
+                f"captions up with {registers} registers: set it to a multiple of {registers}, or leave it out."
             )
 
     @torch.no_grad()

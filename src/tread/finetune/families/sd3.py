@@ -33,7 +33,7 @@ class SD3(TuneFamily):
         for part in ("text_encoder", "text_encoder_2"):
             if getattr(pipeline, part) is None:
                 raise ConfigError(
-                    f"{self.source.place!r} has no {part}; only text_encoder_3 may be left out of an SD3 folder."
+                    f"{self.source.name_or_path!r} has no {part}; only text_encoder_3 may be left out of an SD3 folder."
                 )
         # not encode_prompt: without T5 it reads the transformer, which is not loaded yet
         encoded = [pipeline._get_clip_prompt_embeds(captions, clip_model_index=index) for index in (0, 1)]

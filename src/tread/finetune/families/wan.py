@@ -41,8 +41,8 @@ class Wan(FilledText):
         super().__init__(source, text_length)
         if self._conditioned and self.transformer_config["in_channels"] == self.transformer_config["out_channels"]:
             raise ConfigError(
-                f"{source.place!r} draws from text alone and has no inputs for a first frame: leave first_frame out, "
-                "or set pretrained_model_name_or_path to an image-to-video model or to Wan 2.2 TI2V."
+                f"{source.name_or_path!r} draws from text alone and has no inputs for a first frame: leave "
+                "first_frame out, or set pretrained_model_name_or_path to an image-to-video model or to Wan 2.2 TI2V."
             )
 
     @property

@@ -34,10 +34,10 @@ SCALED = (".lora_B.weight", ".lokr_w1", ".lokr_w1_b")
 """The one factor of each update that is multiplied by (scale of the file) / (scale of the run)."""
 
 
-def is_local(place: str) -> bool:
+def is_local(name_or_path: str) -> bool:
     """Whether an adapter is a local path, of a file that may be missing, instead of an id on the hub."""
-    path = Path(place)
-    return path.exists() or path.is_absolute() or place.startswith((".", "~"))
+    path = Path(name_or_path)
+    return path.exists() or path.is_absolute() or name_or_path.startswith((".", "~"))
 
 
 @dataclass(frozen=True)
@@ -68,33 +68,33 @@ def read_adapter(config: FinetuneConfig, family: TuneFamily, part: str, model: n
 
 
 @torch.no_grad()
-def put_in(model: nn.Module, existing: Existing, place: str) -> None:
+def put_in(model: nn.Module, existing: Existing, given: str) -> None:
     """Copy an existing adapter into the model's own, rescaled to its alpha."""
     own, scale = adapter_state(model), adapter_scale(model)
     linears = {_linear(name) for name in own}
     if new := linears - {_linear(name) for name in existing.tensors}:
-        told = f"init_lora {shown(place)} has nothing for {len(new)} of {len(linears)} linears, which start as nothing"
+        told = f"init_lora {shown(given)} has nothing for {len(new)} of {len(linears)} linears, which start as nothing"
         warnings.warn(f"{told}, {min(new)} among them; name fewer lora_targets to leave them out.", TreadWarning, 2)
     for name, tensor in existing.tensors.items():
         if name not in own or own[name].shape != tensor.shape:
             shape = tuple(own[name].shape) if name in own else "absent"
             raise ConfigError(
-                f"init_lora {shown(place)} has {name} as {tuple(tensor.shape)}, which is {shape} here: set lora_type, "
+                f"init_lora {shown(given)} has {name} as {tuple(tensor.shape)}, which is {shape} here: set lora_type, "
                 "lora_rank, lokr_factor and lora_targets as that adapter was trained."
             )
         ratio = existing.scales[_linear(name)] / scale if name.endswith(SCALED) else 1.0
         own[name].copy_(tensor.float() * ratio)
 
 
-def _find(place: str, part: str) -> Path:
+def _find(given: str, part: str) -> Path:
     """The file of an adapter for one transformer."""
-    path, file = Path(place), LORA_FILES[part]
+    path, file = Path(given), LORA_FILES[part]
     if not path.exists():
-        path = _download(place)
+        path = _download(given)
     if path.is_file():
         if part != "transformer":
             raise ConfigError(
-                f"init_lora is the file {shown(place)}, but two transformers are trained: name a folder with {file} "
+                f"init_lora is the file {shown(given)}, but two transformers are trained: name a folder with {file} "
                 "beside pytorch_lora_weights.safetensors, or train one of the experts."
             )
         return path
@@ -106,23 +106,23 @@ def _find(place: str, part: str) -> Path:
         return files[0]
     names = ", ".join(one.name for one in files) or "none"
     raise ConfigError(
-        f"init_lora {shown(place)} has no {file}; its safetensors files are: {names}. Name the file itself."
+        f"init_lora {shown(given)} has no {file}; its safetensors files are: {names}. Name the file itself."
     )
 
 
-def _download(place: str) -> Path:
+def _download(given: str) -> Path:
     """The folder of an adapter on the hub, or one file of it: OWNER/NAME or OWNER/NAME/FILE.safetensors."""
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    words = place.split("/")
+    words = given.split("/")
     try:
         if len(words) > 2:
             return Path(hf_hub_download("/".join(words[:2]), "/".join(words[2:])))
-        return Path(snapshot_download(place, allow_patterns=["*.safetensors", PEFT_CONFIG]))
+        return Path(snapshot_download(given, allow_patterns=["*.safetensors", PEFT_CONFIG]))
     except (OSError, ValueError, HFValidationError) as error:
         raise ConfigError(
-            f"init_lora is {shown(place)}, which is neither a file nor a folder here, nor an adapter on the hub that "
+            f"init_lora is {shown(given)}, which is neither a file nor a folder here, nor an adapter on the hub that "
             f"this machine can reach ({type(error).__name__}). Give the path of a safetensors file or of a run."
         ) from error
 
@@ -194,29 +194,29 @@ def _peft_config(path: Path) -> dict[str, Any]:
 
 def _check(tensors: Mapping[str, Tensor], linears: Mapping[str, nn.Linear], config: FinetuneConfig) -> None:
     """Refuse a LoRA with another rank or other linears, or a DoRA without use_dora (and the reverse)."""
-    place = shown(config.init_lora)
+    given = shown(config.init_lora)
     ranks = sorted({len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight")})
     if not ranks:
-        raise ConfigError(f"init_lora {place} holds no LoRA; set lora_type as it was trained, or name another file.")
+        raise ConfigError(f"init_lora {given} holds no LoRA; set lora_type as it was trained, or name another file.")
     if ranks != [config.lora_rank]:
         told = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         fix = f"set lora_rank to {ranks[0]}" if len(ranks) == 1 else "only one rank can be gone on with"
-        raise ConfigError(f"init_lora {place} has {told}, but lora_rank is {config.lora_rank}: {fix}.")
+        raise ConfigError(f"init_lora {given} has {told}, but lora_rank is {config.lora_rank}: {fix}.")
     if others := sorted({_linear(name) for name in tensors} - set(linears)):
         raise ConfigError(
-            f"init_lora {place} has {len(others)} linears that are not trained here, {others[0]} among them: name them "
+            f"init_lora {given} has {len(others)} linears that are not trained here, {others[0]} among them: name them "
             "in lora_targets too, or name another adapter."
         )
     has_magnitudes = any(MAGNITUDE in name for name in tensors)
     if has_magnitudes != config.use_dora:
         kind = "a DoRA" if has_magnitudes else "a LoRA without magnitudes"
-        raise ConfigError(f"init_lora {place} is {kind}: set use_dora to {str(has_magnitudes).lower()}.")
+        raise ConfigError(f"init_lora {given} is {kind}: set use_dora to {str(has_magnitudes).lower()}.")
     for name, tensor in tensors.items():
         linear, rank = linears[_linear(name)], config.lora_rank
         shapes = {"lora_A": (rank, linear.in_features), "lora_B": (linear.out_features, rank)}
         expected = next((shape for mark, shape in shapes.items() if f".{mark}." in name), (linear.out_features,))
         if tuple(tensor.shape) != expected:
             raise ConfigError(
-                f"init_lora {place} has {name} as {tuple(tensor.shape)}, but it is {expected} in this model: it is an "
+                f"init_lora {given} has {name} as {tuple(tensor.shape)}, but it is {expected} in this model: it is an "
                 "adapter of another model."
             )

@@ -58,7 +58,7 @@ def check(source: Source, part: str) -> nn.Module:
             )
         if name in INPUTS and released.get(name) != value:
             raise ConfigError(
-                f"{name} of transformer is {shown(value)}, but the other parts of {source.place} need "
+                f"{name} of transformer is {shown(value)}, but the other parts of {source.name_or_path} need "
                 f"{shown(released.get(name))}; leave it out."
             )
     with torch.device("meta"):

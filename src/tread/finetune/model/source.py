@@ -66,13 +66,13 @@ class Source:
 
     def __init__(
         self,
-        place: str,
+        name_or_path: str,
         *,
         revision: str | None = None,
         variant: str | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> None:
-        self.place, self.revision, self.variant = place, revision, variant
+        self.name_or_path, self.revision, self.variant = name_or_path, revision, variant
         self.changes = dict(changes or {})
         """Keys of the transformers' configs that differ from the released ones, for init scratch."""
         self.index: dict[str, Any] = self._load_config(None)
@@ -83,7 +83,9 @@ class Source:
         """The class of the pipeline, e.g. "FluxPipeline"."""
         name = self.index.get("_class_name")
         if not isinstance(name, str):
-            raise ConfigError(f"model_index.json of {self.place} names no pipeline: _class_name is {shown(name)}.")
+            raise ConfigError(
+                f"model_index.json of {self.name_or_path} names no pipeline: _class_name is {shown(name)}."
+            )
         return name
 
     def drawn_by(self, pipeline_name: str) -> "Source":
@@ -121,7 +123,7 @@ class Source:
         cls = getattr(diffusers, self.pipeline_name, None)
         if cls is None:
             raise ConfigError(
-                f"diffusers has no {shown(self.pipeline_name)}, which model_index.json of {self.place} names."
+                f"diffusers has no {shown(self.pipeline_name)}, which model_index.json of {self.name_or_path} names."
             )
         given = dict(given or {})
         for part in parts:
@@ -141,12 +143,12 @@ class Source:
         for part in parts:
             cls = self.class_of(part) if part in self.parts else None
             if hasattr(cls, "vocab_files_names"):
-                check_tokenizer(cls, self.place, part, revision=self.revision)
+                check_tokenizer(cls, self.name_or_path, part, revision=self.revision)
             elif hasattr(cls, "get_attributes"):
                 self._check_processor(cls, part)
             elif isinstance(cls, type) and issubclass(cls, nn.Module):
                 quantized = "quantization_config" in self.config(part)
-                models[part] = check_weights(cls, self.place, part, quantized=quantized, **self._where)
+                models[part] = check_weights(cls, self.name_or_path, part, quantized=quantized, **self._where)
         return models
 
     def transformer(self, part: str, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Module:
@@ -171,7 +173,7 @@ class Source:
             model: Any = make_empty(cls, self.config(part), dtype, weights.files)
             if not weights.can_fill(model):
                 return None
-        model.register_to_config(_name_or_path=self.place)  # as the stock loader does
+        model.register_to_config(_name_or_path=self.name_or_path)  # as the stock loader does
         return model
 
     def weights(self, part: str) -> Weights:
@@ -181,14 +183,14 @@ class Source:
 
     def _files(self, part: str) -> dict[str, Path]:
         """The safetensors file of each tensor of a part; as in stock pipelines, one need not have the variant."""
-        folder = Path(self.place)
+        folder = Path(self.name_or_path)
         if not folder.is_dir():
             from huggingface_hub import snapshot_download
             from huggingface_hub.errors import LocalEntryNotFoundError
 
             try:
                 found = snapshot_download(
-                    self.place, revision=self.revision, allow_patterns=f"{part}/*", local_files_only=True
+                    self.name_or_path, revision=self.revision, allow_patterns=f"{part}/*", local_files_only=True
                 )
             except LocalEntryNotFoundError:  # the stock loader fetches them
                 return {}
@@ -218,7 +220,7 @@ class Source:
 
     def _load(self, cls: Any, what: str, **arguments: Any) -> Any:
         with self._loading(what):
-            return cls.from_pretrained(self.place, **self._where, **arguments)
+            return cls.from_pretrained(self.name_or_path, **self._where, **arguments)
 
     @contextmanager
     def _loading(self, what: str) -> Iterator[None]:
@@ -230,7 +232,7 @@ class Source:
         except Exception as error:  # loaders raise all kinds of errors for damaged files
             if is_out_of_memory(error):
                 raise
-            raise ConfigError(f"cannot load {what} of {self.place}: {one_line(error)[:300]}") from error
+            raise ConfigError(f"cannot load {what} of {self.name_or_path}: {one_line(error)[:300]}") from error
 
     def class_of(self, part: str) -> Any:
         """The class of a part; None if it is not from diffusers or transformers.
@@ -238,7 +240,9 @@ class Source:
         A part that belongs to one stock pipeline is listed under the name of that pipeline's module.
         """
         if part not in self.parts:
-            raise ConfigError(f"model_index.json of {self.place} has no {part} as [library, class]; get it again.")
+            raise ConfigError(
+                f"model_index.json of {self.name_or_path} has no {part} as [library, class]; get it again."
+            )
         library, name = self.index[part]
         if library in STOCK:
             return getattr(importlib.import_module(library), name, None)
@@ -256,16 +260,16 @@ class Source:
         loader: Any = type("Loader", (ConfigMixin,), {"config_name": file})
         where = {"revision": self.revision} if self.revision else {}
         try:
-            found = loader.load_config(self.place, subfolder=part, **where)
+            found = loader.load_config(self.name_or_path, subfolder=part, **where)
             if not isinstance(found, Mapping):
                 raise ValueError(f"{file} is no mapping")
             return dict(found)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:  # a file that is no config
             if part is None:
                 raise ConfigError(
-                    f"no model at pretrained_model_name_or_path {self.place!r}: give a folder in diffusers format (it "
-                    "has model_index.json), or the id of a model on the hub that this machine can reach."
+                    f"no model at pretrained_model_name_or_path {self.name_or_path!r}: give a folder in diffusers "
+                    "format (it has model_index.json), or the id of a model on the hub that this machine can reach."
                 ) from error
             raise ConfigError(
-                f"{self.place!r} has no {part}, which its pipeline needs; download the model again."
+                f"{self.name_or_path!r} has no {part}, which its pipeline needs; download the model again."
             ) from error

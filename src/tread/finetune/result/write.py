@@ -124,15 +124,15 @@ def _write_adapters(
         save_file(load_file(path), path, metadata={**written, **header(config, facts)})
 
 
-def _replace(path: Path, place: Path) -> Path:
-    old = place.with_name(f".{place.name}.old")
-    if path.is_dir() and place.exists():
+def _replace(path: Path, target: Path) -> Path:
+    old = target.with_name(f".{target.name}.old")
+    if path.is_dir() and target.exists():
         shutil.rmtree(old, ignore_errors=True)
-        place.rename(old)
-    os.replace(path, place)
-    fsync(place.parent)
+        target.rename(old)
+    os.replace(path, target)
+    fsync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
-    return place
+    return target
 
 
 def _sweep(folder: Path) -> None:
