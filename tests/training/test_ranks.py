@@ -21,6 +21,7 @@ from tests.forks import in_ranks
 from tests.programs import ROOT, environment, finished
 from tests.tiny.runs import TINY, final_state, forget, metrics, train, write_images
 from tests.training.ranks import main
+from tread.cli import main as cli
 from tread.data.images import ImageFolder
 from tread.data.order import Order, split
 from tread.data.readable import FEW
@@ -276,6 +277,36 @@ def test_ranks_that_have_other_data_are_refused(tmp_path: Path) -> None:
         write_images(tmp_path / f"data-{rank}", "a", count=5, size=8)
         write_images(tmp_path / f"data-{rank}", "b", count=count, size=8)
     in_ranks(train_on_own_data, tmp_path)
+
+
+LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"RANK": None}, "RANK is not set"),  # accelerate would take 0 on each, and wait for the other
+        ({"LOCAL_RANK": None}, "LOCAL_RANK is not set"),  # on GPUs each would train alone
+        ({"MASTER_ADDR": None, "MASTER_PORT": "port"}, "MASTER_ADDR is not set, MASTER_PORT is 'port'"),
+        ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+    ],
+)
+def test_variables_of_a_launcher_that_do_not_fit_are_refused(
+    changes: dict[str, str | None],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in (LAUNCHED | changes).items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    said = f"this process was launched as one of several, but {said}: start it with torchrun"
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        make_accelerator(compose([*TINY, f"output_dir={tmp_path}"]))
+    with pytest.raises(SystemExit):
+        cli(["eval", str(tmp_path), "--ref", str(tmp_path), "--device", "cpu"])
+    assert f"tread eval: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", ["ddp", pytest.param("fsdp", marks=pytest.mark.contract)])

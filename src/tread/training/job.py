@@ -28,7 +28,7 @@ from tread.training.checkpoint import CHECKPOINTS, MANIFEST, checkpoint_path, li
 from tread.training.fingerprint import check_shared
 from tread.training.loop import fit
 from tread.training.metrics import tracker_of
-from tread.training.ranks import arriving, from_main, lost_ranks, rejoin, restarts
+from tread.training.ranks import arriving, check_launched, from_main, lost_ranks, rejoin, restarts
 from tread.training.record import read_record, write_start, write_wandb_id
 from tread.training.session import Session
 from tread.training.settings import JobConfig
@@ -42,6 +42,7 @@ LOCK_FILE = ".lock"
 def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Accelerator:
     """The accelerator of a job, with layout and attention checked; `find_unused`: some trained parameters may get no
     gradient."""
+    check_launched()
     check_layout(config)
     # a graph must cast its weights anew every time it runs; nothing is cast twice in a forward anyway
     autocast = AutocastKwargs(cache_enabled=False)
