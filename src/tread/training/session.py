@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tread.errors import ConfigError
+from tread.eval_mode import evaluating
 from tread.kernels.attention import kernel
 from tread.routing import noise
 from tread.together import together
@@ -35,17 +36,6 @@ from tread.training.ranks import from_main
 from tread.training.settings import JobConfig
 from tread.training.sharding.saver import Saver
 from tread.training.task import Task
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, a model is in eval mode."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 class Session:
