@@ -144,6 +144,7 @@ def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: 
 
 BROKEN = {
     "folder": "tread.training.job.sweep",
+    "own folder": "tread.training.job.make_folder",
     "session": "tread.training.session.EMA",
     "tracker": "tread.training.job._start_tracker",
     "metrics": "tread.training.loop.Metrics",
@@ -164,7 +165,7 @@ def fail_on(rank: int, where: str, layout: str, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RankLost)) as error:
         if accelerator.process_index == rank:
             patch.setattr(BROKEN[where], Mock(side_effect=full))
-        if where == "folder":
+        if "folder" in where:
             with job.claimed_folder(config, accelerator):
                 pass
         elif where == "tracker":
@@ -181,7 +182,14 @@ def fail_on(rank: int, where: str, layout: str, folder: Path) -> None:
 
 
 CASES = [
-    *[(0, "folder", "ddp"), (0, "tracker", "ddp"), (0, "result", "ddp"), (0, "metrics", "ddp"), (1, "session", "fsdp")],
+    *[
+        (0, "folder", "ddp"),
+        (1, "own folder", "ddp"),
+        (0, "tracker", "ddp"),
+        (0, "result", "ddp"),
+        (0, "metrics", "ddp"),
+        (1, "session", "fsdp"),
+    ],
     *[(0, "drawing", "ddp"), (0, "validating", "ddp"), (1, "validating", "ddp"), (0, "drawing", "fsdp")],
 ]
 

@@ -120,8 +120,9 @@ def _review(session: Session, done: int, metrics: Metrics, bar: tqdm, interrupti
         metrics.flush()  # lines stay in order
         figures: dict[str, float] = {}
         try:
-            # an error reaches the others after their last forward; if sharded, in one, they notice the process's end
-            with session.averaged(), together():
+            # a forward of sharded weights is a collective: one that waits in it notices only the end of a process, and
+            # has nothing to tell of that itself
+            with session.averaged(), together(), lost_ranks(session.config):
                 for doing, review in reviews.items():
                     with _showing(bar, doing), interruptible():
                         figures |= review()
