@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tests.evaluate.ranks import main as measure_in_rank
 from tests.forks import in_ranks
+from tests.pretrain.corner import register
 from tests.programs import ROOT, finished
 from tread.cli import main
 from tread.errors import ConfigError, DataError, RiskWarning
@@ -18,6 +19,7 @@ from tread.evaluate.compare import compare, evaluate, measure, save_reference, s
 from tread.evaluate.features import Extractor
 from tread.evaluate.frechet import frechet_distance
 from tread.evaluate.images import ArrayImages, open_images
+from tread.page.read import FIGURES
 
 RNG = np.random.default_rng(0)
 BRIGHT = RNG.integers(100, 256, size=(40, 8, 8, 3), dtype=np.uint8)
@@ -155,6 +157,35 @@ def test_two_processes_measure_as_one(tmp_path: Path) -> None:
         with np.load(tmp_path / f"rank-{rank}.npz") as found:
             np.testing.assert_allclose(found["covariance"], whole.pool.covariance, rtol=1e-12)
             assert (found["vectors"] == whole.vectors).all()
+
+
+def eval_in(folder: Path, *options: str) -> None:
+    """`tread eval` of a/ beside b/, in the processes of a run."""
+    register()
+    given = ["--ref", str(folder / "b"), "--features", "corner", "--device", "cpu", "--batch-size", "4", *options]
+    main(["eval", str(folder / "a"), *given])
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_the_command_on_several_processes_is_that_on_one(
+    count: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Shares and last batches are uneven; of two images, one of three processes has none."""
+    write(BRIGHT[:count], tmp_path / "a")
+    write(DARK, tmp_path / "b")
+    records = {}
+    for processes in (1, 3):
+        work, save = tmp_path / f"work-{processes}", tmp_path / f"{processes}.npz"
+        in_ranks(eval_in, tmp_path, "--work", str(work), "--save", str(save), processes=processes)
+        out, err = capfd.readouterr()
+        assert out.count("precision-Corner") == err.count("warning: the reference: 30 images are few.") == 1
+        records[processes] = json.loads((work / FIGURES).read_text())
+        assert records[processes]["start"]["processes"] == processes
+        assert len(list(work.glob("*.npz"))) == 2, "no part is left"
+    assert records[3]["metrics"] == pytest.approx(records[1]["metrics"], rel=1e-9, abs=1e-12)
+    with np.load(tmp_path / "1.npz") as one, np.load(tmp_path / "3.npz") as three:
+        assert (one["arr_0"] == three["arr_0"]).all()
+        np.testing.assert_allclose(three["sigma"], one["sigma"], rtol=1e-9, atol=1e-15)
 
 
 def test_only_the_first_images_count(tmp_path: Path) -> None:

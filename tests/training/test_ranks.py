@@ -21,6 +21,7 @@ from tests.forks import in_ranks
 from tests.programs import ROOT, environment, finished
 from tests.tiny.runs import TINY, final_state, forget, metrics, train, write_images
 from tests.training.ranks import main
+from tread.cli import main as cli
 from tread.data.images import ImageFolder
 from tread.data.order import Order, split
 from tread.data.readable import FEW
@@ -141,43 +142,62 @@ def test_an_error_on_one_rank_ends_both_and_costs_no_step(tmp_path: Path, rank: 
     assert [path.name for path in list_checkpoints(folder / CHECKPOINTS)] == ["step-00000002"]
 
 
-def fail_on(rank: int, where: str, folder: Path) -> None:
+BROKEN = {
+    "folder": "tread.training.job.sweep",
+    "own folder": "tread.training.job.make_folder",
+    "session": "tread.training.session.EMA",
+    "tracker": "tread.training.job._start_tracker",
+    "metrics": "tread.training.loop.Metrics",
+    "validating": "tread.pretrain.task.Pretraining.validation_losses",
+    "drawing": "tread.pretrain.task.make_grid",
+    "result": "tread.pretrain.task.Pretraining.saved",
+}
+"""Where a rank fails -> the call that does."""
+
+
+def fail_on(rank: int, where: str, layout: str, folder: Path) -> None:
     """A rank meets a full disk, and lives on until the other one has ended its wait for it, or for ten seconds."""
     settings = ["log.trackers=tensorboard", "train.steps=1", "validation.samples=8", f"output_dir={folder / 'run'}"]
     every = {"validating": "validation.every=1", "drawing": "sample.every=1"}.get(where, "validation.every=0")
-    config = compose([*TINY, *settings, every])
+    config = compose([*TINY, *settings, every, f"train.parallel={layout}", "train.timeout_minutes=0.5"])
     accelerator, full = make_accelerator(config), OSError(errno.ENOSPC, "No space left on device")
-    session = Session(Pretraining(config, accelerator, folder), config, accelerator)
+    task = Pretraining(config, accelerator, folder)
     with pytest.MonkeyPatch.context() as patch, pytest.raises((OSError, RankLost)) as error:
         if accelerator.process_index == rank:
-            patch.setattr(job, "sweep", Mock(side_effect=full))
-            patch.setattr(session.task, "saved", Mock(side_effect=full))
-            patch.setattr(job, "_start_tracker", Mock(side_effect=full))
-            patch.setattr(pretraining, "make_grid", Mock(side_effect=full))
-            patch.setattr(Pretraining, "validation_losses", Mock(side_effect=full))
-        if where == "folder":
+            patch.setattr(BROKEN[where], Mock(side_effect=full))
+        if "folder" in where:
             with job.claimed_folder(config, accelerator):
                 pass
         elif where == "tracker":
             (folder / "run").mkdir(exist_ok=True)
-            job.run(session.task, config, accelerator, folder / "run", {})
+            job.run(task, config, accelerator, folder / "run", {})
         elif where == "result":
-            session.save(folder / CHECKPOINTS, 0)
+            Session(task, config, accelerator).save(folder / CHECKPOINTS, 0)
         else:
-            fit(session, folder, start=0)
+            fit(Session(task, config, accelerator), folder, start=0)
     if accelerator.process_index == rank:
         wait_for(folder / f"rank-{1 - rank}")
     (folder / f"rank-{accelerator.process_index}").write_text(f"{time.time()} {error.value}")
     os._exit(0)
 
 
-CASES = [(0, "folder"), (0, "tracker"), (0, "result"), (0, "drawing"), (0, "validating"), (1, "validating")]
+CASES = [
+    *[
+        (0, "folder", "ddp"),
+        (1, "own folder", "ddp"),
+        (0, "tracker", "ddp"),
+        (0, "result", "ddp"),
+        (0, "metrics", "ddp"),
+        (1, "session", "fsdp"),
+    ],
+    *[(0, "drawing", "ddp"), (0, "validating", "ddp"), (1, "validating", "ddp"), (0, "drawing", "fsdp")],
+]
 
 
-@pytest.mark.parametrize(("rank", "where"), CASES)
-def test_an_error_of_one_rank_is_told_to_the_other(tmp_path: Path, rank: int, where: str) -> None:
+@pytest.mark.parametrize(("rank", "where", "layout"), CASES)
+def test_an_error_of_one_rank_is_told_to_the_other(tmp_path: Path, rank: int, where: str, layout: str) -> None:
     """It would wait for it until its timeout."""
-    in_ranks(fail_on, rank, where, tmp_path)
+    in_ranks(fail_on, rank, where, layout, tmp_path)
     said = [(tmp_path / f"rank-{number}").read_text().split(" ", 1) for number in (rank, 1 - rank)]
     assert said[0][1] == "[Errno 28] No space left on device"
     assert said[1][1] == f"process {rank} of this run has ended, so this one ends too: {said[0][1]}"
@@ -265,6 +285,36 @@ def test_ranks_that_have_other_data_are_refused(tmp_path: Path) -> None:
         write_images(tmp_path / f"data-{rank}", "a", count=5, size=8)
         write_images(tmp_path / f"data-{rank}", "b", count=count, size=8)
     in_ranks(train_on_own_data, tmp_path)
+
+
+LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"RANK": None}, "RANK is not set"),  # accelerate would take 0 on each, and wait for the other
+        ({"LOCAL_RANK": None}, "LOCAL_RANK is not set"),  # on GPUs each would train alone
+        ({"MASTER_ADDR": None, "MASTER_PORT": "port"}, "MASTER_ADDR is not set, MASTER_PORT is 'port'"),
+        ({"RANK": "2"}, "RANK is 2 and WORLD_SIZE 2"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+    ],
+)
+def test_variables_of_a_launcher_that_do_not_fit_are_refused(
+    changes: dict[str, str | None],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in (LAUNCHED | changes).items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    said = f"this process was launched as one of several, but {said}: start it with torchrun"
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        make_accelerator(compose([*TINY, f"output_dir={tmp_path}"]))
+    with pytest.raises(SystemExit):
+        cli(["eval", str(tmp_path), "--ref", str(tmp_path), "--device", "cpu"])
+    assert f"tread eval: {said}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", ["ddp", pytest.param("fsdp", marks=pytest.mark.contract)])

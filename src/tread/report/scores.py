@@ -14,7 +14,7 @@ from tread.evaluate.features import load_extractor, settings_called
 from tread.files import write_text
 from tread.page.read import FIGURES
 from tread.together import together
-from tread.training.ranks import lost_ranks
+from tread.training.ranks import check_launched, lost_ranks
 from tread.training.record import origin
 
 
@@ -34,19 +34,24 @@ def run_evaluation(
     `options` are those of `evaluate.compare.evaluate`.
     """
     chosen = _device(device)
-    rank = 0
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from accelerate import PartialState
+    rank, processes = 0, 1
+    with lost_ranks():
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            from accelerate import PartialState
 
-        state = PartialState(cpu=chosen.type == "cpu")
-        rank, chosen = state.process_index, state.device or chosen
-    with lost_ranks(), settings_called("--{}"), together():
-        report = evaluate(samples, ref, load_extractor(features, weights, chosen), save=save, **options)
+            check_launched()
+            state = PartialState(cpu=chosen.type == "cpu")
+            rank, processes, chosen = state.process_index, state.num_processes, state.device or chosen
+        with settings_called("--{}"), together():
+            report = evaluate(samples, ref, load_extractor(features, weights, chosen), save=save, **options)
     if save is not None and rank == 0 and not json:
         print(f"saved: {save}")
     if report is not None and rank == 0:
         if (work := options.get("work")) is not None:
-            known = asdict(report) | {"paths": {"samples": str(samples), "ref": str(ref)}, "start": origin(chosen)}
+            known = asdict(report) | {
+                "paths": {"samples": str(samples), "ref": str(ref)},
+                "start": origin(chosen, processes),
+            }
             write_text(work / FIGURES, dumps(known, indent=2) + "\n")
         print(dumps(asdict(report), indent=2) if json else report.table())
 

@@ -11,8 +11,6 @@
 
 import copy
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from tread.errors import ConfigError, RiskWarning, check_choice
+from tread.eval_mode import evaluating
 from tread.objectives.objective import Net, Objective
 from tread.routing import noise
 from tread.routing.handle import Handle
@@ -89,8 +88,8 @@ def generate(
     count = labels.shape[0]
     samples = torch.empty(count, *shape, device=device)  # (N, C, H, W)
     with (
-        _evaluating(net),
-        _evaluating(weak),
+        evaluating(net),
+        evaluating(weak),
         tqdm(total=count, desc="sampling", unit="img", disable=not progress) as bar,
     ):
         for first in range(0, count, batch_size):
@@ -136,19 +135,3 @@ class _Meter:
         flops, answer = self._known[shape]
         self.flops += flops
         return answer
-
-
-@contextmanager
-def _evaluating(net: Net | None) -> Iterator[None]:
-    """Eval mode inside; afterwards the mode of every module is restored."""
-    if not isinstance(net, nn.Module):
-        yield
-        return
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train(modes[0][1])  # the net comes first in modules(); calls an overridden train()
-        for module, mode in modes:
-            module.training = mode

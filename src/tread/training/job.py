@@ -24,11 +24,12 @@ from tread.config.layers import changes, flatten
 from tread.errors import ConfigError, Stopped, masked, one_line, shown
 from tread.files import is_file, lock, sweep, unwritable, write_text, writing
 from tread.kernels.attention.kernel import check_attention
+from tread.together import together
 from tread.training.checkpoint import CHECKPOINTS, MANIFEST, checkpoint_path, list_checkpoints, newest, recover
 from tread.training.fingerprint import check_shared
 from tread.training.loop import fit
 from tread.training.metrics import tracker_of
-from tread.training.ranks import arriving, from_main, lost_ranks, rejoin, restarts
+from tread.training.ranks import arriving, check_launched, from_main, lost_ranks, rejoin, restarts
 from tread.training.record import read_record, write_start, write_wandb_id
 from tread.training.session import Session
 from tread.training.settings import JobConfig
@@ -42,6 +43,7 @@ LOCK_FILE = ".lock"
 def make_accelerator(config: JobConfig, *, find_unused: bool = False) -> Accelerator:
     """The accelerator of a job, with layout and attention checked; `find_unused`: some trained parameters may get no
     gradient."""
+    check_launched()
     check_layout(config)
     # a graph must cast its weights anew every time it runs; nothing is cast twice in a forward anyway
     autocast = AutocastKwargs(cache_enabled=False)
@@ -99,13 +101,12 @@ def claimed_folder(config: JobConfig, accelerator: Accelerator) -> Iterator[Path
             sweep(folder)  # the lock is held: nobody else writes here
 
         from_main(accelerator, claim)
-        make_folder(folder, f"output_dir {str(folder)!r}", "Name another output_dir.")  # each machine may have its own
-        if goes_on:
-            _check_resumable(folder, accelerator)
-        taken = _taken(config, folder)
-        accelerator.wait_for_everyone()  # every rank has looked before rank 0 writes
-        if taken is not None:
-            raise taken
+        with together():  # every rank has looked before rank 0 writes
+            make_folder(folder, f"output_dir {str(folder)!r}", "Name another output_dir.")  # each machine's own
+            if goes_on:
+                _check_resumable(folder, accelerator)
+            if (taken := _taken(config, folder)) is not None:
+                raise taken
         yield folder
 
 

@@ -44,8 +44,9 @@ def fit(session: Session, folder: Path, *, start: int) -> int:
         return 0
     if save_every == 0:
         accelerator.print(f"{UNSAVED}, so this run can be neither resumed nor sampled from.")
-    metrics = Metrics(folder, accelerator, start_step=start, advice=config.divergence_advice)
-    batches = task.batches(start)
+    with together():  # before `stopping` opens a process group
+        metrics = Metrics(folder, accelerator, start_step=start, advice=config.divergence_advice)
+        batches = task.batches(start)
     hidden = not accelerator.is_main_process
     bar = tqdm(total=steps, initial=start, unit="step", desc=folder.name, disable=hidden, mininterval=0.5)
     clock, done, stopped_by = _Clock(bar), start, 0
@@ -118,10 +119,10 @@ def _review(session: Session, done: int, metrics: Metrics, bar: tqdm, interrupti
     if reviews := session.task.reviews(done):
         metrics.flush()  # lines stay in order
         figures: dict[str, float] = {}
-        # a forward of sharded weights is a collective: there an error is noticed as in a step, when the process ends
-        shared = nullcontext if session.config.train.sharded else together
         try:
-            with session.averaged(), shared():
+            # a forward of sharded weights is a collective: one that waits in it notices only the end of a process, and
+            # has nothing to tell of that itself
+            with session.averaged(), together(), lost_ranks(session.config):
                 for doing, review in reviews.items():
                     with _showing(bar, doing), interruptible():
                         figures |= review()

@@ -14,11 +14,30 @@ from accelerate import Accelerator
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from tread.errors import RankLost
+from tread.errors import ConfigError, RankLost
 from tread.together import gathered, together
 from tread.training.settings import JobConfig
 
+NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+"""Variables of torchrun that are numbers; MASTER_ADDR is a name."""
 Result = TypeVar("Result")
+
+
+def check_launched() -> None:
+    """Refuse a process that was launched as one of several if variables of torchrun are missing or wrong: accelerate
+    would wait for a rank that nobody has, or train alone."""
+    given = {name: os.environ.get(name, "") for name in (*NUMBERS, "MASTER_ADDR")}
+    if not given["LOCAL_RANK"] and given["WORLD_SIZE"] in ("", "1"):
+        return
+    missing = [f"{name} is not set" for name, value in given.items() if not value]
+    wrong = [f"{name} is {given[name]!r}" for name in NUMBERS if given[name] and not given[name].isdecimal()]
+    if not missing and not wrong and int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+        wrong = [f"RANK is {given['RANK']} and WORLD_SIZE {given['WORLD_SIZE']}"]
+    if missing or wrong:
+        raise ConfigError(
+            f"this process was launched as one of several, but {', '.join(missing + wrong)}: start it with torchrun or "
+            f"accelerate launch, which set {', '.join(given)}, or unset them all."
+        )
 
 
 def restarts() -> int:
@@ -45,7 +64,7 @@ def arriving(config: JobConfig) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, distributed.DistError) or _is_lost_rank(error)):
+        if not _is_lost_rank(error):
             raise
         world, address = os.environ.get("WORLD_SIZE", "several"), os.environ.get("MASTER_ADDR", "the first machine")
         raise RankLost(
@@ -74,7 +93,7 @@ def lost_ranks(config: JobConfig | None = None) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_lost_rank(error):
             raise
-        waited = "timed out" in str(error).lower()
+        waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
         what = f"has not answered for {_waited(config) if config else 'too long'}" if waited else "has ended"
         raise RankLost(
             f"another process of this run {what}, so this one ends too: the error is in that process's own output."
@@ -82,8 +101,8 @@ def lost_ranks(config: JobConfig | None = None) -> Iterator[None]:
 
 
 def _is_lost_rank(error: RuntimeError) -> bool:
-    """Whether gloo or NCCL reports a closed connection or a timeout."""
-    known = isinstance(error, distributed.DistBackendError | distributed.DistNetworkError)
+    """Whether gloo, NCCL or the store reports a closed connection or a timeout."""
+    known = isinstance(error, distributed.DistError)
     return known or "gloo/transport" in str(error) or "Connection closed by peer" in str(error)
 
 

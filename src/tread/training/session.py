@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tread.errors import ConfigError
+from tread.eval_mode import evaluating
 from tread.kernels.attention import kernel
 from tread.routing import noise
+from tread.together import together
 from tread.training import checkpoint
 from tread.training.fingerprint import check_data
 from tread.training.metrics import FILE as METRICS_FILE
@@ -36,29 +38,19 @@ from tread.training.sharding.saver import Saver
 from tread.training.task import Task
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, a model is in eval mode."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 class Session:
     """A task with everything that training it changes: weights, their average, optimizer moments."""
 
     def __init__(self, task: Task, config: JobConfig, accelerator: Accelerator) -> None:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.model = task.model if config.train.sharded else accelerator.prepare(task.model)
-        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = self.new_optimizer()
-        # a copy of the weights after all ranks have agreed on them
-        self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
-        self.fast = list(task.make_fast())
-        """The compiled layers, graphs and kernels; one `Fast` for each part of the model."""
+        with together():  # before the saver's process group, for which a process would wait in vain
+            self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            self.optimizer = self.new_optimizer()
+            # a copy of the weights after all ranks have agreed on them
+            self.ema = None if config.ema is None else EMA(task.model, decay=config.ema.decay, warmup=config.ema.warmup)
+            self.fast = list(task.make_fast())
+            """The compiled layers, graphs and kernels; one `Fast` for each part of the model."""
         self.complete_steps: int | None = None
         """Steps that weights, average and moments have all taken; None before the first one and during an update."""
         self.due = False

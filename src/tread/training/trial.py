@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from tread.eval_mode import evaluating
 from tread.routing.handle import Handle
-from tread.training.session import Session, evaluating
+from tread.training.session import Session
 from tread.training.task import Task
 
 TOLERANCE = {"bf16": 1e-2, "no": 1e-4}

@@ -15,11 +15,11 @@ from tread.attach.attach import Attachment
 from tread.autotune.jobs.job import Job, stacks_of
 from tread.autotune.subject import Loop, Opened, check_depth
 from tread.errors import ConfigError
+from tread.eval_mode import evaluating
 from tread.kernels.fast import Fast
 from tread.routing.handle import Handle
 from tread.routing.plan import RoutePlan
 from tread.training.parts import parameter_counts
-from tread.training.session import evaluating
 from tread.training.trial import turned
 
 Step = Callable[[Any], Any]
