@@ -48,7 +48,7 @@ class Layer(Around):
             return _uncompiled(self, module, forward, args, kwargs)
         routed = state.routed
         if not routed:
-            self.handle.check_recomputed_by_torch(type(module).__name__, training=module.training)
+            self.handle.check_unrouted(module)
         index, stack, sides = self._next(state.layer)
         if routed:
             args, kwargs = self._enter(index, stack, sides, args, kwargs)
