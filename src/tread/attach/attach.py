@@ -104,7 +104,7 @@ class Attachment(Handle):
     def set_step(self, step: int) -> None:
         """See `Handle.set_step`."""
         self._check_current()
-        self._follow_classes()
+        self._follow_patches()
         super().set_step(step)
 
     def reroute(self, config: RoutePlan | Mapping[str, Any] | str | Path, *, seed: int | None = None) -> None:
@@ -118,14 +118,14 @@ class Attachment(Handle):
             self._check_current()
         else:
             self.check_attached()
-        self._follow_classes()
+        self._follow_patches()
         with super()._set(**changes):
             yield
 
-    def _follow_classes(self) -> None:
-        """Wrap a `forward` that was replaced on a class since, so that the next forward is routed."""
+    def _follow_patches(self) -> None:
+        """Wrap what others replaced since, so that the next forward is routed."""
         if self.attached:
-            self._wiring.follow_classes()
+            self._wiring.follow_patches()
 
     def check_unrouted(self, layer: nn.Module) -> None:
         """See `Handle.check_unrouted`; refuses a forward of the model that did not open a state."""
@@ -230,7 +230,7 @@ class Attachment(Handle):
     def reattach(self) -> Callable[[], None] | None:
         """Attach again for a recomputation after `detach` or replacement; returns a function that undoes it."""
         if self.attached:
-            self._wiring.follow_classes()
+            self._wiring.follow_patches()
             return None
         take_off_again = self._wiring.put_on_again()
         recompute.follow(self)

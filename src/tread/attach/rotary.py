@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ from tread.attach.family import Rotary
 from tread.errors import ConfigError
 from tread.routing.ops import gather
 
+_installed: WeakKeyDictionary[Callable[..., Any], tuple[Callable[..., Any], Rotary]] = WeakKeyDictionary()
+"""Wrapper function -> what it wraps, and for what. Not attributes of the function: `functools.wraps` copies those."""
 _users: dict[str, WeakSet[object]] = {}
 """Path of a replaced function -> the handles that use it; weak, as models may be freed without detaching."""
 
@@ -65,10 +67,10 @@ class FullLength:
 
 
 def install(rotary: Rotary, user: object) -> None:
-    """Replace the stock function by its wrapper, unless it is replaced already."""
+    """Replace the function by its wrapper, unless that is there already; another library's replacement is wrapped."""
     module, name = _resolve(rotary.function)
     function = getattr(module, name)
-    installed = getattr(function, "rotary", None)
+    stock, installed = _installed.get(function, (function, None))
     users = _users.setdefault(rotary.function, WeakSet())
     if installed is not None and installed.function == rotary.function and installed != rotary and users:
         raise ConfigError(
@@ -76,7 +78,7 @@ def install(rotary: Rotary, user: object) -> None:
             "tables). Detach that model first."
         )
     if installed != rotary:  # stock, or imported from a module where it was replaced
-        setattr(module, name, _per_sample(getattr(function, "stock", function), rotary))
+        setattr(module, name, _per_sample(stock, rotary))
     users.add(user)
 
 
@@ -87,7 +89,7 @@ def remove(rotary: Rotary, user: object) -> None:
     if not users:
         module, name = _resolve(rotary.function)
         function = getattr(module, name)
-        setattr(module, name, getattr(function, "stock", function))  # its own, if another library replaced ours
+        setattr(module, name, _installed.get(function, (function, rotary))[0])  # its own, if a library replaced ours
 
 
 def _resolve(path: str) -> tuple[Any, str]:
@@ -116,7 +118,7 @@ def _per_sample(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]
         out = stock(*rotated, *rest, **kwargs)
         return _split(out, axis, batch) if rotary.turns == 1 else tuple(_split(x, axis, batch) for x in out)
 
-    vars(rotate).update(stock=stock, rotary=rotary)
+    _installed[rotate] = stock, rotary
     return rotate
 
 

@@ -101,7 +101,7 @@ class Wiring:
         if is_compiling():
             return
         self.include(model)
-        self.follow_classes()
+        self.follow_patches()
         for index, module in enumerate(self._modules(model)):
             layer = self.layers.get(unwrapped(module))
             if layer is None:
@@ -116,8 +116,9 @@ class Wiring:
         if model not in self._models:
             self._models.append(model)
 
-    def follow_classes(self) -> None:
-        """Wrap a `forward` that was assigned to the class of a model or layer since."""
+    def follow_patches(self) -> None:
+        """Wrap what others replaced since: rotary functions, and `forward` on the class of a model or layer."""
+        self.install_rotary()
         if all(map(is_patched, {type(module) for module in (*self._models, *self.layers)})):
             return
         wrappers = [*((model, self._call) for model in self._models), *self.layers.items()]
