@@ -1,6 +1,7 @@
 """Rotary functions other than the stock ones: of attention processors of one's own, and of libraries that patch."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 class Processor:
     """FLUX's attention as diffusers 0.34 computed it, and processors derived from that still do: the heads come before
-    the tokens, and the rotary function is imported from where it is defined."""
+    the tokens. `rotate` is called with a tensor and the table."""
+
+    def __init__(self, rotate: Callable[[Tensor, Any], Any]) -> None:
+        self.rotate = rotate
 
     def __call__(
         self,
@@ -36,8 +40,8 @@ class Processor:
             text = heads(encoder_hidden_states, attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
             text[:2] = attn.norm_added_q(text[0]), attn.norm_added_k(text[1])
             q, k, v = (torch.cat(both, dim=2) for both in zip(text, (q, k, v), strict=True))
-        rotate: Any = apply_rotary_emb
-        x = F.scaled_dot_product_attention(rotate(q, image_rotary_emb), rotate(k, image_rotary_emb), v)
+        q, k = self.rotate(q, image_rotary_emb), self.rotate(k, image_rotary_emb)
+        x = F.scaled_dot_product_attention(q, k, v)
         x = x.transpose(1, 2).reshape(hidden_states.shape[0], -1, hidden_states.shape[-1])
         if encoder_hidden_states is None:
             return x
@@ -45,19 +49,35 @@ class Processor:
         return attn.to_out[0](image), attn.to_add_out(text)
 
 
-def test_a_processor_with_a_rotary_function_of_its_own(attach: Attach):
+def gradients(processor: Processor | None, batch: int, attach: Attach) -> list[Tensor]:
+    """The output of a routed forward, and every gradient."""
+    model = FLUX.model()
+    if processor is not None:
+        model.set_attn_processor(processor)
+    handle = attach(model, ROUTES)
+    handle.set_step(0)
+    output = FLUX.call(model, FLUX.inputs(batch))
+    assert handle.selections[0].shape == (batch, 8)
+    return [output, *torch.autograd.grad(output.square().sum(), list(model.parameters()))]
+
+
+def test_a_processor_that_imports_the_rotary_function_from_elsewhere(attach: Attach):
     """It knows of no table per sample, which it broadcast wrongly without an error; one sample needs none."""
-    found = []
-    for processor in (None, Processor()):
-        model, arguments = FLUX.model(), FLUX.inputs(1)
-        if processor is not None:
-            model.set_attn_processor(processor)
-        handle = attach(model, ROUTES)
-        handle.set_step(0)
-        output = FLUX.call(model, arguments)
-        assert handle.selections[0].shape == (1, 8)
-        found.append([output, *torch.autograd.grad(output.square().sum(), list(model.parameters()))])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
+    found = gradients(Processor(apply_rotary_emb), 1, attach)
+    torch.testing.assert_close(found, gradients(None, 1, attach), rtol=1e-5, atol=1e-5)
+
+
+CALLS: dict[str, Callable[[Tensor, Any], Any]] = {
+    "the function's own axis": lambda x, table: rotary_function()(x, table),
+    "positional": lambda x, table: rotary_function()(x, table, True, -1, 2),
+    "keywords": lambda x, table: rotary_function()(x=x, sequence_dim=2, freqs_cis=table),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_processor_that_calls_the_models_rotary_function_in_its_own_way(call: str, attach: Attach):
+    found = gradients(Processor(CALLS[call]), 2, attach)
+    torch.testing.assert_close(found, gradients(None, 2, attach), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("wraps", [False, True])

@@ -84,7 +84,7 @@ class Rotary:
     function: str
     """Dotted path of the function as the layers look it up; with `of`, the name alone."""
     axis: int
-    """The token axis of x, unless a call passes `sequence_dim`."""
+    """The token axis of x, unless the function takes a `sequence_dim`, which says it."""
     of: str | None = None
     """Dotted path of a submodule whose forward looks the function up in its own Python module."""
     tables: tuple[int, ...] = (1,)

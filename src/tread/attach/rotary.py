@@ -14,6 +14,7 @@ rows are scattered into a full sequence, the stock function runs on that, and th
 
 import functools
 import importlib
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,10 +99,14 @@ def _resolve(path: str) -> tuple[Any, str]:
 
 
 def _per_sample(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]:
-    tables = rotary.tables
+    tables, parameters = rotary.tables, inspect.signature(stock).parameters
+    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    dim = parameters.get("sequence_dim")
 
     @functools.wraps(stock)
     def rotate(*args: Any, **kwargs: Any) -> Any:
+        while len(args) < len(names) and names[len(args)] in kwargs:
+            args = (*args, kwargs.pop(names[len(args)]))
         full = next((arg for arg in (*args, *kwargs.values()) if isinstance(arg, FullLength)), None)
         if full is not None:
             rest, named = [_value(arg) for arg in args[1:]], {key: _value(arg) for key, arg in kwargs.items()}
@@ -112,7 +117,10 @@ def _per_sample(stock: Callable[..., Any], rotary: Rotary) -> Callable[..., Any]
         first = first[0] if isinstance(first, tuple | list) else first
         if first.ndim == 2 or (rotary.real and first.is_complex()):
             return stock(*args, **kwargs)
-        batch, axis = args[0].shape[0], kwargs.get("sequence_dim", rotary.axis)
+        batch, axis = args[0].shape[0], rotary.axis
+        if dim is not None:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            axis = given.get("sequence_dim", dim.default)
         rotated = [_concatenated(x, axis) for x in args[: rotary.turns]]
         rest = [_flat(arg) if i in tables else arg for i, arg in enumerate(args)][rotary.turns :]
         out = stock(*rotated, *rest, **kwargs)
